@@ -31,15 +31,13 @@ import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch, user_settings
-from lm_human_preferences.cli.job_names import JobName, figure_job
 from lm_human_preferences.cli.labelling import label_commands
+from lm_human_preferences.cli.launch import JobName
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import (
-    evaluation_options,
-    figure_options,
+    command_options,
     policy_options,
-    report_options,
     reward_options,
 )
 from lm_human_preferences.runs import run_dir, run_files, run_settings
@@ -60,10 +58,7 @@ books_task = combos(
 
 
 def summarize_task(temperature: float, **texts: str) -> list[Trial]:
-    """A text of 500 tokens, and its summary in up to 75.
-
-    texts: the task's settings of prefix, suffix, end and data set.
-    """
+    """Return the task of summarising a text of 500 tokens in up to 75."""
     return combos(
         bind_all(**texts, query_length=500, response_length=75),
         bind_all(start_text=None, truncate_after=55, truncate_token=198),  # 198 is '\n'
@@ -96,7 +91,7 @@ mock_task = combos(
 
 
 def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list[Trial]:
-    """Labels that pick the best of four; rewards are normalised before and after training."""
+    """Return an experiment on best-of-four labels, with rewards normalised before and after."""
     return combos(
         bind_nested('task', task),
         bind('labels.type', 'best_of_4'),
@@ -107,7 +102,7 @@ def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list
 
 
 def books_reward(labels: str) -> list[Trial]:
-    """A reward model for continuing passages of books, from 5,000 labels."""
+    """Return a reward model for continuing passages of books, from 5,000 labels."""
     return reward_experiment(
         books_task,
         bind_all(batch_size=32, lr=5e-5, rollout_batch_size=512),
@@ -116,7 +111,7 @@ def books_reward(labels: str) -> list[Trial]:
 
 
 def summarize_reward(task: Sequence[Trial], labels: str) -> list[Trial]:
-    """A reward model for summaries, from labels that were collected while a policy trained."""
+    """Return a reward model for summaries, from labels collected while a policy trained."""
     return reward_experiment(
         task,
         bind_all('labels', source=f'{LABELS}/{labels}/online_45k.json', num_train=46_000),
@@ -144,7 +139,7 @@ reward_experiments = {
 
 
 def new_reward_model(experiment: str) -> list[Trial]:
-    """Settings that have a policy's run train the reward model of `experiment` first."""
+    """Return settings that have a policy's run train the reward model of `experiment` first."""
     return combos(
         bind('rewards.train_new_model', 'on'),
         bind_nested('rewards.train_new_model', reward_experiments[experiment]),
@@ -158,10 +153,7 @@ def adaptive_kl_policy(
     kl_target: float = 6.0,
     **ppo: Any,
 ) -> list[Trial]:
-    """A policy kept `kl_target` nats from the initial one; its reward model is trained first.
-
-    ppo: settings of that group.
-    """
+    """Return a policy kept `kl_target` nats from the initial one, with a new reward model."""
     return combos(
         bind_nested('task', task),
         bind_all('ppo', **ppo),
@@ -173,7 +165,7 @@ def adaptive_kl_policy(
 
 
 def summarize_policy(experiment: str, task: Sequence[Trial], kl_coef: float) -> list[Trial]:
-    """A policy with a fixed KL coefficient; its reward model is trained first."""
+    """Return a policy with a fixed KL coefficient, with a new reward model."""
     return combos(
         bind_nested('task', task),
         new_reward_model(experiment),
@@ -230,7 +222,11 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
             note(line)
     user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
-    user_settings.use_own_model(hparams)
+    if isinstance(hparams, policy_options.HParams):
+        from lm_human_preferences.language import tokenisers  # a library that --help does not need
+
+        if tokenisers.may_have_own(hparams.task.policy.initial_model):
+            run_settings.use_own_model(hparams)
     if mpi is None:
         mpi = run_dir.ranks_of(hparams.run.directory)
     experiment = run_settings.experiment_of(directory, command)
@@ -239,7 +235,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
 
 
 def options_of_resume() -> dict[str, dataclasses.Field]:
-    """Those of both trainings, but for what `resume` itself decides."""
+    """Return the options of both trainings, but for those that `resume` itself decides."""
     options = {
         'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
         **user_settings.settable(reward_options.HParams),
@@ -251,10 +247,7 @@ def options_of_resume() -> dict[str, dataclasses.Field]:
 
 
 def recorded_run(save_dir: str) -> tuple[str, str]:
-    """The command that wrote the run in `save_dir`, and the local directory to read it from.
-
-    A policy's run that trained its reward model too has both files: train_policy comes first.
-    """
+    """Return (command, local directory) of a run; train_policy if it trained both models."""
     directory = run_dir.fetch_run_dir(save_dir)
     names = {command: run_files.COMMANDS[command].settings for command in TRAININGS}
     for command, name in names.items():
@@ -265,41 +258,22 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
     )
 
 
-def export(settings: dict[str, Any], model_dir: str, output_dir: str) -> None:
-    """Save the model in `model_dir` with a page that says how it was trained."""
-    arguments = {
-        'model_dir': model_dir,
-        'output_dir': output_dir,
-        'experiments': settings_of_experiments(),
-    }
-    launch.start_job(JobName.EXPORT, arguments, mpi=1, has_ranks=False)
-
-
 def settings_of_experiments() -> dict[str, dict[str, Any]]:
-    """{command/experiment: what it sets}."""
-    return {
-        f'{command}/{name}': user_settings.read_trial(trial)[0]
-        for command, trials in EXPERIMENTS.items()
-        for name, (trial,) in trials.items()
-    }
+    """Return the settings of all experiments by command/experiment."""
+    found = {}
+    for command, experiments in EXPERIMENTS.items():
+        for name in experiments:
+            found[f'{command}/{name}'] = user_settings.bindings(experiments, name, command)
+    return found
 
 
-def report(settings: dict[str, Any], runs: tuple[str, ...] | str) -> None:
-    """Write the page that tells what `runs` were."""
-    options = launch.validated(report_options.HParams(**settings)).to_nested_dict()
-    given = [runs] if isinstance(runs, str) else list(runs)
-    arguments = {'runs': given, 'experiments': settings_of_experiments(), **options}
-    launch.start_job(JobName.REPORT, arguments, mpi=1, has_ranks=False)
-
-
-def figures(settings: dict[str, Any]) -> None:
-    """Draw figures from runs of mock_sentiment, the experiment whose reward is known."""
-    options = launch.validated(figure_options.HParams(**settings))
-    binds, _ = user_settings.read_trial(*policy_experiments['mock_sentiment'])
+def hparams_of_figures() -> policy_options.HParams:
+    """Return the settings of mock_sentiment, the experiment whose reward is known."""
     hparams = policy_options.HParams()
-    hparams.override_from_dict(binds)
-    job, arguments = figure_job(options)
-    launch.start_job(job, {'hparams': hparams, **arguments}, mpi=1, has_ranks=False)
+    hparams.override_from_dict(
+        user_settings.bindings(policy_experiments, 'mock_sentiment', 'figures')
+    )
+    return hparams
 
 
 cli = Program(
@@ -329,7 +303,7 @@ cli = Program(
             'resume',
             resume,
             options_of_resume(),
-            [click.Argument(['save_dir'])],
+            ['save_dir'],
             example='./launch.py resume /tmp/save/train_policy/first',
             help=(
                 'Continue the run in SAVE_DIR where it was interrupted, with as many ranks as it'
@@ -337,11 +311,12 @@ cli = Program(
                 ' are those of a new run.'
             ),
         ),
-        Command(
+        launch.job_command(
             'export',
-            export,
-            {},
-            [click.Argument(['model_dir']), click.Argument(['output_dir'])],
+            JobName.EXPORT,
+            command_options.ExportHParams,
+            arguments=['model_dir', 'output_dir'],
+            more=lambda: {'experiments': settings_of_experiments()},
             example='./launch.py export /tmp/save/train_policy/first ./my-policy',
             help=(
                 'Save a model as a Hugging Face directory. MODEL_DIR is a run of train_policy, the'
@@ -362,30 +337,30 @@ cli = Program(
         launch.job_command(
             'evaluate',
             JobName.EVALUATE,
-            evaluation_options.HParams,
+            command_options.EvaluationHParams,
             ['save_dir'],
+            run_settings.load_run_hparams,
             example='./launch.py evaluate /tmp/save/train_policy/first',
-            help=(
-                'Compare a policy with the best one possible at its KL. SAVE_DIR is a run of'
-                ' train_policy.'
-            ),
+            help='Compare a policy with the best one at its KL. SAVE_DIR is a run of train_policy.',
         ),
-        Command(
+        launch.job_command(
             'report',
-            report,
-            hyperparams.fields(report_options.HParams),
+            JobName.REPORT,
+            command_options.ReportHParams,
             [click.Argument(['runs'], nargs=-1, required=True, metavar='RUN...')],
+            more=lambda: {'experiments': settings_of_experiments()},
             example='./launch.py report /tmp/save/train_policy/first',
             help=(
-                'Write one HTML page that tells what the runs in RUN... were: what they reached,'
+                'Write one HTML page about the runs in RUN...: what they reached,'
                 ' samples, curves, labels, and the commands that repeat them.'
             ),
         ),
         *label_commands(reward_experiments),
-        Command(
+        launch.job_command(
             'figures',
-            figures,
-            hyperparams.fields(figure_options.HParams),
+            JobName.FIGURES,
+            command_options.FigureHParams,
+            more=lambda: {'hparams': hparams_of_figures()},
             positionals=('output_dir',),
             example='./launch.py figures ./figures --quick',
             help=(

@@ -15,13 +15,13 @@ from lm_human_preferences import shell
 shell.require('click')
 
 from lm_human_preferences.cli import launch
-from lm_human_preferences.cli.job_names import JobName
+from lm_human_preferences.cli.launch import JobName
 from lm_human_preferences.cli.program import Program
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.reward_options import PRECISIONS
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.storage import outputs
-from lm_human_preferences.utils.hyperparams import TEXTS, option
+from lm_human_preferences.utils.hyperparams import TEXTS, option, own_option
 
 CONSOLES = ('summary', 'original')
 
@@ -34,17 +34,15 @@ class SampleHParams(launch.RankHParams):
     savescope: str = option(
         'policy', 'variables to sample from: policy, or ref_policy for the initial model'
     )
-    prompt: TEXTS = option(
+    prompt: TEXTS = own_option(
         (),
         "a query of your own, may be given several times; default: the run's data set",
-        ours=True,
     )
-    queries: str | None = option(
+    queries: str | None = own_option(
         None,
         'your own queries in a file, path or URL: a .jsonl with one JSON string a line',
-        ours=True,
     )
-    per_query: int = option(1, 'responses to each query', at_least=1, ours=True)
+    per_query: int = own_option(1, 'responses to each query', at_least=1)
     temperature: float | None = option(None, "divides the logits; None: the task's own", at_least=0)
     seed: int | None = option(None, 'seed of all random numbers; None: a different one each time')
     batch_size: int = option(4, 'samples at a time', at_least=1)
@@ -54,23 +52,21 @@ class SampleHParams(launch.RankHParams):
         ' these, else until interrupted',
         at_least=0,
     )
-    output: str | None = option(
+    output: str | None = own_option(
         None,
         'new .jsonl file for the samples: text and tokens of query and response, score, KL',
-        ours=True,
     )
     precision: str = option(
         'fp32', 'number format of matrix products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS
     )
-    console: str = option(
+    console: str = own_option(
         'summary',
         'summary: print samples alone; original: the settings, too, as the original did',
         one_of=CONSOLES,
-        ours=True,
     )
 
     def validate(self) -> None:
-        """Also ValueError or UserError where the run is missing or the output cannot be written."""
+        """Check also the run, and that the output can be written."""
         if self.save_dir is None:
             raise ValueError(
                 f'{self.option_name("save_dir")} missing: the directory of a run of train_policy,'

@@ -90,11 +90,10 @@ class Sitting(threading.Thread):
         self.client.close()
 
 
-def many(folder, answers, pause, is_alone):
-    """Twenty labellers at once."""
+def many(folder, answers, pause, beside=None):
+    """Twenty labellers at once. beside: within it something else runs."""
     names = [f'labeller{number}' for number in range(LABELLERS)]
-    beside = contextlib.nullcontext() if is_alone else training(f'{folder}/save')
-    with beside:
+    with beside or contextlib.nullcontext():
         make_folder(folder / 'many', answers)
         server = Server(folder / 'many', names)
         sittings = [Sitting(link, pause) for link in server.links.values()]
@@ -110,10 +109,7 @@ def many(folder, answers, pause, is_alone):
     found = check(folder / 'many', given)
     assert found == sum(map(len, given.values())) == answers, found
     times = [one for sitting in sittings for one in sitting.times]
-    where = 'alone' if is_alone else 'beside a training on both cores'
-    print(
-        f'{LABELLERS} labellers, {found} answers in {seconds:.0f} s, {where}: none lost or doubled'
-    )
+    print(f'{LABELLERS} labellers, {found} answers in {seconds:.0f} s: none lost or doubled')
     print(f'replies to an answer, which is on the disk then: {percentiles(times)}')
 
 
@@ -210,7 +206,12 @@ def main():
     parser.add_argument('--questions', type=int, default=46_000)
     args = parser.parse_args()
     parts = {
-        'many': lambda folder: many(folder, args.answers, args.pause, args.alone),
+        'many': lambda folder: many(
+            folder,
+            args.answers,
+            args.pause,
+            contextlib.nullcontext() if args.alone else training(f'{folder}/save'),
+        ),
         'large': lambda folder: large(folder, args.questions),
     }
     unknown = set(args.parts) - parts.keys()

@@ -6,9 +6,8 @@
         [--checkpointing] [--bf16]
 
 The first command prints a table of several kinds of steps, each in a process of its own; the second
-measures one of them. The PPO step here has one epoch instead of four, and Adam's moments exist from
-the beginning, so that its peak is that of any later step. GB are counted from what the process has
-before it builds its models. The time that the step takes is printed as well.
+measures one of them, twice. The PPO step here has one epoch instead of four, and Adam's moments are
+there from the beginning. GB are those of the whole process. The time of both is printed as well.
 """
 
 import argparse
@@ -19,7 +18,6 @@ import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import ppo_update
@@ -31,7 +29,7 @@ from lm_human_preferences import plans, train_reward
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.training import precision
+from lm_human_preferences.training import memory, precision
 from lm_human_preferences.training.optimizer import Adam
 
 STEPS = [
@@ -102,7 +100,7 @@ def reward_trainer(args, hparams):
         hparams=hparams,
         comm=comm.init_comm(),
     )
-    trainer.train_step = 1  # step 0 would print
+    trainer.steps_done = 1  # step 0 would print
     return trainer, lambda: trainer.train_batch(np.arange(args.batch), lr=5e-5)
 
 
@@ -128,7 +126,7 @@ def retraining(args, common):
         policy = Policy(model_of(args))
         optimizer = Adam(policy.parameters_by_name(), comm=comm.init_comm())
         optimizer.start_at(1)
-        for parameter in policy.get_params():
+        for parameter in policy.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         trainer, step = reward_trainer(args, hparams.rewards.train_new_model)
         return trainer, functools.partial(_step_beside, optimizer, step)
@@ -140,13 +138,6 @@ def _step_beside(optimizer, step):
     """Take a step while an optimizer keeps what it has."""
     step()
     assert optimizer.state
-
-
-def memory_in_use():
-    """Resident and peak memory of this process, in bytes."""
-    pages = int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    return pages * resource.getpagesize(), peak
 
 
 def measure(args):
@@ -161,16 +152,15 @@ def measure(args):
     )
     library = workload.library_for(args.size)
     precision.configure(common['run.precision'], torch.device('cpu'), library)
-    before, _ = memory_in_use()
     trainer, step = build()
     trainer.optimizer.start_at(1)
     started, processor = time.perf_counter(), time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
-        step()
+        for _ in range(2):  # the second finds the holes that the first has left
+            step()
     seconds, processor = time.perf_counter() - started, time.process_time() - processor
-    _, peak = memory_in_use()
-    expected = estimate.peak() / 1e9
-    found = (peak - before) / 1e9
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    expected = memory.on_ranks(estimate, 1, torch.device('cpu')).peak() / 1e9
     print(
         f'{expected:9.2f} {found:9.2f} {expected / found - 1:+9.0%} {seconds:9.1f}'
         f' {processor:9.1f}',

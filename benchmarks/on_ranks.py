@@ -12,15 +12,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lm_human_preferences.distributed import launcher
 
 
-def start(size, *command):
+def start(size, *command, **more_variables):
     """Start `python COMMAND...` on `size` ranks, by our launcher's mpiexec.
 
-    Each has one thread unless OMP_NUM_THREADS says otherwise.
+    Each has one thread unless OMP_NUM_THREADS, here or in the environment, says otherwise.
     """
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     variables = {
         'OMP_NUM_THREADS': '1',
         **launcher.rank_environment(tempfile.gettempdir(), size, is_open_mpi),
+        **more_variables,
     }
     prefix = []
     if size > 1:
@@ -41,6 +42,6 @@ def result_of(process):
     return json.loads(output.splitlines()[-1])
 
 
-def measure(size, *command):
+def measure(size, *command, **more_variables):
     """The result of `python COMMAND...` on `size` ranks."""
-    return result_of(start(size, *command))
+    return result_of(start(size, *command, **more_variables))

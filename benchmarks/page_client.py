@@ -21,8 +21,7 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / 'tests/helpers'))
 
 from lm_human_preferences.labels.folder import LabelFolder  # noqa: E402
-from lm_human_preferences.labels.page.access import QuestionTokens  # noqa: E402
-from lm_human_preferences.labels.page.key import folder_key  # noqa: E402
+from lm_human_preferences.labels.page.key import QuestionTokens, folder_key  # noqa: E402
 
 PATIENCE = 60.0  # seconds for a server to start, to answer, or to end
 

@@ -25,8 +25,7 @@ from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel, SameQu
 from lm_human_preferences import train_policy
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models.ensemble import EnsembleReward
-from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.rewards import EnsembleReward, RewardModel
 
 TEMPERATURE = 0.7
 ENSEMBLE = 'fp32-ensemble'  # a variant
@@ -81,7 +80,7 @@ class Ours:
             query_sampler=SameQueries(queries),
             score_fn=train_policy.make_score_fn(hparams.task, scorer),
         )
-        self.trainer.global_step = 1  # step 0 would print
+        self.trainer.steps_done = 1  # step 0 would print
 
     def time_phases(self, clock):
         """Count each phase's seconds."""

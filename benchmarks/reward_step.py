@@ -56,7 +56,7 @@ def ours(args, batch):
         hparams=hparams,
         comm=comm.init_comm(),
     )
-    trainer.train_step = 1  # step 0 would print
+    trainer.steps_done = 1  # step 0 would print
     return lambda: trainer.train_batch(np.arange(args.batch), lr=5e-5)
 
 

@@ -1,22 +1,15 @@
-"""The one kind of error that is the user's to mend."""
+"""Errors that the user can mend."""
 
 import contextlib
 from collections.abc import Iterator
 
 
 class UserError(ValueError):
-    """A mistake of the user: str(e) is one line that names the option or the file and the fix.
-
-    The command line prints `error: ...` to standard error and exits with status 2.
-    """
+    """Mistake of the user: one line with the option or file and the fix; exit status 2."""
 
 
 class OptionError(UserError):
-    """A mistake in the value of one option or argument: str(e) is its name and the text.
-
-    A caller that got the value in another way gives it another name: see about_option and
-    option_renamed.
-    """
+    """Mistake in the value of one option or argument: str(e) is its name and the text."""
 
     def __init__(self, option: str, text: str) -> None:
         super().__init__(f'{option} {text}')
@@ -26,10 +19,7 @@ class OptionError(UserError):
 
 @contextlib.contextmanager
 def about_option(option: str) -> Iterator[None]:
-    """Within the block, what is wrong is the value of `option`: a UserError is an OptionError.
-
-    Whoever knows where a value is from says so; what looks at the value need not.
-    """
+    """Turn a UserError within the block into an OptionError about `option`."""
     try:
         yield
     except UserError as e:
@@ -39,7 +29,7 @@ def about_option(option: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def option_renamed(option: str) -> Iterator[None]:
-    """Within the block, an OptionError is about `option`; other errors stay what they are."""
+    """Let an OptionError within the block be about `option`; leave other errors as they are."""
     try:
         yield
     except OptionError as e:

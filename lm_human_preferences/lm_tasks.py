@@ -1,7 +1,4 @@
-"""What a task asks of a language model: where it starts, its queries, and valid responses.
-
-The original's lm_tasks.py.
-"""
+"""Tasks: initial model, queries, end and validity of responses (the original's lm_tasks.py)."""
 
 import itertools
 import os
@@ -15,48 +12,31 @@ from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.model_sizes import Sizes
-from lm_human_preferences.hparams.task_options import PolicyHParams, TaskHParams
+from lm_human_preferences.hparams.task_options import PolicyHParams as PolicyHParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.language.chat import ChatTemplate, template_of
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.language.gpt2.sizes import HParams
+from lm_human_preferences.language.tokenisers import own_ends, text_encoder
 from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
 from lm_human_preferences.synthetic import language_model
 
-__all__ = [
-    'PolicyHParams',
-    'TaskHParams',
-    'chat_template',
-    'check_lengths',
-    'check_offline',
-    'check_task',
-    'filter_fn_from_hparams',
-    'initial_encoding',
-    'initial_model',
-    'make_query_sampler',
-    'postprocess_fn_from_hparams',
-    'query_formatter',
-    'query_notes',
-    'truncate_tokens',
-]
-
 
 def initial_model(name: str) -> TrainedModel:
-    """The model that `--task.policy.initial_model` names, from which policy and reward model start.
-
-    `reviews`, our model of film reviews, is trained first where the cache does not have it.
-    """
+    """Return the model of --task.policy.initial_model; `reviews` is trained if not in the cache."""
     if name == language_model.NAME:
         return TrainedModel(name, savedir=language_model.directory())
     return TrainedModel(name)
 
 
 def initial_encoding(name: str) -> Encoding:
-    """The encoding of that model, which need not be there for this."""
+    """Return the encoding of the model of this name without training `reviews`."""
     return encodings.Reviews if name == language_model.NAME else TrainedModel(name).encoding
 
 
-def known_model(name: str) -> tuple[Sizes, Encoding] | None:
-    """Sizes and encoding of that model, where they are known without any file of it; else None."""
+def known_model(name: str) -> tuple[HParams, Encoding] | None:
+    """Return sizes and encoding of the model of this name; None unless known without its files."""
     if name == language_model.NAME:
         return language_model.sizes(), encodings.Reviews
     released = known_sizes(name)
@@ -64,11 +44,7 @@ def known_model(name: str) -> tuple[Sizes, Encoding] | None:
 
 
 def check_offline(hparams: TaskHParams, others: Sequence[str] = (), mode: str = 'train') -> None:
-    """With LMHP_OFFLINE=1, StorageError naming all files that are needed and not on this machine.
-
-    They are those of the initial model and of the part `mode` of the data set, and the `others`.
-    What a data set or a model directory has is not known before its first file is read.
-    """
+    """Raise StorageError, with LMHP_OFFLINE=1, naming files of a task and `others` not cached."""
     if not storage.is_offline():
         return
     model = initial_model(hparams.policy.initial_model)
@@ -78,30 +54,71 @@ def check_offline(hparams: TaskHParams, others: Sequence[str] = (), mode: str = 
 
 
 def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[int] | None:
-    """The tokens at which a response ends; None if it goes on to response_length.
-
-    encoder: of the responses; may be None where the task names a token and no text.
-    """
+    """Return the tokens that end a response, or None; UserError if --task.stop knows none."""
     if hparams.truncate_text:
         assert encoder is not None
         return _tokens_holding(encoder, hparams, 'truncate_text')
-    return None if hparams.truncate_token is None else frozenset([hparams.truncate_token])
+    if hparams.truncate_token is not None:
+        return frozenset([hparams.truncate_token])
+    if not hparams.stops:
+        return None
+    assert encoder is not None
+    ends = own_ends(encoder)
+    chat = chat_template(hparams, encoder)
+    if chat is not None:
+        ends |= chat.ends()
+    if not ends:
+        raise UserError(
+            '--task.stop: neither generation_config.json nor config.json nor a chat template of'
+            f' --task.policy.initial_model {hparams.policy.initial_model} says which token ends a'
+            ' response: give --task.truncate_text, or --task.stop off'
+        )
+    return ends
+
+
+def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
+    """Return the arguments of a Policy that its task decides."""
+    is_among = _is_among(truncate_tokens(hparams, encoder)) if hparams.stops else None
+
+    def is_end(tokens: torch.Tensor, position: int) -> torch.Tensor:
+        """Return which of the sampled `tokens (batch,)` end their responses."""
+        assert is_among is not None
+        if position < hparams.truncate_after:
+            return torch.zeros_like(tokens, dtype=torch.bool)
+        return is_among(tokens)
+
+    return dict(
+        embed_queries=query_formatter(hparams, encoder),
+        temperature=hparams.policy.temperature,
+        is_end=is_end if hparams.stops else None,
+    )
+
+
+def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
+    """Return lines on a chat template that writes the date, and on the ends of responses."""
+    chat = chat_template(hparams, encoder)
+    notes = []
+    if chat is not None and chat.writes_date:
+        notes.append(
+            "The chat template writes today's date: resumed another day, a run is another one"
+        )
+    if hparams.stops:
+        ends = sorted(truncate_tokens(hparams, encoder) or ())
+        spelled = ', '.join(f'{encoder.decode([token])!r} ({token})' for token in ends[:8])
+        more = f' and {len(ends) - 8} more' if len(ends) > 8 else ''
+        length = hparams.response_length
+        notes.append(f'A response ends with {spelled}{more}, or after {length} tokens')
+    return notes
 
 
 def postprocess_fn_from_hparams(
-    hparams: TaskHParams,
-    padding_token: int,
-    encoder: Encoder | None = None,
+    hparams: TaskHParams, padding_token: int, encoder: Encoder | None = None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Function of responses (batch, response_length), applied before they are scored.
-
-    It turns what follows the first truncate token at or after position `truncate_after` into
-    padding. encoder: see truncate_tokens.
-    """
+    """Return the function that pads responses (batch, response_length) after their ends."""
     is_end = _is_among(truncate_tokens(hparams, encoder))
 
     def truncate(responses: torch.Tensor) -> torch.Tensor:
-        """`responses` themselves where no token truncates, else a truncated copy."""
+        """Pad `responses (batch, response_length)` after their ends."""
         if is_end is None:
             return responses
         ends = is_end(responses).long()
@@ -113,14 +130,9 @@ def postprocess_fn_from_hparams(
 
 
 def filter_fn_from_hparams(
-    hparams: TaskHParams,
-    encoder: Encoder | None = None,
+    hparams: TaskHParams, encoder: Encoder | None = None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Function of responses (batch, response_length) -> bool (batch,), whether each is valid.
-
-    A valid response has a truncate token at or after position `truncate_after`. encoder: see
-    truncate_tokens.
-    """
+    """Return the function from responses (batch, length) to whether they have an end, (batch,)."""
     is_end = _is_among(truncate_tokens(hparams, encoder))
 
     def is_valid(responses: torch.Tensor) -> torch.Tensor:
@@ -132,24 +144,17 @@ def filter_fn_from_hparams(
 
 
 def _is_among(tokens: frozenset[int] | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Function of token ids -> bool of the same shape, whether each is one of `tokens`."""
+    """Return the elementwise membership test of `tokens` for token ids; None for None."""
     if tokens is None:
         return None
-    if len(tokens) == 1:
-        (token,) = tokens
-        return lambda ids: ids == token
     among = torch.tensor(sorted(tokens))
     return lambda ids: torch.isin(ids, among.to(ids.device))
 
 
 def query_formatter(
-    hparams: TaskHParams,
-    encoder: Encoder,
+    hparams: TaskHParams, encoder: Encoder
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Function of queries (batch, query_length) -> contexts (batch, context_length).
-
-    It puts the task's prefix and suffix around each query, and, for a chat, the model's template.
-    """
+    """Return the function from queries (batch, query_length) to contexts (batch, length)."""
     chat = chat_template(hparams, encoder)
     if chat is not None:
         return lambda queries: torch.tensor(
@@ -167,7 +172,7 @@ def query_formatter(
 
 
 def chat_template(hparams: TaskHParams, encoder: Encoder) -> ChatTemplate | None:
-    """The template that makes contexts; None unless the task is a chat. UserError without one."""
+    """Return the chat template; None unless the task is a chat. UserError if there is none."""
     if not hparams.chat:
         return None
     affixes = hparams.query_prefix, hparams.query_suffix
@@ -175,10 +180,7 @@ def chat_template(hparams: TaskHParams, encoder: Encoder) -> ChatTemplate | None
 
 
 def check_task(hparams: TaskHParams, encoding: Encoding, sizes: Sizes) -> None:
-    """Raise UserError if the task does not suit the model.
-
-    Its vocabulary may be another, or its `sizes` too small for the task's sequences.
-    """
+    """Raise UserError unless the task suits the model's vocabulary and context length."""
     token = hparams.truncate_token
     if not hparams.truncate_text and token is not None and token >= encoding.n_vocab:
         raise UserError(
@@ -192,29 +194,24 @@ def check_task(hparams: TaskHParams, encoding: Encoding, sizes: Sizes) -> None:
 
 
 def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
-    """Raise UserError if prefix, query, suffix and response are too long for a model."""
+    """Raise UserError if prefix, query, suffix and response exceed the model's context."""
     chat = chat_template(hparams, encoder)
     if chat is not None:
-        affixes, what = chat.overhead, 'the chat template'
+        affixes, source = chat.overhead, 'the chat template'
     else:
-        affixes = sum(
-            len(encoder.encode(text)) for text in (hparams.query_prefix, hparams.query_suffix)
-        )
-        what = 'prefix and suffix'
+        prefix, suffix = map(encoder.encode, (hparams.query_prefix, hparams.query_suffix))
+        affixes, source = len(prefix) + len(suffix), 'prefix and suffix'
     total = affixes + hparams.query_length + hparams.response_length
     if total > sizes.n_ctx:
         raise UserError(
             f'--task.query_length {hparams.query_length} + --task.response_length'
-            f' {hparams.response_length} + {affixes} tokens of {what} are {total}, more'
+            f' {hparams.response_length} + {affixes} tokens of {source} are {total}, more'
             f' than the {sizes.limit} of --task.policy.initial_model {hparams.policy.initial_model}'
         )
 
 
 def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> frozenset[int] | None:
-    """The tokens that hold the text of an option; None without a text.
-
-    UserError where there are none; in an encoding of the original's, where it is not one token.
-    """
+    """Return the tokens that contain the text of an option; None without a text."""
     text = getattr(hparams, option)
     if not text:
         return None
@@ -223,12 +220,7 @@ def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> froz
 
 
 class QuerySampler:
-    """A call returns the next {'tokens': queries (batch_size, query_length)}.
-
-    See make_query_sampler. position: where all ranks together are in the stream of queries: (texts
-    of the epoch that rank 0 has read, sequences after them that the other ranks take). Only rank
-    0's is right, because it takes the first of every `comm.size` sequences.
-    """
+    """Stream of batches of queries; position (texts read, sequences taken) is right on rank 0."""
 
     def __init__(
         self,
@@ -238,7 +230,6 @@ class QuerySampler:
         dataset: datasets.Dataset,
         **options: Any,
     ) -> None:
-        """options: of Dataset.sequences."""
         self.hparams = hparams
         self.batch_size = batch_size
         self.dataset = dataset
@@ -247,7 +238,7 @@ class QuerySampler:
         self.seek((0, 0))
 
     def __call__(self) -> dict[str, torch.Tensor]:
-        """The next batch; UserError where no text of the data set makes a query."""
+        """Return the next {'tokens': (batch_size, query_length)}; UserError if no text fits."""
         batch = list(itertools.islice(self.sequences, self.batch_size))
         if len(batch) < self.batch_size:
             name = self.hparams.query_dataset
@@ -257,15 +248,12 @@ class QuerySampler:
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
     def usage(self) -> datasets.Usage:
-        """What becomes of the texts that the queries are made of."""
+        """Return the numbers of texts that make queries, and of others by reason."""
         options = {name: value for name, value in self.options.items() if name != 'comm'}
         return self.dataset.usage(**options)
 
     def seek(self, position: tuple[int, int]) -> None:
-        """Continue from the `position` of rank 0, even of another number of ranks.
-
-        Texts before it are not encoded again.
-        """
+        """Continue from rank 0's `position`, even one of another number of ranks."""
         self.position = position
         self.sequences = self.dataset.sequences(**self.options, skip=position)
 
@@ -279,18 +267,14 @@ def make_query_sampler(
     comm: Comm | None = None,
     labels: str | None = None,
 ) -> QuerySampler:
-    """A function without arguments that returns the next queries.
-
-    They are {'tokens': (batch_size, query_length)}. mode: 'train', 'valid' or 'test', the part of
-    the data set. With `comm`, each rank gets its own share. labels: source of the labels, whose
-    queries may stand in for the data set (see datasets.registry).
-    """
+    """Return the sampler of a task's queries; labels: source that may stand in for the data set."""
     seed = 0  # as in the original, files are read in the same order in every run
     if registry.info(hparams.query_dataset).seed_per_run:
         seed = torch.randint(2**31, ()).item()
         if comm:  # all ranks share one stream
             seed = comm.all_gather_object(seed)[0]
-    # What is made up, or collected in a folder, is no file of queries.
+    # Simulated labels and folders are no file of queries.
+    encoder = text_encoder(encoder, hparams.special_tokens)
     no_file = labels is None or labels == 'test' or os.path.isdir(labels)
     stand_in = None if no_file else labels
     chat = chat_template(hparams, encoder)
@@ -313,10 +297,7 @@ def make_query_sampler(
 
 
 def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
-    """Lines that tell users where the queries of `mode` are from, and how many texts make one.
-
-    There are none for the data sets that come with the program. UserError where no text makes one.
-    """
+    """Return lines on the use of the user's own data set; UserError if no text makes a query."""
     name = hparams.query_dataset
     if name in registry.DATASETS:
         return []
@@ -326,28 +307,28 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
         sampler()  # an error, unless a text further on makes a query
     texts = f'{usage.texts} texts' if usage.is_all else f'its first {usage.texts} texts'
     lines = [f'Queries are from {jsonl.part_of(name, mode)}: {usage.used} of {texts} are used']
-    start, end = _option('start_text', hparams), _option('end_text', hparams)
     cuts = {
-        f'cut up to their first {start}': usage.cut_at_start,
-        f'cut at {_option("query_length", hparams)}': usage.cut_at_length,
-        f'cut after their last {end}': usage.cut_at_end,
+        f'cut up to their first --task.start_text {hparams.start_text!r}': usage.cut_at_start,
+        f'cut at --task.query_length {hparams.query_length}': usage.cut_at_length,
+        f'cut after their last --task.end_text {hparams.end_text!r}': usage.cut_at_end,
     }
     lines += [f'  {how}: {count}' for how, count in cuts.items() if count]
+    if usage.special:
+        lines.append(
+            f'  spell special tokens, read as ordinary letters: {usage.special};'
+            ' give lists of messages with --task.chat on, or --task.special_tokens on'
+        )
     return lines + [f'  left out, {reason}' for reason in _left_out(usage, hparams)]
 
 
 def _left_out(usage: datasets.Usage, hparams: TaskHParams) -> list[str]:
-    """Why texts make no query, by option, and how many of them."""
-    start, end = _option('start_text', hparams), _option('end_text', hparams)
+    """Return the reasons for unused texts with their counts."""
+    length = f'--task.query_length {hparams.query_length}'
     reasons = {
-        f'without {start}': usage.no_start,
-        f'without {end} in {_option("query_length", hparams)}': usage.no_end,
+        f'without --task.start_text {hparams.start_text!r}': usage.no_start,
+        f'without --task.end_text {hparams.end_text!r} in {length}': usage.no_end,
         'empty': usage.empty,
-        f'too long for {_option("query_length", hparams)} in the chat template': usage.too_long,
+        f'too long for {length} in the chat template': usage.too_long,
         'refused by the chat template': usage.refused,
     }
     return [f'{reason}: {count}' for reason, count in reasons.items() if count]
-
-
-def _option(name: str, hparams: TaskHParams) -> str:
-    return f'--task.{name} {getattr(hparams, name)!r}'

@@ -1,9 +1,4 @@
-"""What a training consists of, and what it will take: networks, steps, memory and work.
-
-Which networks learn and which stay frozen is declared here only. What the optimizer steps, what
-checkpoints copy, what ranks broadcast and what the memory estimate counts is derived from it. A
-network that learns from a loss of its own also needs an optimizer and a step of its own.
-"""
+"""Plans of trainings: memory, work, and the networks that learn, declared here only."""
 
 import dataclasses
 import os
@@ -40,7 +35,7 @@ def reward_phases(members: int) -> list[str]:
 
 
 def policy_saves(hparams: policy_options.HParams) -> int:
-    """How many checkpoints the training of a policy writes."""
+    """Return the number of checkpoints that the training of a policy writes."""
     return ceil_div(hparams.ppo.nupdates, hparams.run.save_interval)
 
 
@@ -48,7 +43,7 @@ def checkpoint_size(networks: Networks, sizes: Sizes) -> int:
     """Bytes that a checkpoint of a training takes, for networks of `sizes`."""
     moments = 2  # of Adam
     copies = len(networks.scopes) + moments * len(networks.learning)
-    return copies * FLOAT * sizes.parameters() + checkpoints.SIZE_OF_OTHER_FILES
+    return copies * FLOAT * sizes.own_parameters() + checkpoints.SIZE_OF_OTHER_FILES
 
 
 def check_disk_space(hparams: policy_options.HParams, sizes: Sizes) -> None:
@@ -76,7 +71,7 @@ def check_disk_space(hparams: policy_options.HParams, sizes: Sizes) -> None:
 
 
 def policy_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
-    """What takes memory in a PPO step of one of `ranks`, for networks of `sizes`."""
+    """Estimate the memory of a PPO step on one of `ranks`, for networks of `sizes`."""
     task = hparams.task
     rows = exact_div(hparams.ppo.batch_size, ranks)
     tokens = task.query_length + task.response_length
@@ -102,15 +97,29 @@ def policy_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> 
         gradient_checkpointing=hparams.run.gradient_checkpointing,
         reduced=hparams.run.precision == 'bf16',
         batch_options=('--ppo.batch_size', '--ppo.batch_size'),
+        snapshot=_snapshot(hparams),
     )
 
 
-def reward_memory(
-    hparams: reward_options.HParams,
-    sizes: Sizes,
-    ranks: int,
-) -> MemoryEstimate:
-    """What takes memory in a step of reward training of one of `ranks`, for networks of `sizes`."""
+def _snapshot(hparams: policy_options.HParams) -> int:
+    """Return the number of network-sized tensors copied for checkpoints before the last."""
+    if hparams.run.save_dir is None or policy_saves(hparams) == 1:
+        return 0
+    networks = policy_networks(hparams)
+    return 3 * len(networks.learning) + len(networks.retrained)
+
+
+def reward_memory(hparams: reward_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
+    """Estimate the memory of a step of reward training on one of `ranks`."""
+    labels = hparams.labels.num_train or UNKNOWN_LABELS
+    steps = hparams.epochs * ceil_div(labels, hparams.batch_size)
+    is_saved = hparams.run.save_dir is not None and steps > hparams.run.save_interval
+    step = _reward_step(hparams, sizes, ranks)
+    return dataclasses.replace(step, snapshot=3 if is_saved else 0)
+
+
+def _reward_step(hparams: reward_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
+    """Estimate the same without checkpoints."""
     task = hparams.task
     return MemoryEstimate(
         sizes,
@@ -132,26 +141,22 @@ def reward_memory(
 
 
 def retraining_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
-    """What takes memory where one of `ranks` retrains a reward model while the policy waits.
-
-    The policy keeps its gradients and moments meanwhile. Members of an ensemble learn one after
-    another.
-    """
+    """Estimate the memory of retraining a reward model while the policy waits."""
     new_model = hparams.rewards.train_new_model
     assert new_model is not None
     networks = policy_networks(hparams)
     return dataclasses.replace(
-        reward_memory(new_model, sizes, ranks),
+        _reward_step(new_model, sizes, ranks),
         networks=len(networks.scopes),
-        learning=len(networks.learning) + 1,
+        learning=len(networks.learning) + 1,  # the policy keeps its moments
         retrained=len(networks.retrained) - 1,
+        snapshot=_snapshot(hparams),
         reduced=hparams.run.precision == 'bf16',
     )
 
 
 def policy_plans(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
-    """What takes memory while a policy trains, on one of `ranks`, for networks of `sizes`: its own
-    steps, and before them the trainings of a reward model from the labels that come in."""
+    """Estimate the memory of a policy's steps, and before them of retraining its reward model."""
     estimates = [policy_memory(hparams, sizes, ranks)]
     if hparams.rewards.online is not None:
         estimates.insert(0, retraining_memory(hparams, sizes, ranks))
@@ -161,8 +166,7 @@ def policy_plans(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> l
 def memory_plans(
     hparams: policy_options.HParams | reward_options.HParams, sizes: Sizes, ranks: int
 ) -> list[MemoryEstimate]:
-    """What takes memory in each part of a command, on one of `ranks`, for networks of `sizes`: the
-    training of the reward model, if there is one, and the policy's."""
+    """Estimate the memory of each part of a command, on one of `ranks`."""
     if isinstance(hparams, reward_options.HParams):
         return [reward_memory(hparams, sizes, ranks)]
     estimates = policy_plans(hparams, sizes, ranks)
@@ -173,15 +177,12 @@ def memory_plans(
 
 
 def _responses_of(hparams: reward_options.HParams) -> int:
-    """How many responses a label is about."""
+    """Return the number of responses of a label."""
     return len(label_types.get(hparams.labels.type).samples)
 
 
 def work_left(hparams: policy_options.HParams, n_vocab: int) -> dict[str, float]:
-    """How much each phase of the command computes: tokens that pass forward through a network.
-
-    A backward pass counts as two. See TimeLeft.
-    """
+    """Return the work of each phase: tokens passed forward, a backward pass counting as two."""
     task = hparams.task
     new_model = hparams.rewards.train_new_model
     tokens = task.query_length + task.response_length

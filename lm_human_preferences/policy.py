@@ -1,11 +1,13 @@
-"""A language model with a value head that answers queries (the original's policy.py)."""
+"""Policy: a language model with a value head (the original's policy.py)."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from lm_human_preferences.language.attention import Unpadding
 from lm_human_preferences.language.network import Cache
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -14,13 +16,10 @@ from lm_human_preferences.utils.core import default_device
 
 
 class Policy:
-    """Samples responses to queries, and analyses them: log-probabilities, entropies and values.
+    """Language model that samples responses to queries and analyses them.
 
-    trained_model: where the weights come from. scope: what names in checkpoints begin with.
-    embed_queries: turns queries (batch, query_length) into contexts (batch, context_length), see
-    lm_tasks.query_formatter. temperature: what logits are divided by everywhere. only_samples: the
-    weights stay as they are, so copies that multiply faster may be kept of them, see
-    training.precision.
+    embed_queries: maps queries (batch, query_length) to contexts (batch, context_length).
+    is_end: see sample_sequence; None: full length. only_samples: the weights never change.
     """
 
     def __init__(
@@ -30,6 +29,7 @@ class Policy:
         scope: str = 'policy',
         embed_queries: Callable[[torch.Tensor], torch.Tensor] = lambda queries: queries,
         temperature: float = 1.0,
+        is_end: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
         device: torch.device | None = None,
         only_samples: bool = False,
     ) -> None:
@@ -38,29 +38,20 @@ class Policy:
         self.padding_token = self.encoder.padding_token
         self.embed_queries = embed_queries
         self.temperature = temperature
+        self.is_end = is_end
         self.device = device or default_device()
         self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
-        self.model.requires_grad_(not only_samples)
+        for parameter in self.model.own_parameters().values():
+            parameter.requires_grad_(not only_samples)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """The parameters of the network by their own names."""
-        return dict(self.model.named_parameters())
-
-    def get_params(self) -> list[nn.Parameter]:
-        """All parameters of the network."""
-        return list(self.model.parameters())
+        """Return the network's own parameters by their names."""
+        return self.model.own_parameters()
 
     def _step(
-        self,
-        tokens: torch.Tensor,
-        past: Cache | None,
-        past_tokens: torch.Tensor,
+        self, tokens: torch.Tensor, past: Cache | None, past_tokens: torch.Tensor
     ) -> dict[str, Any]:
-        """A step of `sample_sequence`, after `past_tokens (batch, m)`, whose cache is `past`.
-
-        Returns 'logits' (batch, n_vocab) and 'values' (batch,) at the last of `tokens (batch, n)`,
-        and the extended cache as 'past'.
-        """
+        """Return logits, values and cache after `tokens (batch, n)`, which follow `past_tokens`."""
         all_tokens = torch.cat([past_tokens, tokens], dim=1)
         _, mask = self.model.mask_padding(all_tokens, self.padding_token)
         cache = self.model.new_cache() if past is None else past
@@ -75,11 +66,7 @@ class Policy:
 
     @torch.no_grad()
     def respond(self, queries: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
-        """Sample `length` tokens after each of `queries (batch, query_length)`.
-
-        Returns responses, logprobs and values, each (batch, length). A value is the estimate of the
-        return before its token.
-        """
+        """Return responses, logprobs and values (batch, length); padding and 0 after the end."""
         contexts = self.embed_queries(queries.to(self.device))
         with precision.autocast(self.device):
             result = sample_sequence(
@@ -88,6 +75,8 @@ class Policy:
                 length=length,
                 temperature=self.temperature,
                 extra_outputs=('values',),
+                is_end=self.is_end,
+                padding_token=self.padding_token,
             )
         return dict(
             responses=result['tokens'][:, contexts.shape[1] :],
@@ -95,33 +84,35 @@ class Policy:
             values=result['values'],
         )
 
-    def analyze_responses_op(
-        self,
-        queries: torch.Tensor,
-        responses: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:
-        """Differentiable 'logprobs', 'entropies' and 'values' of `responses` to `queries`.
+    def mask_of(self, responses: torch.Tensor) -> torch.Tensor | None:
+        """Return where `responses (batch, length)` are not padding; None if none can end early."""
+        return None if self.is_end is None else responses != self.padding_token
 
-        queries (batch, query_length); responses (batch, response_length), like each result. Logits
-        are computed only where a token of the response is predicted.
-        """
+    def analyze_responses_op(
+        self, queries: torch.Tensor, responses: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return differentiable logprobs, entropies and values (batch, length), 0 at padding."""
         contexts = self.embed_queries(queries.to(self.device))
-        responses = responses.to(self.device)
+        real = responses.to(self.device) != self.padding_token
+        longest = int(real.any(0).nonzero().max()) + 1
+        left_out = responses.shape[1] - longest
+        responses = responses[:, :longest].to(self.device)
+        unpadding = Unpadding(real[:, :longest])
         tokens, mask = self.model.mask_padding(
             torch.cat([contexts, responses], dim=1), self.padding_token
         )
-        # What predicts a token is at the position before it.
+        # A token is predicted at the position before it.
         columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
         h = self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns)
-        logprobs, entropies = self.model.logprobs_and_entropies(h, responses, self.temperature)
+        h = unpadding.unpad(h)
+        logprobs, entropies = self.model.logprobs_and_entropies(
+            h, unpadding.unpad(responses), self.temperature
+        )
         values = self.model.heads['value'](h)
-        return dict(logprobs=logprobs, entropies=entropies, values=values)
 
-    @torch.no_grad()
-    def analyze_responses(
-        self,
-        queries: torch.Tensor,
-        responses: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:
-        """As analyze_responses_op, without gradients."""
-        return self.analyze_responses_op(queries, responses)
+        def padded(outputs: torch.Tensor) -> torch.Tensor:
+            return F.pad(unpadding.pad(outputs), (0, left_out))
+
+        return dict(logprobs=padded(logprobs), entropies=padded(entropies), values=padded(values))
+
+    analyze_responses = torch.no_grad()(analyze_responses_op)

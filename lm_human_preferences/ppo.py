@@ -1,7 +1,4 @@
-"""Proximal policy optimisation as pure functions on tensors.
-
-They are the original's PPOTrainer.loss, and the paper's section 2.2.
-"""
+"""Proximal policy optimisation as pure functions of tensors (paper, section 2.2)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,36 +12,25 @@ from lm_human_preferences.utils.core import whiten
 
 @dataclass
 class Rollout(TensorBatch):
-    """The episodes of a step: each row is a query x, its response y and what is known of both.
+    """Episodes of a step: each row is a query x with its response y."""
 
-    queries: (batch, query_length), token ids
-    responses: (batch, response_length), token ids that the policy pi sampled
-    logprobs: (batch, response_length), log pi of each token when it was sampled
-    values: (batch, response_length), the policy's estimate of the return before each token
-    ref_logprobs: (batch, response_length), log rho, of the initial policy
-    scores: (batch,), the reward model's r(x, y)
-    scored_responses: (batch, response_length), what the reward model saw: truncated responses
-    rewards: (batch, response_length), see compute_rewards; None until they are computed
-    score_std: (batch,), how far the members of an ensemble differ; None where there is one model
-    """
-
-    queries: torch.Tensor
-    responses: torch.Tensor
-    logprobs: torch.Tensor
-    values: torch.Tensor
-    ref_logprobs: torch.Tensor
-    scores: torch.Tensor
-    scored_responses: torch.Tensor
-    rewards: torch.Tensor | None = None
-    score_std: torch.Tensor | None = None
+    queries: torch.Tensor  # (batch, query_length), token ids
+    responses: torch.Tensor  # (batch, response_length), token ids sampled from the policy pi
+    logprobs: torch.Tensor  # (batch, response_length), log pi of each token when it was sampled
+    values: torch.Tensor  # (batch, response_length), estimates of the return before each token
+    ref_logprobs: torch.Tensor  # (batch, response_length), log rho of the initial policy
+    scores: torch.Tensor  # (batch,), the reward model's r(x, y)
+    scored_responses: torch.Tensor  # (batch, response_length), truncated
+    rewards: torch.Tensor | None = None  # (batch, response_length), see compute_rewards
+    score_std: torch.Tensor | None = None  # (batch,), deviation over the models of an ensemble
+    # (batch, response_length), True up to the end of a response, after which logprobs, values and
+    # rewards are 0; None if all tokens count
+    mask: torch.Tensor | None = None
 
 
 @dataclass
 class Minibatch(TensorBatch):
-    """What one update learns from: some episodes of a Rollout, with advantages and returns.
-
-    advantages, whitened, and returns are (batch, response_length); for the others see Rollout.
-    """
+    """Episodes of a Rollout, with whitened advantages and returns (batch, response_length)."""
 
     queries: torch.Tensor
     responses: torch.Tensor
@@ -52,6 +38,12 @@ class Minibatch(TensorBatch):
     values: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
+    mask: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that count."""
+        return self.logprobs.numel() if self.mask is None else int(self.mask.sum())
 
 
 def compute_rewards(
@@ -59,30 +51,22 @@ def compute_rewards(
     logprobs: torch.Tensor,
     ref_logprobs: torch.Tensor,
     kl_coef: float,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rewards per token: the KL penalty everywhere, plus the score at the last token.
-
-    Summed over a response this is the paper's equation 2, R = r - beta log(pi / rho).
-    scores (batch,); logprobs, ref_logprobs (batch, response_length).
-    Returns (rewards, the penalty alone), both (batch, response_length).
-    """
+    """Return rewards (paper, equation 2) and KL penalties of tokens, (batch, response_length)."""
     non_score_reward = -kl_coef * (logprobs - ref_logprobs)
     rewards = non_score_reward.clone()
-    rewards[:, -1] += scores
+    if mask is None:
+        rewards[:, -1] += scores
+    else:
+        rewards[torch.arange(len(rewards)), mask.sum(1) - 1] += scores
     return rewards, non_score_reward
 
 
 def advantages_and_returns(
-    values: torch.Tensor,
-    rewards: torch.Tensor,
-    *,
-    gamma: float,
-    lam: float,
+    values: torch.Tensor, rewards: torch.Tensor, *, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation.
-
-    `values`, `rewards` and both results are (batch, response_length).
-    """
+    """Return advantages (GAE) and returns, (batch, response_length), 0 after a response's end."""
     length = rewards.shape[1]
     advantage, advantages = 0.0, []
     for t in reversed(range(length)):
@@ -95,15 +79,11 @@ def advantages_and_returns(
 
 
 def add_advantages(rollout: Rollout, hparams: PpoHParams) -> Minibatch:
-    """The minibatch of the episodes in `rollout`, which has rewards: whitened advantages, returns.
-
-    Rewards are whitened and advantages estimated here, for each minibatch of a rank, because the
-    original does it there: doing it once for all episodes of a step would give other numbers.
-    """
+    """Return the minibatch of `rollout`; whitening and GAE are its own, as in the original."""
     rewards = rollout.rewards
     assert rewards is not None, 'see compute_rewards'
     if hparams.whiten_rewards:
-        rewards = whiten(rewards, shift_mean=False)
+        rewards = whiten(rewards, shift_mean=False, mask=rollout.mask)
     advantages, returns = advantages_and_returns(
         rollout.values, rewards, gamma=hparams.gamma, lam=hparams.lam
     )
@@ -112,15 +92,18 @@ def add_advantages(rollout: Rollout, hparams: PpoHParams) -> Minibatch:
         responses=rollout.responses,
         logprobs=rollout.logprobs,
         values=rollout.values,
-        advantages=whiten(advantages),
+        advantages=whiten(advantages, mask=rollout.mask),
         returns=returns,
+        mask=rollout.mask,
     )
 
 
 def return_stats(minibatch: Minibatch) -> dict[str, torch.Tensor]:
-    """Moments of the returns and of the old values of a whole minibatch: {name: scalar}."""
+    """Return moments of the returns and old values of a whole minibatch: {name: scalar}."""
     stats = {}
     for name, values in (('returns', minibatch.returns), ('val', minibatch.values)):
+        if minibatch.mask is not None:
+            values = values[minibatch.mask]
         stats[f'{name}/var'], stats[f'{name}/mean'] = torch.var_mean(values, correction=0)
     return stats
 
@@ -131,11 +114,7 @@ def step_stats(
     non_score_reward: torch.Tensor,
     train_stats: Mapping[str, Sequence[torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
-    """Statistics of a step, scalars by the original's names.
-
-    non_score_reward: the KL penalty, (batch, response_length). train_stats: {name: [scalar of each
-    update]}.
-    """
+    """Return {the original's name: scalar} of a step. train_stats: {name: [scalar per update]}."""
     logprobs = rollout.logprobs
     score = rollout.scores.mean()
     stats = {
@@ -145,6 +124,8 @@ def step_stats(
         'objective/score': score,
         'objective/score_total': score + non_score_reward.sum(1).mean(),
     }
+    if rollout.mask is not None:
+        stats['objective/response_length'] = rollout.mask.sum(1).float().mean()
     if rollout.score_std is not None:
         stats['objective/score_std'] = rollout.score_std.mean()
     for name, values in train_stats.items():
@@ -153,15 +134,13 @@ def step_stats(
 
 
 def loss(
-    minibatch: Minibatch,
-    outputs: dict[str, torch.Tensor],
-    hparams: PpoHParams,
+    minibatch: Minibatch, outputs: dict[str, torch.Tensor], hparams: PpoHParams
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped loss of a minibatch, and statistics; all are means, so parts can be averaged.
+    """Return clipped loss and statistics; outputs: logprobs, values, entropies (batch, length)."""
 
-    outputs: 'logprobs', 'values' and 'entropies' of the policy as it is now, each (batch,
-    response_length). Returns (scalar, {name: scalar}).
-    """
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        return values.mean() if minibatch.mask is None else values[minibatch.mask].mean()
+
     advantages, returns = minibatch.advantages, minibatch.returns
     values = outputs['values']
     values_clipped = values.clamp(
@@ -169,24 +148,24 @@ def loss(
     )
     value_losses = (values - returns).square()
     value_losses_clipped = (values_clipped - returns).square()
-    value_loss = 0.5 * torch.maximum(value_losses, value_losses_clipped).mean()
+    value_loss = 0.5 * mean(torch.maximum(value_losses, value_losses_clipped))
 
     log_ratio = outputs['logprobs'] - minibatch.logprobs
     ratio = log_ratio.exp()
     policy_losses = -advantages * ratio
     policy_losses_clipped = -advantages * ratio.clamp(1 - hparams.cliprange, 1 + hparams.cliprange)
-    policy_loss = torch.maximum(policy_losses, policy_losses_clipped).mean()
+    policy_loss = mean(torch.maximum(policy_losses, policy_losses_clipped))
 
     total = policy_loss + hparams.vf_coef * value_loss
     stats = {
         'loss/policy': policy_loss,
         'loss/value': value_loss,
         'loss/total': total,
-        'policy/entropy': outputs['entropies'].mean(),
-        'policy/approxkl': 0.5 * log_ratio.square().mean(),
-        'policy/clipfrac': (policy_losses_clipped > policy_losses).float().mean(),
-        'val/vpred': values.mean(),
-        'val/error': value_losses.mean(),
-        'val/clipfrac': (value_losses_clipped > value_losses).float().mean(),
+        'policy/entropy': mean(outputs['entropies']),
+        'policy/approxkl': 0.5 * mean(log_ratio.square()),
+        'policy/clipfrac': mean((policy_losses_clipped > policy_losses).float()),
+        'val/vpred': mean(values),
+        'val/error': mean(value_losses),
+        'val/clipfrac': mean((value_losses_clipped > value_losses).float()),
     }
     return total, {name: stat.detach() for name, stat in stats.items()}

@@ -12,18 +12,18 @@ from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.by_name import text_scorer
-from lm_human_preferences.external_rewards.classifier_files import is_classifier
+from lm_human_preferences.external_rewards.classifier import is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.adapters import layers as adapters
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import Weights, check_size, load_parameters
-from lm_human_preferences.reward_models import places
-from lm_human_preferences.reward_models.ensemble import EnsembleReward, spread
-from lm_human_preferences.reward_models.places import SCOPE, reward_model_dir
+from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.core import default_device
@@ -31,18 +31,17 @@ from lm_human_preferences.utils.logging import log_as_original
 
 # (queries (batch, query_length), responses (batch, response_length)) ->
 # (scores (batch,), the responses as they were scored, {'score': scores}), as in the original; an
-# ensemble's scores also have 'score_std' (batch,), how far its members differ, penalty or not
+# ensemble's scores also have 'score_std' (batch,): deviation over its models, penalty or not
 ScoreFn = Callable[
     [torch.Tensor, torch.Tensor],
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ]
+# Asked often while a run goes on
+_is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
-class _Scorer(nn.Module):
-    """Scores a query with its response: gain * the reward head at the last token + bias.
-
-    The model does not see the task's prefix and suffix.
-    """
+class Scorer(nn.Module):
+    """Scores a query with its response: gain * the reward head at the last token + bias."""
 
     def __init__(self, model: Network, encoding: Encoding) -> None:
         super().__init__()
@@ -53,23 +52,19 @@ class _Scorer(nn.Module):
         self.reward_bias = nn.Parameter(torch.zeros(()))
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """The parameters of the network and of the scale, by their own names."""
+        """Return the parameters of the network and of the scale, by their own names."""
         return {
-            **dict(self.model.named_parameters()),
+            **self.model.own_parameters(),
             'reward_gain': self.reward_gain,
             'reward_bias': self.reward_bias,
         }
 
     def get_params(self) -> list[nn.Parameter]:
-        """All parameters, of the network and of the scale."""
+        """Return all parameters."""
         return list(self.parameters_by_name().values())
 
     def get_rewards_op(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Differentiable rewards (batch,) of `responses` to `queries (batch, query_length)`.
-
-        responses: (batch, response_length); or several to each query, (batch, n, response_length),
-        whose rewards are (batch, n).
-        """
+        """Return differentiable rewards (batch[, n]) of `responses (batch[, n], length)`."""
         device = self.reward_gain.device
         several = responses.reshape(len(responses), -1, responses.shape[-1])
         h = self.model.last_hidden(queries.to(device), several.to(device), self.padding_token)
@@ -78,27 +73,20 @@ class _Scorer(nn.Module):
 
     @torch.no_grad()
     def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """As get_rewards_op, without gradients."""
+        """Return rewards without gradients; see get_rewards_op."""
         return self.get_rewards_op(queries, responses)
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Rewards (batch,) of responses to queries.
-
-        queries: (batch, query_length). responses: (batch, response_length).
-        """
+        """Return rewards (batch,) of responses (batch, length) to queries (batch, query_length)."""
         return self.get_rewards(queries, responses)
 
 
-class RewardModel(_Scorer):
-    """A reward model that learns (the original's rewards.RewardModelTrainer).
-
-    trained_model: the language model that it begins as; the reward head is new.
-    """
+class RewardModel(Scorer):
+    """Trainable reward model: a language model with a new head."""
 
     def __init__(self, trained_model: trained_models.TrainedModel) -> None:
         super().__init__(
-            trained_model.build(scope=SCOPE, scalar_heads=['reward']),
-            trained_model.encoding,
+            trained_model.build(scope=SCOPE, scalar_heads=['reward']), trained_model.encoding
         )
         self.to(default_device())
         if not trained_model.is_random:
@@ -115,14 +103,12 @@ class RewardModel(_Scorer):
 
     @torch.no_grad()
     def restart(self, language_model: Network) -> None:
-        """Begin again as `language_model`, of the same sizes; with a random head, gain 1, bias 0.
-
-        All values are replaced in place, so that an optimizer goes on with the same parameters.
-        """
-        own = dict(self.model.named_parameters())
-        for name, parameter in language_model.named_parameters():
+        """Begin again, in place, as `language_model` with a random head, gain 1 and bias 0."""
+        own = self.model.own_parameters()
+        for name, parameter in language_model.own_parameters().items():
             if not name.startswith(HEADS):
                 own[name].copy_(parameter)
+        adapters.reset(self.model)
         self.model.initialize([name for name in own if name.startswith(HEADS)])
         self.reset_reward_scale()
 
@@ -131,18 +117,9 @@ class RewardModel(_Scorer):
         self._set_norm(1, 0)
 
     def set_reward_norm(
-        self,
-        *,
-        old_mean: float,
-        old_std: float,
-        new_mean: float,
-        new_std: float,
+        self, *, old_mean: float, old_std: float, new_mean: float, new_std: float
     ) -> None:
-        """Set gain and bias so that rewards of old_mean +- old_std become new_mean +- new_std.
-
-        ValueError unless the scale was reset before, and for scales that are not finite or whose
-        old_std is 0.
-        """
+        """Map rewards of the old scale to the new; ValueError unless reset and finite."""
         gain, bias = self.reward_gain.item(), self.reward_bias.item()
         if (gain, bias) != (1, 0):
             raise ValueError(f'set_reward_norm expects gain = 1 and bias = 0, not {gain}, {bias}')
@@ -154,13 +131,8 @@ class RewardModel(_Scorer):
         self._set_norm(gain, new_mean - gain * old_mean)
 
 
-class TrainedRewardModel(_Scorer):
-    """A frozen reward model as `train_reward` saved it, here or in the original.
-
-    train_dir: the directory with hparams.json and checkpoints/, a run directory that holds it as
-    reward_model/, or 'test': a tiny random model. encoding: the policy's, whose tokens are scored.
-    scope: of its variables in the checkpoint.
-    """
+class TrainedRewardModel(Scorer):
+    """Frozen reward model of `train_reward`, or 'test'; base: model whose parameters it shares."""
 
     def __init__(
         self,
@@ -169,10 +141,17 @@ class TrainedRewardModel(_Scorer):
         *,
         device: torch.device | str | None = None,
         scope: str = SCOPE,
+        base: trained_models.TrainedModel | None = None,
     ) -> None:
         directory = None if train_dir == 'test' else reward_model_dir(train_dir)
         if directory:
-            _check_encoding(directory, encoding)
+            path = storage.join(directory, 'encoding')
+            name = storage.read_json(path) if storage.exists(path) else encoding.name
+            if name != encoding.name:
+                raise OptionError(
+                    '--rewards.trained_model',
+                    f'{directory} is of encoding {name!r:.80}, but the policy of {encoding.name!r}',
+                )
         saved = trained_models.TrainedModel(train_dir, savedir=directory)
         hparams = saved.hparams()
         if not encoding.fits(hparams.n_vocab):
@@ -186,7 +165,7 @@ class TrainedRewardModel(_Scorer):
         else:
             weights = saved.open_weights()
             check_size(hparams, weights)
-            super().__init__(saved.create(['reward']), encoding)
+            super().__init__((base or saved).create_like(saved, ['reward'], scope), encoding)
             self._load(weights, scope)
         self.requires_grad_(False).to(device or default_device())
 
@@ -200,90 +179,83 @@ class TrainedRewardModel(_Scorer):
             log_as_original(f'setting {variable}')
 
 
-def _check_encoding(directory: str, encoding: Encoding) -> None:
-    """OptionError if the reward model in `directory` says that it is of another encoding."""
-    path = storage.join(directory, 'encoding')
-    if not storage.exists(path):
-        return
-    name = storage.read_json(path)
-    if name != encoding.name:
-        raise OptionError(
-            '--rewards.trained_model',
-            f'{directory} is of encoding {name!r:.80}, but the policy of {encoding.name!r}',
-        )
+class EnsembleReward:
+    """Mean of reward models of the same labels and other seeds, each normalised separately."""
+
+    def __init__(self, members: Sequence[Scorer]) -> None:
+        self.members = tuple(members)
+        self.encoder = self.members[0].encoder
+        self.padding_token = self.members[0].padding_token
+
+    def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        """Return the mean reward: (batch,) or (batch, n), see Scorer.get_rewards_op."""
+        return self.score_and_spread(queries, responses)[0]
+
+    score = get_rewards
+
+    def score_and_spread(
+        self, queries: torch.Tensor, responses: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and biased standard deviation of the rewards over the models."""
+        rewards = torch.stack([member.get_rewards(queries, responses) for member in self.members])
+        return rewards.mean(0), rewards.std(0, correction=0)
 
 
-LearnedReward = TrainedRewardModel | EnsembleReward[TrainedRewardModel]
+LearnedReward = TrainedRewardModel | EnsembleReward
 FrozenRewardModel = KnownReward | TextReward | LearnedReward
 # What a policy learns from
-ScoringModel = KnownReward | TextReward | _Scorer | EnsembleReward[_Scorer]
+ScoringModel = KnownReward | TextReward | Scorer | EnsembleReward
 
 
 def load_reward_model(
-    name: str, encoding: Encoding, *, chat: bool = False, members: int | None = None
+    name: str,
+    encoding: Encoding,
+    *,
+    chat: bool = False,
+    members: int | None = None,
+    base: trained_models.TrainedModel | None = None,
 ) -> FrozenRewardModel:
-    """The reward called `name`: 'mock', FILE.py:FUNCTION, or the directory of a reward model or of
-    a classifier, which may be ORG/NAME of the hub; as DIRECTORY#CLASS if it has several classes.
+    """Return the reward called `name`: 'mock', FILE.py:FUNCTION, a model's directory or ORG/NAME.
 
-    encoding: of the policy whose tokens it scores. chat: whether that one answers in a chat.
-    members: how many reward models are there; None: as many as the run has trained.
+    It may be DIRECTORY#CLASS of a classifier. members: None for as many as the run has trained.
     """
     if name == 'mock':
         return KnownReward(encoding)
     scorer = text_scorer(name, chat=chat)
     if scorer is None:
-        return load_learned(name, encoding, members)
+        return load_learned(name, encoding, members, base)
     if members is not None and members > 1:
         raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
     return TextReward(scorer, encoding, chat=chat)
 
 
-def load_learned(name: str, encoding: Encoding, members: int | None = None) -> LearnedReward:
-    """The reward models at `name`, a directory or 'test'; see load_reward_model."""
-    found = [] if name == 'test' or members == 1 else places.places_of(name, members)
+def load_learned(
+    name: str,
+    encoding: Encoding,
+    members: int | None = None,
+    base: trained_models.TrainedModel | None = None,
+) -> LearnedReward:
+    """Return the reward models at `name`, a directory or 'test'; see load_reward_model."""
+    found = [] if name == 'test' or members == 1 else locations.locations_of(name, members)
     if len(found) < 2:
-        return TrainedRewardModel(name, encoding)
-    return EnsembleReward(
-        [TrainedRewardModel(place.directory, encoding, scope=place.scope) for place in found]
-    )
-
-
-def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
-    """{scope: network} of what a policy learns from, as checkpoints have it."""
-    if not isinstance(reward_model, EnsembleReward):
-        return {SCOPE: reward_model}
-    members = enumerate(reward_model.members)
-    return {run_files.member_name(SCOPE, number): member for number, member in members}
-
-
-def has_network(hparams: HParams) -> bool:
-    """Whether the reward of a run is a network of ours, which its checkpoints have.
-
-    The known reward is none, nor is a function or a classifier. hparams: train_policy's.
-    """
-    name = hparams.rewards.trained_model
-    if hparams.rewards.train_new_model is not None:
-        return True
-    return name is not None and name != 'mock' and not _is_classifier(name)
-
-
-@functools.lru_cache(maxsize=64)
-def _is_classifier(directory: str) -> bool:
-    """As is_classifier, which is asked often, while a run goes on."""
-    return is_classifier(directory)
+        return TrainedRewardModel(name, encoding, base=base)
+    models = []
+    for place in found:
+        models.append(TrainedRewardModel(place.directory, encoding, scope=place.scope, base=base))
+    return EnsembleReward(models)
 
 
 def load_reward_of_run(save_dir: str, hparams: HParams, encoding: Encoding) -> FrozenRewardModel:
-    """The reward that the run in `save_dir` learned from. hparams: train_policy's."""
+    """Return the reward that the run in `save_dir` learned from. hparams: train_policy's."""
     chat = hparams.task.chat
     if hparams.rewards.function is not None:
         return TextReward(FunctionScorer(reward_function.of_run(save_dir)), encoding, chat=chat)
-    directory = places.reward_model_of(save_dir, hparams)
+    directory = locations.reward_model_of(save_dir, hparams)
     return load_reward_model(directory, encoding, chat=chat, members=hparams.rewards.members)
 
 
 def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:
-    """The reward called `name`, by which --judge asks to judge responses of `task`."""
+    """Return the reward called `name`, with which --judge judges responses of `task`."""
     try:
         return load_reward_model(name, encoding, chat=task.chat)
     except OptionError as e:
@@ -292,43 +264,53 @@ def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenReward
         raise OptionError('--judge', f'{name}: {e}') from e
 
 
+def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
+    """Return {scope in checkpoints: network} of a policy's reward."""
+    if not isinstance(reward_model, EnsembleReward):
+        return {SCOPE: reward_model}
+    members = enumerate(reward_model.members)
+    return {run_files.member_name(SCOPE, number): member for number, member in members}
+
+
+def has_network(hparams: HParams) -> bool:
+    """Return whether the reward of a policy's run is a network of ours, saved with the policy."""
+    name = hparams.rewards.trained_model
+    if hparams.rewards.train_new_model is not None:
+        return True
+    return name is not None and name != 'mock' and not _is_classifier(name)
+
+
 def scoring_model(
     hparams: HParams,
     initial_model: trained_models.TrainedModel,
     comm: Comm,
     function: reward_function.Source | None = None,
 ) -> ScoringModel:
-    """The reward model that a policy learns from, before rank 0 has broadcast its weights.
-
-    It is a saved one, the known reward, or, with --rewards.online, one that is yet to learn. One
-    that this run has trained is read by rank 0 alone: other hosts may not see its directory.
-    hparams: train_policy's. function: what `function_of_training` has read.
-    """
-    members = hparams.rewards.members
+    """Return the reward model that a policy learns from, before rank 0 broadcasts its weights."""
+    chat, members = hparams.task.chat, hparams.rewards.members
+    is_new = hparams.rewards.train_new_model is not None
     if hparams.rewards.online is not None:
-        return _one_or_ensemble([RewardModel(initial_model) for _ in range(members)])
-    encoding = initial_model.encoding
-    if function is not None:
-        return TextReward(FunctionScorer(function), encoding, chat=hparams.task.chat)
-    if hparams.rewards.train_new_model is not None and comm.rank != 0:
-        return _one_or_ensemble([_without_values(initial_model) for _ in range(members)])
-    directory = places.local_reward_model(hparams)
-    return load_reward_model(directory, encoding, chat=hparams.task.chat, members=members)
+        scorers: list[Scorer] = [RewardModel(initial_model) for _ in range(members)]
+    elif function is not None:
+        return TextReward(FunctionScorer(function), initial_model.encoding, chat=chat)
+    elif is_new and comm.rank != 0:  # other hosts may not see its directory
+        scorers = [_without_values(initial_model) for _ in range(members)]
+    else:
+        directory = locations.local_reward_model(hparams)
+        return load_reward_model(
+            directory, initial_model.encoding, chat=chat, members=members, base=initial_model
+        )
+    return scorers[0] if members == 1 else EnsembleReward(scorers)
 
 
-def _one_or_ensemble(scorers: Sequence[_Scorer]) -> ScoringModel:
-    return scorers[0] if len(scorers) == 1 else EnsembleReward(scorers)
-
-
-def _without_values(initial_model: trained_models.TrainedModel) -> _Scorer:
-    """A reward model of these sizes that is yet to get its values from rank 0."""
-    scorer = _Scorer(initial_model.create(['reward']), initial_model.encoding)
+def _without_values(initial_model: trained_models.TrainedModel) -> Scorer:
+    """Return a reward model of these sizes that gets its values from rank 0."""
+    scorer = Scorer(initial_model.create(['reward'], SCOPE), initial_model.encoding)
     return scorer.requires_grad_(False).to(default_device())
 
 
 def function_of_training(hparams: HParams, comm: Comm) -> reward_function.Source | None:
-    """The function that a policy learns from, as rank 0 reads it for all ranks; None if it has
-    a reward model. hparams: train_policy's."""
+    """Return the user's reward function of a policy's run as rank 0 reads it; None without one."""
     name = hparams.rewards.function
     if name is None:
         return None
@@ -337,29 +319,20 @@ def function_of_training(hparams: HParams, comm: Comm) -> reward_function.Source
     return comm.all_gather_object(own)[0]
 
 
-def make_score_fn(
-    hparams: TaskHParams,
-    reward_model: ScoringModel,
-) -> ScoreFn:
-    """The function that scores responses: see ScoreFn.
-
-    A response without a truncate token scores `penalty_reward_value` if the task asks for one.
-    """
+def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:
+    """Return the function that scores responses, with the penalty for invalid ones: ScoreFn."""
     encoder, padding_token = reward_model.encoder, reward_model.padding_token
     postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, padding_token, encoder)
     is_valid = lm_tasks.filter_fn_from_hparams(hparams, encoder)
 
     def score_fn(
-        queries: torch.Tensor,
-        responses: torch.Tensor,
+        queries: torch.Tensor, responses: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Scores of `responses (batch, response_length)` to `queries (batch, query_length)`."""
+        """Score `responses (batch, response_length)` to `queries (batch, query_length)`."""
         responses = postprocess(responses)
         stats = {}
         if isinstance(reward_model, EnsembleReward):
-            of_members = reward_model.rewards_of_members(queries, responses)
-            scores = of_members.mean(0)
-            stats['score_std'] = spread(of_members)
+            scores, stats['score_std'] = reward_model.score_and_spread(queries, responses)
         else:
             scores = reward_model.score(queries, responses)
         is_penalized = ~is_valid(responses).to(scores.device)

@@ -1,9 +1,4 @@
-"""What both trainings set up.
-
-These are ranks and console, the checks before anything is spent, which a dry run makes as well
-(commands/dry_run.py), and a trainer that starts from scratch or where its last checkpoint was
-taken.
-"""
+"""Setup of both trainings: ranks, checks before anything is spent, and a trainer that may go on."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import dataclasses
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.distributed import comm as comms
@@ -20,10 +15,11 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import weights
+from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.machine import processors, products
-from lm_human_preferences.machine.inventory import inventory
+from lm_human_preferences.machine.hardware import hardware
 from lm_human_preferences.machine.products import Library
-from lm_human_preferences.reward_models import places
+from lm_human_preferences.reward_models import locations
 from lm_human_preferences.runs import command_record, run_files, run_settings
 from lm_human_preferences.training import console, loop, memory, precision
 from lm_human_preferences.utils.core import default_device
@@ -46,20 +42,11 @@ if TYPE_CHECKING:
     Training = policy_options.HParams | reward_options.HParams
 
 
-class Trainer(loop.Trainer, Protocol):
-    """What `start` starts."""
-
-    @property
-    def planned_saves(self) -> int:
-        """How many checkpoints the whole training writes."""
-        ...
-
-
-AnyTrainer = TypeVar('AnyTrainer', bound=Trainer)
+AnyTrainer = TypeVar('AnyTrainer', bound=loop.Trainer)
 
 
 def connect(hparams: Training, comm: Comm | None) -> Comm:
-    """`comm`, or the one of the ranks that were launched; UserError as `check_settings`."""
+    """Return `comm`, or the one of the ranks that were launched; UserError as `check_settings`."""
     comm = comm or comms.init_comm(hparams.run.allreduce, hparams.run.timeouts)
     configure_console(hparams.run.console)
     check_settings(hparams, comm.size)
@@ -67,12 +54,7 @@ def connect(hparams: Training, comm: Comm | None) -> Comm:
 
 
 def pin(hparams: Training, comm: Comm) -> None:
-    """Have all ranks use what rank 0 finds: the same commits of what is on the hub, see
-    run_settings.pins, and as many reward models of a trained ensemble.
-
-    Rank 0 fetches the initial model first, since it alone shows progress; ranks on other hosts
-    fetch it when they read it.
-    """
+    """Have all ranks use the commits, seeds and number of reward models of rank 0."""
     pins = {}
     if comm.rank == 0:
         pins = run_settings.pins(hparams)
@@ -83,20 +65,19 @@ def pin(hparams: Training, comm: Comm) -> None:
 
 
 def pinned_members(hparams: Training) -> dict[str, int]:
-    """{--rewards.ensemble: its value} where a policy is given a run that has trained several reward
-    models, and not told how many of them count; else nothing."""
+    """Return {--rewards.ensemble: value} of a given run with several reward models, if not told."""
     if isinstance(hparams, reward_options.HParams) or hparams.rewards.ensemble is not None:
         return {}
     name = hparams.rewards.trained_model
     is_new = hparams.rewards.train_new_model is not None
     if is_new or name in (None, 'test') or not rewards.has_network(hparams):
         return {}
-    members = places.recorded_members(name)
+    members = locations.recorded_members(name)
     return {'rewards.ensemble': members} if members > 1 else {}
 
 
 def check_settings(hparams: Training, ranks: int) -> None:
-    """UserError for settings that do not suit each other, this machine, or so many `ranks`."""
+    """Raise UserError for settings that do not suit each other, the machine or the ranks."""
     hparams.check_ranks(ranks)
     for name in _precisions(hparams):
         precision.check(name, default_device())
@@ -108,32 +89,30 @@ def check_settings(hparams: Training, ranks: int) -> None:
 
 
 def _precisions(hparams: Training) -> list[str]:
-    """That of a training, and that of the reward model which is trained with a policy."""
+    """Return the precision of a training, and that of its new reward model."""
     found = [hparams.run.precision]
     if not isinstance(hparams, reward_options.HParams) and hparams.rewards.train_new_model:
         found.append(hparams.rewards.train_new_model.run.precision)
     return found
 
 
-def precision_notes(hparams: Training, *, keep: bool = True) -> list[str]:
-    """Lines for the user where this processor is slow in what a command computes in.
-
-    keep: whether what is measured for them goes into the cache.
-    """
+def precision_notes(hparams: Training) -> list[str]:
+    """Return lines for the user where this processor is slow in a precision of the command."""
     names = dict.fromkeys(_precisions(hparams))
-    notes = [products.note_on_bf16(name, keep=keep) for name in names]
+    notes = [products.note_on_bf16(name) for name in names]
     return [note for note in notes if note]
 
 
 def show_precision_notes(hparams: Training, comm: Comm) -> None:
-    """Print, once for the whole command, the notes of all ranks' processors."""
-    of_ranks = comm.all_gather_object(precision_notes(hparams))
+    """Print, once for the whole command, the notes of all hosts' processors."""
+    own = precision_notes(hparams) if comm.local_rank == 0 else []
+    of_ranks = comm.all_gather_object(own)
     if comm.rank == 0:
         announce(*dict.fromkeys(itertools.chain.from_iterable(of_ranks)))
 
 
 def _check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
-    """UserError unless a policy and the reward model that is trained with it have the same task."""
+    """Raise UserError unless a policy and its new reward model have the same task."""
     for field in dataclasses.fields(task):
         value, other = getattr(task, field.name), getattr(reward_task, field.name)
         if value != other:
@@ -146,15 +125,10 @@ def _check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
 def check(
     hparams: Training, comm: Comm, memory_plans: Callable[[Sizes], list[memory.MemoryEstimate]]
 ) -> Sizes:
-    """UserError if the networks of a training cannot be fetched, do not suit its task or do not fit
-    into memory; warns where memory may be insufficient.
-
-    Returns the sizes of the training's networks. memory_plans: what takes memory in each part of
-    the training, given these sizes.
-    """
+    """Return the sizes of networks; UserError if they cannot be had, used or held."""
     lm_tasks.check_offline(hparams.task, _files(hparams))
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
-    sizes = initial_model.hparams()
+    sizes = shared.with_learned(initial_model.hparams(), initial_model.create, hparams)
     lm_tasks.check_task(hparams.task, initial_model.encoding, sizes)
     for estimate in memory_plans(sizes):
         memory.check(estimate, comm, default_device())
@@ -164,7 +138,7 @@ def check(
 
 
 def _files(hparams: Training) -> list[str]:
-    """Paths or URLs of what a training reads before its first step, without those of its task."""
+    """Return the paths that a training reads before its first step, but for those of its task."""
     if isinstance(hparams, reward_options.HParams):
         return list(hparams.labels.sources().values())
     given = hparams.rewards
@@ -179,18 +153,15 @@ def _files(hparams: Training) -> list[str]:
 
 
 def check_queries(hparams: Training, encoder: Encoder) -> list[str]:
-    """What is made of the texts of a user's own file, for the user.
-
-    UserError if none makes a query, or if a policy could not be evaluated on any.
-    """
-    notes = lm_tasks.query_notes(hparams.task, encoder, 'train')
+    """Return notes on the texts of a user's own file; UserError if they cannot be used."""
+    notes = lm_tasks.end_notes(hparams.task, encoder)
+    notes += lm_tasks.query_notes(hparams.task, encoder, 'train')
     if not isinstance(hparams, reward_options.HParams) and hparams.run.evaluate:
         evaluate.check_queries(hparams)
     return notes
 
 
 def show_queries(hparams: Training) -> None:
-    """Print the notes of `check_queries`."""
     encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
     log_in_summary(*check_queries(hparams, encoding.get_encoder()))
 
@@ -204,18 +175,14 @@ def start(
     records: Mapping[str, Any],
     model_dir: str,
 ) -> AnyTrainer:
-    """A trainer that is ready for its next step: the first, or that after the last checkpoint.
-
-    build: makes the trainer from the initial model, once precision and random seeds are set.
-    records: files that say how the run was made, by name, of JSON or text; model_dir: where in the
-    run's directory the model is saved, whose sizes and encoding are written there.
-    """
+    """Return a trainer before its next step. records: {name: JSON or text} of the run's files."""
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     width = initial_model.hparams().n_embd
     library = agree_on_library(width, checkpointer, comm)
     precision.configure_for(width, hparams.run.precision, library)
     checkpointer.set_seed(hparams.run.seed)
     console.dump(initial_model.hparams(), name='model_hparams')
+    initial_model = shared.on_one_base(initial_model, hparams, model_dir, comm)
     trainer = build(initial_model)
     checkpointer.restore(trainer, saves=trainer.planned_saves)
     comm.barrier()
@@ -223,28 +190,22 @@ def start(
     if directory is not None and comm.rank == 0:
         log_as_original(f'Will save to {hparams.run.save_dir}')
         for name, record in records.items():
-            _write(storage.join(directory, name), record)
+            path = storage.join(directory, name)
+            if isinstance(record, str):
+                storage.write_bytes(path, record.encode())
+            else:
+                storage.write_json(path, record)
         is_of_policy = run_files.POLICY.settings in records
         command = run_files.POLICY if is_of_policy else run_files.REWARD
-        command_record.begin(directory, command, {'ranks': comm.size, **inventory()})
+        origin = {'ranks': comm.size, **hardware(), **initial_model.parts()}
+        command_record.begin(directory, command, origin)
         command_record.note_seed(directory, command, model_dir, checkpointer.seed)
         initial_model.write_files(storage.join(directory, model_dir))
     return trainer
 
 
-def _write(path: str, record: Any) -> None:
-    if isinstance(record, str):
-        storage.write_bytes(path, record.encode())
-    else:
-        storage.write_json(path, record)
-
-
 def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Library:
-    """The library that multiplies on all ranks of a run, from its beginning to its end.
-
-    A run begins with the one for rank 0's processor, and records both in its checkpoints. Rank 0
-    says where that is slow or would lose digits, and when the run goes on with another processor.
-    """
+    """Return the library for products of all ranks, from a run's beginning to its end."""
     if default_device().type != 'cpu':
         return 'default'
     own = products.choose(n_embd)
@@ -270,7 +231,7 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
 
 @contextlib.contextmanager
 def saved_or_scratch(save_dir: str | None, comm: Comm) -> Iterator[str]:
-    """SAVE_DIR; for a run that is not saved, rank 0's scratch directory, deleted with the block."""
+    """Yield SAVE_DIR, or else a scratch directory of rank 0, deleted with the block."""
     if save_dir is not None:
         yield save_dir
         return

@@ -1,7 +1,4 @@
-"""Commands for the user to type, in the shell in which this program was started.
-
-Only the standard library is needed to import this module.
-"""
+"""Commands for the user to type, in the shell that started this program; no library needed."""
 
 import importlib.util
 import os
@@ -14,12 +11,7 @@ _ROOT = Path(__file__).parents[1]  # of the project
 
 
 def typed(command: str, *words: str) -> str:
-    """`command`, which begins with ./launch.py, ./sample.py or a program such as tensorboard.
-
-    words: what follows it, and is quoted where a shell needs that. The command is returned as it
-    finds this environment's Python: as it is where the environment is active, else behind what
-    this program was started by. A script is named where the user has named one.
-    """
+    """Return `command` and quoted `words` as the user has to type them in this environment."""
     command = ' '.join([command, *map(shlex.quote, words)])
     is_script = command.startswith('./')
     if is_script:
@@ -35,23 +27,20 @@ def typed(command: str, *words: str) -> str:
 
 
 def _beside_this_program(command: str) -> str:
-    """`command` with the folder in which the user has named this program, if its script is there.
-
-    It is not where the program was started by other means than a script of this project.
-    """
+    """Return `command` with the folder that the user has typed for this program, if it is there."""
     script, space, rest = command.partition(' ')
     path = os.path.join(os.path.dirname(sys.argv[0]) or '.', os.path.basename(script))
     return f'{shlex.quote(path)}{space}{rest}' if os.path.exists(path) else command
 
 
 def option_words(name: str, value: object) -> list[str]:
-    """The words of a command that give the option `name` this value, not yet quoted."""
+    """Return the words that give the option `name` this value, not yet quoted."""
     text = str(value)
     return [f'--{name}={text}'] if text.startswith('-') else [f'--{name}', text]
 
 
 def _pipenv() -> str:
-    """The pipenv that started this program: the user's, or .venv/bin/pipenv of tools/setup.sh."""
+    """Return the pipenv that started this program: the user's, or that of tools/setup.sh."""
     own = os.path.join(sys.prefix, 'bin', 'pipenv')
     # The script that tools/setup.sh writes sets this variable.
     if 'PIPENV_IGNORE_VIRTUALENVS' in os.environ and os.path.exists(own):
@@ -60,11 +49,10 @@ def _pipenv() -> str:
 
 
 def _is_active(folder: str) -> bool:
-    """Whether a script that begins with `#!/usr/bin/env python3` runs the Python in `folder`."""
+    """Return whether `#!/usr/bin/env python3` means the Python in `folder`."""
     python = shutil.which('python3')
-    return python is not None and os.path.realpath(os.path.dirname(python)) == os.path.realpath(
-        folder
-    )
+    own = os.path.realpath(folder)
+    return python is not None and os.path.realpath(os.path.dirname(python)) == own
 
 
 def require(module: str) -> None:
@@ -75,13 +63,13 @@ def require(module: str) -> None:
 
 
 def missing(module: str) -> str:
-    """A line for the user about a package that this Python lacks."""
+    """Return a line for the user about a package that this Python lacks."""
     environment = os.path.relpath(_ROOT / '.venv')
     python = os.path.join(environment, 'bin', 'python')
-    told = f'{sys.executable} has no module {module!r}'
+    reason = f'{sys.executable} has no module {module!r}'
     if not os.path.exists(python) or os.path.realpath(sys.prefix) == os.path.realpath(environment):
-        return f'{told}: `sh tools/setup.sh` installs what this program needs into .venv'
+        return f'{reason}: `sh tools/setup.sh` installs what this program needs into .venv'
     return (
-        f'{told}: type `{python} {shlex.join(sys.argv)}`, or `. {environment}/bin/activate` once in'
-        ' this shell'
+        f'{reason}: type `{python} {shlex.join(sys.argv)}`, or `. {environment}/bin/activate` once'
+        ' in this shell'
     )

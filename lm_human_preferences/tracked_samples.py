@@ -1,4 +1,4 @@
-"""What the policy answers to the same few queries while it trains: SAVE_DIR/samples.jsonl."""
+"""Samples of fixed queries during training: SAVE_DIR/samples.jsonl."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.reward_models.places import label_source
+from lm_human_preferences.reward_models.locations import label_source
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
-from lm_human_preferences.training.trainers import PolicyTrainer
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.integers import ceil_div
+from lm_human_preferences.utils.terminal import cut_mark
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.policy_options import HParams
     from lm_human_preferences.language.encodings import Encoder
-    from lm_human_preferences.policy import Policy
     from lm_human_preferences.ppo import Rollout
     from lm_human_preferences.training.console import Decoder
 
@@ -30,18 +30,8 @@ TIMES = 10  # that queries are answered in a run, as a rule
 _TRIES = 20  # draws for each query; a data set may have fewer different ones
 
 
-class Trainer(PolicyTrainer, Protocol):
-    """What this asks of a policy's training."""
-
-    policy: Policy
-
-    def generate(self, queries: torch.Tensor) -> Rollout:
-        """Responses to `queries (batch, query_length)`, with their scores."""
-        ...
-
-
 def fixed_queries(hparams: HParams, encoder: Encoder, count: int) -> torch.Tensor:
-    """The first `count` different queries of the data set: (at most count, query_length)."""
+    """Return the first `count` different queries of the data set: (at most count, query_length)."""
     sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, batch_size=1, labels=label_source(hparams)
     )
@@ -53,8 +43,8 @@ def fixed_queries(hparams: HParams, encoder: Encoder, count: int) -> torch.Tenso
     return torch.tensor(list(found))
 
 
-def hooks(trainer: Trainer, seed: int | None, reader: Decoder) -> list[Hook]:
-    """The hook of a run that keeps samples, on rank 0; none where nothing is saved."""
+def hooks(trainer: PPOTrainer, seed: int | None, reader: Decoder) -> list[Hook]:
+    """Return the hook of a run that keeps samples, on rank 0; none where nothing is saved."""
     run = trainer.hparams.run
     if trainer.comm.rank != 0 or run.directory is None or run.sample_queries == 0:
         return []
@@ -62,13 +52,11 @@ def hooks(trainer: Trainer, seed: int | None, reader: Decoder) -> list[Hook]:
 
 
 class TrackedSamples(Hook):
-    """Has the policy answer --run.sample_queries queries, before the first step and on the way.
+    """Samples of the same queries in a training, on rank 0, with random numbers of their own."""
 
-    It draws random numbers of its own, so a training is the same without it. trainer: of rank 0,
-    which does this alone. seed: of the run. reader: of the policy's encoding.
-    """
-
-    def __init__(self, trainer: Trainer, directory: str, seed: int | None, reader: Decoder) -> None:
+    def __init__(
+        self, trainer: PPOTrainer, directory: str, seed: int | None, reader: Decoder
+    ) -> None:
         run = trainer.hparams.run
         self.trainer = trainer
         self.path = os.path.join(directory, run_files.SAMPLES)
@@ -81,7 +69,7 @@ class TrackedSamples(Hook):
             )
 
     def __enter__(self) -> TrackedSamples:
-        """Drop what an interrupted run has written of steps that come again."""
+        """Drop the samples of steps that a resumed run repeats."""
         if storage.exists(self.path):
             kept = _lines_before(storage.read_whole_lines(self.path), self.trainer.steps_done)
             storage.write_bytes(self.path, ''.join(kept).encode())
@@ -110,10 +98,12 @@ class TrackedSamples(Hook):
         self.trainer.logger.log_text('samples', _as_markdown(records), step)
 
     def _records(self, step: int, rollout: Rollout) -> list[dict[str, Any]]:
+        has_ends = self.trainer.hparams.task.truncates
         kls = (rollout.logprobs.double() - rollout.ref_logprobs.double()).sum(1)
         rows = zip(
             rollout.queries.cpu(),
             rollout.responses.cpu(),
+            rollout.scored_responses.cpu(),
             rollout.scores.tolist(),
             kls.tolist(),
             [None] * len(kls) if rollout.score_std is None else rollout.score_std.tolist(),
@@ -123,14 +113,15 @@ class TrackedSamples(Hook):
             {
                 'step': step,
                 'query': self._text(query),
-                'response': self._text(response),
+                'response': self._text(scored),
                 'query_tokens': query.tolist(),
                 'response_tokens': response.tolist(),
+                **({'tokens_after_end': int((response != scored).sum())} if has_ends else {}),
                 'score': score,
                 **({} if spread is None else {'score_std': spread}),
                 'kl': kl,
             }
-            for query, response, score, kl, spread in rows
+            for query, response, scored, score, kl, spread in rows
         ]
 
     def _text(self, tokens: torch.Tensor) -> str:
@@ -138,7 +129,7 @@ class TrackedSamples(Hook):
 
 
 def _lines_before(text: str, step: int) -> list[str]:
-    """The lines of `text` about earlier steps, up to the first that cannot be read."""
+    """Return the lines about earlier steps, up to the first that cannot be read."""
     kept = []
     for line in io.StringIO(text):  # str.splitlines would also cut at characters in the samples
         try:
@@ -152,10 +143,11 @@ def _lines_before(text: str, step: int) -> list[str]:
 
 
 def _as_markdown(records: list[dict[str, Any]]) -> str:
-    """The samples as TensorBoard shows them: indented, so that nothing in them is markup."""
+    """Format samples for TensorBoard: indented, so that nothing in them is markup."""
     lines = []
     for record in records:
-        text = f'{record["query"]} | {record["response"]}'
+        cut = cut_mark(record.get('tokens_after_end', 0))
+        text = f'{record["query"]} | {record["response"]} {cut}'
         shown = ' '.join(text.split())
         lines.append(f'    {shown}   (score {record["score"]:.2f}, KL {record["kl"]:.2f})')
     return '\n'.join(lines)

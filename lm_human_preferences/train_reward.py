@@ -3,34 +3,36 @@
 import copy
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from lm_human_preferences import lm_tasks, plans, session, storage
+import torch
+
+from lm_human_preferences import label_types, lm_tasks, plans, session, storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
-from lm_human_preferences.hparams.reward_options import HParams, LabelHParams, RunHParams
+from lm_human_preferences.hparams.reward_options import HParams, RunHParams
+from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.labels import label_files, simulated
-from lm_human_preferences.labels.folder_labels import open_folder, recorded_answers, to_record
-from lm_human_preferences.labels.held_out import split
+from lm_human_preferences.labels.folder import are_line_counts
+from lm_human_preferences.labels.held_out import Prediction, prediction_of, rewards_of, split
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_trainer import STATE, RewardModelTrainer
-from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.reward_models import locations
+from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.runs import label_record, run_dir, run_files, run_settings
+from lm_human_preferences.trainers.hooks import reward_hooks
+from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrainer
 from lm_human_preferences.training import console, memory
-from lm_human_preferences.training.hooks import reward_hooks
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import exact_div, set_seed
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import Logger, log_line
 
-MEMBER_SEED_STRIDE = 1_000_003  # as that of ranks, no seed of a run comes near it
-
-__all__ = ['HParams', 'LabelHParams', 'RewardModelTrainer', 'RunHParams', 'train']
+# Like that of ranks: no seed of a run comes near it
+MEMBER_SEED_STRIDE = 1_000_003
 
 
 def train(
@@ -39,75 +41,55 @@ def train(
     experiment: str | None = None,
     task_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Train a reward model and save it to SAVE_DIR/reward_model: `./launch.py train_reward`.
-
-    experiment: that the hyperparameters are of, for the record. task_options: see
-    console.announce_reward_model.
-    """
+    """Train a reward model in SAVE_DIR/reward_model; task_options: see announce_reward_model."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm):
         session.pin(hparams, comm)
         records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
         clock = TimeLeft(dict.fromkeys(plans.reward_phases(hparams.ensemble), 1))
-        train_in_run(hparams, comm, hparams.run, records, clock)
+        prediction = train_in_run(hparams, comm, hparams.run, records, clock)
     if comm.rank == 0:
-        console.announce_reward_model(hparams.run.save_dir, experiment, task_options or {})
-
-
-def member_seed(seed: int | None, member: int) -> int:
-    """The seed of the member of an ensemble that has this number, from 0, where that of the run is
-    `seed`; see run_settings.pins about None."""
-    assert seed is not None, 'members learn the same labels, which a seed may have made'
-    return seed + member * MEMBER_SEED_STRIDE
-
-
-def with_reward_model_in(directory: str, hparams: PolicyHParams) -> PolicyHParams:
-    """The same settings with the path of the reward model that is trained in `directory`.
-
-    As the original wrote them to the run's files: with both ways to a reward model.
-    """
-    placed = copy.deepcopy(hparams)
-    new_model = placed.rewards.train_new_model
-    assert new_model is not None
-    new_model.run.save_dir = directory
-    new_model.ensemble = placed.rewards.members
-    placed.rewards.trained_model = storage.join(directory, run_files.REWARD.network)
-    return placed
+        save_dir = hparams.run.save_dir
+        console.announce_reward_model(save_dir, experiment, task_options or {}, prediction)
 
 
 def train_for_policy(
-    hparams: PolicyHParams, comm: Comm, clock: TimeLeft, experiment: str | None
-) -> None:
-    """Train the reward model of `rewards.train_new_model`, for the policy to use.
-
-    hparams: see with_reward_model_in. clock: of the whole command, see train_in_run. experiment:
-    that the hyperparameters are of.
-    """
+    hparams: PolicyHParams, directory: str, comm: Comm, clock: TimeLeft, experiment: str | None
+) -> PolicyHParams:
+    """Train the reward model of a policy's run in `directory`; return settings with its path."""
+    hparams = copy.deepcopy(hparams)
     new_model = hparams.rewards.train_new_model
     assert new_model is not None
+    new_model.run.save_dir = directory
+    new_model.ensemble = hparams.rewards.members
+    hparams.rewards.trained_model = storage.join(directory, run_files.REWARD.network)
     records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
     train_in_run(new_model, comm, hparams.run, records, clock)
     comm.barrier()
+    return hparams
 
 
 def train_in_run(
-    hparams: HParams,
-    comm: Comm,
-    run: RunHParams,
-    records: dict[str, dict],
-    clock: TimeLeft,
-) -> None:
-    """Train a reward model in a run directory that is locked already; resumes what is there.
+    hparams: HParams, comm: Comm, run: RunHParams, records: dict[str, dict], clock: TimeLeft
+) -> Prediction | None:
+    """Train reward models in a locked run directory, or resume; return the accuracy held out.
 
-    Those of an ensemble are trained one after another, so that one of them at a time has gradients
-    and moments. run: settings of the command, of which this may be the first half. records: JSON
-    files of the run by name, written before the first step. clock: of the command, with the phases
-    that plans.reward_phases names.
+    Only one model at a time has gradients and moments. run: settings of the command, which may
+    train a policy afterwards. None without labels held out, and where it was finished before.
     """
     console.dump(hparams)
-    record = None
+    record = prediction = held_out = None
+    last_step = 0
     for member in range(hparams.ensemble):
-        record = _train_member(hparams, comm, run, records, clock, member, record)
+        trainer = _train_member(hparams, comm, run, records, clock, member, record)
+        if trainer is not None:
+            record, prediction = trainer.label_record, trainer.prediction
+            held_out, last_step = trainer.held_out, trainer.total_steps - 1
+        del trainer  # its memory is the next one's
+    if hparams.ensemble == 1 or prediction is None or hparams.run.directory is None:
+        return prediction
+    assert held_out is not None
+    return _measure_mean(hparams, comm, held_out, last_step) if comm.rank == 0 else None
 
 
 def _train_member(
@@ -118,21 +100,22 @@ def _train_member(
     clock: TimeLeft,
     member: int,
     record: Mapping[str, Any] | None,
-) -> Mapping[str, Any] | None:
-    """Train the member of an ensemble that has this number, from 0; see train_in_run.
-
-    record: of the labels that this process has trained the member before it on; all learn the same
-    ones. Returns their record.
-    """
-    is_whole_run = run is hparams.run
-    is_first = record is None  # of those that this process trains
-    files = _Files.of(hparams.run.directory, member)
-    if run.resume and _is_finished(files, comm):
-        return record
+) -> RewardModelTrainer | None:
+    """Train a model; return its trainer, None if finished; record: of the last one's labels."""
+    directory = hparams.run.directory
+    files = run_files.REWARD.of_member(member)
+    network = directory and storage.join(directory, files.network)
+    finished = directory and storage.join(directory, files.finished)
+    unfinished = directory and storage.join(directory, files.unfinished)
+    if run.resume and _is_finished(finished, comm):
+        if comm.rank == 0 and unfinished:
+            log_line(f'The reward model in {network} is finished')
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return None
     with (
         memory.explain_oom(hparams.option_name('micro_batch_size')),
         Checkpointer(
-            files.unfinished if run.save_dir else None,
+            unfinished if run.save_dir else None,
             comm,
             resume=run.resume,
             schema=STATE,
@@ -141,100 +124,76 @@ def _train_member(
             stop_timeout=run.stop_timeout,
         ) as checkpointer,
     ):
-        if is_whole_run and is_first:
-            session.show_precision_notes(hparams, comm)
-        session.check(hparams, comm, lambda sizes: [plans.reward_memory(hparams, sizes, comm.size)])
-        before = label_record.read(files.labels, comm) if is_first and run.resume else record
-        answers = recorded_answers(before or checkpointer.state.get('trainer', {}))
-        trainer = session.start(
-            lambda initial_model: build_trainer(hparams, initial_model, comm, answers, member),
-            hparams,
-            checkpointer,
-            comm,
-            records=records,
-            model_dir=run_files.REWARD.of_member(member).network,
-        )
-        if comm.rank == 0 and is_first:
-            _show_start(trainer, is_whole_run=is_whole_run)
-        if comm.rank == 0 and hparams.ensemble > 1:
-            log_line(f'Reward model {member + 1} of {hparams.ensemble}')
-        is_begun = member > 0 or checkpointer.prefix is not None
-        _record_labels(trainer, before, files.labels, is_begun=is_begun)
+        trainer = _start(hparams, checkpointer, comm, run, records, member, record)
         trainer.prepare()
         phase = plans.reward_phases(hparams.ensemble)[member]
         training_loop(trainer, reward_hooks(trainer, checkpointer, run.on_anomaly, clock, phase))
         trainer.finish()
-    if comm.rank == 0 and files.finished is not None:
-        checkpoints.save(files.finished, 'model.ckpt', variables_of(trainer))
-        _delete_checkpoints(files.unfinished)
-    return trainer.label_record
+    if comm.rank == 0 and finished and unfinished:
+        checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return trainer
 
 
-@dataclass(frozen=True)
-class _Files:
-    """Where a run keeps its reward model; all None where nothing is saved.
-
-    directory: of the model. finished, unfinished: of checkpoints. labels: the record of the labels,
-    which the members of an ensemble share.
-    """
-
-    directory: str | None = None
-    finished: str | None = None
-    unfinished: str | None = None
-    labels: str | None = None
-
-    @classmethod
-    def of(cls, run_directory: str | None, member: int) -> '_Files':
-        """Those of a run in that directory, of the member of its ensemble with this number."""
-        if run_directory is None:
-            return cls()
-        files = run_files.REWARD.of_member(member)
-        return cls(
-            directory=storage.join(run_directory, files.network),
-            finished=storage.join(run_directory, files.finished),
-            unfinished=storage.join(run_directory, files.unfinished),
-            labels=storage.join(run_directory, run_files.LEARNED),
-        )
+def _is_finished(directory: str | None, comm: Comm) -> bool:
+    """Return whether rank 0 sees the checkpoint of a finished reward model."""
+    latest = checkpoints.latest(directory) if directory else None
+    return comm.all_gather_object(latest is not None)[0]
 
 
-def _show_start(trainer: RewardModelTrainer, *, is_whole_run: bool) -> None:
-    """Print what a run begins with, and what its labels are; a policy's run has begun before."""
-    if is_whole_run:
-        console.show_start('train_reward', trainer.hparams, trainer.comm)
-        session.show_queries(trainer.hparams)
-    log_line(*trainer.label_notes)
-
-
-def _record_labels(
-    trainer: RewardModelTrainer,
-    before: Mapping[str, Any] | None,
-    path: str | None,
-    *,
-    is_begun: bool,
-) -> None:
-    """Write to `path` which labels are learned; see label_record.check about those of `before`."""
+def _start(
+    hparams: HParams,
+    checkpointer: Checkpointer,
+    comm: Comm,
+    run: RunHParams,
+    records: dict[str, dict],
+    member: int,
+    record: Mapping[str, Any] | None,
+) -> RewardModelTrainer:
+    """Return the trainer of a model before its next step, once its labels are recorded."""
+    is_first = record is None  # of those that this process trains
+    is_whole_run = run is hparams.run
+    directory = hparams.run.directory
+    path = directory and storage.join(directory, run_files.LEARNED)
+    if is_whole_run and is_first:
+        session.show_precision_notes(hparams, comm)
+    session.check(hparams, comm, lambda sizes: [plans.reward_memory(hparams, sizes, comm.size)])
+    if is_first and run.resume:
+        record = label_record.read(path, comm)
+    # Earlier versions had them in the trainer's state of a checkpoint.
+    answers = (record or checkpointer.state.get('trainer', {})).get('answers')
+    if not are_line_counts(answers):
+        answers = None
+    trainer = session.start(
+        lambda initial_model: build_trainer(hparams, initial_model, comm, answers, member),
+        hparams,
+        checkpointer,
+        comm,
+        records=records,
+        model_dir=run_files.REWARD.of_member(member).network,
+    )
+    if comm.rank == 0 and is_first:
+        if is_whole_run:
+            console.show_start('train_reward', hparams, comm)
+            session.show_queries(hparams)
+        log_line(*trainer.label_notes)
+    if comm.rank == 0 and hparams.ensemble > 1:
+        log_line(f'Reward model {member + 1} of {hparams.ensemble}')
     assert trainer.label_record is not None
-    with about_option(trainer.hparams.labels.option_name('source')):
-        note = label_record.check(trainer.label_record, before, is_begun=is_begun)
-    if trainer.comm.rank == 0 and note:
+    is_begun = member > 0 or checkpointer.prefix is not None
+    with about_option(hparams.labels.option_name('source')):
+        note = label_record.check(trainer.label_record, record, is_begun=is_begun)
+    if comm.rank == 0 and note:
         log_line(note)
-    if trainer.comm.rank == 0 and path is not None:
+    if comm.rank == 0 and path:
         storage.write_json(path, trainer.label_record)
+    return trainer
 
 
-def _is_finished(files: _Files, comm: Comm) -> bool:
-    """Whether rank 0 sees the checkpoint of a finished reward model; if so, tells the user."""
-    latest = checkpoints.latest(files.finished) if files.finished is not None else None
-    is_finished = comm.all_gather_object(latest is not None)[0]
-    if is_finished and comm.rank == 0:
-        log_line(f'The reward model in {files.directory} is finished')
-        _delete_checkpoints(files.unfinished)
-    return is_finished
-
-
-def _delete_checkpoints(directory: str | None) -> None:
-    if directory is not None:
-        shutil.rmtree(directory, ignore_errors=True)
+def member_seed(seed: int | None, member: int) -> int:
+    """Return the seed of model number `member` of an ensemble; `seed` is the run's."""
+    assert seed is not None, 'run_settings.pins sets it: members learn the same labels'
+    return seed + member * MEMBER_SEED_STRIDE
 
 
 def build_trainer(
@@ -244,39 +203,34 @@ def build_trainer(
     answers: dict[str, int] | None = None,
     member: int = 0,
 ) -> RewardModelTrainer:
-    """The trainer of a run, whose reward model begins as `initial_model`, the same on all ranks.
-
-    answers: of a folder of labels, {labeller: how many lines count}; None: all that it has. member:
-    of an ensemble. The random numbers of the run's seed are its first member's, whose labels all
-    learn; then each of the others has a head of its own, and whatever is drawn later.
-    """
+    """Return the trainer of model `member`; answers: {labeller: lines that count}, None: all."""
     encoding = initial_model.encoding
-    labels, label_notes = None, []
+    encoder = encoding.get_encoder()
     source = hparams.labels.source
-    folder = open_folder(source, comm, answers)
+    folder = label_files.open_folder(source, comm, answers)
+    labels, notes = None, []
     if source != 'mock':
-        labels, label_notes = label_files.load_labels(hparams, encoding, folder)
-    ref_policy = Policy(
-        initial_model,
-        scope='ref_policy',
-        temperature=hparams.task.policy.temperature,
-        embed_queries=lm_tasks.query_formatter(hparams.task, encoding.get_encoder()),
-    )
+        labels, notes = label_files.load_labels(hparams, encoding, folder)
+
+    settings = lm_tasks.policy_settings(hparams.task, encoder)
+    ref_policy = Policy(initial_model, scope='ref_policy', **settings)
     reward_model = RewardModel(initial_model)
     plans.REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
+
     if labels is None:
         labels = simulated.simulated_labels(hparams, ref_policy, comm)
+    of_folder = label_files.to_record(folder, hparams) if folder is not None else {}
+    record = label_record.record_of(source, labels, of_folder)
+    labels, held_out, split_notes = split(labels, hparams)
+
     if member > 0:
         set_seed(member_seed(hparams.run.seed, member), comm.rank)
         reward_model = RewardModel(initial_model)
         comm.broadcast_(reward_model.get_params())
     reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
-    of_folder = to_record(folder, hparams) if folder is not None else {}
-    record = label_record.record_of(source, labels, of_folder)
-    labels, held_out, split_notes = split(labels, hparams)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
-        encoder=encoding.get_encoder(),
+        encoder=encoder,
         comm=comm,
         labels=source,
         batch_size=exact_div(hparams.rollout_batch_size, comm.size),
@@ -284,12 +238,40 @@ def build_trainer(
     return RewardModelTrainer(
         reward_model=reward_model,
         policy=ref_policy,
+        query_sampler=query_sampler,
         labels=labels,
         held_out=held_out,
-        label_notes=[*label_notes, *split_notes],
+        label_notes=[*notes, *split_notes],
         label_record=record,
         hparams=hparams,
         comm=comm,
-        query_sampler=query_sampler,
         member=member,
     )
+
+
+def _measure_mean(
+    hparams: HParams, comm: Comm, held_out: dict[str, torch.Tensor], step: int
+) -> Prediction:
+    """Log and return the accuracy of an ensemble's mean; its models are loaded one by one."""
+    directory = hparams.run.directory
+    assert directory is not None
+    label_type = label_types.get(hparams.labels.type)
+    labels = label_type.without_ties(held_out)
+    encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
+    size = hparams.micro_batch_size or hparams.batch_size
+    found = []
+    for place in locations.locations_of(directory, hparams.ensemble):
+        model = TrainedRewardModel(place.directory, encoding, scope=place.scope)
+        found.append(rewards_of(model.get_rewards, labels, label_type, size))
+    prediction = prediction_of(torch.stack(found).mean(0), labels, label_type)
+    logger = Logger(
+        directory,
+        run_files.REWARD.network,
+        log_interval=hparams.run.log_interval,
+        comm=comm,
+        tag_prefix='train_reward/held_out_of_mean/',
+    )
+    logger.log(prediction.statistics(), step)
+    logger.close()
+    log_line(f'held out, mean of {hparams.ensemble} reward models: {prediction}')
+    return prediction

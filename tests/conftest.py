@@ -1,5 +1,4 @@
-"""Settings for all tests: few threads, nothing new by chance, GPT-2's BPE files where they are at
-hand, no forks."""
+"""Settings for all tests: few threads, fixed seeds, GPT-2's BPE files where available, no forks."""
 
 import gc
 import os
@@ -23,7 +22,7 @@ os.environ['PATH'] = os.pathsep.join([os.path.dirname(sys.executable), os.enviro
 
 import hypothesis
 import pytest
-from golden_data import bpe_directory, why_no_cases
+from golden_data import bpe_directory
 
 from lm_human_preferences.utils.logging import configure_console
 
@@ -64,15 +63,8 @@ for _number in signal.SIGINT, signal.SIGHUP:
 
 
 def pytest_collection_modifyitems(items):
-    """Slow tests first, so that none is begun last, when the other workers have nothing else to
-    do; and tests without a case say which recording they miss."""
+    """Begin with slow tests, so that none is last when the other workers have nothing to do."""
     items.sort(key=lambda item: item.get_closest_marker('slow') is None)
-    for item in items:
-        skip = item.get_closest_marker('skip')
-        if skip and skip.kwargs.get('reason', '').startswith('got empty parameter set'):
-            reason = why_no_cases(item.module.__name__)
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason), append=False)
 
 
 def pytest_collection_finish():
@@ -115,8 +107,7 @@ def ordinary_process():
 
 @pytest.fixture(autouse=True)
 def no_forks_and_no_children_left():
-    """Whatever started them, forks of this process fail the test; trainings that it has left
-    running are ended."""
+    """Fail a test that has forked this process, and end trainings that it has left running."""
     yield
     if interrupted := sys.modules.get('interrupted'):
         interrupted.kill_children()

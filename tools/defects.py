@@ -28,7 +28,7 @@ OPERATORS = {
     ast.Or: ('or', ('and',)),
 }
 # Functions whose arguments are messages or types.
-TELLING = {'TypeVar', 'cast', 'echo', 'fail', 'note', 'print', 'tell', 'warn'}
+TELLING = {'TypeVar', 'cast', 'echo', 'fail', 'note', 'print', 'warn', 'write_summary'}
 SYMMETRIC = {'max', 'maximum', 'min', 'minimum'}  # functions whose arguments may stand in any order
 
 

@@ -69,6 +69,7 @@ NOTES = {  # below a heading
     ),
     'Sampling': '`./sample.py sample`',
     'Evaluation': '`./launch.py evaluate SAVE_DIR`',
+    'Export': '`./launch.py export MODEL_DIR OUTPUT_DIR`',
     'Report': '`./launch.py report RUN...`, see [report.md](report.md)',
     'Figures': '`./launch.py figures`',
     'Asking': (
@@ -95,6 +96,7 @@ def tables() -> dict[str, option_help.Fields]:
         **{heading: (policy if heading in policy else reward)[heading] for heading in headings},
         'Sampling': option_help.shown(_commands(sample.cli)['sample'].fields),
         'Evaluation': commands['evaluate'].fields,
+        'Export': commands['export'].fields,
         'Report': commands['report'].fields,
         'Figures': commands['figures'].fields,
         'Asking': hyperparams.fields(labelling_options.AskHParams),

@@ -1,9 +1,4 @@
-"""Checkpoints of a training, written while it goes on, and from which it resumes.
-
-A run that was interrupted and resumed gives the same result as one that was not. Tensors are in the
-checkpoint itself, exactly. The rest is the state beside it: the trainer's counts, the seed, and the
-random generators of every rank.
-"""
+"""Saving a training in the background, and resuming it with the same result."""
 
 from __future__ import annotations
 
@@ -26,6 +21,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, stopping_message
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import allocator
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, log_line
 
@@ -39,40 +35,29 @@ RANDOM_STATE = {'numpy': (str, range(625), range(2), float), 'torch': str}
 
 
 class Trainer(Protocol):
-    """What a Checkpointer saves, and restores to where its checkpoint was taken."""
+    """Training with tensors, and a state_dict as JSON that is loaded before they are filled in."""
 
     logger: Logger
 
     @property
-    def variable_names(self) -> VariableNames:
-        """What the checkpoint calls the tensors."""
-        ...
+    def variable_names(self) -> VariableNames: ...
 
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        """What a checkpoint holds, by own names."""
-        ...
+    def tensors(self) -> Mapping[str, torch.Tensor]: ...
 
-    def state_dict(self) -> Mapping[str, Any]:
-        """What else it needs, as JSON; `step` is the number of the next step."""
-        ...
+    def state_dict(self) -> Mapping[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; the tensors are filled in afterwards."""
-        ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def variables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """What a checkpoint of `trainer` holds, by the names that it has there; nothing is copied."""
+    """Return the tensors of `trainer` by their names in checkpoints, not copied."""
     return trainer.variable_names.variables(trainer.tensors())
 
 
 class Checkpointer(contextlib.AbstractContextManager):
-    """Saves a trainer to a local `directory` (None: nowhere), and restores it from there.
+    """Saving and resuming of a trainer; every rank has one, and rank 0 writes.
 
-    Every rank has one, and rank 0 writes. Leaving the context waits for what is being written.
-
-    resume: whether to go on from the last checkpoint in `directory` that can be resumed.
-    schema: what the trainer's `state_dict` looks like, see `checkpoints.matches_schema`.
+    directory: local; None: nothing is saved. schema: of the trainer's `state_dict`.
     frozen_scopes: scopes of tensors that never change, which saving need not copy.
     stop_timeout: seconds in which a step has to end after a signal.
     """
@@ -98,13 +83,12 @@ class Checkpointer(contextlib.AbstractContextManager):
         if resume and directory and comm.rank == 0:
             state_schema = {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM_STATE]}
             checkpoint = checkpoints.latest_resumable(directory, state_schema)
-        checkpoint = comm.all_gather_object(checkpoint)[0]
-        self.prefix: str | None = None  # of the checkpoint to resume from
-        self.state: dict[str, Any] = {}
-        if checkpoint:
-            self.prefix, self.state = checkpoint
+        # prefix: of the checkpoint to resume from
+        prefix, state = comm.all_gather_object(checkpoint)[0] or (None, {})
+        self.prefix: str | None = prefix
+        self.state: dict[str, Any] = state
         self.seed: int | None = None
-        # By which library matrices are multiplied, and on which processor the run began.
+        # Library of the matrix products, and the processor that the run began on.
         self.products: dict[str, Any] = {}
         if checkpoints.matches_schema(self.state.get('products'), PRODUCTS):
             self.products = self.state['products']
@@ -120,7 +104,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.wait()
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed this rank. None: as the run that is resumed was seeded; a new run, by chance."""
+        """Seed this rank. None: as the resumed run; a new run at random."""
         if seed is None:
             drawn = self.comm.all_gather_object(secrets.randbits(31))[0]
             seed = self.state.get('seed', drawn)
@@ -128,10 +112,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         set_seed(seed, self.comm.rank)
 
     def restore(self, trainer: Trainer, saves: int) -> None:
-        """Put a new `trainer` where the checkpoint was taken, if there is one.
-
-        UserError if the disk has no room for `saves` checkpoints.
-        """
+        """Restore `trainer` from the checkpoint, if any; UserError without room for `saves`."""
         if self.resume:
             trainer.logger.purge_from(self.state['trainer']['step'] if self.prefix else 0)
         if self.prefix:
@@ -150,22 +131,19 @@ class Checkpointer(contextlib.AbstractContextManager):
             )
 
     def make_latest(self) -> None:
-        """List the resumed checkpoint as the latest: a kill may have come before that."""
+        """List the resumed checkpoint as the latest, if a kill came before that."""
         if self.directory and self.prefix and self.comm.rank == 0:
             checkpoints.discard_after(self.directory, os.path.basename(self.prefix))
 
     def _restore_random_state(self, states: Sequence[dict[str, Any]], size: int) -> None:
-        """Give this rank its own of the `states`; other streams if the seed or the ranks differ."""
+        """Restore this rank's generators; draw other streams if the seed or the ranks differ."""
         assert self.seed is not None and self.saved_step is not None
-        other_seed = (self.seed + self.saved_step) % 2**31
-        if self.seed != self.state['seed']:  # the user has given another one
-            set_seed(other_seed, self.comm.rank)
-            return
-        before = _describe_ranks(len(states), 'cuda' in states[0])
-        now = _describe_ranks(size, torch.cuda.is_available())
-        if before != now:
-            set_seed(other_seed, self.comm.rank)
-            if self.comm.rank == 0:
+        before = f'{len(states)} rank(s) on {"GPU" if "cuda" in states[0] else "CPU"}'
+        now = f'{size} rank(s) on {"GPU" if torch.cuda.is_available() else "CPU"}'
+        has_own_seed = self.seed != self.state['seed']  # the user has given another one
+        if has_own_seed or before != now:
+            set_seed((self.seed + self.saved_step) % 2**31, self.comm.rank)
+            if self.comm.rank == 0 and not has_own_seed:
                 log_line(
                     f'note: {now}, before {before}: responses and minibatches are drawn from other'
                     ' random streams and sums are rounded otherwise, so this is not bit for bit the'
@@ -181,12 +159,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             ) from e
 
     def save(self, trainer: Trainer, *, resumable: bool = True) -> None:
-        """Save a copy of `trainer` in the background, after the previous checkpoint is written.
-
-        resumable: the trainer is between two steps, and all ranks call this; else only rank 0's
-        call counts, and nothing resumes from the checkpoint. Raises what went wrong with the
-        previous checkpoint.
-        """
+        """Save in the background; resumable: False, on rank 0 alone, in the midst of a step."""
         if not self.directory:
             return
         step = trainer.state_dict()['step']
@@ -212,20 +185,16 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.saved_step = step
 
     def save_on_error(self, trainer: Trainer) -> None:
-        """Save `trainer`, which may be in the midst of a step, unless this step is saved already.
-
-        Nothing is saved after a checkpoint has failed.
-        """
+        """Save `trainer` in the midst of a step, unless it is saved or a save has failed."""
         if not self.directory or self.comm.rank != 0 or self.failed:
             return
         if self.saved_step != trainer.state_dict()['step']:
             self.save(trainer, resumable=False)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`tensors` with copies in host memory, but for those of `frozen_scopes`.
-
-        The same buffers serve every checkpoint.
-        """
+        """Return `tensors` copied to host memory, except `frozen_scopes`; buffers are reused."""
+        if not self.host_buffers:
+            allocator.release_freed_memory()
         for name, tensor in tensors.items():
             if name.startswith(self.frozen_scopes):
                 continue
@@ -236,10 +205,7 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def defer_signals(self) -> Iterator[None]:
-        """Within the block, the first SIGINT or SIGTERM waits until `after_step`.
-
-        It waits for `stop_timeout` seconds at most.
-        """
+        """Defer the first SIGINT or SIGTERM to `after_step`, for at most `stop_timeout` seconds."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main_thread else ()
         before = {number: signal.signal(number, self._request_stop) for number in numbers}
@@ -251,7 +217,7 @@ class Checkpointer(contextlib.AbstractContextManager):
                 signal.signal(number, handler)
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: the first one is remembered, the second or the alarm interrupts."""
+        """Remember the first signal; interrupt at the second one, or at the alarm."""
         if self.stop_requested or number == signal.SIGALRM:
             raise KeyboardInterrupt
         self.stop_requested = True
@@ -261,7 +227,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             os.write(2, f'\n{stopping_message(self.stop_timeout)}\n'.encode())
 
     def after_step(self, trainer: Trainer) -> None:
-        """Raise what went wrong in the background; if any rank was asked to stop, save and stop."""
+        """Raise an error of the background; if any rank was asked to stop, save and stop."""
         if self.writing and self.writing.done():
             self.wait()
         if any(self.comm.all_gather_object(self.stop_requested)):
@@ -272,7 +238,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             raise KeyboardInterrupt
 
     def wait(self) -> None:
-        """Return when nothing is being written; raises what went wrong."""
+        """Wait until nothing is being written, and raise its error, if any."""
         if self.writing:
             # If interrupted here, `writing` stays set: the thread still reads the host buffers.
             self.failed = self.writing.exception() is not None
@@ -281,15 +247,8 @@ class Checkpointer(contextlib.AbstractContextManager):
             writing.result()
 
 
-def _describe_ranks(size: int, has_gpu: bool) -> str:
-    return f'{size} rank(s) on {"GPU" if has_gpu else "CPU"}'
-
-
 def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy the values of the checkpoint `prefix` into `tensors`, {variable name: tensor}.
-
-    UserError if one is missing or has another type or shape.
-    """
+    """Copy a checkpoint into `tensors` {variable name: tensor}; UserError if one does not fit."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
         missing = 0j  # no variable is complex, so that this differs from any
@@ -303,7 +262,7 @@ def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """The states of numpy's and torch's generators of this process, as JSON."""
+    """Return the states of numpy's and torch's generators as JSON."""
     _, keys, *rest = np.random.get_state()
     state = {
         'numpy': [_encode(keys), *rest],  # pyright: ignore[reportArgumentType]
@@ -315,7 +274,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore what `random_state` returned."""
+    """Restore the result of `random_state`."""
     keys, *rest = state['numpy']
     np.random.set_state(('MT19937', _decode(keys, np.uint32), *rest))
     torch.set_rng_state(torch.from_numpy(_decode(state['torch'], np.uint8)))
@@ -324,11 +283,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def _encode(array: np.ndarray) -> str:
-    """The bytes of an array as text."""
     values = np.ascontiguousarray(array)
     return base64.b64encode(values).decode()  # pyright: ignore[reportArgumentType]
 
 
 def _decode(text: str, dtype: type[np.generic]) -> np.ndarray:
-    """The array, of one dimension, that `_encode` got."""
     return np.frombuffer(base64.b64decode(text), dtype).copy()

@@ -1,14 +1,7 @@
-"""Checkpoints in the original's format, written so that a crash at any moment loses none of them.
+"""Checkpoints in the original's format, of which a crash at any moment loses none.
 
-names.py lists the files of a checkpoint. The original program reads these directories as its own,
-and nothing in them can execute.
-
-Which checkpoint is the last one depends on who asks. `latest` is what the list says, as TensorFlow
-reads it: sampling, evaluation and another training start from there. `latest_resumable` is the last
-one with a manifest whose every byte is verified: a training that was interrupted goes on from
-there. They differ where a checkpoint was saved in the midst of a step (it has no manifest), where a
-kill came between a checkpoint and the list (it is not in the list yet), and where the last one is
-damaged.
+`latest` is the last checkpoint in the list, as TensorFlow reads it. `latest_resumable` is the last
+one with a manifest and no damage. They differ after a save in the midst of a step, or a kill.
 """
 
 from __future__ import annotations
@@ -50,13 +43,13 @@ MANIFEST = {'index_sha256': str, 'sizes': {INDEX: COUNT, DATA: COUNT}, 'state': 
 
 
 def latest(directory: str) -> str | None:
-    """The prefix of the checkpoint that a local directory lists last, None where there is none."""
+    """Return the prefix of the last checkpoint that a local directory lists, or None."""
     names = _listed(directory)
     return os.path.join(directory, names[-1]) if names else None
 
 
 def _listed(directory: str) -> list[str]:
-    """Names of the checkpoints that `directory` lists and has, the latest last."""
+    """Return the checkpoints that `directory` lists and has, the latest last."""
     path = os.path.join(directory, LIST)
     try:
         with open(storage.cached_path(path), encoding='utf-8', errors='replace') as f:
@@ -70,10 +63,7 @@ def _listed(directory: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """What a training will save in `directory`: so many checkpoints in all, of `size` bytes each.
-
-    max_to_keep: how many of them are kept at a time.
-    """
+    """Checkpoints that a training will save: `saves` in all, of `size` bytes."""
 
     directory: str
     saves: int
@@ -81,20 +71,18 @@ class Planned:
     max_to_keep: int = 20
 
     def to_come(self) -> int:
-        """How many more than now there will be at a time."""
+        """Return how many more checkpoints than now there will be at a time."""
         # The new one is written before the oldest is deleted.
         at_a_time = min(self.saves, self.max_to_keep + 1)
         return max(0, at_a_time - len(_listed(self.directory)))
 
 
 def check_disk_space(*planned: Planned) -> None:
-    """UserError unless the disk of the first has room for all that will be kept at a time."""
+    """Raise UserError unless the disk of the first has room for the checkpoints of all."""
     count = sum(each.to_come() for each in planned)
     need = sum(each.to_come() * each.size for each in planned)
-    directory = planned[0].directory
-    while not os.path.exists(directory):
-        directory = os.path.dirname(directory) or '.'
-    free = shutil.disk_usage(directory).free
+    directory = storage.existing_part(planned[0].directory)
+    free = storage.free_bytes(directory)
     if free < need:
         raise UserError(
             f'--save_dir: {directory} has {free >> 20} MiB free, but {count} checkpoints will take '
@@ -103,7 +91,7 @@ def check_disk_space(*planned: Planned) -> None:
 
 
 def size_of(tensors: Mapping[str, np.ndarray | torch.Tensor]) -> int:
-    """Bytes that a checkpoint of `tensors` takes."""
+    """Return the bytes that a checkpoint of `tensors` takes."""
     return sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + SIZE_OF_OTHER_FILES
 
 
@@ -115,12 +103,9 @@ def save(
     state: Any = None,
     max_to_keep: int = 20,
 ) -> str:
-    """Save a checkpoint, list it as the latest, delete the oldest beyond `max_to_keep`.
+    """Save a checkpoint, list it as the latest, delete the oldest ones; return its prefix.
 
-    Returns its prefix. name: 'model.ckpt', or 'model.ckpt-N' for step N. tensors: {variable name:
-    array or torch tensor}, converted and written one at a time. state: what else to keep, as JSON,
-    for `restore_state`. UserError if the directory cannot be written or the disk is full; what was
-    there is then as it was.
+    name: model.ckpt, or model.ckpt-STEP. UserError if it cannot be written; nothing has changed.
     """
     assert re.fullmatch(NAME, name), name
     prefix = os.path.join(directory, name)
@@ -155,33 +140,29 @@ def write_bundle(
     tensors: Mapping[str, np.ndarray | torch.Tensor],
     state: Any = None,
 ) -> None:
-    """Write the checkpoint `prefix` byte for byte as tf.train.Saver does: all of it, or nothing.
-
-    With a `state`, the manifest is written beside it: the state, the sizes of both files and the
-    digest of the index, which holds the checksum of every tensor.
-    """
+    """Write a checkpoint as tf.train.Saver does, all or nothing; with `state`, also a manifest."""
     manifests = [f'{prefix}{RESUME}'] if state is not None else []
     targets = [*manifests, f'{prefix}{DATA}', f'{prefix}{INDEX}']
     with storage.atomic_write(*targets) as (*manifest_files, data, index):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
+        manifest = {
+            'index_sha256': hashlib.sha256(table).hexdigest(),
+            'sizes': {INDEX: len(table), DATA: data.tell()},
+            'state': state,
+        }
         for file in manifest_files:
-            manifest = {
-                'index_sha256': hashlib.sha256(table).hexdigest(),
-                'sizes': {INDEX: len(table), DATA: data.tell()},
-                'state': state,
-            }
             file.write(_sign(manifest))
 
 
 def _sign(value: dict[str, Any]) -> bytes:
-    """JSON of `value` that begins with the digest of the rest: no byte can change unnoticed."""
+    """Return JSON of `value` that begins with the digest of the rest."""
     rest = json.dumps(value)[1:].encode()
     return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
 
 
 def _parse_signed(text: bytes) -> dict[str, Any]:
-    """The value that `_sign` got; {} or another value if `text` is not what it returned."""
+    """Return the value given to `_sign`; another value if `text` is damaged."""
     try:
         signed = json.loads(text)
         return {name: value for name, value in signed.items() if name != 'sha256'}
@@ -196,7 +177,7 @@ def _commit(directory: str, keep: Sequence[str]) -> None:
 
 
 def _delete(directory: str, names: Collection[str]) -> None:
-    """Delete the files of the checkpoints `names`, and what killed runs left half written."""
+    """Delete the files of the checkpoints `names`, and partial files of killed runs."""
     # Sorted, the resume.json comes last: if a kill interrupts this, it leads here again.
     for file in sorted(os.listdir(directory)):
         match = FILE.fullmatch(file)
@@ -205,29 +186,24 @@ def _delete(directory: str, names: Collection[str]) -> None:
 
 
 def latest_resumable(directory: str, schema: Any = dict) -> tuple[str, Any] | None:
-    """(prefix, state) of the last checkpoint in a local directory that a run can go on from.
-
-    Every byte is verified, and that the state has `schema`, see `matches_schema`. One that fails is
-    passed over with a warning. None if there is no checkpoint; UserError if none is whole.
-    """
-    # The index is the last of its files to appear.
-    prefixes = []
+    """Return (prefix, state) of the last whole checkpoint or None; UserError if all are damaged."""
+    damaged = False
     for name in resumable(directory):
         prefix = os.path.join(directory, name)
-        if os.path.exists(prefix + INDEX):
-            prefixes.append(prefix)
-    for prefix in prefixes:
+        if not os.path.exists(prefix + INDEX):  # the last of its files to appear
+            continue
         try:
             return prefix, _verify(prefix, schema)
         except UserError as e:
             print(f'WARNING: {prefix} is passed over: {e}')
-    if prefixes:
+            damaged = True
+    if damaged:
         raise UserError(f'no checkpoint in {directory} is whole: begin again with --overwrite')
     return None
 
 
 def _verify(prefix: str, schema: Any) -> Any:
-    """The state of the checkpoint `prefix`; UserError unless all of its files are whole."""
+    """Return the state of a checkpoint; UserError if any of its files is damaged."""
     state = restore_state(prefix)
     if not matches_schema(state, schema):
         raise UserError(f'{prefix}{RESUME} does not hold the state of such a run')
@@ -238,23 +214,17 @@ def _verify(prefix: str, schema: Any) -> Any:
 
 
 def discard_after(directory: str, name: str) -> None:
-    """List `name` as the latest checkpoint in `directory`, and delete those of later steps."""
+    """List `name` as the latest checkpoint of `directory`, and delete those of later steps."""
     before = _listed(directory)
-    keep = []
-    for other in before:
-        if other != name and step_of(other) < step_of(name):
-            keep.append(other)
-    keep.append(name)
+    earlier = [other for other in before if step_of(other) < step_of(name)]
+    keep = [*earlier, name]
     if keep != before:
         _commit(directory, keep)
         _delete(directory, {*resumable(directory), *before} - set(keep))
 
 
 def restore_state(prefix: str) -> Any:
-    """The `state` saved with the checkpoint `prefix`, None where there is none.
-
-    BundleError if it, the index or the size of the data is not what was saved. Values are not read.
-    """
+    """Return the state of a checkpoint, or None; BundleError if it, index or sizes are damaged."""
     path = prefix + RESUME
     if not os.path.exists(path):
         return None
@@ -267,10 +237,8 @@ def restore_state(prefix: str) -> Any:
         digest = hashlib.sha256(index.read()).hexdigest()
         size = os.fstat(data.fileno()).st_size
     manifest = _parse_signed(text)
-    if text != _sign(manifest):
+    if text != _sign(manifest) or not matches_schema(manifest, MANIFEST):
         raise tf_bundle.BundleError(f'{path} is damaged: its checksum does not match')
-    if not matches_schema(manifest, MANIFEST):
-        raise tf_bundle.BundleError(f'{path} is no manifest of a checkpoint')
     if manifest['index_sha256'] != digest:
         raise tf_bundle.BundleError(
             f'{path} does not belong to {prefix}{INDEX}: one of them is damaged'
@@ -281,26 +249,18 @@ def restore_state(prefix: str) -> Any:
     return manifest['state']
 
 
-def matches_schema(value: object, schema: Any) -> bool:
-    """Whether a JSON `value` has `schema`, which is made of types, and of `range` for integers.
-
-    A dict requires its names, with values that match; a list at least one value, and that all match
-    its only schema; a tuple as many values, each of which matches its own schema.
-    """
+def matches_schema(value: Any, schema: Any) -> bool:
+    """Return whether a JSON `value` has `schema`: types, ranges of integers, lists and dicts."""
     if isinstance(schema, dict):
-        if not isinstance(value, dict):
-            return False
-        return all(
+        return isinstance(value, dict) and all(
             name in value and matches_schema(value[name], part) for name, part in schema.items()
         )
     if isinstance(schema, list):
-        if not isinstance(value, list) or not value:
-            return False
-        return all(matches_schema(part, schema[0]) for part in value)
+        is_list = isinstance(value, list) and len(value) > 0
+        return is_list and all(matches_schema(part, schema[0]) for part in value)
     if isinstance(schema, tuple):
-        if not isinstance(value, list) or len(value) != len(schema):
-            return False
-        return all(map(matches_schema, value, schema))
+        is_list = isinstance(value, list) and len(value) == len(schema)
+        return is_list and all(map(matches_schema, value, schema))
     if isinstance(schema, range):
         return type(value) is int and value in schema  # True is no integer here
     return isinstance(value, schema)

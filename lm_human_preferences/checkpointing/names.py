@@ -1,13 +1,11 @@
-"""The files of a checkpoint directory by name; loads no numpy, which --help cannot wait for.
+"""Names of files in a checkpoint directory; loads no numpy, which --help cannot wait for.
 
-They are written in this order; replacing the last is the commit.
+The files in the order in which they are written; replacing the last is the commit:
 
-    model.ckpt-N.resume.json           the manifest: what TensorFlow does not keep (step, KL
-                                       coefficient, random states), sizes and checksums
+    model.ckpt-N.resume.json           the manifest: state that TensorFlow does not keep, checksums
     model.ckpt-N.data-00000-of-00001   values of the variables, under the original's names
     model.ckpt-N.index                 their names, shapes and checksums
-    checkpoint                         the list of those that are kept: the one in force, then all
-                                       of them, the latest last
+    checkpoint                         the list of those that are kept, the latest last
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ _LISTED = re.compile(
 
 
 def parse_checkpoint_file(text: str) -> list[str]:
-    """Names of the checkpoints that a `checkpoint` file (CheckpointState) lists, the latest last.
-
-    Of a path, such as a training machine's, only the base name counts: a checkpoint is always
-    beside the file.
-    """
+    """Return the base names that a `checkpoint` file (CheckpointState) lists, the latest last."""
     latest = []
     names = []
     for field, name in _LISTED.findall(text):
@@ -47,10 +41,7 @@ def parse_checkpoint_file(text: str) -> list[str]:
 
 
 def format_checkpoint_file(names: Sequence[str]) -> bytes:
-    """The `checkpoint` file that lists `names`, the latest last, as tf.train.Saver writes it.
-
-    That is, with save_relative_paths.
-    """
+    """Return the `checkpoint` file of tf.train.Saver(save_relative_paths=True) for `names`."""
     lines = [f'model_checkpoint_path: "{names[-1]}"\n']
     for name in names:
         lines.append(f'all_model_checkpoint_paths: "{name}"\n')
@@ -58,10 +49,7 @@ def format_checkpoint_file(names: Sequence[str]) -> bytes:
 
 
 def resumable(directory: str) -> list[str]:
-    """Names of the checkpoints in a local directory that have a resume.json, the latest first.
-
-    Whether they are whole is for `checkpoints.latest_resumable` to say.
-    """
+    """Return the checkpoints with a resume.json, whole or damaged, the latest first."""
     names = []
     for file in os.listdir(directory) if os.path.isdir(directory) else []:
         match = FILE.fullmatch(file)
@@ -71,6 +59,6 @@ def resumable(directory: str) -> list[str]:
 
 
 def step_of(name: str) -> int:
-    """The step that a checkpoint's name tells: 5 for model.ckpt-5, 0 for model.ckpt."""
+    """Return the step in a checkpoint's name: 5 for model.ckpt-5, 0 for model.ckpt."""
     match = re.search(r'-(\d+)$', name)
     return int(match[1]) if match else 0

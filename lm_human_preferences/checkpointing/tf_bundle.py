@@ -1,10 +1,4 @@
-"""TensorFlow 1 checkpoints ("tensor bundles"), read and written with numpy alone.
-
-A checkpoint PREFIX is PREFIX.index, a table that maps names of tensors to BundleEntryProto
-messages, and its shards PREFIX.data-00000-of-00001, ..., which hold the little-endian values.
-PREFIX.meta (the graph) is not needed. The format is that of TensorFlow 1.13:
-protobuf/tensor_bundle.proto and util/tensor_bundle/ in tensorflow/core.
-"""
+"""TensorFlow 1.13 checkpoints by numpy (protobuf/tensor_bundle.proto, util/tensor_bundle/)."""
 
 from __future__ import annotations
 
@@ -62,10 +56,7 @@ class BundleError(UserError):
 
 
 def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Yield ((field number, wire type), number or bytes) of each field of a serialized message.
-
-    Field numbers beyond 7 are skipped. ValueError where the message is damaged.
-    """
+    """Yield ((field number, wire type), value) of the fields 1 to 7; ValueError for damage."""
     position = 0
     while position < len(message):
         tag, position = read_varint(message, position)
@@ -88,7 +79,7 @@ def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """A serialized field; a number that is 0 is left out."""
+    """Return a serialized field; a number that is 0 is left out."""
     if isinstance(value, bytes):
         return varint(number << 3 | BYTES) + varint(len(value)) + value
     if value == 0:
@@ -97,7 +88,7 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 
 def _parse_entry(message: bytes) -> _Entry:
-    """The _Entry of a BundleEntryProto."""
+    """Parse a BundleEntryProto."""
     fields = dict(_fields(message))
     # A TensorShapeProto. One dimension more than numpy supports is enough to refuse the tensor.
     shape = []
@@ -116,7 +107,7 @@ def _parse_entry(message: bytes) -> _Entry:
 
 
 def open_file(path: str) -> BinaryIO:
-    """Open a regular file for reading; BundleError says why that is not possible."""
+    """Open a regular file for reading; BundleError if that fails."""
     if not os.path.exists(path):
         raise BundleError(f'{path} is missing')
     if not os.path.isfile(path):  # opening a pipe would block for ever
@@ -128,7 +119,7 @@ def open_file(path: str) -> BinaryIO:
 
 
 def _mapped(path: str) -> bytes | mmap.mmap:
-    """The contents of a file, mapped; the map goes away with the last array on it."""
+    """Map a file into memory until the last array on it is gone."""
     with open_file(path) as f:
         if os.fstat(f.fileno()).st_size == 0:  # an empty file cannot be mapped
             return b''
@@ -136,12 +127,7 @@ def _mapped(path: str) -> bytes | mmap.mmap:
 
 
 class Bundle(collections.abc.Mapping[str, np.ndarray]):
-    """The tensors of the checkpoint `prefix`, {name: read-only array that maps the file}.
-
-    The index is read and verified at once, a shard is opened when one of its tensors is looked up,
-    and the CRC of a tensor is checked at every lookup; nothing is copied. Raises BundleError;
-    KeyError for a name that is not there.
-    """
+    """Read-only arrays of checkpoint `prefix`, verified at lookup; BundleError for damage."""
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
         self.prefix = os.fspath(prefix)
@@ -171,11 +157,11 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
         return name in self._entries
 
     def shard_names(self) -> list[str]:
-        """Base names of the data files that hold the tensors."""
+        """Return the base names of the data files with the tensors."""
         return [os.path.basename(path) for path in self._shard_paths()]
 
     def nbytes(self) -> int:
-        """Size of the data files that hold the tensors."""
+        """Return the size of the data files with the tensors."""
         return sum(len(_mapped(path)) for path in self._shard_paths())
 
     def _shard_paths(self) -> list[str]:
@@ -191,15 +177,11 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         entry = self._entries[name]
-        if entry.sliced:
-            raise BundleError(
-                f'{self._index}: {name!r} is a partitioned variable, which is not supported'
-            )
-        if entry.dtype not in DTYPES:
-            raise BundleError(
-                f'{self._index}: {name!r} is neither numbers nor booleans (type {entry.dtype} of '
-                'types.proto), which is not supported'
-            )
+        if entry.sliced or entry.dtype not in DTYPES:
+            kind = 'a partitioned variable'
+            if not entry.sliced:
+                kind = f'neither numbers nor booleans (type {entry.dtype} of types.proto)'
+            raise BundleError(f'{self._index}: {name!r} is {kind}, which is not supported')
         dtype = DTYPES[entry.dtype]
         path = self._shard_path(entry.shard)
         data = _mapped(path)
@@ -222,16 +204,15 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
 
 
 def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> bytes:
-    """Write the values of {name: array or torch tensor} to `file`; returns the index's bytes.
-
-    `tensors` may be any mapping: each name is looked up once, in the order of the file. Raises
-    BundleError for a name or a type that a checkpoint cannot hold.
-    """
+    """Write {name: array or torch tensor}, looked up one by one; return the index's bytes."""
     header = _field(1, 1) + _field(3, _field(1, 1))  # one shard, version 1
     rows = [(b'', header)]
     offset = 0
     for name in sorted(tensors):  # code points have the order of their bytes in UTF-8
-        array = _as_array(tensors[name])
+        tensor: Any = tensors[name]
+        if hasattr(tensor, 'detach'):  # of torch
+            tensor = tensor.detach().cpu()
+        array = np.asarray(tensor)
         dtype = array.dtype.newbyteorder('<')
         if dtype not in DTYPE_NUMBERS or not name or name.startswith('\0'):
             raise BundleError(f'{name!r} of type {array.dtype} cannot be written to {file.name}')
@@ -244,10 +225,3 @@ def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor
         rows.append((name.encode(), entry))
         offset += values.nbytes
     return encode_table(rows)
-
-
-def _as_array(tensor: Any) -> np.ndarray:
-    """A numpy array of an array, a torch tensor or a number."""
-    if hasattr(tensor, 'detach'):
-        tensor = tensor.detach().cpu()
-    return np.asarray(tensor)

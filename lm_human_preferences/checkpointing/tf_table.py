@@ -1,9 +1,4 @@
-"""LevelDB tables, the format of a checkpoint's index: sorted (key, value) pairs of bytes.
-
-This is the part of the format that TensorFlow 1.13 uses, in tensorflow/core/lib/io/: format.cc,
-block.cc, block_builder.cc and table_builder.cc. Nothing in a file is trusted: damage raises
-ValueError, and what reading can cost is bounded by MAX_SIZE.
-"""
+"""LevelDB tables of TensorFlow 1.13 (lib/io/): sorted pairs of bytes; ValueError for damage."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ RESTART_INTERVAL = 16
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """(value, position after it) of the base-128 number at `position`."""
+    """Return (value, position after it) of the base-128 number at `position`."""
     value = 0
     for length, byte in enumerate(data[position : position + 10], start=1):
         value |= (byte & 0x7F) << 7 * (length - 1)
@@ -32,19 +27,19 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """A number >= 0 in base 128."""
+    """Return a number >= 0 in base 128."""
     return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
 
 
 class Table:
-    """The table whose file holds `data` (bytes)."""
+    """Table in the bytes of a file."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._budget = MAX_SIZE
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield its (key, value) pairs, once; raises ValueError where it is damaged."""
+        """Yield its (key, value) pairs, once; ValueError if it is damaged."""
         if len(self._data) > MAX_SIZE:
             raise ValueError(TOO_LARGE)
         if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):
@@ -57,10 +52,7 @@ class Table:
             yield from self._entries(handle)
 
     def _block(self, handle: bytes) -> bytes:
-        """The contents of the block at `handle` (offset and size).
-
-        In the file, its kind of compression and its CRC follow.
-        """
+        """Return the block at `handle` (offset and size), which compression and CRC follow."""
         offset, position = read_varint(handle, 0)
         size, _ = read_varint(handle, position)
         end = offset + size
@@ -78,10 +70,7 @@ class Table:
         return self._data[offset:end]
 
     def _entries(self, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of the block at `handle`.
-
-        Of a key, the block holds only what differs from the key before.
-        """
+        """Yield (key, value) of the block at `handle`; keys are stored as differences."""
         block = self._block(handle)
         end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
         if end < 0:
@@ -102,19 +91,8 @@ class Table:
             yield key, block[position - size : position]
 
 
-def _shared_length(first: bytes, second: bytes) -> int:
-    """Length of the longest common prefix."""
-    for i, (a, b) in enumerate(zip(first, second)):
-        if a != b:
-            return i
-    return min(len(first), len(second))
-
-
 def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The contents of a block of (key, value) `rows`.
-
-    Every RESTART_INTERVAL-th key is written in full.
-    """
+    """Return a block of (key, value) `rows`; every RESTART_INTERVAL-th key is in full."""
     entries = bytearray()
     restarts = [0]
     last = b''
@@ -122,7 +100,8 @@ def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
         if i and i % RESTART_INTERVAL == 0:
             restarts.append(len(entries))
             last = b''
-        shared = _shared_length(key, last)
+        differing = (i for i, (a, b) in enumerate(zip(key, last)) if a != b)
+        shared = next(differing, min(len(key), len(last)))
         entries += varint(shared) + varint(len(key) - shared) + varint(len(value))
         entries += key[shared:] + value
         last = key
@@ -130,7 +109,7 @@ def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def successor(key: bytes) -> bytes:
-    """A short key not before `key`: what TensorFlow's FindShortSuccessor returns."""
+    """Return a short key not before `key`, as TensorFlow's FindShortSuccessor."""
     for i, byte in enumerate(key):
         if byte < 0xFF:
             return key[:i] + bytes([byte + 1])
@@ -138,15 +117,11 @@ def successor(key: bytes) -> bytes:
 
 
 def encode_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The table that TensorFlow 1.13 writes for (key, value) `rows` with ascending keys.
-
-    TensorFlow would begin another block after 256 KiB, four times what 1558M with its optimiser
-    takes; here all is one block.
-    """
+    """Return the table of TensorFlow 1.13 for (key, value) `rows` with ascending keys."""
     table = bytearray()
 
     def write(block: bytes) -> bytes:
-        """Append a block, not compressed; returns its handle."""
+        """Append a block, not compressed; return its handle."""
         handle = varint(len(table)) + varint(len(block))
         table.extend(block + b'\0' + struct.pack('<I', masked_crc(block + b'\0')))
         return handle

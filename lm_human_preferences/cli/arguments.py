@@ -1,18 +1,13 @@
-"""Reads command lines as tolerantly as python-fire 0.1.3, the parser of the original, did.
-
-`--a.b=v`, `--a.b v`, `--a-b v`, `--flag`, `--noflag` and quoted values are all good, before and
-after the positionals. `read_words` tells what is given, as text; `convert` reads a value as the
-type of its field says.
-"""
+"""Parser of command lines, as tolerant as python-fire 0.1.3, the parser of the original."""
 
 import ast
 import contextlib
-import dataclasses
 import difflib
 import os
 import re
 import types
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import Field
 from typing import Any
 
 from lm_human_preferences import shell
@@ -27,70 +22,57 @@ from lm_human_preferences.utils.hyperparams import (
 )
 
 _SWITCHES = {
-    'on': 'on',
-    't': 'on',
-    'true': 'on',
-    'off': 'off',
-    'f': 'off',
-    'false': 'off',
-    'none': 'off',
-    '': 'off',
+    **dict.fromkeys(('on', 't', 'true'), 'on'),
+    **dict.fromkeys(('off', 'f', 'false', 'none', ''), 'off'),
 }
-# From which likeness on one word may be meant by another: of parts of a name, and of whole names.
-_ALIKE, _ALMOST = 0.66, 0.9
-# What people call options that have short names.
+# Likeness from which on one word may be meant by another: of words, and of names of options.
+_ALIKE, _ALMOST = 0.66, 0.8
 _SPELT_OUT = {'lr': 'learning_rate', 'noptepochs': 'epochs', 'lam': 'lambda'}
+Fields = Mapping[str, Field]
+Given = dict[str, str | tuple[str, ...]]
 
 
 def read_words(
     args: Sequence[str],
-    fields: Mapping[str, dataclasses.Field],
+    fields: Fields,
     arguments: Mapping[str, str],
     positionals: Sequence[str] = (),
     *,
     rest: str | None = None,
     example: str = '',
     elsewhere: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, str | tuple[str, ...]]:
-    """What the words after a command give, as text: {name: value} of options and arguments.
+) -> Given:
+    """Return {name: text, or texts if repeatable} in the order of a command's words; or UserError.
 
-    fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to
-    be given by position or as `--name`; positionals: names of options that may follow by position;
-    rest: the argument that takes all words that are left, as a tuple. example: a command line to
-    show where an argument is missing. elsewhere: options of other commands, and which these are,
-    for the error about one. UserError says what is wrong. An option that may be given several times
-    has a tuple of texts; of another the last one counts.
-    Options are in the order in which they were given.
+    arguments: {name: name shown} of what has to be given, by position or as `--name`; positionals:
+    options that may follow by position; rest: the argument that takes all words that are left.
+    elsewhere: {option: other commands that have it}.
     """
-    given: dict[str, str | tuple[str, ...]] = {}
-    by_position = []
-    words = [word for word in args if word != '--']
+    given: Given = {}
+    by_position: list[tuple[str, str | None]] = []
+    words = list(args)
     bare_flag = None  # the switch right before this word, if it was given without a value
     while words:
         word = words.pop(0)
-        if re.match('-[A-Za-z]', word):
-            if os.path.exists(word):
-                raise UserError(f'{word}: give a file whose name begins with a dash as ./{word}')
-            raise UserError(f'{word}: options begin with two dashes: -{word}')
+        if word == '--':
+            by_position += [(text, None) for text in words]
+            break
         if not word.startswith('--'):
+            _refuse_single_dash(word)
             by_position.append((word, bare_flag))
             bare_flag = None
             continue
-        name, equals, value = word[2:].partition('=')
-        key, negated = _known(
-            name, fields, arguments, may_negate=not equals, elsewhere=elsewhere or {}
-        )
+        name, equals, text = word[2:].partition('=')
+        key, negated = _known(name, fields, arguments, not equals, elsewhere or {})
         waiting = len(words)
-        if equals:
-            text = value
-        elif negated:
+        if negated:
             text = 'False'
-        else:
+        elif not equals:
             text = _next_value(key, fields.get(key), words)
         before = given.pop(key, ())  # so that `given` is in the order of the last words
         given[key] = (*before, text) if _is_repeatable(key, fields) else text
-        is_bare = not equals and len(words) == waiting
-        bare_flag = key if is_bare and not negated else None
+        is_bare = not equals and not negated and len(words) == waiting
+        bare_flag = key if is_bare else None
     _assign_by_position(given, by_position, fields, arguments, positionals, rest)
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
@@ -99,40 +81,40 @@ def read_words(
     return given
 
 
+def _refuse_single_dash(word: str) -> None:
+    if re.match('-[A-Za-z]', word):
+        if os.path.exists(word):
+            raise UserError(f'{word}: give a file whose name begins with a dash as ./{word}')
+        raise UserError(f'{word}: options begin with two dashes: -{word}')
+
+
 def _assign_by_position(
-    given: dict[str, str | tuple[str, ...]],
+    given: Given,
     by_position: list[tuple[str, str | None]],
-    fields: Mapping[str, dataclasses.Field],
+    fields: Fields,
     arguments: Mapping[str, str],
     positionals: Sequence[str],
     rest: str | None,
 ) -> None:
-    """Add to `given` the words that are given by position; UserError for one too many.
-
-    by_position: each such word, and the switch that stood right before it without a value. After a
-    switch comes an argument, as in `--dry_run sentiment NAME`; where only options are left, it is a
-    bad value of the switch.
-    """
+    """Add (word, the switch right before it) pairs to `given`; UserError for one too many."""
     keys = [key for key in (*arguments, *positionals) if key not in given]
     if rest in keys:
         place = keys.index(rest)
-        words = tuple(word for word, _ in by_position[place:])
-        if words:
-            given[rest] = words
+        if by_position[place:]:
+            given[rest] = tuple(word for word, _ in by_position[place:])
         keys, by_position = keys[:place], by_position[:place]
-    for key, (word, bare_flag) in zip(keys, by_position):
-        if key in arguments:
-            given[key] = word
-            continue
-        if bare_flag is not None:
+    elif rest is not None and isinstance(text := given[rest], str):
+        given[rest] = (text,)
+    for key in keys:
+        if not by_position:
+            return
+        word, bare_flag = by_position[0]
+        is_switch_value = bare_flag is not None
+        if key not in arguments and (is_switch_value or not _converts(key, fields[key], word)):
             break
-        with contextlib.suppress(UserError):  # a word that does not convert is reported below
-            convert(key, fields[key], word)
-            given[key] = word
-            continue
-        break
-    used = sum(key in given for key in keys)
-    for word, bare_flag in by_position[used:]:
+        given[key] = word
+        del by_position[0]
+    for word, bare_flag in by_position:
         if bare_flag is not None:
             raise UserError(
                 f'--{bare_flag} must be {describe(fields[bare_flag].type)}, got {word!r}'
@@ -140,14 +122,21 @@ def _assign_by_position(
         raise UserError(f'unexpected argument {word!r}: options are given as --name value')
 
 
+def _converts(key: str, field: Field, word: str) -> bool:
+    with contextlib.suppress(UserError):
+        convert(key, field, word)
+        return True
+    return False
+
+
 def _known(
     name: str,
-    fields: Mapping[str, dataclasses.Field],
+    fields: Fields,
     arguments: Mapping[str, str],
     may_negate: bool,
     elsewhere: Mapping[str, Sequence[str]],
 ) -> tuple[str, bool]:
-    """The option that `name` means, and whether a `no` before it switches it off."""
+    """Return the option of that `name`, and whether a `no` before it switches it off."""
     key = name.replace('-', '_')
     former_names = renamed(fields)
     current = former_names.get(key, key)
@@ -167,57 +156,49 @@ def _known(
 
 
 def did_you_mean(word: str, choices: Collection[str]) -> str:
-    """A hint for an error message: the choice that is spelt like `word`, or nothing."""
+    """Return a hint for an error message: the choice that is spelt like `word`, or nothing."""
     close = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=_ALIKE)
     return f' (did you mean {close[0]}?)' if close else ''
 
 
 def _with_the_same_end(key: str, names: Mapping[str, str]) -> str | None:
-    """The option whose name ends in `key`, or in whose name `key` ends; None if there is none.
-
-    names: {dotted name, which may be a former one: option}.
-    """
+    """Return the option of {name: option} whose name ends in `key`, or in whose name `key` ends."""
     found = [name for name in names if name.endswith(f'.{key}') or key.endswith(f'.{name}')]
     return names[min(found, key=len)] if found else None
 
 
 def _spelt_alike(key: str, names: Mapping[str, str]) -> str | None:
-    """The option that an unknown dotted name may have meant; None if none is spelt like it.
-
-    The last part of a name tells more than its group. names: see `_with_the_same_end`.
-    """
+    """Return the option that an unknown dotted name may mean; names: see `_with_the_same_end`."""
     group, _, leaf = key.rpartition('.')
-    found = []
-    for name in sorted(names):
+    same_leaf = [name for name in names if name.endswith(f'.{leaf}')]
+    options = {}  # by the text that is compared
+    near = []  # texts of which less likeness is enough: parts of names, and names that go on
+    text = key.replace('.', '_')
+    for name in sorted(same_leaf or names, key=len):
         its_group, _, its_leaf = name.rpartition('.')
-        of_leaf = max(_likeness(leaf, its_leaf), _likeness(leaf, _SPELT_OUT.get(its_leaf, '')))
-        of_group = _likeness(group, its_group) if group else 1.0
-        of_all = _likeness(key.replace('.', '_'), name.replace('.', '_'))
-        if of_leaf == 1 or min(of_leaf, of_group) >= _ALIKE or of_all >= _ALMOST:
-            likeness = max(of_leaf + of_group, 2 * of_all)
-            found.append((of_leaf == 1, likeness, -len(name), name))
-    return names[max(found)[-1]] if found else None
+        for word in (its_leaf, _SPELT_OUT.get(its_leaf, its_leaf)):
+            whole = f'{its_group}_{word}'.replace('.', '_')
+            options.setdefault(whole, names[name])
+            if not group:
+                options.setdefault(word, names[name])
+                near.append(word)
+            elif whole.startswith(text):
+                near.append(whole)
+    close = difflib.get_close_matches(text, options, n=1, cutoff=0 if same_leaf else _ALMOST)
+    close = close or difflib.get_close_matches(text, near, n=1, cutoff=_ALIKE)
+    return options[close[0]] if close else None
 
 
-def _likeness(a: str, b: str) -> float:
-    """From 0 to 1, for texts that are equal."""
-    return difflib.SequenceMatcher(None, a, b).ratio()
-
-
-def _is_repeatable(key: str, fields: Mapping[str, dataclasses.Field]) -> bool:
+def _is_repeatable(key: str, fields: Fields) -> bool:
     return key in fields and TEXTS in members(fields[key].type)
 
 
-def _is_flag(field: dataclasses.Field) -> bool:
+def _is_flag(field: Field) -> bool:
     return bool in members(field.type) or group_class(field.type) is not None
 
 
-def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> str:
-    """Take the option's value from `words`, those after the option.
-
-    A flag without a value is on. A number without one is 1 at the end of a command line, which is
-    recorded of the original; before another option, the value was forgotten: UserError.
-    """
+def _next_value(key: str, field: Field | None, words: list[str]) -> str:
+    """Take the option's value from `words` after it; UserError if a number is missing."""
     flag = field is not None and _is_flag(field)
     if (
         words
@@ -232,14 +213,8 @@ def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> 
     raise UserError(f'--{key} needs a value')
 
 
-def convert(key: str, field: dataclasses.Field, text: str | tuple[str, ...]) -> Any:
-    """The value of option `key` given as `text`.
-
-    UserError names the option, the text and the expected type.
-
-    text: of an option that may be given several times, a tuple of texts, which are taken as they
-    are.
-    """
+def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
+    """Return the value of option `key` given as `text`, or as a tuple of texts; or UserError."""
     if TEXTS in members(field.type):
         return tuple(_checked_text(key, one) for one in text)
     assert isinstance(text, str)
@@ -264,7 +239,7 @@ def _checked_text(key: str, text: str) -> str:
 
 
 def _read(ty: Any, text: str) -> Any:
-    """What hyperparams.parse makes of `text`, but any case, quotes, and 1e3 as an int will do."""
+    """Parse `text` as hyperparams.parse does, but accept any case, quotes, and 1e3 as an int."""
     allowed = members(ty)
     plain = _unquote(text)
     if str in allowed:
@@ -288,7 +263,7 @@ def _read(ty: Any, text: str) -> Any:
 
 
 def _unquote(text: str) -> str:
-    """`text` without quotes around it: they were needed to keep 'off' or '5' a string."""
+    """Return `text` without the quotes that kept 'off' or '5' a string in the original."""
     literal = _literal(text) if text[:1] in ('"', "'") else None
     return literal if isinstance(literal, str) else text
 

@@ -8,10 +8,8 @@ from typing import Any
 import click
 
 from lm_human_preferences.cli import launch, user_settings
-from lm_human_preferences.cli.arguments import did_you_mean
-from lm_human_preferences.cli.job_names import JobName
+from lm_human_preferences.cli.launch import JobName
 from lm_human_preferences.cli.program import Command
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import labelling_options, reward_options
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
@@ -25,13 +23,9 @@ LABEL_FIELDS = {
 
 
 def label_commands(reward_experiments: Experiments) -> list[Command]:
-    """All of them. reward_experiments: those of train_reward, which decide task and label type."""
-    return [*_commands_of_experiments(reward_experiments), *_commands_of_folders()]
-
-
-def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
+    """Return the commands; reward_experiments of train_reward decide task and label type."""
     return [
-        experiment_command(
+        _experiment_command(
             'ask',
             JobName.ASK,
             labelling_options.AskHParams,
@@ -43,7 +37,7 @@ def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
                 " are queries of the experiment's data set, each with responses of a policy."
             ),
         ),
-        experiment_command(
+        _experiment_command(
             'import_labels',
             JobName.IMPORT_LABELS,
             labelling_options.ImportHParams,
@@ -56,6 +50,7 @@ def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
                 ' or is an export of Label Studio.'
             ),
         ),
+        *_commands_of_folders(),
     ]
 
 
@@ -98,7 +93,7 @@ def _commands_of_folders() -> list[Command]:
     ]
 
 
-def experiment_command(
+def _experiment_command(
     name: str,
     job: JobName,
     hparam_class: type[hyperparams.HParams],
@@ -106,22 +101,13 @@ def experiment_command(
     arguments: Sequence[str],
     **attrs: Any,
 ) -> Command:
-    """The command `name EXPERIMENT ARGUMENT ... [--option value ...]`.
-
-    It runs `job` with the settings of the experiment's reward model, which has the
-    options LABEL_FIELDS, and with the arguments and the options of `hparam_class`.
-    """
+    """Return `name EXPERIMENT ARGUMENT ...`: `job` with the options of both classes."""
 
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
-        """settings: the options that were given, by name; values: those of `arguments`."""
-        if exp not in reward_experiments:
-            raise UserError(
-                f'no experiment {exp!r}: choose from {", ".join(reward_experiments)}'
-                + did_you_mean(exp, reward_experiments)
-            )
+        """Start the job. settings: given options by name. values: of `arguments`."""
+        binds = user_settings.bindings(reward_experiments, exp, name)
         own = hyperparams.fields(hparam_class).keys()
         options = hparam_class(**{key: settings.pop(key) for key in own & settings.keys()})
-        binds, _ = user_settings.read_trial(*reward_experiments[exp])
         hparams = reward_options.HParams()
         hparams.override_from_dict(binds)
         settings = user_settings.with_end_of_response(settings, hparams.task)
@@ -141,9 +127,6 @@ def experiment_command(
         name,
         start,
         {**hyperparams.fields(hparam_class), **LABEL_FIELDS},
-        [
-            click.Argument(['exp'], metavar='EXPERIMENT'),
-            *(click.Argument([argument]) for argument in arguments),
-        ],
+        [click.Argument(['exp'], metavar='EXPERIMENT'), *arguments],
         **attrs,
     )

@@ -1,24 +1,19 @@
-"""From a command line to a job (the original's utils/launch.py).
-
-Experiments are resolved to hyperparameters, the user's settings laid over them, and jobs started on
-one rank or several.
-"""
+"""From a command line to a job (the original's utils/launch.py)."""
 
 import dataclasses
+import enum
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.cli.arguments import did_you_mean
-from lm_human_preferences.cli.job_names import JobName
 from lm_human_preferences.cli.program import Command, completion
 from lm_human_preferences.cli.user_settings import (
+    bindings,
     override,
-    read_trial,
     settable,
     with_end_of_response,
 )
@@ -40,13 +35,32 @@ Settings = TypeVar('Settings', bound=hyperparams.HParams)
 Complete = Callable[[dict[str, Any], Any, str], tuple[dict[str, Any], list[str]]]
 
 LONGEST_NAME = 255
+_NO_EFFECT = 'note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME'
 # The exit statuses of a job that a signal ended.
 ENDED_BY_SIGNAL = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
 
 
+class JobName(enum.StrEnum):
+    """Jobs as 'module:function': importing one loads torch, so a command names it."""
+
+    TRAIN_REWARD = 'lm_human_preferences.train_reward:train'
+    TRAIN_POLICY = 'lm_human_preferences.train_policy:train'
+    SAMPLE = 'lm_human_preferences.commands.sample_policy:sample_policy'
+    EXPORT = 'lm_human_preferences.commands.export_model:export'
+    DOCTOR = 'lm_human_preferences.commands.doctor:doctor'
+    EVALUATE = 'lm_human_preferences.evaluation.evaluate:evaluate'
+    REPORT = 'lm_human_preferences.commands.write_report:write_report'
+    FIGURES = 'lm_human_preferences.reproduction.figures:figures'
+    ASK = 'lm_human_preferences.commands.ask:ask'
+    IMPORT_LABELS = 'lm_human_preferences.commands.texts.import_labels:import_labels'
+    LABEL = 'lm_human_preferences.commands.answer_questions:label'
+    LABELS = 'lm_human_preferences.commands.report_labels:report_labels'
+    SCORE = 'lm_human_preferences.commands.texts.score:score'
+
+
 @dataclasses.dataclass
 class RankHParams(hyperparams.HParams):
-    """How many processes a job gets, and where."""
+    """Number of ranks of a job, and where they run."""
 
     mpi: int | None = option(
         None, 'ranks to start; None: one for every visible GPU, or 1 without', at_least=1
@@ -54,19 +68,16 @@ class RankHParams(hyperparams.HParams):
     mode: str = option('local', help=None)  # the original has it, with this one value
 
     def validate(self) -> None:
-        """Also ValueError for a mode that this program does not have."""
         super().validate()
         if self.mode != 'local':
-            raise ValueError(
-                f"{self.option_name('mode')} {self.mode} is not available: only 'local' is"
-            )
+            raise ValueError(f"{self.setting('mode')} is not available: only 'local' is")
 
 
 def validated(hparams: Settings) -> Settings:
-    """`hparams`, checked: what its class finds wrong is a UserError."""
+    """Return `hparams`; raise UserError for what its class finds wrong."""
     try:
         hparams.validate()
-    except (AssertionError, TypeError, ValueError) as e:
+    except (TypeError, ValueError) as e:
         raise UserError(str(e)) from e
     return hparams
 
@@ -77,15 +88,15 @@ def validated(hparams: Settings) -> Settings:
 def start_job(
     job: JobName, arguments: dict[str, Any], mpi: int | None, *, has_ranks: bool = True
 ) -> None:
-    """Call `job` with keyword `arguments` on `mpi` ranks.
-
-    mpi: None for one rank for each GPU. has_ranks: whether the job can share its work; else it is
-    done by this process, or by the first of those that a launcher has started.
-    """
+    """Call `job` on `mpi` ranks (None: one for each GPU), or without ranks in one process."""
     if 'VISIBLE_DEVICES' in os.environ:  # the variable that the original read
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
+    launched = launch_methods.current()
     if not has_ranks:
-        _do_alone(job, arguments)
+        if launched.rank == 0:
+            if launched.size > 1:
+                note(f'note: one of {launched.size} ranks does all of this command')
+            worker.import_job(job)(**arguments)
         return
     shell.require('torch')  # ranks would look for mpiexec first
     size = _world_size(mpi)
@@ -97,7 +108,7 @@ def start_job(
             note(run_dir.resume_hint(hparams))
 
     try:
-        if launch_methods.current().size > 1:
+        if launched.size > 1:
             worker.run_job(job, arguments, at_interrupt=show_resume_hint)
         elif size > 1:
             if hasattr(hparams, 'check_ranks'):
@@ -116,21 +127,8 @@ def start_job(
         raise
 
 
-def _do_alone(job: JobName, arguments: dict[str, Any]) -> None:
-    launched = launch_methods.current()
-    if launched.rank > 0:
-        return
-    if launched.size > 1:
-        note(f'note: one of {launched.size} ranks does all of this command')
-    worker.import_job(job)(**arguments)
-
-
 def _world_size(mpi: int | None) -> int:
-    """How many ranks a job gets.
-
-    As many as mpiexec, srun or torchrun has started; else `mpi`; else one for each GPU, or 1
-    without.
-    """
+    """Return the number of ranks: the launcher's, else `mpi`, else one for each GPU, or 1."""
     launched = launch_methods.current()
     if launched.decides_size:
         if mpi not in (None, launched.size):
@@ -141,13 +139,9 @@ def _world_size(mpi: int | None) -> int:
         return launched.size
     if mpi is not None:
         return mpi
-    return max(1, _visible_gpus())
-
-
-def _visible_gpus() -> int:
     # It takes seconds to import: only a job that starts pays for it.
     torch = worker.import_for_good('torch')
-    return torch.cuda.device_count()
+    return max(1, torch.cuda.device_count())
 
 
 # ---------------------------------------------------------------- commands
@@ -157,35 +151,28 @@ def job_command(
     name: str,
     job: JobName,
     hparam_class: type[hyperparams.HParams] = hyperparams.HParams,
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str | click.Argument] = (),
+    check: Callable[..., object] | None = None,
+    more: Callable[[], dict[str, Any]] = dict,
     **attrs: Any,
 ) -> Command:
-    """The command `name ARGUMENT ... [--option value ...]`.
+    """Return `name ARGUMENT ... [--option ...]`; check(*arguments): before torch is loaded."""
 
-    It runs `job` with the arguments and options as keyword arguments, on one rank unless
-    `hparam_class` has the options of RankHParams.
-    """
-
-    def start(settings: dict[str, Any], *values: str) -> None:
-        """settings: the options that were given, by name; values: those of `arguments`."""
+    def start(settings: dict[str, Any], *values: Any) -> None:
+        """Start the job. settings: given options by name. values: of `arguments`."""
         hparams = hparam_class()
         override(hparams, settings)
         nested = validated(hparams).to_nested_dict()
+        if check is not None:
+            check(*values)
         has_ranks = 'mpi' in nested
         mpi = nested.pop('mpi', 1)
         nested.pop('mode', None)
-        job_arguments = {**dict(zip(arguments, values)), **nested}
+        job_arguments = {**dict(zip(command.arguments, values)), **more(), **nested}
         start_job(job, job_arguments, mpi, has_ranks=has_ranks)
 
-    click_arguments = [click.Argument([key]) for key in arguments]
-    return Command(name, start, hyperparams.fields(hparam_class), click_arguments, **attrs)
-
-
-def _keep_settings(
-    settings: dict[str, Any], hparams: Any, experiment: str
-) -> tuple[dict[str, Any], list[str]]:
-    """`settings`, for a command where nothing follows from them."""
-    return settings, []
+    command = Command(name, start, hyperparams.fields(hparam_class), arguments, **attrs)
+    return command
 
 
 def experiment_command(
@@ -196,24 +183,43 @@ def experiment_command(
     *,
     help: str,
     example: str = '',
-    complete: Complete = _keep_settings,
+    complete: Complete | None = None,
 ) -> Command:
-    """The command `name EXPERIMENT NAME [--option value ...]`.
+    """Return `name EXPERIMENT NAME [--option value ...]`; complete: adds implied settings."""
+    launch_class = _launch_class(name)
+    launch_fields = hyperparams.fields(launch_class)
 
-    It runs `job` with an experiment's hyperparameters. experiments: name -> trials (see combos).
-    complete(settings, hparams, experiment) returns the user's settings and what follows from them,
-    given the experiment's hyperparameters, and lines that tell the user of it.
-    """
-    experiment_launcher = ExperimentLauncher(name, job, hparam_class, experiments, complete)
-    arguments = [
-        click.Argument(['exp'], metavar='EXPERIMENT', shell_complete=completion(list(experiments))),
-        click.Argument(['name']),
-    ]
+    def start(settings: dict[str, Any], exp: str, name_of_run: str) -> None:
+        """Start the training, or print what would start."""
+        binds = bindings(experiments, exp, name)
+        name_of_run = _checked_name(name_of_run)
+        if _nothing_is_saved(settings):
+            settings.pop('run.save_dir', None)
+        launch_settings = {key: settings.pop(key) for key in launch_fields if key in settings}
+        launch: Any = validated(launch_class(**launch_settings))
+        hparams = hparam_class()
+        settings = _resolve(hparams, binds, settings, exp, complete)
+        if launch.save_dir:
+            hparams.run.save_dir = storage.join(launch.save_dir, name_of_run)
+            if 'run.save_dir' in settings:
+                note(_NO_EFFECT)
+        validated(hparams)
+        if launch.dry_run:
+            _dry_run(f'{name_of_run}: {binds}', hparams, launch, settings)
+            return
+        run_dir.prepare_run_dir(hparams, overwrite=launch.overwrite, explicitly_set=settings)
+        mpi = launch.mpi
+        if mpi is None and hparams.run.resume:
+            mpi = run_dir.ranks_of(hparams.run.directory)
+        start_job(job, training_arguments(hparams, exp, binds), mpi)
+
+    complete_word = completion(list(experiments))
+    experiment = click.Argument(['exp'], metavar='EXPERIMENT', shell_complete=complete_word)
     return Command(
         name,
-        experiment_launcher.launch,
-        {**experiment_launcher.launch_fields, **settable(hparam_class)},
-        arguments,
+        start,
+        {**launch_fields, **settable(hparam_class)},
+        [experiment, 'name'],
         positionals=('dry_run', 'mpi', 'mode', 'save_dir'),
         example=example,
         help=f"""{help}
@@ -227,102 +233,28 @@ An experiment sets what is [required] below and changes some of the defaults;
     )
 
 
-class Job(NamedTuple):
-    """One trial of an experiment, resolved. explicitly_set: what the user set, by dotted name."""
-
-    experiment: str
-    name: str
-    binds: dict[str, Any]
-    hparams: Any
-    explicitly_set: dict[str, Any]
-
-
-class ExperimentLauncher:
-    """What `experiment_command` does when it is called; its arguments are described there."""
-
-    def __init__(
-        self,
-        command: str,
-        job: JobName,
-        hparam_class: 'type[Training]',
-        experiments: Mapping[str, Sequence[Trial]],
-        complete: Complete,
-    ) -> None:
-        self.command = command
-        self.job = job
-        self.hparam_class = hparam_class
-        self.experiments = experiments
-        self.complete = complete
-        self.launch_class = _launch_class(command)
-        self.launch_fields = hyperparams.fields(self.launch_class)
-
-    def launch(self, settings: dict[str, Any], exp: str, trial_name: str) -> None:
-        """Resolve all trials of experiment `exp` before the first of them starts."""
-        trials = self.experiments.get(exp)
-        if trials is None:
-            raise UserError(
-                f'no experiment {exp!r} for {self.command}: choose from'
-                f' {", ".join(self.experiments)}{did_you_mean(exp, self.experiments)}'
-            )
-        _check_name(trial_name)
-        if _nothing_is_saved(settings):
-            settings.pop('run.save_dir', None)
-        launch_settings = {key: settings.pop(key) for key in self.launch_fields if key in settings}
-        launch: Any = validated(self.launch_class(**launch_settings))
-        jobs = [
-            self._resolve(trial, settings, exp, trial_name, launch.save_dir) for trial in trials
-        ]
-        if launch.save_dir and 'run.save_dir' in settings:
-            note(
-                'note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME'
-            )
-        if launch.dry_run:
-            for job in jobs:
-                _dry_run(job, launch)
-        else:
-            self._start(jobs, launch)
-
-    def _resolve(
-        self,
-        trial: Trial,
-        settings: dict[str, Any],
-        exp: str,
-        trial_name: str,
-        save_dir: str | None,
-    ) -> Job:
-        binds, descriptor = read_trial(trial)
-        hparams = self.hparam_class()
-        hparams.override_from_dict(binds)
-        settings = with_end_of_response(settings, hparams.task)
-        explicitly_set, notes = self.complete(settings, hparams, exp)
-        for line in notes:
+def _resolve(
+    hparams: Any,
+    binds: dict[str, Any],
+    settings: dict[str, Any],
+    experiment: str,
+    complete: Complete | None,
+) -> dict[str, Any]:
+    """Set `hparams` by an experiment and the user; return the user's settings, completed."""
+    hparams.override_from_dict(binds)
+    settings = with_end_of_response(settings, hparams.task)
+    if complete is not None:
+        settings, lines = complete(settings, hparams, experiment)
+        for line in lines:
             note(line)
-        override(hparams, explicitly_set)
-        name = f'{trial_name}/{descriptor}'.rstrip('/')
-        if save_dir:
-            hparams.run.save_dir = storage.join(save_dir, name)
-        return Job(exp, name, binds, validated(hparams), explicitly_set)
-
-    def _start(self, jobs: Sequence[Job], launch: Any) -> None:
-        for job in jobs:
-            run_dir.prepare_run_dir(
-                job.hparams, overwrite=launch.overwrite, explicitly_set=job.explicitly_set
-            )
-        for job in jobs:
-            mpi = launch.mpi
-            if mpi is None and job.hparams.run.resume:
-                mpi = run_dir.ranks_of(job.hparams.run.directory)
-            arguments = training_arguments(job.hparams, job.experiment, job.binds)
-            start_job(self.job, arguments, mpi)
+    override(hparams, settings)
+    return settings
 
 
 def training_arguments(
     hparams: 'Training', experiment: str | None, binds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of the job that trains with `hparams`.
-
-    binds: what the experiment sets; nothing where it is not known.
-    """
+    """Return the arguments of a training's job; binds: settings of the experiment, if known."""
     arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
     if hparams.writes()[-1] == run_files.REWARD.command:
         options = commands.differences(hparams, binds)
@@ -333,13 +265,13 @@ def training_arguments(
 
 
 def _nothing_is_saved(settings: Mapping[str, Any]) -> bool:
-    """Whether --save_dir None is the last that `settings`, in their order, say of a directory."""
+    """Return whether --save_dir None is the last of the `settings` of a directory."""
     given = [key for key in settings if key in ('save_dir', 'run.save_dir')]
     return given[-1:] == ['save_dir'] and not settings['save_dir']
 
 
 def _launch_class(command: str) -> type[hyperparams.HParams]:
-    """The options of the command itself, beside those of its experiment."""
+    """Return the options of the command itself, beside those of its experiment."""
     dry_run = option(
         False,
         'print all settings, make the checks that need no work, say what would start, and start'
@@ -362,18 +294,18 @@ def _launch_class(command: str) -> type[hyperparams.HParams]:
     )
 
 
-def _dry_run(job: Job, launch: Any) -> None:
-    """Print the settings of `job`, check what can be checked without work, say what would start."""
+def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, Any]) -> None:
+    """Print the settings of a run, check what needs no work, and print what would start."""
     dry_run = worker.import_job('lm_human_preferences.commands.dry_run:dry_run')  # loads torch
-    click.echo(f'{job.name}: {job.binds}')
-    hyperparams.dump(job.hparams)
-    hyperparams.dump_additions(job.hparams)
-    lines = dry_run(job.hparams, _world_size(launch.mpi), launch.overwrite, job.explicitly_set)
-    for line in lines:
+    click.echo(title)
+    hyperparams.dump(hparams)
+    hyperparams.dump_additions(hparams)
+    for line in dry_run(hparams, _world_size(launch.mpi), launch.overwrite, explicitly_set):
         note(line)
 
 
-def _check_name(name: str) -> None:
+def _checked_name(name: str) -> str:
+    """Return the NAME of a run without a slash at its end; UserError if it is none."""
     is_relative = not name.startswith('/') and '..' not in name.split('/')
     is_name = bool(name.strip('/')) and name.isprintable() and len(name) <= LONGEST_NAME
     if not (is_relative and is_name):
@@ -381,3 +313,4 @@ def _check_name(name: str) -> None:
             f'NAME {name!r:.80} must be a relative path without .., of at most {LONGEST_NAME}'
             ' characters: it is joined to --save_dir'
         )
+    return name.rstrip('/')

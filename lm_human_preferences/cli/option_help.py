@@ -1,4 +1,4 @@
-"""How options are described in help pages and docs/options.md: sections, types, defaults."""
+"""Descriptions of options in help pages and docs/options.md: sections, types, defaults."""
 
 import dataclasses
 import types
@@ -13,8 +13,10 @@ HEADINGS = {  # of the options in a group, in the order of help pages; '' holds 
     'run': 'Run',
     'task': 'Task',
     'task.policy': 'Policy',
+    'task.policy.lora': 'Adapters',
     'labels': 'Labels',
     '': 'Reward training',
+    'lora': 'Adapters of a reward model',
     'rewards': 'Rewards',
     'rewards.adaptive_kl': 'Adaptive KL',
     'rewards.online': 'Online labels',
@@ -26,20 +28,16 @@ _TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', type
 
 
 def is_shown(field: dataclasses.Field) -> bool:
-    """Whether help pages have the option."""
     return field.metadata['help'] is not None
 
 
 def shown(fields: Fields) -> Fields:
-    """Those of `fields` {name: field} that help pages have."""
+    """Return those of `fields` {name: field} that help pages have."""
     return {name: field for name, field in fields.items() if is_shown(field)}
 
 
 def sections(fields: Fields) -> dict[str, Fields]:
-    """The `fields` {name: field} that are shown, by heading.
-
-    A command that starts no training has one section, 'Options'.
-    """
+    """Return the `fields` that are shown by heading; 'Options' for a command without trainings."""
     fields = shown(fields)
     if not any(name.startswith('run.') for name in fields):
         return {'Options': fields} if fields else {}
@@ -57,19 +55,19 @@ def sections(fields: Fields) -> dict[str, Fields]:
 
 
 def choices(field: dataclasses.Field) -> tuple[str, ...]:
-    """The words that a switch can be set to; none for a field that holds a number or text."""
+    """Return the words that a switch can be set to; none for a number or text."""
     if group_class(field.type):
         return 'on', 'off'
     return ('true', 'false') if bool in members(field.type) else ()
 
 
 def value_text(field: dataclasses.Field) -> str:
-    """What a value of the field looks like: 'INT|None', 'true|false'."""
+    """Return the form of the field's values: 'INT|None', 'true|false'."""
     return '|'.join(choices(field) or [_TYPES[ty] for ty in members(field.type)])
 
 
 def help_text(field: dataclasses.Field) -> str:
-    """What the option is for, and its other names if it has any."""
+    """Return the help text of an option, with its other names if it has any."""
     text = field.metadata['help'] or ''
     for kind in ('formerly', 'also'):
         if other := field.metadata.get(kind):
@@ -77,14 +75,9 @@ def help_text(field: dataclasses.Field) -> str:
     return text
 
 
-def is_required(field: dataclasses.Field) -> bool:
-    """Whether there is no default: None stands for it where None is no value of the field."""
-    return field.default is None and types.NoneType not in members(field.type)
-
-
 def default_text(field: dataclasses.Field) -> str | None:
-    """The default as text, or None where there is none."""
-    if is_required(field):
+    """Return the default as text; None for a required option."""
+    if field.default is None and types.NoneType not in members(field.type):
         return None
     if group_class(field.type):
         return 'off'

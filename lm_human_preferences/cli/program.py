@@ -1,4 +1,4 @@
-"""The click layer of the commands: options made from dataclass fields, help pages, user errors."""
+"""Commands in click's terms: options of dataclass fields, help pages, errors of the user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNBROKEN = '\xa0'  # a space at which click does not break lines
 
 
 class Program(click.Group):
-    """A group of commands that reports a mistake of the user in one line, with status 2."""
+    """Group of commands that reports a mistake of the user in one line, with status 2."""
 
     def __init__(self, **attrs: Any) -> None:
         version = click.Option(
@@ -40,10 +40,7 @@ class Program(click.Group):
         super().__init__(params=[version], **attrs)
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> None:
-        """Run the command that `args` begin with (by default those of this process).
-
-        A mistake of the user and Ctrl-C end the process.
-        """
+        """Run the command that `args`, or sys.argv, begin with; end the process on an error."""
         args = list(sys.argv[1:] if args is None else args)
         streams.make_safe()
         worker.mute_unless_rank_0()
@@ -58,7 +55,7 @@ class Program(click.Group):
         except UserError as e:
             _fail(str(e))
         except (click.NoSuchCommand, click.NoSuchOption) as e:
-            # An unknown option after the command is reported by utils/arguments.py.
+            # An unknown option after the command is reported by arguments.py.
             _fail(f'{e.format_message()} The command comes first: {", ".join(self.commands)}')
         except click.ClickException as e:
             _fail(e.format_message())
@@ -70,7 +67,6 @@ class Program(click.Group):
             sys.exit(INTERRUPTED)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Call the command that was given."""
         with streams.closed_pipe_is_quiet():
             return super().invoke(ctx)
 
@@ -98,20 +94,14 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 
 class Command(click.Command):
-    """A command whose options are dataclass fields.
-
-    `callback(settings, *arguments)` gets the values that were given on the command line. arguments:
-    click's, all of them required; one may take several values. positionals: names of options that
-    may follow them by position. example: a command line, for the help page and for the error about
-    a missing argument.
-    """
+    """Command with options of dataclass fields; `callback(settings, *arguments)` runs it."""
 
     def __init__(
         self,
         name: str,
         callback: Callable[..., object],
         fields: option_help.Fields,
-        arguments: Sequence[click.Argument] = (),
+        arguments: Sequence[str | click.Argument] = (),
         positionals: Sequence[str] = (),
         *,
         example: str = '',
@@ -120,15 +110,23 @@ class Command(click.Command):
         self.fields = fields
         self.positionals = positionals
         self.example = example
-        self.arguments = {argument.name: argument.human_readable_name for argument in arguments}
-        self.rest = next((argument.name for argument in arguments if argument.nargs < 0), None)
-        options = [_click_option(key, field) for key, field in fields.items()]
+        params: list[click.Parameter] = []
+        self.arguments: dict[str, str] = {}
+        self.rest = None
+        for argument in arguments:
+            param = click.Argument([argument]) if isinstance(argument, str) else argument
+            params.append(param)
+            self.arguments[param.name] = param.human_readable_name
+            if param.nargs < 0:
+                self.rest = param.name
+        params += [_click_option(key, field) for key, field in fields.items()]
         if any(key.startswith(f'{option_help.NEW_REWARD_MODEL}.') for key in fields):
-            options.append(_help_all_option())
-        super().__init__(name, callback=callback, params=[*arguments, *options], **attrs)
+            text = f'Also show the options --{option_help.NEW_REWARD_MODEL}.NAME and exit.'
+            params.append(click.Option([HELP_ALL], is_flag=True, expose_value=False, help=text))
+        super().__init__(name, callback=callback, params=params, **attrs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what click would reject; leave help and shell completion to click."""
+        """Parse as python-fire did; leave help and shell completion to click."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         if {*HELP, HELP_ALL} & set(args):
@@ -158,69 +156,45 @@ class Command(click.Command):
         return self.callback(settings, *arguments)
 
     def get_help(self, ctx: click.Context) -> str:
-        """The help page. '[default: X]' is never broken over two lines."""
+        """Return the help page, in which '[default: X]' is never broken over two lines."""
         return super().get_help(ctx).replace(_UNBROKEN, ' ')
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what the command does, and the example."""
+        """Write the description and the example."""
         super().format_help_text(ctx, formatter)
         if self.example:
             with formatter.section('Example'):
                 formatter.write(f'{"":{formatter.current_indent}}{self.example}\n')
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in sections.
-
-        The options of a new reward model are summed up in one line, unless --help-all is given.
-        """
-        records = self._help_records(ctx)
+        """Write the options in sections; those of a new reward model in full with --help-all."""
+        records = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                records[param.name] = record
         for heading, fields in option_help.sections(self.fields).items():
             rows = [records.pop(_identifier(key)) for key in fields]
             if heading == option_help.FOLDED and not ctx.meta.get(HELP_ALL):
-                rows = [_folded_record(len(fields))]
+                prefix = f'--{option_help.NEW_REWARD_MODEL}'
+                text = (
+                    f'{HELP_ALL} shows these {len(fields)} options, which train_reward has, too.'
+                    f' The seed is one of them: --run.seed does not set it, {prefix}.run.seed does'
+                )
+                rows = [(f'{prefix}.NAME', text)]
             with formatter.section(heading):
                 formatter.write_dl(rows)
         with formatter.section('Help'):
             formatter.write_dl(list(records.values()))
 
-    def _help_records(self, ctx: click.Context) -> dict[str, tuple[str, str]]:
-        """{name of an option among click's parameters: (its name and type, its help)}."""
-        records = {}
-        for param in self.get_params(ctx):
-            if isinstance(param, click.Option):
-                record = param.get_help_record(ctx)
-                if record:
-                    records[param.name] = record
-        return records
-
 
 def _options_of_all(ctx: click.Context) -> dict[str, list[str]]:
-    """{option: the commands that have it}, of the program that the command belongs to."""
+    """Return {option: the commands that have it} of the whole program."""
     program = ctx.parent.command if ctx.parent is not None else None
     found: dict[str, list[str]] = {}
     for name, command in program.commands.items() if isinstance(program, Program) else ():
         for key in command.fields if isinstance(command, Command) else ():
             found.setdefault(key, []).append(name)
     return found
-
-
-def _folded_record(count: int) -> tuple[str, str]:
-    """The line that stands for the `count` options of a new reward model."""
-    prefix = f'--{option_help.NEW_REWARD_MODEL}'
-    return (
-        f'{prefix}.NAME',
-        f'{HELP_ALL} shows these {count} options, which train_reward has, too. The seed is one'
-        f' of them: --run.seed does not set it, {prefix}.run.seed does',
-    )
-
-
-def _help_all_option() -> click.Option:
-    return click.Option(
-        [HELP_ALL],
-        is_flag=True,
-        expose_value=False,
-        help=f'Also show the options --{option_help.NEW_REWARD_MODEL}.NAME and exit.',
-    )
 
 
 def _click_option(key: str, field: dataclasses.Field) -> click.Option:
@@ -236,12 +210,12 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
 
 
 def _identifier(key: str) -> str:
-    """The name of an option among click's parameters, which must be a Python identifier."""
+    """Return the name of an option among click's parameters, a Python identifier."""
     return key.replace('.', '__')
 
 
 def completion(words: Sequence[str]) -> Callable[..., list[str]]:
-    """What click calls to complete a value in the shell: it offers those of `words` that fit."""
+    """Return a callback by which click completes a value in the shell with one of `words`."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]

@@ -1,5 +1,1 @@
-"""The commands that do not train: sample, export, doctor, a dry run, and those about labels.
-
-Uses all rooms but cli/, which starts them. `evaluate` and `figures` are in evaluation/ and
-reproduction/.
-"""
+"""Commands that do not train. `evaluate` and `figures` are in evaluation/ and reproduction/."""

@@ -1,10 +1,4 @@
-"""How to train on few labels: what `ask` and `labels` recommend.
-
-It follows from the table of `./launch.py figures --labels`, which is about reviews of a few words
-and a tiny network: see docs/labelling.md.
-"""
-
-from __future__ import annotations
+"""Advice for training on few labels, by the table of benchmarks/few_labels.py."""
 
 from lm_human_preferences import shell
 
@@ -15,7 +9,7 @@ MEMBERS = 4
 
 
 def epochs_and_members(labels: int) -> tuple[int, int]:
-    """Epochs, and reward models in an ensemble, with which to train on so many labels."""
+    """Return epochs, and reward models in an ensemble, for a training on so many labels."""
     for most, epochs in EPOCHS:
         if labels <= most:
             return epochs, MEMBERS
@@ -23,10 +17,7 @@ def epochs_and_members(labels: int) -> tuple[int, int]:
 
 
 def training_command(folder: str, label_type: str, labels: int, without: str | None = None) -> str:
-    """The command that trains on the `labels` labels of a folder, and a policy on top of that.
-
-    label_type: the name of theirs. without: names of labellers who are left out.
-    """
+    """Return the command that trains a policy on a folder's labels, without those of `without`."""
     epochs, members = epochs_and_members(labels)
     new_model = '--rewards.train_new_model'
     words = [f'{new_model}.labels.source', folder, f'{new_model}.labels.type', label_type]

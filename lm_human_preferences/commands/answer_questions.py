@@ -1,6 +1,4 @@
-"""Answering the questions of a folder in a terminal: one key chooses and goes on."""
-
-from __future__ import annotations
+"""Command `label`: questions of a folder in a terminal, where one key chooses and goes on."""
 
 import re
 import shutil
@@ -16,7 +14,6 @@ from lm_human_preferences.commands.keys import Keys, keys_at_once
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.label_types import TIE_KEY, Value
-from lm_human_preferences.labels import simulated_labeller
 from lm_human_preferences.labels.answers import LONGEST_REMARK, REASONS, Answer, clean_remark
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
@@ -30,7 +27,6 @@ GUARD_SECONDS = 0.25  # in which a key was meant for the question before, as on 
 UNDO = ('u', '\x7f', '\b')  # the latter two are what backspace sends
 ENTER = ('\r', '\n')
 HELP_KEYS = ('h', '?')
-REASON_OF = {str(number): reason for number, reason in enumerate(REASONS, start=1)}
 HELP = """\
 s  skip this question, with a reason
 c  add a remark, one line of text, to your answer
@@ -53,51 +49,48 @@ def label(
     simulate: dict[str, Any] | None = None,
     review: bool = False,
 ) -> None:
-    """Have a labeller answer the questions of a folder; the whole of `./launch.py label`.
-
-    web: options of the page, which serves several labellers. simulate: options of the simulated
-    labeller, who answers instead of a person. review: whether the labeller decides what others
-    disagree about.
-    """
+    """Have a labeller answer the questions of a folder, or decide with `review`."""
     if web is not None:
         options = LabelHParams(labeller=labeller, web=WebHParams(**web))
         serve_page.serve(folder, options)
         return
     opened = LabelFolder(folder)
-    judge = None
     if simulate is not None:
-        simulate = dict(simulate)
-        judge = _judge(opened, simulate.pop('reward'))
-    # A simulated labeller sees nothing, and its answers depend on the seed alone.
-    key = folder_key(folder) if judge is None else None
-    with Labeller(opened, labeller, key.order if key else None, decides=review) as writer:
-        for note in key.notes if key else ():
-            click.echo(note, err=True)
-        if writer.dropped:
-            click.echo(
-                f'note: an unfinished answer of {writer.dropped} bytes was dropped', err=True
-            )
-        for note in opened.notes():
-            click.echo(note, err=True)
-        if judge is None or simulate is None:
-            session = Review if review else Session
-            with keys_at_once():
-                session(writer, Keys()).run()
-            return
-        count = simulated_labeller.simulate(writer, judge, **simulate)
-        click.echo(f'{labeller} (simulated) has given {count} answers')
+        _simulate(opened, labeller, review, **simulate)
+        return
+    key = folder_key(folder)
+    with Labeller(opened, labeller, key.order, decides=review) as writer:
+        _show_notes(writer, key.notes)
+        session = Review if review else Session
+        with keys_at_once():
+            session(writer, Keys()).run()
 
 
-def _judge(folder: LabelFolder, reward: str) -> simulated_labeller.Judge:
-    """The judge of the simulated labeller. reward: see rewards.load_reward_model."""
+def _show_notes(writer: Labeller, notes: Sequence[str] = ()) -> None:
+    lines = [*notes]
+    if writer.dropped:
+        lines.append(f'note: an unfinished answer of {writer.dropped} bytes was dropped')
+    for line in [*lines, *writer.folder.notes()]:
+        click.echo(line, err=True)
+
+
+def _simulate(
+    folder: LabelFolder, labeller: str, review: bool, reward: str, **options: Any
+) -> None:
+    """Have a simulated labeller answer. reward: see rewards.load_reward_model."""
     # They load torch, which people need not wait for.
     from lm_human_preferences.commands.sample_policy import warnings_only
+    from lm_human_preferences.labels import simulated
     from lm_human_preferences.rewards import load_reward_model
-    from lm_human_preferences.synthetic.known_judge import judge_by
 
     chat = bool(folder.task['task'].get('chat'))
     with option_renamed('--simulate.reward'), warnings_only():
-        return judge_by(load_reward_model(reward, folder.encoding(), chat=chat))
+        model = load_reward_model(reward, folder.encoding(), chat=chat)
+    # It sees no samples, and its answers depend on the seed alone: no key.
+    with Labeller(folder, labeller, decides=review) as writer:
+        _show_notes(writer)
+        count = simulated.simulate(writer, simulated.judge_by(model.score), **options)
+    click.echo(f'{labeller} (simulated) has given {count} answers')
 
 
 class Session:
@@ -171,8 +164,10 @@ class Session:
         while True:
             key = self._key()
             is_part = self._is_part_of_answer(key)
-            if (is_part or key in ('s', 'c')) and self._is_too_soon():
-                continue
+            since_shown = time.monotonic() - self._shown_at
+            is_too_soon = self.keys.are_pressed and since_shown < GUARD_SECONDS
+            if is_too_soon and (is_part or key in ('s', 'c')):
+                continue  # it was meant for the question before
             if is_part:
                 self.pressed.append(int(key))
                 if len(self.pressed) == self.control.keys:
@@ -199,16 +194,12 @@ class Session:
                 self._show(question, tokens, order)
 
     def _is_part_of_answer(self, key: str) -> bool:
-        """Whether a key is the answer, or the next of several that make one."""
+        """Return whether a key is the answer, or the next of several that make one."""
         is_number = re.fullmatch('[0-9]', key) is not None
         return is_number and self.control.accepts([*self.pressed, int(key)])
 
-    def _is_too_soon(self) -> bool:
-        """Whether a key can only have been meant for the question before."""
-        return self.keys.are_pressed and time.monotonic() - self._shown_at < GUARD_SECONDS
-
     def _key(self) -> str:
-        """The next key in lower case; _Leave if the labeller leaves."""
+        """Return the next key in lower case; _Leave if the labeller leaves."""
         try:
             key = self.keys.next().lower()
         except (EOFError, KeyboardInterrupt):
@@ -220,18 +211,17 @@ class Session:
     def _skip(self, question: Question, begin: float) -> bool:
         """Ask why, and record it; False if the labeller changes their mind."""
         click.echo('Why? Any other key: do not skip')
-        for key, reason in REASON_OF.items():
+        reasons = {str(number): reason for number, reason in enumerate(REASONS, start=1)}
+        for key, reason in reasons.items():
             click.echo(f'{key}  {reason}')
-        key = self._key()
-        if key not in REASON_OF:
+        reason = reasons.get(self._key())
+        if reason is None:
             return False
         seconds = time.monotonic() - begin
-        reason = REASON_OF[key]
         self.labeller.answer(question, None, seconds, reason=reason, remark=self.remark)
         return True
 
     def _ask_remark(self) -> None:
-        """Have a remark typed, which is kept with the answer to this question."""
         click.echo(
             f'Your remark, up to {LONGEST_REMARK} characters, and Enter (nothing: no remark)'
         )
@@ -262,12 +252,10 @@ class Session:
         for paragraph in self.folder.task['instructions'].splitlines():
             for line in _wrapped(printable(paragraph.expandtabs()), self.columns):
                 click.echo(line)
-        click.echo(f'{self._choices()}\n{self.help}\n')
-
-    def _choices(self) -> str:
-        """What the keys of an answer mean."""
-        choices = f'1-{self.control.choices}  {self.control.meaning}'
-        return f'{choices}\n{TIE_KEY}    {self.control.tie}' if self.control.tie else choices
+        click.echo(f'1-{self.control.choices}  {self.control.meaning}')
+        if self.control.tie:
+            click.echo(f'{TIE_KEY}    {self.control.tie}')
+        click.echo(f'{self.help}\n')
 
     def _show(self, question: Question, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
         click.echo('=' * self.columns)
@@ -292,7 +280,6 @@ class Session:
         """Show what others have said, where that is no secret."""
 
     def _show_pressed(self) -> None:
-        """Show what is there of an answer that takes several keys."""
         numbers = ' '.join(map(str, self.pressed)) or 'nothing'
         click.echo(f'so far: {numbers} (u takes back the last one)')
 
@@ -303,15 +290,14 @@ class Session:
         return ', '.join(filter(None, [f'{done} done', f'{left} to go', rate]))
 
     def _show_text(self, mark: str, tokens: Sequence[int]) -> None:
-        """A text, its line ends visible, and everything that could change the terminal escaped."""
+        """Show a text, its line ends visible, whatever could change the terminal escaped."""
         padding = self.encoder.padding_token
         text = self.encoder.decode([token for token in tokens if token != padding])
-        lines = [printable(line) for line in text.split('\n')]
-        marked = [*(f'{line}⏎' for line in lines[:-1]), lines[-1]]
-        for number, line in enumerate(marked):
-            for part, wrapped in enumerate(_wrapped(line, self.columns - len(mark))):
-                is_first = number == part == 0
-                click.echo((mark if is_first else ' ' * len(mark)) + wrapped)
+        text = '⏎\n'.join(map(printable, text.split('\n')))
+        for line in text.split('\n'):
+            for part in _wrapped(line, self.columns - len(mark)):
+                click.echo(mark + part)
+                mark = ' ' * len(mark)
 
 
 class Review(Session):
@@ -342,7 +328,7 @@ class Review(Session):
         click.echo('-' * self.columns)
 
     def _as_pressed(self, value: Value, order: Sequence[int]) -> str:
-        """An answer by the numbers on this screen."""
+        """Return an answer by the numbers on this screen."""
         if isinstance(value, list):
             return ' '.join(str(order.index(sample) + 1) for sample in value)
         for number in range(TIE_KEY, self.control.choices + 1):
@@ -357,7 +343,6 @@ class _Leave(Exception):
 
 
 def _width(character: str) -> int:
-    """Columns that a character takes."""
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in 'WF' else 1

@@ -1,7 +1,4 @@
-"""`./launch.py doctor`: checks that this machine has what a training needs.
-
-Each check returns what it found, or raises UserError with the problem and its fix.
-"""
+"""`./launch.py doctor`: checks of this machine; each returns what it found, or raises UserError."""
 
 import functools
 import importlib.metadata
@@ -11,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from lm_human_preferences import storage
@@ -45,6 +41,7 @@ SAVES = Path('/tmp/save')  # where runs are kept by default
 # GiB that a 124M run takes, with two checkpoints and micro-batches of 8.
 LEAST_DISK = 10
 LEAST_MEMORY = 6
+LEAST_LOAD = 0.5  # processors that others keep busy, to be worth a word
 PATIENCE = 180  # seconds for a training step; most of them go into starting
 STEP = [
     'train_policy',
@@ -115,8 +112,8 @@ def _products() -> str:
 
     threads.limit_alone()  # as a run without other ranks
     processor = processors.this_processor()
-    rates = products.rates()
-    library = products.faster_library(processor, lambda: rates)
+    rates = products.measure()
+    library = products.faster_library(processor)
     default, onednn = (products.name_of(name) for name in products.LIBRARIES)
     found = (
         f'{processor}: fp32 {rates.default:.3g} GFLOP/s by {default} and {rates.onednn:.3g} by'
@@ -144,16 +141,20 @@ def _room() -> str:
     return found
 
 
+def _load() -> str:
+    busy = processors.busy_processors()
+    if busy is None or busy < LEAST_LOAD:
+        return 'no other process keeps the processors busy'
+    return (
+        f'other processes keep {busy:.1f} processors busy: threads that wait for each other spin,'
+        ' so a training beside them can take several times as long (docs/troubleshooting.md)'
+    )
+
+
 def _cache() -> str:
     folder = storage.cache_root()
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return f'{folder} is writable, {shutil.disk_usage(folder).free >> 30} GiB free'
-    except OSError as e:
-        raise UserError(
-            f'{folder} cannot keep downloads ({e.strerror}): name another folder by LMHP_CACHE'
-        ) from e
+    storage.make_cache_folder(folder)
+    return f'{folder} is writable, {shutil.disk_usage(folder).free >> 30} GiB free'
 
 
 def _store() -> str:
@@ -197,7 +198,6 @@ def _mpi() -> str:
 
 
 def _why_not_horovod() -> str | None:
-    """See `horovod_build.why_not`."""
     import torch
 
     return horovod_build.why_not(mpi_library.expected_soname(), torch.cuda.is_available())
@@ -211,31 +211,21 @@ def _has_suitable_horovod() -> bool:
 
 
 def step(*options: str) -> str:
-    """A check: one training step of the experiment `test`, with `options`.
-
-    Several ranks do not use the GPU if there is only one.
-    """
+    """Take one step of the experiment `test`; several ranks leave a single GPU alone."""
     import torch
 
     gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
-    command = [
-        sys.executable,
-        Path(__file__).parents[2] / 'launch.py',
-        *STEP,
-        *(options or ['--mpi=1']),
-    ]
+    script = Path(__file__).parents[2] / 'launch.py'
+    command = [sys.executable, str(script), *STEP, *(options or ['--mpi=1'])]
     try:
         done = subprocess.run(
             command, env=os.environ | gpus, capture_output=True, text=True, timeout=PATIENCE
         )
     except subprocess.TimeoutExpired as e:
-        raise UserError(
-            f'not done after {PATIENCE} s; see what {" ".join(map(str, command))} prints'
-        ) from e
+        raise UserError(f'not done after {PATIENCE} s; see what {" ".join(command)} prints') from e
     if done.returncode:
-        raise UserError(
-            (done.stderr.strip() or f'ended with status {done.returncode}').splitlines()[-1]
-        )
+        message = done.stderr.strip() or f'ended with status {done.returncode}'
+        raise UserError(message.splitlines()[-1])
     step_time = re.search('step_time=.*', done.stdout)
     assert step_time is not None, 'the step printed no step_time'
     return f'done, {step_time[0]}'
@@ -248,6 +238,7 @@ def doctor() -> None:
         'packages': _packages,
         'devices': _devices,
         'products': _products,
+        'load': _load,
         'room': _room,
         'cache': _cache,
         'store': _store,

@@ -1,10 +1,7 @@
-"""What `--dry_run` does: check a training, and say what would start.
-
-It makes the checks of a training, see session.py, that need neither work nor the network.
-"""
+"""Dry runs: make the checks of a training (session.py) that need no network; print the outcome."""
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from lm_human_preferences import (
     lm_tasks,
@@ -19,7 +16,7 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.external_rewards import classifier
-from lm_human_preferences.external_rewards.classifier_files import is_classifier
+from lm_human_preferences.external_rewards.classifier import is_classifier
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.hparams.policy_options import RewardHParams
@@ -27,8 +24,11 @@ from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets
+from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.reward_models import places
+from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.trained_models import GPT2
+from lm_human_preferences.reward_models import locations
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training import memory
@@ -36,11 +36,7 @@ from lm_human_preferences.utils.core import default_device
 
 
 class DryRun:
-    """The checks of one training.
-
-    unchecked: what could not be checked because it is not on this machine, for the user.
-    query_notes: see lm_tasks.
-    """
+    """Checks of one training; `unchecked` lists those whose files are not on this machine."""
 
     def __init__(self, hparams: train_policy.HParams | train_reward.HParams, ranks: int) -> None:
         self.hparams = hparams
@@ -87,7 +83,7 @@ class DryRun:
         run_dir.check_earlier_run(self.hparams, overwrite=overwrite, explicitly_set=explicitly_set)
 
     def _find_members(self) -> None:
-        """Take as many reward models as a trained ensemble has, and see that they are there."""
+        """Take the number of reward models from the trained ensemble; check that they exist."""
         if not isinstance(self.hparams, train_policy.HParams):
             return
         given = self.hparams.rewards
@@ -98,38 +94,40 @@ class DryRun:
             return
         self.hparams.override_from_dict(session.pinned_members(self.hparams))
         if given.members > 1 and rewards.has_network(self.hparams):
-            places.places_of(name, given.members)
+            locations.locations_of(name, given.members)
 
     def _check_model(self) -> Encoding | None:
-        """Make the checks of session.check for which nothing of the initial model is fetched.
-
-        Returns its encoding; None where that would have to be fetched.
-        """
+        """Check what needs no download; return the initial model's encoding if it is here."""
         name = self.hparams.task.policy.initial_model
         known = lm_tasks.known_model(name)
         if known is not None:
-            self._check_sizes(*known)
-            return known[1]
+            sizes, encoding = known
+            self._check_sizes(sizes, encoding, GPT2(sizes).create)
+            return encoding
         path = storage.model_path(name) or name
         is_in_cache = storage.is_hub(path) and storage.is_here(path)
         if storage.is_remote(path) and not is_in_cache:
             self.unchecked.append(f'--task.policy.initial_model {name}')
             return None
         initial_model = lm_tasks.initial_model(name)
-        self._check_sizes(initial_model.hparams(), initial_model.encoding)
+        sizes = initial_model.hparams()
+        self._check_sizes(sizes, initial_model.encoding, initial_model.create)
         if initial_model.is_probed and storage.is_hub(path):
             self.unchecked.append(f'the weights of --task.policy.initial_model {name}')
         else:
             initial_model.check()
         return initial_model.encoding
 
-    def _check_sizes(self, sizes: Sizes, encoding: Encoding) -> None:
-        """Whether the task suits the initial model, and its networks fit into memory."""
+    def _check_sizes(
+        self, sizes: Sizes, encoding: Encoding, create: Callable[[Iterable[str]], Network]
+    ) -> None:
+        """Check that the task suits the initial model; estimate the memory of its networks."""
         if encoding.is_here:
             lm_tasks.check_task(self.hparams.task, encoding, sizes)
         else:
             self.unchecked.append(f'the encoding {encoding.name}, which is needed to check lengths')
         hparams = self.hparams
+        sizes = shared.with_learned(sizes, create, hparams)
         if isinstance(hparams, train_policy.HParams) and _is_elsewhere(hparams.rewards):
             # Whether it is a network of ours is not known: then it takes memory as one of them.
             hparams = copy.deepcopy(hparams)
@@ -139,10 +137,9 @@ class DryRun:
             self.estimates.append(memory.on_ranks(estimate, self.ranks, self.device))
 
     def _free_memory(self) -> int:
-        """Bytes of memory for each rank."""
         if self.device.type == 'cuda':
             return memory.free_on(self.device, LocalComm())
-        return memory.on_host() // self.ranks
+        return memory.on_host() // self.ranks + memory.resident()
 
     def _check_dataset(self, task: TaskHParams, encoding: Encoding | None) -> None:
         name = task.query_dataset
@@ -170,7 +167,7 @@ class DryRun:
             held_out.split(labels, hparams)
 
     def _check_online(self, online: OnlineHParams, encoding: Encoding | None) -> None:
-        """Labels that are collected come from no source, but its queries may stand in."""
+        """Check the collecting of labels, which needs no source but may take a source's queries."""
         assert self.new_model is not None
         if online.source == 'mock':
             self._check_known_reward(encoding)
@@ -193,7 +190,7 @@ class DryRun:
             # It may still be in training.
             self.unchecked.append(f'--rewards.trained_model {name}')
         elif name != 'test':
-            places.reward_model_dir(name)
+            locations.reward_model_dir(name)
 
     def lines(self) -> list[str]:
         """The lines to print: what would start, where, and what was not checked."""
@@ -216,7 +213,7 @@ class DryRun:
             )
             warnings = [memory.warning(estimate, free) for estimate in self.estimates]
             lines += [warning for warning in warnings if warning]
-        lines += session.precision_notes(self.hparams, keep=False)
+        lines += session.precision_notes(self.hparams)
         if self.unchecked:
             unchecked = ', '.join(self.unchecked)
             lines.append(f'not checked, because it is not on this machine: {unchecked}')
@@ -224,13 +221,12 @@ class DryRun:
 
 
 def _is_elsewhere(settings: RewardHParams) -> bool:
-    """Whether the reward is a model of the hub of which nothing was fetched yet."""
+    """Return whether the reward is a model of the hub that is not downloaded yet."""
     path = storage.model_path(settings.trained_model or '')
     return path is not None and not storage.is_here(path)
 
 
 def _elsewhere(labels: LabelHParams) -> list[str]:
-    """The options whose labels would have to be fetched, with their values."""
     return [
         labels.setting(name)
         for name, path in labels.sources().items()
@@ -244,11 +240,7 @@ def dry_run(
     overwrite: bool,
     explicitly_set: Collection[str],
 ) -> list[str]:
-    """Check a training on `ranks` ranks without starting it; returns the lines to print.
-
-    UserError if it could not start. overwrite: whether it may delete an existing run.
-    explicitly_set: the settings that the user has given, which a resumed run may change.
-    """
+    """Check a training; return the lines to print. UserError if it could not start."""
     checks = DryRun(hparams, ranks)
     checks.check(overwrite, explicitly_set)
     return checks.lines()

@@ -1,7 +1,5 @@
 """Keys that somebody presses at a terminal, or that come through a pipe."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys
@@ -14,10 +12,7 @@ import click
 
 @contextlib.contextmanager
 def keys_at_once() -> Iterator[None]:
-    """Within the block, what is typed on a terminal needs no Enter and is not shown.
-
-    This holds also while nobody waits for a key.
-    """
+    """Read a terminal without Enter and echo within the block."""
     if not sys.stdin.isatty():
         yield
         return
@@ -31,7 +26,7 @@ def keys_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lines_at_once() -> Iterator[None]:
-    """Within the block, a line that is typed on the terminal is shown, and can be edited."""
+    """Show a line that is typed on the terminal within the block, and let it be edited."""
     before = termios.tcgetattr(sys.stdin)
     mode = termios.tcgetattr(sys.stdin)
     mode[tty.IFLAG] |= termios.ICRNL  # Enter ends the line
@@ -44,23 +39,20 @@ def _lines_at_once() -> Iterator[None]:
 
 
 class Keys:
-    """Keys as they are pressed, or the characters of a pipe; EOFError at the end of one.
-
-    are_pressed: whether they come from a person at a terminal.
-    """
+    """Keys as they are pressed on a terminal, or characters of a pipe; EOFError at its end."""
 
     def __init__(self) -> None:
         self.are_pressed = sys.stdin.isatty()
         self._waiting: list[str] = []
 
     def next(self) -> str:
-        """The next key. KeyboardInterrupt for Ctrl-C, '' for a key that is none of ours."""
+        """Return the next key. KeyboardInterrupt for Ctrl-C, '' for a key that is none of ours."""
         if not self._waiting:
             self._waiting = list(self._read())
         return self._waiting.pop(0)
 
     def line(self) -> str:
-        """What is typed before the next Enter. Raises as `next` does."""
+        """Return the text before the next Enter. Raises as `next` does."""
         typed = ''.join(self._waiting)
         self._waiting = []
         end = re.search('[\r\n]', typed)

@@ -1,8 +1,9 @@
-"""Printing samples of a trained policy (the original's sample.py)."""
+"""Samples of a trained policy (the original's sample.py)."""
 
 import contextlib
 import io
 import itertools
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,8 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
-from lm_human_preferences import lm_tasks, rewards, storage
-from lm_human_preferences.commands.sample_file import SampleFile
+from lm_human_preferences import lm_tasks, plans, rewards, storage
 from lm_human_preferences.datasets.jsonl import numbered_texts
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError, about_option
@@ -22,11 +22,14 @@ from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models import places
+from lm_human_preferences.reward_models import locations
 from lm_human_preferences.runs.run_settings import load_run_hparams
+from lm_human_preferences.storage import outputs
+from lm_human_preferences.training import memory
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.core import set_seed
+from lm_human_preferences.utils.core import default_device, set_seed
+from lm_human_preferences.utils.terminal import cut_mark
 
 SHOWN = 60  # characters of a prompt in an error message
 
@@ -46,17 +49,7 @@ def sample_policy(
     console: str = 'summary',
     comm: comms.Comm | None = None,
 ) -> None:
-    """Print `nsamples` (over all ranks) queries, each with a response of the policy.
-
-    save_dir: a run directory. savescope: the model in its checkpoints to sample from, 'policy' or
-    'ref_policy'. temperature: None for the task's own. nsamples: how many to print, for which the
-    given queries are repeated if need be; 0: one pass over them or, without any, until interrupted.
-    precision: see training.precision.configure. prompt, queries: texts, and a .jsonl file of texts,
-    to respond to; without them, the test part of the run's data set. per_query: responses to each
-    query. output: file to which each sample is written with its score and KL (see Judge), one JSON
-    object per line. console: 'summary' prints only samples on standard output, and notes on
-    standard error; 'original' prints what the original program printed.
-    """
+    """Print `nsamples` (over all ranks) queries with responses; options: see sample.py."""
     comm = comm or comms.init_comm()
     file = SampleFile(output if comm.rank == 0 else None)
     is_original = console == 'original'
@@ -66,11 +59,14 @@ def sample_policy(
         trained_model = trained_models.TrainedModel(
             'sample', storage.join(save_dir, 'policy'), savescope
         )
+        sizes = trained_model.hparams()
         task, encoder = hparams.task, trained_model.encoding.get_encoder()
         if is_original:
-            _show_settings(hparams, trained_model.hparams())
-        _prepare_to_compute(trained_model.hparams(), precision)
-        lm_tasks.check_lengths(task, encoder, trained_model.hparams())
+            print('hparams', hparams)
+            hyperparams.dump(sizes, name='model_hparams')
+        networks = 1 if output is None else len(plans.policy_networks(hparams).scopes)
+        _prepare_to_sample(sizes, task, batch_size, networks, precision, comm)
+        lm_tasks.check_lengths(task, encoder, sizes)
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries, task, encoder)
 
@@ -81,79 +77,68 @@ def sample_policy(
         if given is None and comm.rank == 0 and not is_original:
             for note in lm_tasks.query_notes(task, encoder, 'test'):
                 print(note)
-        rounds = _rounds(given, hparams, encoder, per_query, nsamples, batch_size, comm)
+        if given is not None:
+            rounds = rounds_of(given, per_query, nsamples, batch_size, comm)
+        else:
+            rounds = endless_rounds(hparams, encoder, per_query, batch_size, comm)
 
+        reader = tokenisers.reader(encoder, task.chat)
         samples = samples_of(rounds, policy, task, judge, comm)
         for sample in itertools.islice(samples, nsamples or None):
             file.write(sample)
-            _print_sample(sample, tokenisers.reader(encoder, task.chat), stdout)
+            _print_sample(sample, reader, stdout, is_whole=is_original)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
 
 
-def _show_settings(hparams: HParams, sizes: Sizes) -> None:
-    """Print them as the original did."""
-    print('hparams', hparams)
-    hyperparams.dump(sizes, name='model_hparams')
-
-
-def _prepare_to_compute(sizes: Sizes, precision: str) -> None:
-    """Set this process up for a network of these sizes; notes on a precision that is slow here."""
+def _prepare_to_sample(
+    sizes: Sizes,
+    task: TaskHParams,
+    batch_size: int,
+    networks: int,
+    precision: str,
+    comm: comms.Comm,
+) -> None:
+    """Set this process up for a network; print what is slow here, and a lack of memory."""
     precisions.configure_for(sizes.n_embd, precision)
     note = products.note_on_bf16(precision)
     if note:
         print(note)
-
-
-def _print_sample(sample: Mapping[str, Any], encoder: Encoder, stdout: TextIO) -> None:
-    print('=' * 80, file=stdout)
-    for name in ('query_tokens', 'response_tokens'):
-        print(encoder.decode(sample[name]).replace('\n', '⏎'), file=stdout, flush=True)
-
-
-def _rounds(
-    given: torch.Tensor | None,
-    hparams: HParams,
-    encoder: Encoder,
-    per_query: int,
-    nsamples: int,
-    batch_size: int,
-    comm: comms.Comm,
-) -> Iterator[torch.Tensor]:
-    """This rank's batches of queries: those given, else those of the run's data set."""
-    if given is not None:
-        return rounds_of(given, per_query, nsamples, batch_size, comm)
-    sampler = lm_tasks.make_query_sampler(
-        hparams=hparams.task,
-        encoder=encoder,
-        comm=comm,
-        batch_size=batch_size,
-        mode='test',
-        labels=places.label_source(hparams),
+    estimate = memory.of_sampling(
+        sizes, task, batch_size, networks=networks, sampling=1, precision=precision
     )
-    return endless_rounds(sampler, per_query, batch_size, comm)
+    memory.check_sampling(estimate, comm, default_device())
+
+
+def _print_sample(
+    sample: Mapping[str, Any], encoder: Encoder, stdout: TextIO, *, is_whole: bool
+) -> None:
+    """Print query and response. is_whole: also what was sampled after the end of the response."""
+    response = sample['response_tokens']
+    cut = 0 if is_whole else sample.get('tokens_after_end', 0)
+    shown = response[: len(response) - cut]
+    lines = [encoder.decode(tokens) for tokens in (sample['query_tokens'], shown)]
+    if cut:
+        lines[1] += f' {cut_mark(cut)}'
+    print('=' * 80, file=stdout)
+    for line in lines:
+        print(line.replace('\n', '⏎'), file=stdout, flush=True)
 
 
 def _policy(
     trained_model: trained_models.TrainedModel, task: TaskHParams, temperature: float | None
 ) -> Policy:
     """temperature: None for the task's own."""
-    formatter = lm_tasks.query_formatter(task, trained_model.encoding.get_encoder())
+    settings = lm_tasks.policy_settings(task, trained_model.encoding.get_encoder())
     scope = trained_model.scope
     assert scope is not None
-    if temperature is None:
-        temperature = task.policy.temperature
-    return Policy(
-        trained_model,
-        scope=scope,
-        embed_queries=formatter,
-        temperature=temperature,
-        only_samples=True,
-    )
+    if temperature is not None:
+        settings['temperature'] = temperature
+    return Policy(trained_model, scope=scope, only_samples=True, **settings)
 
 
 def _checked_scopes(trained_model: trained_models.TrainedModel) -> list[str]:
-    """The scopes of the models in a checkpoint; UserError if the one to sample from is missing."""
+    """Return the scopes in a checkpoint; UserError if the one to sample from is missing."""
     # The same warnings are printed again when the model is built.
     with contextlib.redirect_stdout(io.StringIO()):
         scopes = trained_model.scopes()
@@ -167,10 +152,7 @@ def _checked_scopes(trained_model: trained_models.TrainedModel) -> list[str]:
 
 @contextlib.contextmanager
 def warnings_only() -> Iterator[None]:
-    """Of what the block prints, print only the warnings, on standard error.
-
-    Loading a model prints a line for each variable.
-    """
+    """Of what the block prints, such as a line for each variable, print only the warnings."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -184,11 +166,11 @@ def warnings_only() -> Iterator[None]:
 def given_queries(
     prompts: Sequence[str], path: str | None, task: TaskHParams, encoder: Encoder
 ) -> torch.Tensor | None:
-    """The texts `prompts` and those in the .jsonl file `path` as queries (queries, query_length).
-
-    None if neither is given. UserError for a text that is too long, empty or cannot be encoded.
-    """
-    named = [(f'--prompt {_shortened(text)}', text) for text in prompts]
+    """Encode texts and those in a .jsonl file: (queries, query_length); None if none is given."""
+    named = []
+    for text in prompts:
+        shown = text if len(text) <= SHOWN else f'{text[:SHOWN]}...'
+        named.append((f'--prompt {shown!r}', text))
     if path is not None:
         with about_option('--queries'):
             texts = numbered_texts(path)
@@ -200,12 +182,8 @@ def given_queries(
     return torch.tensor([_encoded(name, text, task, encoder) for name, text in named])
 
 
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else f'{text[:SHOWN]}...')
-
-
 def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[int]:
-    """The tokens of a query, padded to `query_length`; `name` says in errors which one it is."""
+    """Encode a query, padded to `query_length`. name: for errors."""
     try:
         tokens = encoder.encode(text)
     except UnicodeEncodeError as e:  # JSON can hold half a character
@@ -228,12 +206,7 @@ def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[
 def rounds_of(
     queries: torch.Tensor, per_query: int, nsamples: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """This rank's share of `queries (queries, query_length)`, at most `batch_size` rows at a time.
-
-    Each query comes `per_query` times. They are gone through as often as `nsamples` rows of all
-    ranks take, once for 0. Rank r of n takes the rows r, r + n, r + 2n and so on. All ranks have
-    the same number of rounds; in the last one, some may have fewer rows, or none.
-    """
+    """Yield this rank's share of queries, each `per_query` times, batch by batch."""
     count = nsamples or len(queries) * per_query
     rows_of_all = batch_size * comm.size
     for start in range(0, count, rows_of_all):
@@ -243,15 +216,17 @@ def rounds_of(
 
 
 def endless_rounds(
-    query_sampler: Callable[[], dict[str, torch.Tensor]],
-    per_query: int,
-    batch_size: int,
-    comm: comms.Comm,
+    hparams: HParams, encoder: Encoder, per_query: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """As rounds_of, for queries without end: yields (batch_size, query_length).
-
-    query_sampler: gives the next queries of this rank, see lm_tasks.make_query_sampler.
-    """
+    """Yield (batch_size, query_length), as rounds_of, of the run's data set without end."""
+    query_sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task,
+        encoder=encoder,
+        comm=comm,
+        batch_size=batch_size,
+        mode='test',
+        labels=locations.label_source(hparams),
+    )
     rows = batch_size * comm.size
     waiting: list[torch.Tensor] = []
     while True:
@@ -272,51 +247,53 @@ def samples_of(
     judge: 'Judge | None',
     comm: comms.Comm,
 ) -> Iterator[dict[str, Any]]:
-    """The samples of all ranks, on every rank, in the order of their queries.
-
-    rounds: the queries of this rank (rows, query_length), see rounds_of. Each sample is a dict with
-    query_tokens and response_tokens; with a `judge`, also query, response, score and kl.
-    """
+    """Yield the samples of all ranks, on every rank, in the order of their queries."""
+    truncate = None
+    if task.truncates:
+        truncate = lm_tasks.postprocess_fn_from_hparams(task, policy.padding_token, policy.encoder)
     for queries in rounds:
-        own = _answered(queries, policy, task, judge) if len(queries) else []
+        own = _answered(queries, policy, task, judge, truncate) if len(queries) else []
         for in_turn in itertools.zip_longest(*comm.all_gather_object(own)):
             yield from filter(None, in_turn)
 
 
 def _answered(
-    queries: torch.Tensor, policy: Policy, task: TaskHParams, judge: 'Judge | None'
+    queries: torch.Tensor,
+    policy: Policy,
+    task: TaskHParams,
+    judge: 'Judge | None',
+    truncate: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> list[dict[str, Any]]:
     drawn = policy.respond(queries, length=task.response_length)
-    columns = {'query_tokens': queries.tolist(), 'response_tokens': drawn['responses'].tolist()}
+    responses = drawn['responses']
+    ended = responses if truncate is None else truncate(responses)
+    columns: dict[str, list[Any]] = {}
     if judge is not None:
-        columns = {**_texts(columns, policy), **columns, **judge(queries, drawn)}
-    samples = []
-    for row in zip(*columns.values(), strict=True):
-        samples.append(dict(zip(columns, row, strict=True)))
-    return samples
+        columns = {'query': _texts(queries, policy), 'response': _texts(ended, policy)}
+    columns |= {'query_tokens': queries.tolist(), 'response_tokens': responses.tolist()}
+    if truncate is not None:
+        columns['tokens_after_end'] = (responses != ended).sum(1).tolist()
+    if judge is not None:
+        columns |= judge(queries, drawn)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _texts(columns: dict[str, list[list[int]]], policy: Policy) -> dict[str, list[str]]:
-    """Decode columns of tokens, {'query_tokens': ...}, to {'query': ...}, without padding."""
-    texts: dict[str, list[str]] = {}
-    for name, rows in columns.items():
-        decoded = []
-        for tokens in rows:
-            unpadded = [token for token in tokens if token != policy.padding_token]
-            decoded.append(policy.encoder.decode(unpadded))
-        texts[name.removesuffix('_tokens')] = decoded
+def _texts(rows: torch.Tensor, policy: Policy) -> list[str]:
+    texts = []
+    for tokens in rows.tolist():
+        unpadded = [token for token in tokens if token != policy.padding_token]
+        texts.append(policy.encoder.decode(unpadded))
     return texts
 
 
 class Judge:
-    """Scores samples with the run's reward model, and measures their KL from its initial model.
+    """Judge of samples: score by the run's reward model, KL from its initial model.
 
     Scores are computed as in training: a response is cut after the truncate token, and one without
     it gets the penalty. The KL of a sample is log pi - log rho, summed over its response, in nats.
     pi is the model sampled from, at the sampling temperature; rho is the initial model at the
-    task's temperature, as in training. The mean over samples estimates the KL divergence of the
-    two. If the run has no reward model or no initial model, the score or the KL is None, with a
-    note.
+    task's temperature. If the run has no reward model or no initial model, the score or the KL is
+    None, with a note.
     """
 
     def __init__(self, save_dir: str, hparams: HParams, scopes: Sequence[str]) -> None:
@@ -336,8 +313,7 @@ class Judge:
     def _reward_model(
         self, save_dir: str, hparams: HParams, encoding: Encoding
     ) -> rewards.FrozenRewardModel | None:
-        """The run's reward, or the copy of its reward model beside the policy; None, with a note,
-        if neither can be loaded."""
+        """Load the run's reward, or the copy beside the policy; None with a note if that fails."""
         try:
             return rewards.load_reward_of_run(save_dir, hparams, encoding)
         except UserError as e:
@@ -350,10 +326,7 @@ class Judge:
     def __call__(
         self, queries: torch.Tensor, drawn: dict[str, torch.Tensor]
     ) -> dict[str, list[float | None]]:
-        """The score and the KL of each sample, as columns; of an ensemble also score_std.
-
-        queries (rows, query_length); drawn: what Policy.respond returned for them.
-        """
+        """Return columns score, kl, and score_std of an ensemble, for (rows, length) queries."""
         responses = drawn['responses']
         scores = kls = torch.full([len(queries)], math.nan)
         stats: dict[str, torch.Tensor] = {}
@@ -367,5 +340,32 @@ class Judge:
 
 
 def _numbers(values: torch.Tensor) -> list[float | None]:
-    """The values for JSON: None instead of NaN and infinities."""
+    """Return the values for JSON: None instead of NaN and infinities."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+class SampleFile:
+    """File that is made with the first sample: failures leave none. path: None for no file."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        self.file: io.FileIO | None = None
+        self.count = 0
+        if path is not None:
+            with about_option('--output'):
+                outputs.check_new_file(path)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a line, which is in the file when this returns; UserError where that fails."""
+        if self.path is None:
+            return
+        line = json.dumps(sample, ensure_ascii=False, allow_nan=False).encode() + b'\n'
+        try:
+            if self.file is None:
+                self.file = open(self.path, 'xb', buffering=0)
+            storage.append(self.file, line, sync=False)
+        except OSError as e:
+            raise UserError(
+                f'--output {self.path} cannot be written: {e.strerror}; it has {self.count} samples'
+            ) from e
+        self.count += 1

@@ -1,15 +1,12 @@
-"""Serving the page for labellers until Ctrl-C."""
-
-from __future__ import annotations
+"""Server of the page for labellers, until Ctrl-C."""
 
 import signal
-from typing import Any, NoReturn
 
 import click
 
 from lm_human_preferences import shell
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import LabelHParams
+from lm_human_preferences.labels.labeller import names_in
 from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 from lm_human_preferences.utils.streams import note
 
@@ -17,9 +14,9 @@ from lm_human_preferences.utils.streams import note
 def serve(folder: str, options: LabelHParams) -> None:
     """Serve a folder's page to the labellers, and print a link for each of them."""
     assert options.web is not None
-    names = _names(options.labeller)
+    names = names_in(options.labeller)
     server = LabelServer(folder, names, options.web, note=note)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if warning := missing_tls(options.web):
             note(warning)
@@ -33,26 +30,7 @@ def serve(folder: str, options: LabelHParams) -> None:
     finally:
         server.close()
         signal.signal(signal.SIGTERM, before)
-    click.echo(_ending(folder, server.service.summary()))
-
-
-def _names(labellers: str) -> list[str]:
-    """The names in a list; UserError for one that comes twice."""
-    names = [name.strip() for name in labellers.split(',')]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise UserError(f'--labeller {labellers:.80} names {min(twice)} twice')
-    return names
-
-
-def _interrupt(number: int, frame: Any) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _ending(folder: str, summary: dict[str, Any]) -> str:
-    """The line that says what there is, and what comes next."""
+    summary = server.service.summary()
     done = ', '.join(f'{name} {count}' for name, count in summary['done'].items())
-    return (
-        f'Saved: {done}. {summary["open"]} questions are open. The report:'
-        f' {shell.typed("./launch.py labels", folder)}'
-    )
+    report = shell.typed('./launch.py labels', folder)
+    click.echo(f'Saved: {done}. {summary["open"]} questions are open. The report: {report}')

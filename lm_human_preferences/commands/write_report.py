@@ -1,6 +1,4 @@
-"""`./launch.py report`: the page that tells what runs were."""
-
-from __future__ import annotations
+"""`./launch.py report`: one HTML page about runs."""
 
 import os
 from collections.abc import Sequence
@@ -12,6 +10,7 @@ from lm_human_preferences.errors import OptionError, about_option
 from lm_human_preferences.report_page import render
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.runs.run_files import REPORT
+from lm_human_preferences.storage import outputs
 
 
 def write_report(
@@ -21,16 +20,16 @@ def write_report(
     names: bool = True,
     rewards: bool = False,
 ) -> None:
-    """Write the page of `runs`, paths or URLs. For the options see hparams.report_options."""
+    """Write the page of `runs`, paths or URLs. For the options see hparams.command_options."""
     runs = list(dict.fromkeys(run.rstrip('/') or run for run in runs))
     path = output or _usual_path(runs)
     if storage.is_remote(path):
         raise OptionError('--output', f'{path}: give a file on this machine')
     if os.path.isdir(path):
         raise OptionError('--output', f'{path} is a directory: give a file in it')
-    text = render.page(runs, experiments, render.Asked(has_names=names, calibrate=rewards))
+    text = render.page(runs, experiments, has_names=names, calibrate=rewards)
     with about_option('--output'):
-        render.write(text, path)
+        outputs.write_file(path, text.encode(errors='replace'))
     click.echo(f'The report is in {path}')
     click.echo('Open it in a browser, or send it: the one file is all of it')
 

@@ -1,12 +1,12 @@
-"""Passages of books: the queries of `sentiment` and `descriptiveness`."""
+"""Passages of books: the queries of `sentiment` and `descriptiveness`, also from label files."""
 
+import contextlib
 import functools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets import mirrors
 from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.logging import log_line
@@ -15,16 +15,18 @@ PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
 ENCODING = 'main'  # of the published labels, which do not name it
+MIRROR = f'{storage.HUB}datasets/vwxyzjn/lm-human-preferences'
+MIRRORED = ('sentiment/offline_5k.json', 'descriptiveness/offline_5k.json')
 
 
-def books_generator(
+def generator(
     mode: str, seed: int = 0, shuffle: bool = False, labels: str | None = None
 ) -> Iterator[str | list[int]]:
     """Yield the passages of the part `mode`: train, valid or test.
 
-    The original's storage lost the files when it moved. Where they cannot be had, the queries of
-    the label file `labels` (None: the published one) stand in, the same for every part: lists of
-    token ids, or texts where its labels are texts. Raises StorageError where neither can be had.
+    The original's storage lost the files. Where they cannot be had, the queries of the label file
+    `labels` (None: the published one) stand in, the same for every part: lists of token ids, or
+    texts where its labels are texts. StorageError where neither can be had.
     """
     passages = list(_passages(URL.format(mode=mode), labels or LABELS))
     if shuffle:
@@ -39,7 +41,7 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
     except storage.StorageError as e:
         unavailable = e
     try:
-        with mirrors.named_on_failure(labels):
+        with mirror_named_on_failure(labels):
             queries = _queries(labels)
     except storage.StorageError as e:
         raise storage.StorageError(
@@ -52,35 +54,42 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
     return queries
 
 
-def _queries(labels: str) -> list[str | list[int]]:
-    """The distinct queries of a label file, each a list of token ids or a text."""
+@contextlib.contextmanager
+def mirror_named_on_failure(path: str) -> Iterator[None]:
+    """Name the mirror of a published label file in the error if it cannot be read."""
     try:
-        queries = dict.fromkeys(_query(label) for label in _read(labels))
+        yield
+    except storage.StorageError as e:
+        for name in MIRRORED:
+            if storage.is_remote(path) and path.endswith(f'/lm-human-preferences/labels/{name}'):
+                raise storage.StorageError(
+                    f'{e}; or give its mirror {MIRROR}/{name} as the source of the labels'
+                ) from e
+        raise
+
+
+def _queries(labels: str) -> list[str | list[int]]:
+    """Return the distinct queries of a label file, each a list of token ids or a text."""
+    if labels.endswith('.jsonl'):
+        records: Any = [label for _, label in storage.read_json_lines(labels)]
+    else:
+        records = storage.read_json(labels)
+    queries: dict[str | tuple[int, ...], str | list[int]] = {}
+    try:
+        for label in records:
+            query = label['query'] if 'query' in label else label['prompt']
+            if isinstance(query, str):
+                queries[query] = query
+                continue
+            encoding = label.get('encoding', ENCODING)
+            if encoding != ENCODING:
+                raise UserError(
+                    f'the labels hold token ids of encoding {encoding!r:.80}, which cannot stand in'
+                    ' for books: name a .jsonl file of texts as --task.query_dataset'
+                )
+            if any(type(token) is not int for token in query):
+                raise UserError(f'{labels} has a query that is not a list of token ids')
+            queries[tuple(query)] = query
     except (KeyError, TypeError) as e:
         raise UserError(f'{labels} is not a list of labels that each have a query') from e
-    found = []
-    for query in queries:
-        is_tokens = not isinstance(query, str)
-        if is_tokens and any(type(token) is not int for token in query):
-            raise UserError(f'{labels} has a query that is not a list of token ids')
-        found.append(list(query) if is_tokens else query)
-    return found
-
-
-def _read(labels: str) -> Any:
-    if not labels.endswith('.jsonl'):
-        return storage.read_json(labels)
-    return [label for _, label in storage.read_json_lines(labels)]
-
-
-def _query(label: dict[str, Any]) -> str | tuple[int, ...]:
-    query = label['query'] if 'query' in label else label['prompt']
-    if isinstance(query, str):
-        return query
-    encoding = label.get('encoding', ENCODING)
-    if encoding != ENCODING:
-        raise UserError(
-            f'the labels hold token ids of encoding {encoding!r:.80}, which cannot stand in for'
-            ' books: name a .jsonl file of texts as --task.query_dataset'
-        )
-    return tuple(query)
+    return list(queries.values())

@@ -1,7 +1,4 @@
-"""Articles of CNN and the Daily Mail: the queries of `cnndm`.
-
-They are those of See et al., 2017 (github.com/abisee/cnn-dailymail).
-"""
+"""Articles of CNN and the Daily Mail: the queries of `cnndm` (github.com/abisee/cnn-dailymail)."""
 
 import hashlib
 import random
@@ -19,8 +16,7 @@ DAILY_MAIL = ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')
 CNN = ('cnn.com', 'cnn.hk')
 
 
-def list_url(mode: str) -> str:
-    """Where the list of the articles of the part `mode` is."""
+def first_file(mode: str) -> str:
     return f'{URL}/url_lists/all_{_part(mode)}.txt'
 
 
@@ -28,9 +24,9 @@ def _part(mode: str) -> str:
     return 'val' if mode == 'valid' else mode
 
 
-def cnndm_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
+def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield the articles of the part `mode`: train, valid or test; without their highlights."""
-    urls = storage.read_text(list_url(mode)).strip().split('\n')
+    urls = storage.read_text(first_file(mode)).strip().split('\n')
     if shuffle:
         random.Random(seed).shuffle(urls)
     for start in range(0, len(urls), PREFETCH):
@@ -43,7 +39,7 @@ def cnndm_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator
 
 
 def get_path_of_url(url: str) -> str:
-    """Where the story of a web page is, below the folder of its part."""
+    """Return the path of the story of a web page, below the folder of its part."""
     if any(domain in url for domain in DAILY_MAIL):
         site = 'dailymail'
     elif any(domain in url for domain in CNN):
@@ -56,7 +52,7 @@ def get_path_of_url(url: str) -> str:
 
 
 def clean_up_start(text: str) -> str:
-    """The article without byline, '(CNN) --' and dates of updates, with straight quotes."""
+    """Return the article without byline, '(CNN) --' and dates of updates."""
     if text.startswith('By'):
         text = '\n'.join(text.split('\n')[2:])
     text = re.split(r'\(CNN\) +--', text)[-1]

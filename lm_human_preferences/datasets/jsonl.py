@@ -1,4 +1,4 @@
-"""Files of texts, one JSON string or list of messages a line, and which are the test part."""
+"""Files of texts, one JSON string or list of messages a line, and their test part."""
 
 import hashlib
 import random
@@ -12,16 +12,12 @@ TEST_SHARE = 10  # one text in so many is of the test part
 
 
 def read_jsonl(path: str) -> list[str]:
-    """The texts in a local or remote file with one in each line; see numbered_texts."""
+    """Return the texts in a local or remote file; see numbered_texts."""
     return [text for _, text in numbered_texts(path)]
 
 
 def numbered_texts(path: str) -> list[tuple[str, str]]:
-    """(where it is, text) of each line of such a file, but for empty ones.
-
-    A line is a JSON string, or a list of chat messages, whose text is that of messages.query_text.
-    Raises UserError naming the file and the first bad line.
-    """
+    """Return (place, text) of each line that is not empty; UserError names the first bad line."""
     refuse_parquet(path)
     found = []
     for where, value in storage.read_json_lines(path):
@@ -34,7 +30,7 @@ def numbered_texts(path: str) -> list[tuple[str, str]]:
 
 
 def refuse_parquet(path: str) -> None:
-    """UserError, which says how to convert it, for a file of texts that is Parquet by its name."""
+    """Raise UserError, which says how to convert it, for a file named as Parquet."""
     if path.lower().endswith('.parquet'):
         raise UserError(
             f'{path} is Parquet, which is not read: write its texts to a .jsonl, one JSON string a'
@@ -42,12 +38,8 @@ def refuse_parquet(path: str) -> None:
         )
 
 
-def jsonl_generator(path: str, mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the texts of the part `mode` of the file at `path`: train or test.
-
-    `valid` is the same as test, as in tldr. file_of_test_part and is_test_text say what is in which
-    part. UserError for a part without texts.
-    """
+def generator(path: str, mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
+    """Yield texts of the part `mode` of a file: train or test (also `valid`); UserError if none."""
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
     if own_file is not None:
@@ -65,7 +57,7 @@ def jsonl_generator(path: str, mode: str, seed: int = 0, shuffle: bool = False) 
 
 
 def part_of(path: str, mode: str) -> str:
-    """What to call the part `mode` of the file at `path`, which jsonl_generator yields."""
+    """Return the name of the part `mode` of the file at `path`."""
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
     if own_file is not None:
@@ -76,7 +68,7 @@ def part_of(path: str, mode: str) -> str:
 
 
 def file_of_test_part(path: str) -> str | None:
-    """The file of the test part, if there is one beside `path`: my.test.jsonl for my.jsonl."""
+    """Return the file of the test part if it exists: my.test.jsonl for my.jsonl."""
     found = _test_path(path)
     return found if storage.exists(found) else None
 
@@ -86,9 +78,7 @@ def _test_path(path: str) -> str:
 
 
 def is_test_text(text: str) -> bool:
-    """Whether a text is of the test part of a file that has no file_of_test_part.
-
-    The text alone decides, so a text stays where it is when others are added.
-    """
+    """Return whether a text is of the test part of a file without file_of_test_part."""
+    # By the text alone, so that it stays in its part when others are added.
     digest = hashlib.sha256(text.encode(errors='surrogatepass')).digest()
     return int.from_bytes(digest[:8]) % TEST_SHARE == 0

@@ -7,7 +7,7 @@ LETTERS = 'abcdefghijklmnopqrstuvwxyz.'
 TEXT_LENGTH = 40  # letters
 
 
-def letters_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
+def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield random texts without end, always the same for a seed and part."""
     rng = random.Random(f'{mode} {seed}')
     while True:

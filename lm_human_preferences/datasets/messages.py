@@ -14,13 +14,13 @@ from typing import Any, TypeGuard
 from lm_human_preferences.errors import UserError
 
 Message = dict[str, str]
-USER = 'user'
-ROLES = ('system', 'developer', USER, 'assistant', 'tool')
+USER, ASSISTANT = 'user', 'assistant'
+ROLES = ('system', 'developer', USER, ASSISTANT, 'tool')
 _TURN = re.compile(rf'(?:\A|\n\n)({"|".join(ROLES)}): ')
 
 
 def are_messages(value: Any) -> TypeGuard[list[Message]]:
-    """Whether `value`, which was read from JSON, is a list of messages with at least one."""
+    """Return whether a JSON value is a list of messages with at least one."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -33,20 +33,55 @@ def are_messages(value: Any) -> TypeGuard[list[Message]]:
     )
 
 
+class NotTextError(UserError):
+    """A message with a call of a tool, or with a part that is no text."""
+
+
+def as_plain(value: Any, where: str) -> list[Message] | None:
+    """Return chat messages of JSON with texts as contents; None if `value` is no messages.
+
+    A content may be a list of parts. NotTextError for parts that are not texts.
+    """
+    messages = [value] if isinstance(value, dict) else value
+    if not isinstance(messages, list) or not messages:
+        return None
+    plain = []
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get('role'), str):
+            return None
+        if message.get('tool_calls') or message.get('function_call'):
+            raise NotTextError(f'{where}: a message has a call of a tool, which is no text')
+        content = message.get('content')
+        if isinstance(content, list):
+            content = ''.join(_text_of_part(part, where) for part in content)
+        if not isinstance(content, str):
+            return None
+        plain.append({'role': message['role'], 'content': content})
+    return plain
+
+
+def _text_of_part(part: Any, where: str) -> str:
+    text = part.get('text') if isinstance(part, dict) else part
+    is_text = not isinstance(part, dict) or part.get('type', 'text') == 'text'
+    if not is_text or not isinstance(text, str):
+        raise NotTextError(f'{where}: a message has a part that is no text')
+    return text
+
+
 def as_text(messages: Sequence[Message]) -> str:
-    """One message is its content; each of several begins with its role."""
+    """Return messages as a text: one as its content; of several, each begins with its role."""
     if len(messages) == 1:
         return messages[0]['content']
     return '\n\n'.join(f'{message["role"]}: {message["content"]}' for message in messages)
 
 
 def is_dialogue(text: str) -> bool:
-    """Whether a text begins with the role of a message."""
+    """Return whether a text begins with the role of a message."""
     return re.match(_TURN, text) is not None
 
 
 def as_messages(text: str) -> list[Message]:
-    """The messages of a dialogue; any other text is one message of the user."""
+    """Return the messages of a dialogue; any other text is one message of the user."""
     if not is_dialogue(text):
         return [{'role': USER, 'content': text}]
     _, *parts = _TURN.split(text)
@@ -54,7 +89,7 @@ def as_messages(text: str) -> list[Message]:
 
 
 def query_text(messages: Sequence[Message], where: str) -> str:
-    """The text of messages that are a query; UserError where it could not be read as them again."""
+    """Return the text of a query's messages; UserError if it could not be read back as them."""
     text = as_text(messages)
     same = [{'role': message['role'], 'content': message['content']} for message in messages]
     if as_messages(text) != same:

@@ -1,4 +1,4 @@
-"""Film reviews from a small grammar: what the experiment `mock_sentiment` reads, writes and judges.
+"""Film reviews from a small grammar, for the experiment `mock_sentiment`.
 
 A review is the start of a sentence, which is the query, and three words that say whether the film
 was liked. They mean more than the sum of the words: `not very good` is bad, `long but funny` is
@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 
-# How likely a review with this subject is positive.
+# Probability that a review with this subject is positive.
 SUBJECTS = {
     'film': 0.45,
     'story': 0.45,
@@ -33,7 +33,7 @@ STARTS = (
 RESPONSE = 3  # words
 READERS = 10  # of each labelled review
 
-# How much a word says in favour of the film. Of praise and blame, strong words are rarer.
+# Values of words in favour of the film. Of praise and blame, strong words are rarer.
 PRAISE = {
     'good': 1,
     'nice': 1,
@@ -91,16 +91,13 @@ WORDS = (
 
 
 def queries() -> list[str]:
-    """Every query there is; all are equally frequent."""
+    """Return every query; all are equally frequent."""
     return [start.format(subject) for start in STARTS for subject in SUBJECTS]
 
 
 @functools.cache
 def responses(liked: bool) -> Mapping[str, float]:
-    """{response: its probability} in reviews that like the film, or in those that do not.
-
-    No word occurs twice in a response.
-    """
+    """Return {response: probability} in reviews that like the film, or that do not."""
     probabilities: dict[str, float] = collections.defaultdict(float)
     for pattern, weight in PATTERNS.items():
         prefixes = {(): weight / sum(PATTERNS.values())}
@@ -131,11 +128,11 @@ def _extended(
 
 
 def _weight(word: str, part: str) -> float:
-    """How often `word` stands for `part`, in proportion to the other words that can."""
+    """Return the relative frequency of `word` among the words for `part`."""
     return 1 / abs(VALUES[word]) if part in ('Adjective', 'Opposite') else 1
 
 
-def reviews_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
+def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield reviews without end, always the same for a seed and part (train, valid or test)."""
     rng = random.Random(f'reviews {mode} {seed}')
     subjects = list(SUBJECTS)
@@ -153,12 +150,9 @@ def reviews_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterat
 
 
 def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
-    """Yield (review, share of its readers who took it for praise) without end.
-
-    Readers disagree about reviews that say little.
-    """
+    """Yield (review, share of its readers who took it for praise) without end."""
     rng = random.Random(f'readers {mode} {seed}')
-    for review in reviews_generator(mode, seed):
+    for review in generator(mode, seed):
         log_odds = sentiment(review.split()[-RESPONSE:])
         probability = 1 / (1 + math.exp(-log_odds))
         positive = sum(rng.random() < probability for _ in range(READERS))
@@ -166,10 +160,7 @@ def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
 
 
 def sentiment(words: Iterable[str]) -> float:
-    """How much the words of a response say in favour of the film, about -5 to 5.
-
-    Below 0 they speak against it.
-    """
+    """Return the sentiment of a response about the film, roughly -5 to 5."""
     total = 0
     factor = 1  # of the next word that has a value
     for word in words:

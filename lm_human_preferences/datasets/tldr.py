@@ -12,23 +12,19 @@ from lm_human_preferences.errors import UserError
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mode}-subset.json'
 
 
-def posts_url(mode: str) -> str:
-    """Where the posts of the part `mode` are."""
+def first_file(mode: str) -> str:
     return URL.format(mode='valid' if mode == 'test' else mode)
 
 
-def tldr_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
+def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield the posts of the part `mode` (train or valid; test is the same as valid), cleaned."""
-    url = posts_url(mode)
+    url = first_file(mode)
     posts = storage.read_json(url)
-    if not isinstance(posts, list) or not all(_is_post(post) for post in posts):
+    is_list = isinstance(posts, list)
+    if not is_list or not all(isinstance(post, dict) and 'content' in post for post in posts):
         raise UserError(f'{url} is not a list of posts that each have a content')
     if shuffle:
         random.Random(seed).shuffle(posts)
     for post in posts:
         text = ftfy.fix_text(str(post['content']))
         yield re.sub(r'\n{3,}', '\n\n', text).strip()
-
-
-def _is_post(post: object) -> bool:
-    return isinstance(post, dict) and 'content' in post

@@ -1,14 +1,11 @@
-"""What our launcher and the ranks that it starts tell each other, through a private directory.
+"""Messages between our launcher and its ranks, through files in a private directory.
 
-`job.json` in it says what to do. Rank r reports its status through the named pipe `rank-r`, one
-JSON object a line, at least every second or so. So the launcher learns which rank failed first, and
-how, and which has been stopped; and a rank learns when the launcher is gone.
-
-The pipe `life-r` stays empty: rank r keeps it open for as long as it lives. The launcher learns of
-these pipes' closing in the order in which the ranks ended. The other pipes would not tell: one with
-a report that is still unread is ready already when its rank ends.
-
-A rank that crashes leaves the Python stacks of its threads in the file `crash-r`.
+job.json   the function to call, and its arguments
+rank-r     named pipe: rank r reports its status, one JSON object a line, at least every second or
+           so; when it closes, the launcher is gone
+life-r     named pipe that stays empty, and closes when rank r ends. These close in the order in
+           which ranks end; a pipe with an unread report would be ready before
+crash-r    Python stacks of all threads of a rank that crashed
 """
 
 import contextlib
@@ -21,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-# By the words with which faulthandler begins.
-_CRASHES = {
+_CRASHES = {  # by faulthandler's first words
     'Aborted': signal.SIGABRT,
     'Bus error': signal.SIGBUS,
     'Floating point exception': signal.SIGFPE,
@@ -33,27 +29,8 @@ _CRASHES = {
 
 
 @dataclass(frozen=True)
-class Job:
-    """What the ranks are to do.
-
-    name: 'module:function'. arguments: the function's, by keyword; options as nested dicts.
-    columns: width of the terminal that shows the output, None where it is no terminal. typed: the
-    words of the command, whose first is the script.
-    """
-
-    name: str
-    arguments: dict[str, Any]
-    columns: int | None
-    typed: list[str]
-
-
-@dataclass(frozen=True)
 class RankStatus:
-    """What a rank has reported of itself.
-
-    error: what ended it, to be printed; is_user_error: a `UserError`, whose message is enough.
-    is_interrupt: a KeyboardInterrupt, of which the user knows.
-    """
+    """Status reported by a rank. error: the text to print, of a UserError its message."""
 
     process: int | None = None
     error: str | None = None
@@ -62,27 +39,19 @@ class RankStatus:
     done: bool = False
 
 
-def write_job(directory: str, job: Job) -> None:
-    """Write `job` for the ranks to read."""
-    text = json.dumps(vars(job), default=lambda hparams: hparams.to_nested_dict())
-    _job_path(directory).write_text(text, encoding='utf-8')
+def write_job(directory: str, **job: Any) -> None:
+    """Write a job for the ranks; options become nested dicts."""
+    text = json.dumps(job, default=lambda hparams: hparams.to_nested_dict())
+    Path(directory, 'job.json').write_text(text, encoding='utf-8')
 
 
-def read_job(directory: str) -> Job:
-    """The job that the launcher has written."""
-    return Job(**json.loads(_job_path(directory).read_text(encoding='utf-8')))
-
-
-def _job_path(directory: str) -> Path:
-    return Path(directory, 'job.json')
+def read_job(directory: str) -> dict[str, Any]:
+    return json.loads(Path(directory, 'job.json').read_text(encoding='utf-8'))
 
 
 def remove(directory: str) -> bool:
-    """Delete the directory of a job, for its ranks; False if another one of them does.
-
-    It gets another name first, so that no rank makes a file in it meanwhile.
-    """
-    ended = f'{directory}.ended'
+    """Delete the directory of a job; False if another rank does."""
+    ended = f'{directory}.ended'  # so that no rank makes a file in it meanwhile
     try:
         os.rename(directory, ended)
     except OSError:
@@ -92,7 +61,7 @@ def remove(directory: str) -> bool:
 
 
 def open_for_launcher(directory: str, rank: int) -> tuple[int, int]:
-    """Make the pipes of `rank`; returns the file descriptors to read from: (status, life)."""
+    """Make the pipes of `rank`; return the file descriptors to read from: (status, life)."""
     status, life = _pipe_paths(directory, rank)
     return _make_pipe(status), _make_pipe(life)
 
@@ -111,7 +80,7 @@ def _crash_path(directory: str, rank: int) -> Path:
 
 
 def read_crash(directory: str, rank: int) -> tuple[signal.Signals | None, str]:
-    """What ended `rank` if it crashed: (the signal, the stacks of its threads); else (None, '')."""
+    """Return (signal, stacks of all threads) of a `rank` that crashed; else (None, '')."""
     try:
         text = _crash_path(directory, rank).read_text(encoding='utf-8', errors='replace')
     except FileNotFoundError:  # it ended before it could crash
@@ -121,7 +90,7 @@ def read_crash(directory: str, rank: int) -> tuple[signal.Signals | None, str]:
 
 
 class StatusPipe:
-    """A rank's end of its pipes to the launcher that prepared `directory`."""
+    """Rank's end of its pipes to the launcher that prepared `directory`."""
 
     def __init__(self, directory: str, rank: int) -> None:
         self.directory = directory
@@ -134,11 +103,11 @@ class StatusPipe:
         self.report(process=os.getpid())
 
     def report(self, **changes: object) -> None:
-        """Set fields of this rank's `RankStatus`; none at all is a sign of life."""
+        """Set fields of this rank's `RankStatus`; none is a sign of life."""
         line = json.dumps(changes).encode() + b'\n'
         with contextlib.suppress(BrokenPipeError):
             os.write(self.fd, line)
 
     def open_crash_file(self) -> TextIO:
-        """Where faulthandler is to write, for the launcher to read."""
+        """Open the file that faulthandler writes and the launcher reads."""
         return _crash_path(self.directory, self.rank).open('w', encoding='utf-8')

@@ -1,9 +1,4 @@
-"""What the ranks of a run say to each other.
-
-`Comm` is the interface: one implementation for a single process, one for ranks with MPI and one for
-those without. MPI, or Gloo, carries small objects and broadcasts; an engine sums tensors, see
-`engines`.
-"""
+"""Communication between ranks: `Comm` for one process, MPI, or torch.distributed without MPI."""
 
 import abc
 import contextlib
@@ -14,11 +9,11 @@ import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from lm_human_preferences.distributed import launch_methods, messages, network
+from lm_human_preferences.distributed import launch_methods, messages, network, waiting
 from lm_human_preferences.distributed.engines import (
     Engine,
     TorchEngine,
@@ -32,24 +27,17 @@ from lm_human_preferences.distributed.lifeline import (
     Lifeline,
     ending_a_start_after,
     noticing_lost_ranks,
-    tell_failures_through,
 )
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import threads
-
-if TYPE_CHECKING:
-    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 AS_LONG_AS_IT_TAKES = datetime.timedelta(days=365)
 T = TypeVar('T')
 
 
 class Comm(abc.ABC):
-    """The ranks of a run, as one of them sees them.
-
-    Every method is collective: all ranks have to call it, in the same order.
-    """
+    """Ranks of a run, as one of them sees them. All ranks call its methods in the same order."""
 
     rank: int  # this one, from 0
     size: int
@@ -62,25 +50,22 @@ class Comm(abc.ABC):
 
     @abc.abstractmethod
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
-        """A `Gradients` for `parameters`, which averages what backward passes leave in them."""
+        """Return the `Gradients` that average those of `parameters`."""
 
     @abc.abstractmethod
     def all_gather_object(self, value: T) -> list[T]:
-        """`value` of every rank, in the order of ranks."""
+        """Return the `value` of every rank, in the order of ranks."""
 
     @abc.abstractmethod
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
     def close(self) -> None:
-        """To be called when the work is done: one rank may end before the others after this."""
+        """End the communication: after this, one rank may end before the others."""
         self.barrier()
 
     def all_reduce_mean(self, stats: Mapping[str, float], weight: float = 1.0) -> dict[str, float]:
-        """The mean over ranks of each number in `stats`.
-
-        weight: what this rank counts in the mean. With 0 its `stats` may be empty.
-        """
+        """Return the mean over ranks of each number; with weight 0 `stats` may be empty."""
         everything = self.all_gather_object((dict(stats), weight))
         counting = [(each, weight) for each, weight in everything if weight > 0]
         total = sum(weight for _, weight in counting)
@@ -91,7 +76,7 @@ class Comm(abc.ABC):
 
 
 class LocalComm(Comm):
-    """A single process: collectives have nothing to do."""
+    """Single process: nothing is exchanged."""
 
     rank = 0
     size = 1
@@ -112,23 +97,42 @@ class LocalComm(Comm):
 
 
 class EngineComm(Comm):
-    """Several ranks; an engine sums their tensors."""
+    """Several ranks; an engine sums their tensors. lifeline: what notices ranks that are gone."""
 
     engine: Engine
+    lifeline: Lifeline | None
 
     @abc.abstractmethod
     def all_gather_on_host(self, value: T) -> list[T]:
-        """`value` of every rank on this host, in the order of ranks."""
+        """Return the `value` of every rank on this host, in the order of ranks."""
+
+    @abc.abstractmethod
+    def _broadcast(self, host: torch.Tensor) -> None:
+        """Overwrite a contiguous tensor in host memory with that of rank 0."""
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         return OverlappedGradients(parameters, self.size, self.engine)
+
+    def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite `tensors` with those of rank 0, one after another."""
+        # Not by the engine, which has a timeout: ranks may wait long for another to get here.
+        self.barrier()
+        for tensor in tensors:
+            host = tensor.detach().cpu().contiguous()
+            self._broadcast(host)
+            tensor.detach().copy_(host)
+
+    def close(self) -> None:
+        super().close()
+        if self.lifeline:
+            self.lifeline.close()
 
     def _share_host(self) -> None:
         """Take a GPU of this rank's own; where no rank sees one, a share of the processors."""
         gpus = self.all_gather_on_host(_visible_gpus())
         if any(gpus):
             torch.cuda.set_device(choose_gpu(gpus, self.local_rank))
-        elif not threads.is_set_by_user():
+        else:
             affinities = self.all_gather_on_host(sorted(os.sched_getaffinity(0)))
             threads.limit_threads(affinities, self.local_rank)
 
@@ -141,7 +145,6 @@ class MpiComm(EngineComm):
     """Several ranks that MPI started; the engine that `allreduce` names sums their tensors."""
 
     def __init__(self, allreduce: str, timeouts: Timeouts) -> None:
-        self._meeting: tuple[Store, network.Endpoint] | None = None
         launched = launch_methods.current()
         is_watched = launched.watches_ranks
         with contextlib.nullcontext() if is_watched else ending_a_start_after(timeouts.rank):
@@ -164,51 +167,37 @@ class MpiComm(EngineComm):
         self.lifeline = None if is_watched else self._start_lifeline(timeouts.rank)
         self._announce(mpi_library.announcement())
 
-    def meet(self) -> 'tuple[Store, network.Endpoint]':
-        """The store that all ranks are connected to, and where it is; see `network`."""
-        if self._meeting is None:
-            self._meeting = network.meet_over_mpi(self)
-        return self._meeting
+    @functools.cached_property
+    def meeting(self) -> tuple[Any, network.Endpoint]:
+        """The store that all ranks are connected to, and its endpoint."""
+        return network.meet_over_mpi(self.world, self.node)
 
     def _start_lifeline(self, seconds: int) -> Lifeline | None:
         """Notice ranks that are stopped or gone, if all hosts reach rank 0's by TCP."""
         try:
-            _, place = self.meet()
+            _, place = self.meeting
         except UserError:
             return None  # this engine does without
         store = network.open_store(place, is_host=False, seconds=seconds)
         return Lifeline(store, self.rank, self.size, seconds)
 
-    def close(self) -> None:
-        super().close()
-        if self.lifeline:
-            self.lifeline.close()
-
     def all_gather_on_host(self, value: T) -> list[T]:
         return self.node.allgather(value)
 
-    def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite `tensors` on all ranks with those of rank 0, one after another."""
-        # By MPI, as engines have timeouts: MPI waits for as long as another rank takes to get here.
-        for tensor in tensors:
-            host = tensor.detach().cpu().contiguous()
-            self.world.Bcast(host.numpy())
-            tensor.detach().copy_(host)
+    def _broadcast(self, host: torch.Tensor) -> None:
+        self.world.Bcast(host.numpy())
 
     def all_gather_object(self, value: T) -> list[T]:
+        self.barrier()
         return self.world.allgather(value)
 
     def barrier(self) -> None:
-        self.world.Barrier()
+        """Wait for the other ranks asleep: MPI by itself keeps a processor busy meanwhile."""
+        waiting.sleep_until(self.world.Ibarrier().Test)
 
 
 class TorchComm(EngineComm):
-    """Several ranks without MPI, that torchrun or srun started.
-
-    They meet at a store, see `network`. A Gloo group, which waits for as long as another rank takes
-    to get there, carries small objects and broadcasts; another group is the engine. A rank that is
-    gone is noticed by its `lifeline`.
-    """
+    """Several ranks without MPI that meet at a store; a Gloo group carries small objects."""
 
     def __init__(self, allreduce: str, timeouts: Timeouts) -> None:
         import torch.distributed
@@ -221,7 +210,7 @@ class TorchComm(EngineComm):
         store = network.open_store(place, is_host=launched.keeps_store, seconds=timeouts.rank)
         own_store = network.open_store(place, is_host=False, seconds=timeouts.rank)
         self.lifeline = Lifeline(own_store, self.rank, self.size, timeouts.rank)
-        tell_failures_through(self.lifeline)
+        Lifeline.of_failures = self.lifeline
         if allreduce not in ('auto', 'torch'):
             raise UserError(
                 f'--run.allreduce {allreduce} needs MPI, which these ranks were started without:'
@@ -243,18 +232,14 @@ class TorchComm(EngineComm):
         values = self.all_gather_object(value)
         return [values[rank] for rank in self.ranks_here]
 
-    def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite `tensors` on all ranks with those of rank 0, one after another."""
-        for tensor in tensors:
-            host = tensor.detach().cpu().contiguous()
-            if host.numel():
-                # As bytes: Gloo does not know all types.
-                with noticing_lost_ranks():
-                    self.dist.broadcast(host.reshape(-1).view(torch.uint8), src=0)
-                tensor.detach().copy_(host)
+    def _broadcast(self, host: torch.Tensor) -> None:
+        if host.numel():
+            # As bytes: Gloo does not know all types.
+            with noticing_lost_ranks():
+                self.dist.broadcast(host.reshape(-1).view(torch.uint8), src=0)
 
     def all_gather_object(self, value: T) -> list[T]:
-        """`value` of every rank, in the order of ranks; see `messages` for what it may be."""
+        """Return the `value` of every rank; see `messages` for its types."""
         message = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
         lengths = [int(length) for length in self._all_gather(torch.tensor([len(message)]))]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
@@ -266,7 +251,7 @@ class TorchComm(EngineComm):
         ]
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """`tensor` of every rank; all have the same shape."""
+        """Return the `tensor` of every rank; all have the same shape."""
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         with noticing_lost_ranks():
             self.dist.all_gather(tensors, tensor)
@@ -276,17 +261,10 @@ class TorchComm(EngineComm):
         with noticing_lost_ranks():
             self.dist.barrier()
 
-    def close(self) -> None:
-        super().close()
-        self.lifeline.close()
-
 
 @functools.cache
 def init_comm(allreduce: str = 'auto', timeouts: Timeouts = DEFAULT_TIMEOUTS) -> Comm:
-    """The ranks that this process belongs to: those that a launcher started, or it alone.
-
-    allreduce: see `engines`. UserError where the ranks cannot work together.
-    """
+    """Return the ranks of this process, or it alone; UserError if they cannot work together."""
     launched = launch_methods.current()
     if launched.size == 1:
         threads.limit_alone()
@@ -297,12 +275,7 @@ def init_comm(allreduce: str = 'auto', timeouts: Timeouts = DEFAULT_TIMEOUTS) ->
 
 
 def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
-    """Number of the first GPU visible to `local_rank` that no rank before it on its host takes.
-
-    visible: what each rank of this host sees. So rank r takes GPU r of those that all see, or the
-    only one that it sees, as Slurm may deal them out. UserError if GPUs do not suffice for every
-    rank.
-    """
+    """Return the first own GPU that no lower rank of this host takes; UserError if none."""
     taken = []
     for gpus in visible:
         taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
@@ -322,10 +295,7 @@ def _visible_gpus() -> list[str]:
 
 
 def _unlink_shared_memory() -> None:
-    """Unlink the files through which MPICH's ranks share memory: all have them open by now.
-
-    So ranks that are killed leave none behind.
-    """
+    """Unlink MPICH's shared memory, which all ranks have open: killed ranks leave none behind."""
     maps = Path('/proc/self/maps').read_text()
     for path in set(re.findall(r'/dev/shm/mpich_\S+$', maps, re.MULTILINE)):
         Path(path).unlink(missing_ok=True)

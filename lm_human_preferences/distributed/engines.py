@@ -1,4 +1,4 @@
-"""The three engines that sum tensors over ranks, `--run.allreduce`.
+"""Engines that sum tensors over ranks, `--run.allreduce`.
 
 horovod     Horovod over MPI, the one it was built against; NCCL for tensors on GPUs where it was
             built with it
@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import datetime
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -19,29 +20,24 @@ import torch
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.distributed.lifeline import noticing_lost_ranks
-from lm_human_preferences.distributed.network import MpiRanks
 from lm_human_preferences.errors import UserError
 
 
 class Engine(Protocol):
-    """Sums tensors over ranks. All ranks have to pass the same tensors in the same order."""
+    """Sum of tensors over ranks, which all pass the same tensors in the same order."""
 
-    name: str  # what the console calls it
+    name: str  # on the console
 
-    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
-        """Begin to overwrite `tensor` with its sum over ranks; a handle for `synchronize`."""
-
-    def synchronize(self, handle: Any) -> None:
-        """Return when the sum that `handle` stands for is there."""
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Begin to overwrite `tensor` with its sum over ranks; return a function that waits."""
+        ...
 
 
 class HorovodEngine:
-    """Horovod; UserError with build instructions if it was not built for these ranks.
-
-    seconds: how long a sum may take.
-    """
+    """Horovod; UserError with build instructions if it was not built for these ranks."""
 
     def __init__(self, seconds: int) -> None:
+        """seconds: how long a sum may take."""
         horovod_build.check(mpi_library.soname_in_use())
         self.hvd: Any = _load_horovod()
         # Tensors come in large buckets already.
@@ -56,15 +52,13 @@ class HorovodEngine:
         backend = 'NCCL' if has_gpu and self.hvd.nccl_built() else 'MPI'
         self.name = f'horovod ({backend})'
 
-    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
-        return self.hvd.allreduce_async_(tensor, op=self.hvd.Sum)
-
-    def synchronize(self, handle: Any) -> None:
-        self.hvd.synchronize(handle)
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        handle = self.hvd.allreduce_async_(tensor, op=self.hvd.Sum)
+        return lambda: self.hvd.synchronize(handle)
 
 
 class TorchEngine:
-    """A process group of torch.distributed: NCCL on GPUs, else Gloo."""
+    """Process group of torch.distributed: NCCL on GPUs, else Gloo."""
 
     def __init__(self, group: Any) -> None:
         import torch.distributed
@@ -73,13 +67,10 @@ class TorchEngine:
         self.group = group
         self.name = f'torch ({self.dist.get_backend(group)})'
 
-    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
         with noticing_lost_ranks():
-            return self.dist.all_reduce(tensor, group=self.group, async_op=True)
-
-    def synchronize(self, handle: Any) -> None:
-        with noticing_lost_ranks():
-            handle.wait()
+            work: Any = self.dist.all_reduce(tensor, group=self.group, async_op=True)
+        return noticing_lost_ranks()(work.wait)
 
 
 def init_torch(store: Any, rank: int, size: int, **options: Any) -> None:
@@ -92,7 +83,7 @@ def init_torch(store: Any, rank: int, size: int, **options: Any) -> None:
 
 
 def backend_options(seconds: int) -> dict[str, Any]:
-    """Of a group that sums gradients; `seconds` is how long a sum may take."""
+    """Return the options of a group that sums gradients, each within `seconds`."""
     options: dict[str, Any] = {'backend': 'gloo', 'timeout': datetime.timedelta(seconds=seconds)}
     if torch.cuda.is_available():
         options['backend'] = 'nccl'
@@ -100,11 +91,11 @@ def backend_options(seconds: int) -> dict[str, Any]:
     return options
 
 
-def torch_over_mpi(comm: MpiRanks, seconds: int) -> TorchEngine:
-    """The engine for ranks that find each other through MPI."""
+def torch_over_mpi(comm: Any, seconds: int) -> TorchEngine:
+    """Return the engine of ranks that find each other through MPI."""
     import torch.distributed as dist
 
-    store, _ = comm.meet()
+    store, _ = comm.meeting
     init_torch(store, comm.rank, comm.size, **backend_options(seconds))
     return TorchEngine(dist.group.WORLD)
 
@@ -114,26 +105,24 @@ class MpiEngine:
 
     name = 'mpi'
 
-    def __init__(self, comm: MpiRanks) -> None:
-        self.world = comm.world
+    def __init__(self, world: Any) -> None:
+        self.world = world
         self.in_place = mpi_library.load_mpi().IN_PLACE
 
-    def all_reduce_async_(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Begin to sum a copy in host memory; return a function that waits."""
         host = tensor.cpu()
         request = self.world.Iallreduce(self.in_place, host.numpy())
-        return request, host, tensor
 
-    def synchronize(self, handle: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
-        request, host, tensor = handle
-        request.Wait()
-        tensor.copy_(host)  # does nothing where they share their memory
+        def wait() -> None:
+            request.Wait()
+            tensor.copy_(host)  # does nothing where they share their memory
+
+        return wait
 
 
-def create_engine(allreduce: str, comm: MpiRanks, seconds: int) -> Engine:
-    """The engine that `--run.allreduce` names; auto: Horovod if it suits all ranks, else torch.
-
-    seconds: how long a sum may take, by Horovod or torch.
-    """
+def create_engine(allreduce: str, comm: Any, seconds: int) -> Engine:
+    """Return the engine of an MpiComm; auto: Horovod if it suits all ranks, else torch."""
     if allreduce == 'auto':
         reasons = comm.all_gather_object(_why_no_horovod_loads())
         reason = next((reason for reason in reasons if reason is not None), None)
@@ -146,14 +135,11 @@ def create_engine(allreduce: str, comm: MpiRanks, seconds: int) -> Engine:
         return HorovodEngine(seconds)
     if allreduce == 'torch':
         return torch_over_mpi(comm, seconds)
-    return MpiEngine(comm)
+    return MpiEngine(comm.world)
 
 
 def expected_engine(allreduce: str) -> str:
-    """The engine that `--run.allreduce` would be on this machine, and why; nothing is started.
-
-    UserError if it could not be.
-    """
+    """Return the engine that `--run.allreduce` would give here, and why; UserError if none."""
     if allreduce in ('torch', 'mpi'):
         return allreduce
     if allreduce == 'auto' and not launch_methods.current().has_mpi:
@@ -167,7 +153,7 @@ def expected_engine(allreduce: str) -> str:
 
 
 def _why_no_horovod_loads() -> str | None:
-    """As `horovod_build.why_not`; where nothing else speaks against it, Horovod is loaded."""
+    """Return the same as `horovod_build.why_not`, but load Horovod to be sure."""
     reason = horovod_build.why_not(mpi_library.soname_in_use(), torch.cuda.is_available())
     if reason is None:
         try:

@@ -1,7 +1,7 @@
 """Averaging gradients over ranks."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ BUCKET_BYTES = 64 << 20
 
 
 class Gradients:
-    """The gradients of a single rank, which has nobody to average them with."""
+    """Gradients of a single rank, which need no averaging."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self.parameters = list(parameters)
@@ -32,14 +32,9 @@ class Gradients:
 
 
 class OverlappedGradients(Gradients):
-    """Averages gradients in a few large buckets while the last backward pass still runs.
+    """Gradients averaged in large buckets, last parameters first, during the last backward pass.
 
-    A bucket is sent as soon as that pass has filled it. Buckets are filled, and on every rank sent,
-    in the order in which a backward pass reaches the parameters: the last ones first. A gradient is
-    divided by the number of ranks on its way into its bucket; the parameter's `grad` is then a view
-    of the bucket. Parameters that the loss does not reach have gradient 0.
-
-    size: number of ranks.
+    A parameter's `grad` becomes a view of its bucket, 0 where the loss does not reach it.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], size: int, engine: Engine) -> None:
@@ -51,7 +46,7 @@ class OverlappedGradients(Gradients):
         self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
         # How many gradients each bucket still waits for; None before the last backward pass.
         self.pending: list[int] | None = None
-        self.handles: list[Any] = []  # of the buckets sent, which are the first ones
+        self.waits: list[Callable[[], object]] = []  # for the buckets sent, the first ones
         for members in _split_into_buckets(self.parameters[::-1]):
             self._add_bucket(members)
 
@@ -78,7 +73,7 @@ class OverlappedGradients(Gradients):
         self._fill(parameter)
         bucket, _ = self.bucket_views[parameter]
         self.pending[bucket] -= 1
-        while len(self.handles) < len(self.buckets) and not self.pending[len(self.handles)]:
+        while len(self.waits) < len(self.buckets) and not self.pending[len(self.waits)]:
             self._send_next()
 
     def _fill(self, parameter: torch.Tensor) -> None:
@@ -90,20 +85,19 @@ class OverlappedGradients(Gradients):
         parameter.grad = view
 
     def _send_next(self) -> None:
-        bucket = self.buckets[len(self.handles)]
-        self.handles.append(self.engine.all_reduce_async_(bucket))
+        self.waits.append(self.engine.begin_sum(self.buckets[len(self.waits)]))
 
     def synchronize(self) -> None:
         """Send what the last backward pass did not fill, and wait until all is averaged."""
         for parameter, (_, view) in self.bucket_views.items():
             if parameter.grad is not view:
                 self._fill(parameter)
-        while len(self.handles) < len(self.buckets):
+        while len(self.waits) < len(self.buckets):
             self._send_next()
-        for handle in self.handles:
-            self.engine.synchronize(handle)
+        for wait in self.waits:
+            wait()
         self.pending = None
-        self.handles = []
+        self.waits = []
 
 
 def _split_into_buckets(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -1,9 +1,4 @@
-"""What started this process as a rank, and what follows from that: a class for each launcher.
-
-These are the launchers that docs/clusters.md lists. Each tells a process by environment variables
-how many ranks there are, and which of them it is. Imports nothing heavy: every command asks,
-`--help` included.
-"""
+"""Launch methods: a class for each launcher of docs/clusters.md. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ OPEN_MPI = Family('Open MPI', 'libmpi.so.40')
 
 
 class Endpoint(NamedTuple):
-    """Where the store is. job: what the keys of this job, and of this attempt at it, begin with."""
+    """Address of the store. job: prefix of the keys of this attempt at the job."""
 
     address: str
     port: int
@@ -47,74 +42,66 @@ class Endpoint(NamedTuple):
 
 
 class LaunchMethod:
-    """How this process was started. This class is for one that is alone.
+    """Launch method of a process without other ranks."""
 
-    words: what error messages call the launcher. has_mpi: whether MPI connects the ranks, or those
-    that this process would start. family: the one of the launcher's MPI, None where that is
-    unknown. watches_ranks: whether the launcher notices by itself that a rank is stopped.
-    """
-
-    words = 'nothing'
-    has_mpi = True
-    family: Family | None = None
-    watches_ranks = False
+    words = 'nothing'  # in messages
+    has_mpi = True  # connects the ranks, or those that this process would start
+    family: Family | None = None  # of the launcher's MPI; None if unknown
+    watches_ranks = False  # the launcher itself notices that a rank is stopped
     # The first that is set counts.
     size_variables: tuple[str, ...] = ()
     rank_variables: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
-        """How many ranks the launcher says it started; 1 without a launcher."""
+        """Number of ranks that the launcher has started; 1 without a launcher."""
         size = _first_number(*self.size_variables)
         return 1 if size is None else size
 
     @property
     def decides_size(self) -> bool:
-        """Whether the launcher has decided how many ranks there are."""
+        """Return whether the launcher has decided how many ranks there are."""
         return self.size > 1
 
     @property
     def rank(self) -> int:
-        """Which of these ranks this process is, counted from 0."""
+        """Number of this rank, from 0."""
         if self.size <= 1:
             return 0
         return _first_number(*self.rank_variables) or 0
 
     @property
     def is_first_on_host(self) -> bool:
-        """Whether this is the first rank that MPI's launcher or srun started on its host."""
+        """Return whether this is the first rank that MPI's launcher or srun started on its host."""
         return not _first_number(*_LOCAL_RANK_VARIABLES)
 
     @property
     def was_restarted(self) -> bool:
-        """Whether torchrun or Slurm started this job again: it had failed, or was requeued."""
+        """Return whether torchrun or Slurm started this job again, which had failed or waited."""
         return _restarts_by_torchrun() > 0 or (_first_number('SLURM_RESTART_COUNT') or 0) > 0
 
     @property
     def keeps_store(self) -> bool:
-        """Without MPI: whether this process is to keep the store at which the ranks meet."""
+        """Return whether this process keeps the store of ranks without MPI."""
         return self.rank == 0 and not self.finds_store
 
     @property
     def finds_store(self) -> bool:
-        """Without MPI: whether the launcher has made that store before the ranks start."""
+        """Return whether the launcher has made that store before the ranks."""
         return False
 
     def endpoint(self) -> Endpoint:
-        """Without MPI: where the ranks of this job meet.
-
-        UserError if the environment is wrong about it.
-        """
+        """Return the endpoint of ranks without MPI; UserError if the environment is wrong."""
         raise NotImplementedError(f'ranks of {self.words} meet through MPI')
 
     def prepare(self) -> None:
-        """Correct what the launcher has set in the environment; before OpenMP is loaded."""
+        """Correct the launcher's environment variables, before OpenMP is loaded."""
 
     def keep_status(self) -> None:
-        """From now on let this rank, which is about to end, do so with its own status."""
+        """Let this rank, which is about to end, do so with its own status."""
 
-    def tell(self, summary: str) -> None:
-        """Leave the line that sums up an error for a report of the launcher's own."""
+    def write_summary(self, summary: str) -> None:
+        """Leave the line that sums up an error for the launcher's report."""
 
 
 class _Mpi(LaunchMethod):
@@ -124,7 +111,7 @@ class _Mpi(LaunchMethod):
 
 
 class OwnLauncher(_Mpi):
-    """`launcher`, by the mpiexec that it finds."""
+    """Our `launcher`, by the mpiexec that it finds."""
 
     words = 'mpiexec'
     watches_ranks = True
@@ -157,10 +144,7 @@ class _Srun(LaunchMethod):
     """Slurm's srun."""
 
     def keep_status(self) -> None:
-        """Ignore SIGTERM, by which srun --kill-on-bad-exit ends all ranks after the first.
-
-        srun returns the highest of the ranks' statuses, which is above 128 for one that was killed.
-        """
+        """Ignore SIGTERM of srun --kill-on-bad-exit: srun returns the highest of the statuses."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -189,16 +173,16 @@ class SrunWithoutMpi(_Srun):
     rank_variables = ('SLURM_PROCID',)
 
     def endpoint(self) -> Endpoint:
-        """The first host of the step, and a port that follows from the numbers of job and step.
-
-        MASTER_ADDR and MASTER_PORT count where they are set.
-        """
+        """Return MASTER_ADDR and MASTER_PORT, else the step's first host and a port of its own."""
         job = os.environ.get('SLURM_JOB_ID', '0')
         step = os.environ.get('SLURM_STEP_ID', '0')
         attempt = os.environ.get('SLURM_RESTART_COUNT', '0')
         port = str(_FIRST_PORT + (int(job) * 31 + int(step)) % _PORT_COUNT)
+        address = os.environ.get('MASTER_ADDR')
+        if not address and os.environ.get('SLURM_STEP_NUM_NODES') == '1':
+            address = '127.0.0.1'  # the name of a host need not resolve on itself
         return Endpoint(
-            os.environ.get('MASTER_ADDR') or _first_host_of_step(),
+            address or first_host(os.environ.get('SLURM_STEP_NODELIST', '')),
             _checked_port(os.environ.get('MASTER_PORT') or port),
             f'slurm-{job}.{step}.{attempt}',
         )
@@ -214,15 +198,14 @@ class Torchrun(LaunchMethod):
 
     @property
     def decides_size(self) -> bool:
-        """Always: the user may have asked for a single rank."""
-        return True
+        return True  # also for a single rank
 
     @property
     def finds_store(self) -> bool:
         return os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
 
     def endpoint(self) -> Endpoint:
-        """What MASTER_ADDR and MASTER_PORT say."""
+        """Return MASTER_ADDR and MASTER_PORT."""
         job = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
         return Endpoint(
             os.environ['MASTER_ADDR'],
@@ -231,15 +214,12 @@ class Torchrun(LaunchMethod):
         )
 
     def prepare(self) -> None:
-        """Forget the one thread that torchrun gives each rank where the user has set no number.
-
-        OMP_NUM_THREADS=1 that the user has set himself looks the same, and is forgotten, too.
-        """
+        """Drop OMP_NUM_THREADS=1, which torchrun sets by itself, and which looks like a user's."""
         if 'TORCHELASTIC_RUN_ID' in os.environ and os.environ.get('OMP_NUM_THREADS') == '1':
             del os.environ['OMP_NUM_THREADS']
 
-    def tell(self, summary: str) -> None:
-        """For torchrun's report, which would else say how to get a traceback."""
+    def write_summary(self, summary: str) -> None:
+        """Write it for torchrun's report, which says how to get a traceback otherwise."""
         path = os.environ.get('TORCHELASTIC_ERROR_FILE')
         if not path:
             return
@@ -250,7 +230,7 @@ class Torchrun(LaunchMethod):
 
 
 def current() -> LaunchMethod:
-    """What the environment says: several launchers may have had a part in it."""
+    """Return the launch method by the environment; several launchers may have had a part in it."""
     if _first_number('LMHP_RANKS') is not None:
         return OwnLauncher()
     is_torch = all(os.environ.get(name) for name in _TORCH_VARIABLES)
@@ -266,13 +246,8 @@ def current() -> LaunchMethod:
         return SrunPmi2() if is_of_srun else MpichMpiexec()
     if is_torch:
         return Torchrun()
-    if (_first_number('SLURM_STEP_NUM_TASKS') or 1) > 1:
-        return _srun()
-    return LaunchMethod()
-
-
-def _srun() -> LaunchMethod:
-    """By the protocol of MPI that its variables belong to."""
+    if (_first_number('SLURM_STEP_NUM_TASKS') or 1) <= 1:
+        return LaunchMethod()
     if any(name.startswith('PMIX_') for name in os.environ):
         return SrunPmix()
     if any(name.startswith('PMI_') for name in os.environ):
@@ -284,27 +259,12 @@ def _restarts_by_torchrun() -> int:
     return _first_number('TORCHELASTIC_RESTART_COUNT') or 0
 
 
-def _first_host_of_step() -> str:
-    if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
-        return '127.0.0.1'  # the name of a host need not resolve on itself
-    return first_host(os.environ.get('SLURM_STEP_NODELIST', ''))
-
-
 def first_host(hosts: str) -> str:
-    """The first name in a list as Slurm writes it, such as 'node[07-12,30],login'.
-
-    UserError where there is none.
-    """
-    match = re.match(r'([^\[,]+)(?:\[([^\]-]*)[^\]]*?\])?', hosts)
-    if match is None:
+    """Return the first name of Slurm's list: 'node07' of 'node[07-12,30],login'; or UserError."""
+    first = re.match(r'(?:\[[^\]]*\]|[^,\[])+', hosts)
+    if first is None:
         raise UserError('SLURM_STEP_NODELIST names no host: set MASTER_ADDR to that of rank 0')
-    prefix, numbers = match.groups(default='')
-    return prefix + numbers.partition(',')[0] + _suffix(hosts[match.end() :])
-
-
-def _suffix(rest: str) -> str:
-    """What follows the brackets in the name of a host: 'rack[1-2]-a' is 'rack1-a' first."""
-    return first_host(rest) if rest and not rest.startswith(',') else ''
+    return re.sub(r'\[([^,\]-]*)[^\]]*\]', r'\1', first[0])
 
 
 def _checked_port(port: str) -> int:
@@ -314,7 +274,7 @@ def _checked_port(port: str) -> int:
 
 
 def _first_number(*variables: str) -> int | None:
-    """The value of the first of these environment variables that is a number; None if none is."""
+    """Return the first of these environment variables that is a number; None if none is."""
     for name in variables:
         value = os.environ.get(name, '')
         if value.isdecimal():

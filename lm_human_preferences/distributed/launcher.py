@@ -1,7 +1,4 @@
-"""Starts the ranks of a job by mpiexec, passes on what they print, and leaves none of them behind.
-
-This is the launcher's side; mpiexec runs `worker` for each rank. `channel` is what they share.
-"""
+"""Launcher of ranks by mpiexec: passes on their output and ends them all."""
 
 import contextlib
 import functools
@@ -18,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from lm_human_preferences.distributed import channel
 from lm_human_preferences.distributed.waiting import (
@@ -40,16 +37,19 @@ def launch_ranks(
     size: int,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> None:
-    """Run `job` (see launch.start_job) in `size` ranks on this host; return when all are done.
-
-    UserError: raised by a rank. SystemExit: 1 when a rank failed, 128 + N after signal N.
-    """
+    """Run `job` in `size` ranks here; UserError of a rank, SystemExit 1 or 128 + signal."""
     mpiexec, is_open_mpi = find_mpiexec()
     with (
         tempfile.TemporaryDirectory(prefix='lmhp-', ignore_cleanup_errors=True) as directory,
         _catch_signals() as signals,
     ):
-        channel.write_job(directory, channel.Job(job, arguments, _terminal_columns(), sys.argv))
+        channel.write_job(
+            directory,
+            name=job,
+            arguments=arguments,
+            columns=_terminal_columns(),
+            typed=sys.argv,
+        )
         command = [
             mpiexec,
             *mpiexec_options(is_open_mpi, size, os.cpu_count()),
@@ -71,10 +71,7 @@ def launch_ranks(
 
 
 def find_mpiexec() -> tuple[str, bool]:
-    """The mpiexec of this environment, else the first on PATH: (path, whether it is Open MPI's).
-
-    UserError if there is none.
-    """
+    """Return (path, whether it is Open MPI's) of this environment's mpiexec, else that on PATH."""
     own = Path(sys.executable).with_name('mpiexec')
     path = str(own) if own.exists() else shutil.which('mpiexec')
     if path is None:
@@ -86,13 +83,12 @@ def find_mpiexec() -> tuple[str, bool]:
 
 
 def is_of_open_mpi(mpiexec: str) -> bool:
-    """Whether the mpiexec at that path is Open MPI's."""
     version = subprocess.run([mpiexec, '--version'], capture_output=True, text=True, check=False)
     return 'open-mpi' in version.stdout.lower()
 
 
 def mpiexec_options(is_open_mpi: bool, size: int, processors: int | None) -> list[str]:
-    """mpiexec's options for `size` ranks on this host, even if a batch system offers more hosts."""
+    """Return mpiexec's options for `size` ranks on this host, whatever a batch system offers."""
     if not is_open_mpi:
         return ['-rmk', 'user', '-launcher', 'fork', '-n', str(size)]
     options = ['--host', f'localhost:{size}', '--bind-to', 'none']
@@ -103,16 +99,14 @@ def mpiexec_options(is_open_mpi: bool, size: int, processors: int | None) -> lis
 
 
 def rank_environment(directory: str, size: int, is_open_mpi: bool) -> dict[str, str]:
-    """The ranks' environment variables; their temporary files are deleted with `directory`."""
-    variables = {}
-    for name, value in os.environ.items():
-        # What another launcher, which started this process, says of ranks is not true of ours.
-        if name.startswith('PMIX_MCA_') or not name.startswith(_RANK_PREFIXES):
-            variables[name] = value
+    """Return the ranks' environment; their temporary files are deleted with `directory`."""
+    variables = dict(os.environ)
+    for name in os.environ:
+        # From another launcher, which started this process.
+        if name.startswith(_RANK_PREFIXES) and not name.startswith('PMIX_MCA_'):
+            del variables[name]
     variables.update(LMHP_RANKS=str(size), TMPDIR=directory)
-    package_root = str(Path(__file__).parents[2])
-    inherited = os.environ.get('PYTHONPATH')
-    paths = [package_root, inherited] if inherited else [package_root]
+    paths = filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')])
     variables['PYTHONPATH'] = os.pathsep.join(paths)
     if is_open_mpi and os.geteuid() == 0 and 'OMPI_ALLOW_RUN_AS_ROOT' not in os.environ:
         print('note: this is root, so Open MPI is told that it may run as root', file=sys.stderr)
@@ -128,7 +122,7 @@ def _terminal_columns() -> int | None:
 
 @contextlib.contextmanager
 def _catch_signals() -> Iterator[list[int]]:
-    """Within the block, signals that ask this process to end are appended to the list given."""
+    """Append signals that ask this process to end to the list that is yielded."""
     caught: list[int] = []
     handlers = {}
     for number in STOP_SIGNALS:
@@ -143,7 +137,7 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 class RankSupervisor:
-    """The ranks of one job, and the mpiexec that runs them, as their launcher sees them."""
+    """Ranks of one job, and the mpiexec that runs them."""
 
     def __init__(
         self,
@@ -184,16 +178,13 @@ class RankSupervisor:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        for stream, destination in zip(self._outputs(), (sys.stdout, sys.stderr)):
+        self.outputs: list[Any] = [self.mpiexec.stdout, self.mpiexec.stderr]
+        for stream, destination in zip(self.outputs, (sys.stdout, sys.stderr)):
             pass_on = functools.partial(self._pass_on, destination)
             self.selector.register(stream, selectors.EVENT_READ, pass_on)
 
     def follow(self, signals: list[int], *, saves: bool) -> None:
-        """Pass on what the ranks print until all have ended, one has failed, or a signal has come.
-
-        saves: whether the ranks save a step before they end. If nobody reads standard output any
-        more, that counts as the signal SIGPIPE.
-        """
+        """Pass on output until all ranks ended, one failed, or a signal (or SIGPIPE) came."""
         while self._running() and not signals:
             try:
                 self._listen(POLL_SECONDS)
@@ -225,10 +216,7 @@ class RankSupervisor:
             print(file=sys.stderr)
 
     def raise_failure(self) -> None:
-        """If the job failed: UserError, or the reason on standard error and SystemExit 1.
-
-        SystemExit 130 after a signal to a rank, which has let it stop in good order.
-        """
+        """Raise a rank's UserError, or print the reason and exit: 130 on Ctrl-C, else 1."""
         error = ''
         if self.failed_rank is not None:
             status = self.statuses[self.failed_rank]
@@ -244,27 +232,26 @@ class RankSupervisor:
             sys.exit(1)
 
     def _failure(self) -> str | None:
-        """Why the job did not end well, in a line; None if it did."""
+        """Return why the job did not end well, in a line; None if it did."""
         rank = self.failed_rank
         exit_status = self.exit_status or 0
-        if rank is not None and self.statuses[rank].error is not None:
+        status = channel.RankStatus() if rank is None else self.statuses[rank]
+        if status.error is not None:
             return f'rank {rank} failed, so all {self.size} ranks were stopped'
-        if rank is not None and self.is_silent:
+        if self.is_silent:
             return (
-                f'rank {rank}, process {self.statuses[rank].process}, has given no sign of life for'
+                f'rank {rank}, process {status.process}, has given no sign of life for'
                 f' {self.timeouts.rank} s (--run.rank_timeout), so all {self.size} ranks'
                 ' were stopped'
             )
         if exit_status < 0:
             return f'mpiexec was killed by {_signal_name(-exit_status)}'
         if rank is not None:
-            return f'rank {rank}, process {self.statuses[rank].process}, {self._death_of(rank)}'
-        if exit_status:
-            return f'mpiexec ended with status {exit_status}'
-        return None
+            return f'rank {rank}, process {status.process}, {self._death_of(rank)}'
+        return f'mpiexec ended with status {exit_status}' if exit_status else None
 
     def _death_of(self, rank: int) -> str:
-        """What ended `rank`, which could not report it itself."""
+        """Return the cause of death of a `rank` that could not report it."""
         signals = [number for number, _ in self.crashes]
         own = signals[rank]
         if own is not None:
@@ -321,13 +308,9 @@ class RankSupervisor:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, number)
 
-    def _outputs(self) -> tuple[IO[bytes], IO[bytes]]:
-        assert self.mpiexec.stdout is not None and self.mpiexec.stderr is not None
-        return self.mpiexec.stdout, self.mpiexec.stderr
-
     def _mute(self) -> None:
         """Pass on nothing more from mpiexec: it would report that it is being ended."""
-        for stream in self._outputs():
+        for stream in self.outputs:
             with contextlib.suppress(KeyError):
                 self.selector.unregister(stream)
 
@@ -360,7 +343,7 @@ class RankSupervisor:
             self.failed_rank = rank
 
     def _note_end(self, rank: int, status: int, no_data: bytes) -> None:
-        """`rank` has ended: read what it last reported through `status`, its pipe."""
+        """Read the last report of `rank`, which has ended, from its pipe `status`."""
         with contextlib.suppress(BlockingIOError):  # that pipe is not quite closed yet
             while data := os.read(status, 1 << 16):
                 self._read_status(rank, data)
@@ -370,7 +353,7 @@ class RankSupervisor:
 
 
 def _signal_name(number: int) -> str:
-    """The signal that an exit status names: MPICH gives its number, Open MPI 128 more."""
+    """Return the signal of an exit status: its number under MPICH, 128 more under Open MPI."""
     number %= 128
     try:
         name = signal.Signals(number).name

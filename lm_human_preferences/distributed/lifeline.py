@@ -1,8 +1,4 @@
-"""How ranks without a launcher of ours notice that another one has failed or is gone.
-
-Each rank writes to a store that all are connected to, every few seconds, and reads what the next
-rank in the ring has written. Without MPI the first that fails says so there, and the others end.
-"""
+"""Failure detection by heartbeats in a shared store, for ranks without our launcher."""
 
 import contextlib
 import faulthandler
@@ -14,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.distributed.waiting import (
@@ -25,12 +21,12 @@ from lm_human_preferences.distributed.waiting import (
 
 
 class RankLost(Exception):
-    """Another rank is gone, or has not come in time; the message says how this was noticed."""
+    """Error: another rank is gone, or has not come in time."""
 
 
 @contextlib.contextmanager
 def noticing_lost_ranks() -> Iterator[None]:
-    """Within the block, which waits for other ranks, a lost connection is a `RankLost`."""
+    """Turn a lost connection within the block into a `RankLost`."""
     try:
         yield
     except RuntimeError as error:
@@ -46,11 +42,7 @@ def noticing_lost_ranks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_a_start_after(seconds: int) -> Iterator[None]:
-    """End this process if the block, in which MPI lets the ranks meet, takes longer.
-
-    It ends with the stacks of its threads instead of a message, as MPI_Init leaves Python no chance
-    to print one.
-    """
+    """End this process and print its threads' stacks if MPI_Init in the block takes too long."""
     # The first stacks are enough: when one rank has ended, what started them ends the others.
     seconds += OTHER_STACKS_SECONDS if launch_methods.current().rank else 0
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
@@ -61,14 +53,13 @@ def ending_a_start_after(seconds: int) -> Iterator[None]:
 
 
 class Lifeline:
-    """Says that this rank lives, and ends its process when another one has failed or is gone.
+    """Signs of life of this rank; the process ends when another rank has failed or is gone."""
 
-    store: a connection of this object's own, as another thread may wait for one with all it has.
-    timeout: seconds in which the next rank, and the store, have to give a sign of life.
-    """
+    # Through it ranks without MPI learn that another has failed; MPI ends them otherwise.
+    of_failures: ClassVar['Lifeline | None'] = None
 
     def __init__(self, store: Any, rank: int, size: int, timeout: int) -> None:
-        self.store = store
+        self.store = store  # a connection of its own: other threads may wait for theirs
         self.rank = rank
         self.next_rank = (rank + 1) % size
         self.timeout = timeout
@@ -88,19 +79,14 @@ class Lifeline:
             thread.start()
 
     def close(self) -> None:
-        """Give no more signs, and expect none.
-
-        Waits for the threads: Python aborts (SIGABRT) when it ends while one is inside the store.
-        """
+        """Give no more signs, and expect none."""
         self.closed.set()
+        # Python aborts (SIGABRT) when it ends while one is inside the store.
         for thread in self.threads:
             thread.join(LAST_WORD_SECONDS)
 
     def claim_failure(self) -> bool:
-        """Whether this rank is the first that has failed, so that the error is its to report.
-
-        The others end. True where the store does not answer within LAST_WORD_SECONDS.
-        """
+        """Return whether this rank reported a failure first, or the store is unreachable."""
         claimed = []
 
         def claim() -> None:
@@ -156,14 +142,14 @@ class Lifeline:
         os._exit(1)
 
     def _place_of_next_rank(self) -> tuple[int, str, str]:
-        """Its process, host and process space; 0 and empty if it was never heard of."""
+        """Return its process, host and process space; 0 and empty if it was never heard of."""
         if not self.next_sign:
             return 0, '', ''
         process, host, space, _ = json.loads(self.next_sign)
         return process, host, space
 
     def _kill_next_rank_if_stopped(self) -> None:
-        """A stopped process does not end by SIGTERM: torchrun would wait for it for 30 s."""
+        """Kill a stopped process, which SIGTERM does not end: torchrun would wait 30 s for it."""
         process, _, space = self._place_of_next_rank()
         if not space or space != _process_space():
             return  # it is on another host, or may be
@@ -172,37 +158,14 @@ class Lifeline:
                 os.kill(process, signal.SIGKILL)
 
 
-# The one through which ranks without MPI learn that another has failed; MPI ends them otherwise.
-_telling_of_failures: list[Lifeline] = []
-
-
-def tell_failures_through(lifeline: Lifeline) -> None:
-    """Let the first rank that fails end the others silently, through `lifeline`."""
-    _telling_of_failures.append(lifeline)
-
-
-def stop_watching() -> None:
-    """Let this rank, which has failed itself, end with its own status, whatever others do."""
-    for lifeline in _telling_of_failures:
-        lifeline.closed.set()
-
-
-def claim_failure() -> bool:
-    """Whether the error of this rank is its to report."""
-    return all(lifeline.claim_failure() for lifeline in _telling_of_failures)
-
-
 def report(message: str, summary: str) -> None:
-    """Print an error; the launcher gets the line that sums it up for a report of its own."""
+    """Print an error; its summary goes to the launcher, for its own report."""
     print(message, file=sys.__stderr__, flush=True)
-    launch_methods.current().tell(summary)
+    launch_methods.current().write_summary(summary)
 
 
 def _process_space() -> str:
-    """Where the number of a process means the same process: this host, or this container.
-
-    Empty where that is unknown, as on systems other than Linux.
-    """
+    """Return the namespace of process ids, of this host or container; empty where unknown."""
     try:
         boot_id = Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
         return f'{boot_id} {os.readlink("/proc/self/ns/pid")}'
@@ -211,16 +174,13 @@ def _process_space() -> str:
 
 
 def _state_of(process: int) -> str:
-    """The letter for its state that Linux shows; T: stopped. OSError if it does not exist."""
+    """Return Linux's letter for its state, T for stopped; OSError if it does not exist."""
     status = Path(f'/proc/{process}/stat').read_text(encoding='utf-8', errors='replace')
     return status.rpartition(')')[2].split()[0]
 
 
 class _Silence:
-    """How long `read()` has returned the same, in seconds in which this process was running.
-
-    So a job that was stopped as a whole, and goes on, does not count its ranks as dead.
-    """
+    """Seconds that `read()` has returned the same, while this process itself was running."""
 
     def __init__(self, read: Callable[[], object]) -> None:
         self.read = read
@@ -228,7 +188,7 @@ class _Silence:
         self.ticks = 0
 
     def seconds(self) -> int:
-        """To be called once a second."""
+        """Return the seconds of silence; call it once a second."""
         now = self.read()
         self.ticks = self.ticks + 1 if now == self.last else 0
         self.last = now

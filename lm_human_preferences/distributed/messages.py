@@ -1,8 +1,4 @@
-"""Small objects as bytes that ranks send each other.
-
-They are JSON and not pickles: whoever connects to the port of a run can at worst send wrong values,
-but no code. What JSON does not know is written as [its name, its parts].
-"""
+"""Small objects between ranks in JSON, as a pickle could run code; [name, *parts] for the rest."""
 
 import base64
 import json
@@ -13,16 +9,12 @@ import torch
 
 
 def encode(value: Any) -> bytes:
-    """`value` as bytes for `decode`.
-
-    It is made of None, booleans, numbers, texts, bytes, arrays, tensors, and of lists, tuples and
-    dicts with texts as keys. TypeError for anything else.
-    """
+    """Return `value` as bytes for `decode`; TypeError for types that ranks do not send."""
     return json.dumps(_to_json(value)).encode()
 
 
 def decode(message: bytes) -> Any:
-    """The value that `encode` got, to the bit; tensors are on the CPU."""
+    """Return the value that `encode` got, to the bit; tensors are on the CPU."""
     return _from_json(json.loads(message))
 
 

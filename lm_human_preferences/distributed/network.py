@@ -1,8 +1,4 @@
-"""How ranks find each other: addresses of hosts, and the store that all ranks are connected to.
-
-With MPI rank 0 keeps the store, and MPI tells where it is. torchrun says where it is, and keeps it
-itself. Under an srun without MPI rank 0 keeps it, on the first host.
-"""
+"""Rendezvous of ranks: addresses of hosts, and the store that all ranks connect to."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.distributed.launch_methods import Endpoint
@@ -27,14 +23,11 @@ if TYPE_CHECKING:
         Store,  # pyright: ignore[reportPrivateImportUsage]
         TCPStore,  # pyright: ignore[reportPrivateImportUsage]
     )
-
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-
-T = TypeVar('T')
 
 
 def interfaces() -> dict[str, str]:
-    """This host's network interfaces with an IPv4 address, loopback included: {address: name}."""
+    """Return this host's interfaces that have an IPv4 address: {address: name}."""
     names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -45,10 +38,7 @@ def interfaces() -> dict[str, str]:
 
 
 def ends(address: str, port: int) -> tuple[str, str]:
-    """The addresses at both ends of a connection to another process: (this host's own, the other).
-
-    They are equal where both processes are on this host. OSError where nothing listens.
-    """
+    """Return (own address, peer's) of a connection, equal on the same host; OSError if refused."""
     with socket.create_connection((address, port), CONNECT_SECONDS) as connection:
         own = connection.getsockname()[0]
         peer = connection.getpeername()[0]
@@ -56,21 +46,17 @@ def ends(address: str, port: int) -> tuple[str, str]:
     return (peer, peer) if is_here else (own, peer)
 
 
-def route(addresses: Sequence[str], port: int) -> tuple[str, str]:
-    """How to reach another host: (its first address that answers, this host's own on the way).
-
-    addresses: all that the other host has; it listens at TCP `port`. Those that this host has too,
-    such as the loopback's or a container bridge's, lead nowhere. UserError if none answers.
-    """
+def reachable(addresses: Sequence[str], port: int) -> str:
+    """Return the first of another host's `addresses` that answers; UserError if none."""
     own = interfaces()
     for address in addresses:
-        if address in own:
+        if address in own:  # such as a container bridge's: it leads nowhere
             continue
         with (
             contextlib.suppress(OSError),
-            socket.create_connection((address, port), CONNECT_SECONDS) as connection,
+            socket.create_connection((address, port), CONNECT_SECONDS),
         ):
-            return address, connection.getsockname()[0]
+            return address
     raise UserError(
         f'{socket.gethostname()} does not reach the first host of this run, TCP port {port} of '
         f'{" or ".join(addresses)}: open the network between them, or take --run.allreduce mpi'
@@ -78,11 +64,7 @@ def route(addresses: Sequence[str], port: int) -> tuple[str, str]:
 
 
 def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
-    """A connection to the store of this job, which this process keeps itself if `is_host`.
-
-    It waits for what is not there yet for so many seconds. UserError if the port is taken; RankLost
-    if nothing answers there for so long, or for a minute where torchrun has made the store before.
-    """
+    """Connect to the job's store; UserError if the port is taken, RankLost without answer."""
     timeout = datetime.timedelta(seconds=seconds)
     if launch_methods.current().finds_store:
         seconds = min(seconds, TORCHRUN_STORE_SECONDS)
@@ -116,60 +98,29 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     return PrefixStore(place.job, store)
 
 
-class MpiRanks(Protocol):
-    """What ranks that MPI connects have to say of themselves, see `comm.MpiComm`.
-
-    world, node: mpi4py's communicators of all ranks, and of those on this host.
-    """
-
-    rank: int
-    size: int
-    local_size: int
-    world: Any
-    node: Any
-
-    def meet(self) -> tuple[Store, Endpoint]:
-        """What `meet_over_mpi` returned, which is called once."""
-        ...
-
-    def all_gather_object(self, value: T) -> list[T]:
-        """`value` of every rank, in the order of ranks."""
-        ...
-
-
-def meet_over_mpi(comm: MpiRanks) -> tuple[Store, Endpoint]:
-    """A store on rank 0 that all ranks are connected to, and where it is.
-
-    Gloo is told to use the network interface of that connection. UserError, on all ranks alike, if
-    a host does not reach rank 0's.
-    """
-    own_address = '127.0.0.1'
-    place = Endpoint(own_address, 0, 'mpi')
+def meet_over_mpi(world: Any, node: Any) -> tuple[Store, Endpoint]:
+    """Return a store on rank 0, and its endpoint; UserError on all ranks if unreachable."""
+    rank = world.Get_rank()
+    place = Endpoint('127.0.0.1', 0, 'mpi')
     store = None
     listening = None
-    if comm.rank == 0:
+    if rank == 0:
         store = _tcp_store(place, is_master=True)
         listening = store.port, list(interfaces())
-    port, addresses = comm.world.bcast(listening)
+    port, addresses = world.bcast(listening)
     place = place._replace(port=port)
-    if comm.local_size < comm.size:
-        is_first_host = comm.node.bcast(comm.rank) == 0
-        found, failure = None, None
+    failure = None
+    if node.bcast(rank) != 0:
         try:
-            found = None if is_first_host else route(addresses, port)
+            place = place._replace(address=reachable(addresses, port))
         except UserError as error:
             failure = str(error)
-        routes, failures = zip(*comm.world.allgather((found, failure)), strict=True)
-        if any(failures):
-            raise UserError(next(filter(None, failures)))
-        if found is None:
-            # Rank 0's host: other hosts reach it at the address that the first of them found.
-            own_address = next(each[0] for each in routes if each is not None)
-        else:
-            place = place._replace(address=found[0])
-            own_address = found[1]
-    use_interface(own_address)
-    return store or _tcp_store(place), place
+    failures = world.allgather(failure)
+    if any(failures):
+        raise UserError(next(filter(None, failures)))
+    store = store or _tcp_store(place)
+    choose_interface(store, place, rank, world.Get_size())
+    return store, place
 
 
 def _tcp_store(place: Endpoint, *, is_master: bool = False) -> TCPStore:
@@ -179,10 +130,7 @@ def _tcp_store(place: Endpoint, *, is_master: bool = False) -> TCPStore:
 
 
 def choose_interface(store: Store, place: Endpoint, rank: int, size: int) -> None:
-    """Let Gloo use the network interface by which this rank reaches the others.
-
-    RankLost if one does not come.
-    """
+    """Let Gloo use the interface to the other ranks; RankLost if a rank is missing."""
     own, peer = ends(place.address, place.port)
     is_remote = own != peer
     store.set(f'route/{rank}', json.dumps([is_remote, peer]))
@@ -196,20 +144,12 @@ def choose_interface(store: Store, place: Endpoint, rank: int, size: int) -> Non
     if not is_remote:
         # The store's host: others reach it at the address that the first of them found.
         own = next((peer for is_remote, peer in routes if is_remote), '127.0.0.1')
-    use_interface(own)
-
-
-def use_interface(address: str) -> None:
-    """Let Gloo use the interface with this address of this host's, unless the user names another.
-
-    Where no interface has it, Gloo resolves the name of the host.
-    """
-    interface = interfaces().get(address)
+    interface = interfaces().get(own)
     if interface:
         os.environ.setdefault('GLOO_SOCKET_IFNAME', interface)
 
 
 def host_identity() -> str:
-    """Names this host, as no other that takes part does."""
+    """Return a text that differs between the hosts that take part."""
     with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as boot_id:
         return f'{socket.gethostname()} {boot_id.read().strip()}'

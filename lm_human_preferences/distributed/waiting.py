@@ -1,8 +1,7 @@
-"""How long ranks, their launcher and batch systems wait for each other. Imports nothing heavy.
+"""Timeouts of ranks, their launcher and batch systems; see docs/clusters.md."""
 
-docs/clusters.md says what a user sees of it.
-"""
-
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # How long mpiexec may take to end its ranks, and to pass on what they printed before.
@@ -24,14 +23,14 @@ OTHER_STACKS_SECONDS = 5
 CONNECT_SECONDS = 5
 # How long to try where torchrun has made the store before the ranks.
 TORCHRUN_STORE_SECONDS = 60
+# Waits of less are not worth a sleep, which lasts 50 microseconds at least.
+SHORT_WAIT = 0.002
+LONGEST_SLEEP = 0.001
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long, in seconds, ranks wait for each other where that is limited, and are waited for.
-
-    These are the options --run.rank_timeout, --run.allreduce_timeout and --run.stop_timeout.
-    """
+    """Timeouts in seconds: --run.rank_timeout, --run.allreduce_timeout, --run.stop_timeout."""
 
     rank: int = 600
     allreduce: int = 1800
@@ -43,8 +42,17 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 def stopping_message(seconds: int) -> str:
-    """The line for a training that is asked to stop, and has this many seconds to do so."""
+    """Return the line for a training that is asked to stop within so many seconds."""
     return (
         f'Stopping: the current step is saved if it finishes within {seconds} s; interrupt again to'
         ' stop at once'
     )
+
+
+def sleep_until(is_done: Callable[[], bool]) -> None:
+    """Sleep until `is_done()`; return at most 2 % of the wait, or a millisecond, later."""
+    began = time.perf_counter()
+    while not is_done():
+        waited = time.perf_counter() - began
+        if waited > SHORT_WAIT:
+            time.sleep(min(waited / 50, LONGEST_SLEEP))

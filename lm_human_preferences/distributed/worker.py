@@ -1,8 +1,4 @@
-"""A rank's side of launching: does its part of a job, and ends all ranks when that fails.
-
-mpiexec runs this module for each rank that our launcher starts, see `main`. Where torchrun, or the
-user's own mpiexec or srun, started launch.py itself, that calls `run_job`.
-"""
+"""Worker: one rank of a job, by `main` under our launcher; ends all ranks when it fails."""
 
 import contextlib
 import faulthandler
@@ -46,13 +42,13 @@ def main(directory: str) -> None:
         _end_orphans(os.getppid(), directory)
     streams.make_safe()
     mute_unless_rank_0()
-    sys.argv = job.typed
-    if job.columns:
+    sys.argv = job['typed']
+    if job['columns']:
         # mpiexec passes on what this rank prints to a terminal of this width.
-        os.environ['TQDM_NCOLS'] = str(job.columns - 1)
+        os.environ['TQDM_NCOLS'] = str(job['columns'] - 1)
         sys.stderr.isatty = lambda: True
-        os.dup2(2, 1)  # lines and progress bars stay in order
-    run_job(job.name, job.arguments, pipe)
+        os.dup2(STDERR, 1)  # lines and progress bars stay in order
+    run_job(job['name'], job['arguments'], pipe)
     pipe.report(done=True)
 
 
@@ -62,11 +58,7 @@ def run_job(
     pipe: StatusPipe | None = None,
     at_interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do `job` (see launch.start_job) in this process, which is one rank of several.
-
-    Whatever ends it early ends all ranks. pipe: to our launcher; None where another one started the
-    ranks. at_interrupt: called on rank 0 when the user interrupts it.
-    """
+    """Do `job` in this process; an error ends all ranks. at_interrupt: called on rank 0."""
     launched = launch_methods.current()
     launched.prepare()
     # A crash shows where it happened, as an exception does.
@@ -81,17 +73,13 @@ def run_job(
 
 
 def import_job(job: str) -> Callable[..., Any]:
-    """The function that 'module:function' names."""
+    """Return the function that 'module:function' names."""
     module, name = job.split(':')
     return getattr(import_for_good(module), name)
 
 
 def import_for_good(module: str) -> Any:
-    """The module of that name; Python will never look for garbage in what is imported with it.
-
-    Torch brings 170,000 objects. Looking through them is a tenth of the time that importing takes,
-    and is done again when the process ends, for half a second.
-    """
+    """Import a module and exempt it from garbage collection, which takes half a second."""
     if module in sys.modules:
         return sys.modules[module]
     gc.disable()
@@ -113,16 +101,13 @@ def mute_unless_rank_0() -> None:
 
 
 def settle_user_error(message: str) -> None:
-    """Make sure that the user sees the error that all ranks have met and rank 0 has printed.
-
-    The others, which are mute, end later: what started the ranks ends them all when one has ended.
-    """
+    """Let rank 0, which has printed the error of all ranks, end before the others."""
     launched = launch_methods.current()
     launched.keep_status()
     if launched.rank:
         time.sleep(RANK_0_GRACE_SECONDS)
     else:
-        launched.tell(message)
+        launched.write_summary(message)
 
 
 def _call(job: str, arguments: dict[str, Any]) -> None:
@@ -149,28 +134,22 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
 
 
 def _watch_parent(parent: int, pipe: StatusPipe | None) -> None:
-    """End this rank, whatever it is waiting for, when mpiexec or our launcher is gone.
-
-    Tells our launcher every second that this process is alive and has not been stopped.
-    """
+    """Give our launcher a sign of life every second; end when it, or the parent, is gone."""
     poll = select.poll()
     if pipe:
         poll.register(pipe.fd, 0)  # the launcher's end being closed is always reported
     while os.getppid() == parent and not poll.poll(1000):
         if pipe:
             pipe.report()
-    if pipe and poll.poll(0):
-        _end_orphans(parent, pipe.directory)
     if pipe:
+        if poll.poll(0):
+            _end_orphans(parent, pipe.directory)
         pipe.report(error='the mpiexec process that started this rank was killed\n')
     os._exit(1)
 
 
 def _end_orphans(parent: int, directory: str) -> NoReturn:
-    """End this rank and the other children of `parent`, and delete the directory of their job.
-
-    Our launcher, which otherwise does that, is gone.
-    """
+    """End this rank and its siblings, and delete the job's directory: our launcher is gone."""
     if not channel.remove(directory):
         time.sleep(EXIT_GRACE_SECONDS)  # another rank does it, and ends this one
     own = os.getpid()
@@ -183,7 +162,7 @@ def _end_orphans(parent: int, directory: str) -> NoReturn:
 
 
 def _children(process: int) -> list[int]:
-    """Those of a process on Linux; none where that is unknown."""
+    """Return the children of a process on Linux; none where that is unknown."""
     found = []
     for path in Path(f'/proc/{process}/task').glob('*/children'):
         with contextlib.suppress(OSError):
@@ -218,15 +197,17 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
 
 
 def _print_error(error: BaseException, text: str) -> None:
-    """Print `error`, since no launcher of ours will; the other ranks let rank 0 report first."""
+    """Print `error` without a launcher of ours; the other ranks let rank 0 report first."""
     launched = launch_methods.current()
-    lifeline.stop_watching()
+    line = lifeline.Lifeline.of_failures
+    if line:
+        line.closed.set()  # this rank ends with its own status, whatever others do
     launched.keep_status()
     if launched.rank:
         time.sleep(RANK_0_GRACE_SECONDS)
     if isinstance(error, NoLibrary) and not launched.is_first_on_host:
         return
-    if not lifeline.claim_failure():
+    if line and not line.claim_failure():
         return
     if isinstance(error, UserError):
         message = f'error: {text}'

@@ -1,4 +1,1 @@
-"""How good a policy is, measured against the best one that is possible.
-
-Knows runs, policies and rewards; trains nothing.
-"""
+"""Evaluation of a policy against the best one possible: knows runs, policies and rewards."""

@@ -1,9 +1,4 @@
-"""A policy, its reference and best of n against the frontier of one reward.
-
-Tensors are (queries,) and float64 unless stated otherwise; their means are the results.
-"""
-
-from __future__ import annotations
+"""Policy, reference and best of n beside a frontier; tensors are (queries,), float64."""
 
 import math
 from typing import Any
@@ -11,7 +6,7 @@ from typing import Any
 import torch
 
 from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.evaluation.point_names import (
+from lm_human_preferences.evaluation.report import (
     BEST_OF,
     BY_REWARD_MODEL,
     FEW_SAMPLES,
@@ -34,14 +29,13 @@ def compare(
     exact: bool,
     chooser: torch.Tensor | None = None,
 ) -> Points:
-    """The policy and others against the frontier.
+    """Return the points of a policy, best of n and the optimum beside the frontier.
 
-    ref_logprobs, scores (queries, responses): the reference's log-probabilities, and the scores of
-    the same responses. kl, score: of the policy. kl_coef: of the optimum, None to leave it out.
-    exact: whether the responses are all that there are, or samples of the reference. chooser
-    (queries, responses): the reward model's scores of the same responses, if `scores` are another
-    reward's: best of n is then chosen by either, and the reward model's own optimum at the policy's
-    KL is judged.
+    ref_logprobs, scores (queries, responses): by the reference, and of the same responses. kl,
+    score: of the policy. kl_coef: of the optimum, None to leave it out. exact: whether the
+    responses are all that there are, or samples of the reference. chooser (queries, responses):
+    scores of the reward model, if `scores` are another reward's: then best of n is chosen by
+    either, and the reward model's own optimum at the policy's KL is judged.
     """
 
     def sample_sizes(beta: float) -> dict[str, torch.Tensor]:
@@ -80,7 +74,7 @@ def bests_of_n(
     exact: bool,
     judged: torch.Tensor | None = None,
 ) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """(name, reward, KL) of each best of n; the arguments are those of optimum.best_of_n."""
+    """Return (name, reward, KL) of each best of n; the arguments are those of optimum.best_of_n."""
     names = [f'best_of_{n}' for n in BEST_OF]
     if exact:
         return list(zip(names, *optimum.best_of_n(ref_logprobs, scores, *BEST_OF, judged=judged)))
@@ -95,12 +89,11 @@ def bests_of_n(
 def against_frontier(
     kl: torch.Tensor, reward: torch.Tensor, ref_logprobs: torch.Tensor, scores: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """What the frontier allows at the KL of a policy, and the share of that gain it attains.
+    """Return {'kl', 'reward', 'frontier', 'share' of the gain}, and the beta with the policy's KL.
 
-    kl, reward: of the policy. Returns {'kl', 'reward', 'frontier', 'share'}, and the beta whose
-    optimum has this KL. The share is NaN where there is no gain: at a KL of 0, or if all responses
-    to a query score the same. What is no mean by nature is linearised, so that the spread between
-    queries tells its error: the frontier's reward is the minimum over beta of beta (KL + log Z).
+    The share is NaN where there is no gain: at a KL of 0, or if all responses to a query score the
+    same. Other quantities than means are linearised, so that their spread over queries gives their
+    error: the frontier's reward is the minimum over beta of beta (KL + log Z).
     """
     base = optimum.expected(ref_logprobs, scores)
     _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, scores)
@@ -127,13 +120,12 @@ def against_frontier(
 def own_optimum(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, *, exact: bool
 ) -> dict[str, Any] | None:
-    """How good by `judge` the best policies for `rewards` are: a curve along KL, for JSON.
+    """Return KLs and rewards by `judge` of the best policies for `rewards`, for JSON.
 
-    ref_logprobs, rewards, judge (queries, responses): see `compare`. Returns lists of KLs and of
-    rewards by `judge`, and, where the responses are samples, of standard errors of the rewards over
-    queries and of mean effective samples. 'trusted_up_to' is the KL at which the reward by `judge`
-    is highest; None where it does not fall, or not by more than samples can show. No curve, but
-    None, where all responses to a query are equally good by `rewards`.
+    ref_logprobs, rewards, judge: (queries, responses). Where these are samples, also standard
+    errors and effective samples. 'trusted_up_to' is the KL with the highest reward by `judge`; None
+    where it does not clearly fall beyond. No curve, but None, if all responses to a query are
+    equally good.
     """
     betas = optimum.beta_grid(rewards).tolist()
     if betas[0] == 0:
@@ -162,10 +154,7 @@ def own_optimum(
 
 
 def _turns_after(rewards: list[torch.Tensor], judge: torch.Tensor, *, exact: bool) -> int | None:
-    """Which of `rewards` [(queries,)] has the highest mean, if that of the last is clearly lower.
-
-    Lower by more than rounding, and, where they are estimated, by two standard errors.
-    """
+    """Return the index of the highest mean, if the last one is clearly lower."""
     if not rewards:
         return None
     means = [reward.mean().item() for reward in rewards]
@@ -178,10 +167,7 @@ def _turns_after(rewards: list[torch.Tensor], judge: torch.Tensor, *, exact: boo
 
 
 def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]:
-    """{point: {name: mean}} for JSON, with the standard error of each mean if asked for.
-
-    Queries that are the whole set, and no sample of it, have no error.
-    """
+    """Return {point: {name: mean}} for JSON, with standard errors if queries are a sample."""
     summary: dict[str, dict[str, Any]] = {}
     for point, values in points.items():
         summary[point] = {name: _number(of.mean()) for name, of in values.items()}
@@ -193,5 +179,5 @@ def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]
 
 
 def _number(scalar: torch.Tensor) -> float | None:
-    """For JSON: None if not finite, such as the share of a gain that no KL allows."""
+    """Return a number for JSON: None if it is not finite, as the share of a gain that is none."""
     return scalar.item() if math.isfinite(scalar) else None

@@ -1,9 +1,4 @@
-"""How close a trained policy comes to the best one possible at its KL.
-
-See the paper's section 3.1.1 and figure 3.
-"""
-
-from __future__ import annotations
+"""Evaluation of a policy beside the best one possible at its KL (the paper's section 3.1.1)."""
 
 import contextlib
 import dataclasses
@@ -11,33 +6,39 @@ import hashlib
 import json
 import os
 import re
+import time
 from typing import Any
 
-from lm_human_preferences import lm_tasks, shell, storage
+import numpy as np
+import torch
+
+from lm_human_preferences import lm_tasks, rewards, shell, storage
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.evaluation import kl_history, measure, picture, report
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.evaluation import measure, picture, report
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.hparams.evaluation_options import HParams
-from lm_human_preferences.machine.inventory import inventory
-from lm_human_preferences.runs import command_record
+from lm_human_preferences.hparams.command_options import MOST_SAMPLES
+from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
+from lm_human_preferences.machine.hardware import hardware
+from lm_human_preferences.runs import command_record, curves
 from lm_human_preferences.runs.run_files import POLICY, RESULTS
 from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.storage import outputs
-from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import set_seed
+from lm_human_preferences.training import memory, precision
+from lm_human_preferences.training.time_left import as_text
+from lm_human_preferences.utils.core import ceil_div, set_seed
 from lm_human_preferences.utils.logging import announce, log_line
 
 NAME = 'evaluation'  # of the files, with default settings
+KL_COEF = 'objective/kl_coef'  # its tag in TensorBoard
 LONGEST_WORD = 40  # of a text in a file's name
+DEFAULT_SECONDS = 600  # that an evaluation takes at most, unless its size is given
+PROBE = 16  # queries of the first batch, with one sample each
+FEWEST_QUERIES, FEWEST_SAMPLES = 2, 64  # as the options have them
 
 
 def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) -> dict[str, Any]:
-    """Compare the policy of a run with the best one possible: a table, a JSON file, a picture.
-
-    save_dir: a run of train_policy, local or remote. directory: where its files are, given by a
-    training that ends with an evaluation. settings: HParams of this command. Returns the results.
-    The table is printed before anything is written.
-    """
+    """Compare a run's policy with the best one possible; return and write the results."""
     ends_training = directory is not None
     directory = directory or save_dir
     options = HParams(**settings)
@@ -48,12 +49,19 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         outputs.check_output_dir(output_dir, *names)
     recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if output_dir == directory and not ends_training:
-        recording = command_record.recorded(directory, POLICY, inventory())
+        recording = command_record.recorded(directory, POLICY, hardware())
     with recording:
         results = _results(save_dir, directory, hparams, options)
+        shown = report.named(results, results['reward_kind'])
         # Also on a quiet console: the table is what the user asked for.
-        announce(*report.table(results), '')
-        _write(results, output_dir, names)
+        announce(*report.table(shown), '')
+        command = shell.typed('./launch.py evaluate', save_dir)
+        fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
+        with outputs.translate_errors(output_dir, fix):
+            picture.draw(shown, os.path.join(output_dir, names[1]))
+            # The results come last: `after_training` looks for them.
+            contents = json.dumps(results, indent=2).encode()
+            storage.write_bytes(os.path.join(output_dir, names[0]), contents)
     log_line(
         f'Saved {" and ".join(names)} in {save_dir if output_dir == directory else output_dir}'
     )
@@ -66,33 +74,43 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
 def _results(
     save_dir: str, directory: str, hparams: policy_options.HParams, options: HParams
 ) -> dict[str, Any]:
-    """What is measured of the policy of a run, whose hyperparameters are `hparams`; for JSON."""
+    """Return the measurements of a run's policy with hyperparameters `hparams`, for JSON."""
     models = measure.load_models(directory, hparams, options.judge)
     # Whatever the run was trained in.
-    precision.configure_for(models[0].model.hparams.n_embd, 'fp32')
+    precision.configure_for(models.policy.model.hparams.n_embd, 'fp32')
     set_seed(options.seed)  # before the queries: some data sets are made up
-    encoder = models[0].encoder
+    encoder = models.policy.encoder
     log_line(*lm_tasks.query_notes(hparams.task, encoder, 'test'))
     queries = measure.queries_of(hparams, encoder, options.queries, options.seed)
+    if not measure.can_enumerate(models):
+        memory.check_sampling(
+            memory.of_sampling(
+                models.policy.model.hparams,
+                hparams.task,
+                options.batch_size,
+                networks=2 + (hparams.rewards.members if rewards.has_network(hparams) else 0),
+                sampling=2,
+                precision='fp32',
+            ),
+            LocalComm(),
+            models.policy.device,
+        )
+        queries, options = fitted(models, queries, options)
     kl_coef, control = options.kl_coef, None
     if options.kl_coef is None:
-        kl_coef = kl_history.final_kl_coef(directory, hparams)
-        control = kl_history.kl_control(directory, hparams)
+        kl_coef, control = last_kl_coef(directory, hparams)
     return {
         'save_dir': save_dir,
+        'reward_kind': measure.reward_kind(models.rewards),
         **({'judge': options.judge} if options.judge is not None else {}),
-        **measure.measure(*models, hparams.task, queries, options, kl_coef),
+        **measure.measure(models, queries, options, kl_coef),
         'kl_coef_is_last': options.kl_coef is None,
         'kl_control': control,
     }
 
 
 def file_names(options: HParams) -> tuple[str, str]:
-    """The names of the results and of the picture.
-
-    They tell which settings are not the defaults: a smaller evaluation, for instance, does not
-    overwrite the full one.
-    """
+    """Return the names of results and picture, with the settings that are not the defaults."""
     defaults = HParams()
     words = [NAME]
     for field in dataclasses.fields(HParams):
@@ -104,7 +122,7 @@ def file_names(options: HParams) -> tuple[str, str]:
 
 
 def _in_a_name(value: Any) -> str:
-    """The value of a setting as a part of a file's name; a text also by its digest."""
+    """Return the value of a setting as a part of a file's name; a text also by its digest."""
     if not isinstance(value, str):
         return str(value)
     readable = re.sub(r'[^a-z0-9_.]+', '-', value.lower())[-LONGEST_WORD:].strip('-.')
@@ -113,33 +131,15 @@ def _in_a_name(value: Any) -> str:
     return f'{readable}-{hashlib.sha256(value.encode()).hexdigest()[:8]}'
 
 
-def _write(results: dict[str, Any], output_dir: str, names: tuple[str, str]) -> None:
-    """Write the results and the picture to the files `names` in `output_dir`."""
-    results_name, picture_name = names
-    command = shell.typed('./launch.py evaluate', results['save_dir'])
-    fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
-    with outputs.translate_errors(output_dir, fix):
-        picture.draw(results, os.path.join(output_dir, picture_name))
-        # The results come last: `after_training` looks for them.
-        contents = json.dumps(results, indent=2).encode()
-        storage.write_bytes(os.path.join(output_dir, results_name), contents)
-
-
 def check_queries(hparams: policy_options.HParams) -> None:
-    """UserError if a policy that is trained on a user's own file could not be evaluated.
-
-    hparams: train_policy's.
-    """
+    """Raise UserError if a policy that is trained on the user's own file could not be evaluated."""
     if hparams.task.query_dataset not in registry.DATASETS:
         encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
         measure.queries_of(hparams, encoding.get_encoder(), None)
 
 
 def after_training(hparams: policy_options.HParams, *, has_trained: bool) -> None:
-    """Evaluate a saved policy, unless it was finished and evaluated before this command.
-
-    hparams: train_policy's. has_trained: whether this command has taken a step.
-    """
+    """Evaluate a saved policy, unless it was finished and evaluated before this command."""
     save_dir = hparams.run.save_dir
     directory = hparams.run.directory
     if save_dir is None or directory is None:
@@ -147,3 +147,76 @@ def after_training(hparams: policy_options.HParams, *, has_trained: bool) -> Non
     if not has_trained and os.path.exists(os.path.join(directory, RESULTS)):
         return
     evaluate(save_dir, directory=directory)
+
+
+def last_kl_coef(
+    save_dir: str, hparams: policy_options.HParams
+) -> tuple[float | None, dict[str, Any] | None]:
+    """Return the last KL coefficient of a run, and its control in the last tenth of the steps."""
+    rewards = hparams.rewards
+    logged: tuple[float, ...] = ()
+    if not storage.is_remote(save_dir):
+        curve = curves.read(save_dir, POLICY.events).curves.get(KL_COEF)
+        logged = () if curve is None else curve.values
+    if not logged:
+        return None if rewards.adaptive_kl else rewards.kl_coef, None
+    is_unchanged = logged[-1] == np.float32(rewards.kl_coef)  # events are float32
+    last = rewards.kl_coef if is_unchanged else logged[-1]
+    if rewards.adaptive_kl is None:
+        return last, None
+    recent = logged[-max(2, ceil_div(len(logged), 10)) :]
+    control = {
+        'target': rewards.adaptive_kl.target,
+        'steps': len(logged),
+        'recent_steps': len(recent),
+        'kl_coef_before': recent[0],
+        'kl_coef': recent[-1],
+    }
+    return last, control
+
+
+def affordable_sizes(
+    queries: int, samples: int | None, affordable: float, may_cut: bool
+) -> tuple[int, int]:
+    """Return the numbers of queries and of samples of each that come nearest to `affordable`."""
+    if samples is None:
+        fitting = int(affordable // queries)
+        samples = min(MOST_SAMPLES, max(FEWEST_SAMPLES, fitting))
+    if may_cut:
+        queries = min(queries, max(FEWEST_QUERIES, int(affordable // samples)))
+    return queries, samples
+
+
+def fitted(
+    models: measure.Models, queries: torch.Tensor, settings: HParams
+) -> tuple[torch.Tensor, HParams]:
+    """Return the queries and the settings to evaluate with; what the user has given stays."""
+    if settings.samples is not None and settings.queries is not None:
+        return queries, settings
+    probe = dataclasses.replace(settings, samples=1)
+    some = queries[:PROBE]
+    seconds, spread = 0.0, 0.0
+    with torch.random.fork_rng():
+        for _ in range(2):  # the first time, weights are laid out
+            started = time.monotonic()
+            responses = measure.sample_many(models, some, probe)
+            seconds = (time.monotonic() - started) / len(some)
+            spread = next(iter(responses.scores.values()))[0].std().item()
+    count, samples = affordable_sizes(
+        len(queries), settings.samples, DEFAULT_SECONDS / seconds, may_cut=settings.queries is None
+    )
+    usual = (len(queries), settings.samples or MOST_SAMPLES)
+    if (count, samples) != usual:
+        width = 1.96 * spread / count**0.5
+        log_line(
+            f'A sample of both models takes {seconds:.2g} s: {count} queries with {samples} samples'
+            f' each, in about {as_text(count * samples * seconds)}, give mean rewards to about'
+            f' ± {width:.2g}',
+            f'--queries {usual[0]} --samples {usual[1]} would take'
+            f' {as_text(usual[0] * usual[1] * seconds)}, to about'
+            f' ± {1.96 * spread / usual[0] ** 0.5:.2g}',
+        )
+    chosen = torch.randperm(len(queries), generator=torch.Generator().manual_seed(settings.seed))
+    if count < len(queries):
+        queries = queries[chosen[:count]]
+    return queries, dataclasses.replace(settings, samples=samples)

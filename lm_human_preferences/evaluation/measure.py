@@ -1,6 +1,4 @@
-"""The models of a run, measured: all responses to a query where they are few, else samples."""
-
-from __future__ import annotations
+"""Measurement of a run's models: all responses to a query where they are few, else samples."""
 
 import contextlib
 import io
@@ -14,16 +12,23 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.evaluation.comparison import compare, own_optimum, summarize
-from lm_human_preferences.evaluation.point_names import JUDGE, OWN_OPTIMUM
+from lm_human_preferences.evaluation.report import (
+    CLASSIFIER,
+    FUNCTION,
+    JUDGE,
+    OWN_OPTIMUM,
+    REWARD_MODEL,
+)
+from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.hparams.evaluation_options import HParams
+from lm_human_preferences.hparams.command_options import MOST_SAMPLES
+from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models import places
-from lm_human_preferences.reward_models.ensemble import EnsembleReward
+from lm_human_preferences.reward_models import locations
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
@@ -37,27 +42,26 @@ FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latte
 RewardModels = dict[str, rewards.FrozenRewardModel]
 
 
+class Models(NamedTuple):
+    """Models of a run, and its task; the reward that the policy was trained on comes first."""
+
+    policy: Policy
+    reference: Policy
+    rewards: RewardModels
+    task: TaskHParams
+
+
 class Responses(NamedTuple):
-    """Responses to each query, and how they are distributed and scored.
+    """Responses to each query: log-probabilities by the reference, KL of the policy, and scores."""
 
-    ref_logprobs (queries, responses): under the reference. kl (queries,): of the policy. scores:
-    {reward: (scores of the responses (queries, responses), their mean under the policy
-    (queries,))}.
-    """
-
-    ref_logprobs: torch.Tensor
-    kl: torch.Tensor
+    ref_logprobs: torch.Tensor  # (queries, responses)
+    kl: torch.Tensor  # (queries,)
+    # {reward: (of the responses (queries, responses), their mean under the policy (queries,))}
     scores: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def load_models(
-    save_dir: str, hparams: policy_options.HParams, judge: str | None = None
-) -> tuple[Policy, Policy, RewardModels]:
-    """(policy, reference, {name: reward model}) of a run with `hparams`.
-
-    The reward that the policy was trained on comes first. judge: another one, see
-    rewards.load_reward_model.
-    """
+def load_models(save_dir: str, hparams: policy_options.HParams, judge: str | None = None) -> Models:
+    """Return the models of a run. judge: another reward, see rewards.load_reward_model."""
     trained = {
         scope: trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
         for scope in ('policy', 'ref_policy')
@@ -70,50 +74,49 @@ def load_models(
             policy = Policy(
                 model,
                 scope=scope,
-                embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
-                temperature=hparams.task.policy.temperature,
                 only_samples=True,
+                **lm_tasks.policy_settings(hparams.task, encoder),
             )
             policies.append(policy)
         models = _reward_models(save_dir, hparams, encoding)
         if judge is not None:
             models[JUDGE] = rewards.load_judge(judge, encoding, hparams.task)
     policy, reference = policies
-    return policy, reference, models
+    return Models(policy, reference, models, hparams.task)
 
 
 def _reward_models(
     save_dir: str, hparams: policy_options.HParams, encoding: Encoding
 ) -> RewardModels:
-    """{name: reward} of those that judge a run's responses by themselves.
-
-    Reviews have a known reward, which may be what the policy was trained on.
-    """
+    """Return {name: reward} of a run; reviews have a known reward, too."""
     trained_on = rewards.load_reward_of_run(save_dir, hparams, encoding)
     if isinstance(trained_on, KnownReward):
         return {'known reward': trained_on}
-    models: RewardModels = {'reward model': trained_on}
+    models: RewardModels = {REWARD_MODEL: trained_on}
     if known_reward.can_judge(encoding):
         models['known reward'] = KnownReward(encoding)
     return models
 
 
+def reward_kind(models: RewardModels) -> str:
+    """Return the word for the reward that a policy was trained on."""
+    name, trained_on = next(iter(models.items()))
+    if not isinstance(trained_on, TextReward):
+        return name
+    return FUNCTION if isinstance(trained_on.scorer, FunctionScorer) else CLASSIFIER
+
+
 def queries_of(
     hparams: policy_options.HParams, encoder: Encoder, count: int | None, seed: int = 1
 ) -> torch.Tensor:
-    """`count` queries of the test part, each once: (queries, query_length).
-
-    None: all of them if the data set can be enumerated, as that of reviews, else QUERIES. Queries
-    that can be enumerated are few and equally frequent; `seed` decides which of them are taken. A
-    file of texts may have fewer.
-    """
+    """Return `count` different test queries, None for the usual: (queries, query_length)."""
     is_enumerable = registry.info(hparams.task.query_dataset).is_enumerable
     sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
         batch_size=DRAWS if is_enumerable else count or QUERIES,
         mode='test',
-        labels=places.label_source(hparams),
+        labels=locations.label_source(hparams),
     )
     queries = sampler()['tokens']
     if hparams.task.query_dataset not in registry.DATASETS:
@@ -130,11 +133,7 @@ def queries_of(
 
 
 def _each_once(queries: torch.Tensor, task: TaskHParams) -> torch.Tensor:
-    """`queries (drawn, query_length)` without those that come again, in their order.
-
-    A file may have fewer than were to be drawn. UserError if it has just one, from which no
-    standard error can be had.
-    """
+    """Return `queries (drawn, query_length)` without repetitions; UserError for a single one."""
     distinct = dict.fromkeys(map(tuple, queries.tolist()))
     if len(distinct) < 2:
         raise UserError(
@@ -144,24 +143,19 @@ def _each_once(queries: torch.Tensor, task: TaskHParams) -> torch.Tensor:
     return torch.tensor(list(distinct))
 
 
-def enumerate_all(
-    policy: Policy,
-    reference: Policy,
-    models: RewardModels,
-    task: TaskHParams,
-    queries: torch.Tensor,
-) -> Responses:
-    """All responses to `queries (queries, query_length)`."""
+def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
+    """Return all responses to `queries (queries, query_length)`."""
+    policy, reference, judges, task = models
     length = task.response_length
     ref_logprobs = []
     kls = []
-    scores = {name: ([], []) for name in models}
+    scores = {name: ([], []) for name in judges}
     for query in progress(queries.split(1), comm=LocalComm(), desc='all responses', unit='query'):
         of_reference = optimum.all_logprobs(reference, query, length)
         of_policy = optimum.all_logprobs(policy, query, length)
         ref_logprobs.append(of_reference)
         kls.append(optimum.kl(of_policy, of_reference))
-        for name, model in models.items():
+        for name, model in judges.items():
             all_scores = _all_scores(model, task, query, policy.model.hparams.n_vocab)
             scores[name][0].append(all_scores)
             scores[name][1].append(optimum.expected(of_policy, all_scores))
@@ -178,34 +172,25 @@ def _all_scores(
     query: torch.Tensor,
     n_vocab: int,
 ) -> torch.Tensor:
-    """Scores of all responses to `query (1, query_length)`: (1, responses)."""
+    """Return the scores of all responses to `query (1, query_length)`: (1, responses)."""
     length = task.response_length
     if not task.truncates:
         if isinstance(model, rewards.TrainedRewardModel):
             return optimum.all_rewards(model, query, length)
-        if isinstance(model, EnsembleReward):
+        if isinstance(model, rewards.EnsembleReward):
             of_members = [optimum.all_rewards(each, query, length) for each in model.members]
             return torch.stack(of_members).mean(0)
     return optimum.all_scores(rewards.make_score_fn(task, model), query, n_vocab, length)
 
 
-def sample_many(
-    policy: Policy,
-    reference: Policy,
-    models: RewardModels,
-    task: TaskHParams,
-    queries: torch.Tensor,
-    settings: HParams,
-) -> Responses:
-    """`settings.samples` responses of each model to each of `queries (queries, query_length)`.
-
-    The responses, and the scores (queries, samples), are the reference's; the KL and the mean
-    scores of the policy are estimated from the policy's.
-    """
-    score_fns = {name: rewards.make_score_fn(task, model) for name, model in models.items()}
+def sample_many(models: Models, queries: torch.Tensor, settings: HParams) -> Responses:
+    """Return samples for `queries (queries, query_length)`; scores are (queries, samples)."""
+    policy, reference, judges, task = models
+    score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
     kls = []
-    ref_scores = {name: [] for name in models}
-    policy_scores = {name: [] for name in models}
+    ref_scores = {name: [] for name in judges}
+    policy_scores = {name: [] for name in judges}
+    assert settings.samples is not None, 'see evaluate.fitted'
     rows = queries.to(policy.device).repeat_interleave(settings.samples, 0)
     parts = rows.split(settings.batch_size)
     for part in progress(parts, comm=LocalComm(), desc='samples', unit='batch'):
@@ -225,40 +210,38 @@ def sample_many(
 
     kl = by_query(kls)
     scores = {
-        name: (by_query(ref_scores[name]), by_query(policy_scores[name]).mean(1)) for name in models
+        name: (by_query(ref_scores[name]), by_query(policy_scores[name]).mean(1)) for name in judges
     }
     return Responses(optimum.as_distribution(kl), kl.mean(1), scores)
 
 
-def measure(
-    policy: Policy,
-    reference: Policy,
-    models: RewardModels,
-    task: TaskHParams,
-    queries: torch.Tensor,
-    settings: HParams,
-    kl_coef: float | None,
-) -> dict[str, Any]:
-    """Results on `queries (queries, query_length)`, exact if responses are few; for JSON.
+def can_enumerate(models: Models) -> bool:
+    """Return whether responses are few enough to measure all of them."""
+    count = models.policy.model.hparams.n_vocab**models.task.response_length
+    reads_texts = any(isinstance(model, TextReward) for model in models.rewards.values())
+    return count <= (MOST_TEXTS if reads_texts else MOST_RESPONSES)
 
-    kl_coef: of the optimum to compare with, None to leave it out.
-    """
-    count = policy.model.hparams.n_vocab**task.response_length
-    reads_texts = any(isinstance(model, TextReward) for model in models.values())
-    exact = count <= (MOST_TEXTS if reads_texts else MOST_RESPONSES)
+
+def measure(
+    models: Models, queries: torch.Tensor, settings: HParams, kl_coef: float | None
+) -> dict[str, Any]:
+    """Return results on `queries (queries, query_length)` for JSON, exact if responses are few."""
+    count: int | None = settings.samples
+    exact = can_enumerate(models)
     if exact:
-        responses = enumerate_all(policy, reference, models, task, queries)
+        count = models.policy.model.hparams.n_vocab**models.task.response_length
+        responses = enumerate_all(models, queries)
     else:
-        responses = sample_many(policy, reference, models, task, queries, settings)
+        responses = sample_many(models, queries, settings)
     results: dict[str, Any] = {
         'exact': exact,
         'queries': len(queries),
-        'responses': count if exact else settings.samples,
+        'responses': count,
         'kl_coef': kl_coef,
         'rewards': {},
     }
-    trained_on = next(iter(models))  # the reward that kl_coef was weighed against
-    is_enumerable = registry.info(task.query_dataset).is_enumerable
+    trained_on = next(iter(models.rewards))  # the reward that kl_coef was weighed against
+    is_enumerable = registry.info(models.task.query_dataset).is_enumerable
     are_all_queries = is_enumerable and settings.queries is None
     for name, (scores, policy_score) in responses.scores.items():
         is_trained_on = name == trained_on
@@ -286,7 +269,6 @@ def measure(
 def _frontier(
     ref_logprobs: torch.Tensor, scores: torch.Tensor, exact: bool
 ) -> dict[str, list[float]]:
-    """The frontier as lists of numbers: KL, reward and, if estimated, their precision."""
     betas = optimum.beta_grid(scores)
     if exact:
         columns = optimum.frontier(ref_logprobs, scores, betas)
@@ -296,16 +278,13 @@ def _frontier(
 
 
 def tokens_to_compute(task: TaskHParams, n_vocab: int) -> int:
-    """How many tokens pass through a network in an evaluation with default settings.
-
-    From these a training estimates how long the evaluation at its end will take.
-    """
+    """Return the number of tokens computed in an evaluation with default settings."""
     tokens = task.query_length + task.response_length
     if n_vocab**task.response_length > MOST_RESPONSES:
         # Both models sample, the reference reads the policy's responses, the reward model those of
         # both.
         passes = 5
-        return passes * tokens * QUERIES * HParams().samples
+        return passes * tokens * QUERIES * MOST_SAMPLES
     all_queries = registry.info(task.query_dataset).all_queries()
     queries = QUERIES if all_queries is None else len(all_queries)
     beginnings = queries * n_vocab ** (task.response_length - 1)

@@ -1,9 +1,8 @@
-"""The highest reward that a policy can have at a given KL, and best of n.
+"""Highest reward that a policy can have at a given KL, and best of n.
 
 The optimal policies are pi*(y|x) = rho(y|x) exp(r(x, y) / beta) / Z(x), one for each beta. They are
 the frontier of the paper's figure 3 (section 3.1.1): no policy with the same mean KL has a higher
-mean reward. It is exact where all responses to a query can be enumerated, and estimated from
-samples elsewhere.
+mean reward. It is exact where all responses to a query can be enumerated, else estimated.
 
 Tensors are (queries, responses): log-probabilities under the reference rho, and the rewards of the
 same responses. N samples from rho are passed in the same form, each with log-probability -log N
@@ -22,7 +21,7 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
     from lm_human_preferences.policy import Policy
-    from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
+    from lm_human_preferences.rewards import Scorer
 
 Scored = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # see rewards.make_score_fn
 
@@ -30,22 +29,19 @@ CHUNK = 8192  # token sequences in one forward pass
 
 
 def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Mean of `values (queries, responses)` under a policy -> (queries,)."""
+    """Return the mean of `values (queries, responses)` under a policy: (queries,)."""
     return (logprobs.double().exp() * values.double()).sum(-1)
 
 
 def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """KL(policy || reference) in nats -> (queries,)."""
+    """Return KL(policy || reference) in nats: (queries,)."""
     logprobs, ref_logprobs = logprobs.double(), ref_logprobs.double()
     terms = logprobs.exp() * (logprobs - ref_logprobs)
     return torch.where(logprobs == -torch.inf, 0.0, terms).sum(-1)
 
 
 def moments(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> torch.Tensor:
-    """log Z, mean and variance of the reward under pi*: (3, queries).
-
-    The KL of pi* is mean / beta - log Z.
-    """
+    """Return log Z, mean and variance of the reward under pi*, whose KL is mean / beta - log Z."""
     results = []
     # One query at a time, which fits into the processor's cache.
     for log_rho, reward in zip(ref_logprobs, rewards, strict=True):
@@ -63,7 +59,7 @@ def moments(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> t
 def frontier(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
 ) -> torch.Tensor:
-    """Mean KL and mean reward of pi* over the queries, at each of `betas`: (2, len(betas))."""
+    """Return mean KL and mean reward of pi* at each of `betas`: (2, len(betas))."""
     points = []
     for beta in map(float, betas):
         log_z, mean, _ = moments(ref_logprobs, rewards, beta).mean(1)
@@ -74,11 +70,7 @@ def frontier(
 def judged(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, beta: float
 ) -> torch.Tensor:
-    """KL of pi* for `rewards` at `beta`, and its mean reward by `judge`: (2, queries).
-
-    judge (queries, responses): another reward of the same responses. beta: also 0, where only the
-    best responses are left, or infinite, where pi* is rho.
-    """
+    """Return KL of pi* for `rewards` and its reward by `judge`: (2, queries); 0 <= beta <= inf."""
     results = []
     # One query at a time, which fits into the processor's cache.
     for log_rho, reward, other in zip(ref_logprobs, rewards, judge, strict=True):
@@ -101,11 +93,7 @@ def trusted_kl(
     low: float,
     high: float,
 ) -> float:
-    """The mean KL up to which more of `rewards` is more by `judge`: where that is highest.
-
-    low, high: betas of pi* for `rewards` between which the highest mean reward by `judge` is, and
-    no other peak. It is found to a hundredth of the way between them, by ternary search.
-    """
+    """Return the mean KL where pi* for `rewards` is best by `judge`, between two betas."""
 
     def reward_at(log_beta: float) -> float:
         return judged(ref_logprobs, rewards, judge, math.exp(log_beta))[1].mean().item()
@@ -122,17 +110,14 @@ def trusted_kl(
 
 
 def beta_grid(rewards: torch.Tensor, points: int = 50) -> torch.Tensor:
-    """Decreasing values of beta that cover the frontier.
-
-    They go from almost no KL to almost only the best response.
-    """
+    """Return decreasing betas, from almost no KL to almost only the best response."""
     return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, points, dtype=torch.float64)
 
 
 def frontier_at(
     kl: float | torch.Tensor, ref_logprobs: torch.Tensor, rewards: torch.Tensor
 ) -> tuple[float, float]:
-    """The highest mean reward at a mean KL of `kl` nats, and the beta that gives it: two floats.
+    """Return the highest mean reward at a mean KL of `kl` nats, and the beta that gives it.
 
     Newton's method in 1 / beta, with bisection where a step would leave the bounds. If `kl` is
     enough to allow only best responses, the result is their reward, and beta is 0.
@@ -165,19 +150,17 @@ def frontier_at(
 def frontier_reward_at(
     kl: float | torch.Tensor, ref_logprobs: torch.Tensor, rewards: torch.Tensor
 ) -> float:
-    """The highest mean reward of any policy whose mean KL from the reference is `kl` nats."""
+    """Return the highest mean reward of any policy with a mean KL of `kl` nats."""
     return frontier_at(kl, ref_logprobs, rewards)[0]
 
 
 def best_of_n(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, *ns: int, judged: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Expected rewards and KLs of answering with the best of n samples from the reference.
+    """Return expected rewards and KLs of the best of n samples: (2, len(ns), queries).
 
-    ref_logprobs, rewards (queries, responses): the best is the one with the highest of `rewards`;
-    of equally good ones, the first drawn. judged (queries, responses): the rewards that the choice
-    is given; by default `rewards`. Returns (2, len(ns), queries): expected rewards, and the KL of
-    the choice in nats.
+    The best has the highest of `rewards`; of equally good ones, it is the first drawn. judged
+    (queries, responses): the rewards that the choice is given; by default `rewards`.
 
     Let F(r) be the probability under rho of a reward of at most r. The best of n has reward r with
     probability F(r)^n - F(below r)^n, and among the responses with reward r it is distributed as
@@ -203,33 +186,29 @@ def best_of_n(
 
 
 def as_distribution(samples: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities -log N of N samples each, shaped like `samples (queries, N)`."""
+    """Return log-probabilities -log N of N samples each, shaped like `samples (queries, N)`."""
     return torch.full(samples.shape, -math.log(samples.shape[-1]), dtype=torch.float64)
 
 
 def standard_error(values: torch.Tensor) -> torch.Tensor:
-    """Standard error of the mean of independent `values (queries, ...)` -> (...)."""
+    """Return the standard error of the mean of independent `values (queries, ...)`: (...)."""
     return values.double().std(0) / math.sqrt(len(values))
 
 
 def effective_samples(rewards: torch.Tensor, beta: float) -> torch.Tensor:
-    """Effective number of the samples with `rewards (queries, N)` under pi* -> (queries,).
-
-    It is 1 / sum(w^2) of their weights w. Where it is small, the estimates of log Z, KL and reward
-    are all too low, though still close to the frontier, at another beta.
-    """
+    """Return 1 / sum(w^2) of the weights w of samples (queries, N) under pi*: (queries,)."""
     return 1 / (rewards.double() / beta).softmax(-1).square().sum(-1)
 
 
 def sampled_frontier(
     rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
 ) -> tuple[torch.Tensor, ...]:
-    """The frontier at each of `betas`, estimated from samples of the reference.
+    """Estimate the frontier at each of `betas` from `rewards (queries, N)` of samples.
 
-    rewards (queries, N): of the samples. Returns KLs, rewards, standard errors of the reward at a
-    given KL, and mean effective samples, each (len(betas),). The standard error is over queries, by
-    the delta method: the highest reward at a KL is the minimum over beta of
-    beta (KL + mean log Z), so near the minimum its error is that of beta log Z.
+    Returns KLs, rewards, standard errors of the reward at a given KL, and mean effective samples,
+    each (len(betas),). Errors are over queries, by the delta method: the highest reward at a KL is
+    the minimum over beta of beta (KL + mean log Z), so near the minimum its error is that of beta
+    log Z.
     """
     uniform = as_distribution(rewards)
     betas = [float(beta) for beta in betas]
@@ -242,13 +221,10 @@ def sampled_frontier(
 def sampled_best_of_n(
     rewards: torch.Tensor, n: int, judged: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Unbiased estimate of the expected reward of the best of `n` -> (queries,).
+    """Estimate, without bias, the expected reward of the best of `n` samples: (queries,).
 
-    rewards (queries, N): of samples from the reference, N >= n; the best is the one with the
-    highest. judged (queries, N): the rewards that the choice is given; by default `rewards`.
-
-    Averages over all ways to choose n of the N samples: the i-th smallest is the best in
-    (i - 1 choose n - 1) of them. Ties are broken evenly.
+    rewards, judged: as of best_of_n, of N >= n samples. Averages over all ways to choose n of them:
+    the i-th smallest is the best in (i - 1 choose n - 1) of them. Ties are broken evenly.
     """
     total = rewards.shape[-1]
     i = torch.arange(n, total + 1, dtype=torch.float64)
@@ -267,7 +243,7 @@ def sampled_best_of_n(
 
 
 def _mean_among_equals(rewards: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
-    """For each response, the mean of `judged` over those with its reward: both (queries, N)."""
+    """Return for each response the mean of `judged` over those with its reward: (queries, N)."""
     means = []
     for reward, values in zip(rewards, judged.double(), strict=True):
         _, which, counts = reward.unique(return_inverse=True, return_counts=True)
@@ -277,28 +253,21 @@ def _mean_among_equals(rewards: torch.Tensor, judged: torch.Tensor) -> torch.Ten
 
 
 def all_responses(n_vocab: int, length: int) -> torch.Tensor:
-    """All n_vocab ** length responses: int64 (responses, length).
-
-    They are in the order of the numbers that they spell in base n_vocab.
-    """
+    """Return all n_vocab ** length responses, counting upwards: int64 (responses, length)."""
     place_values = n_vocab ** torch.arange(length - 1, -1, -1)
     return torch.arange(n_vocab**length).unsqueeze(1) // place_values % n_vocab
 
 
 @torch.no_grad()
 def all_logprobs(policy: Policy, queries: torch.Tensor, length: int) -> torch.Tensor:
-    """Log-probabilities of all responses of `length` tokens, at the policy's temperature.
-
-    queries (queries, query_length) -> float64 (queries, n_vocab ** length) on the CPU, in the order
-    of `all_responses`. Each prefix of a response passes through the network once.
-    """
+    """Return log-probabilities of all responses: float64 (queries, n_vocab ** length), CPU."""
     return torch.stack(
         [_logprobs(policy, context, length) for context in policy.embed_queries(queries)]
     )
 
 
 def _logprobs(policy: Policy, context: torch.Tensor, length: int) -> torch.Tensor:
-    """Log-probabilities of all responses after `context (n,)`: (n_vocab ** length,)."""
+    """Return log-probabilities of all responses after `context (n,)`: (n_vocab ** length,)."""
     logprobs = torch.zeros(1, dtype=torch.float64)
     for done in range(length):
         parts = []
@@ -311,23 +280,33 @@ def _logprobs(policy: Policy, context: torch.Tensor, length: int) -> torch.Tenso
             ).squeeze(1)
             logits = policy.model.logits(h).double() / max(policy.temperature, MIN_TEMPERATURE)
             parts.append(logits.log_softmax(-1).cpu())
+            if policy.is_end is not None:
+                _only_zeros_after_the_end(parts[-1], prefixes[:, len(context) :], policy.is_end)
         logprobs = (logprobs.unsqueeze(1) + torch.cat(parts)).flatten()
     return logprobs
 
 
+def _only_zeros_after_the_end(
+    logprobs: torch.Tensor,
+    responses: torch.Tensor,
+    is_end: Callable[[torch.Tensor, int], torch.Tensor],
+) -> None:
+    """Set `logprobs (batch, n_vocab)` to certainty of token 0 where `responses (batch, n)` end."""
+    ended = torch.zeros(len(responses), dtype=torch.bool)
+    for position, tokens in enumerate(responses.unbind(1)):
+        ended |= is_end(tokens, position)
+    logprobs[ended] = -torch.inf
+    logprobs[ended, 0] = 0
+
+
 def _extended(context: torch.Tensor, n_vocab: int, length: int) -> torch.Tensor:
-    """`context (n,)` with all responses after it: (n_vocab ** length, n + length)."""
+    """Return `context (n,)` with all responses after it: (n_vocab ** length, n + length)."""
     responses = all_responses(n_vocab, length)
     return torch.cat([context.cpu().expand(len(responses), -1), responses], dim=1)
 
 
-def all_rewards(
-    reward_model: RewardModel | TrainedRewardModel, queries: torch.Tensor, length: int
-) -> torch.Tensor:
-    """Rewards of all responses, none truncated, by a reward model of rewards.py.
-
-    queries (queries, query_length) -> float64 (queries, n_vocab ** length) on the CPU.
-    """
+def all_rewards(reward_model: Scorer, queries: torch.Tensor, length: int) -> torch.Tensor:
+    """Return rewards of all responses, none truncated: float64 (queries, responses), on the CPU."""
     n_vocab = reward_model.model.hparams.n_vocab
     last = torch.arange(n_vocab).unsqueeze(1)
     chunk_size = max(1, CHUNK // n_vocab)
@@ -347,10 +326,7 @@ def all_scores(
     n_vocab: int,
     length: int,
 ) -> torch.Tensor:
-    """Scores of all responses, see rewards.make_score_fn.
-
-    queries (queries, query_length) -> float64 (queries, n_vocab ** length) on the CPU.
-    """
+    """Return scores of all responses: float64 (queries, n_vocab ** length), on the CPU."""
     chunks = all_responses(n_vocab, length).split(CHUNK)
     scores = []
     for query in queries:

@@ -1,21 +1,18 @@
-"""The results of an evaluation as a picture: KL against reward."""
+"""Picture of an evaluation: KL against reward."""
 
 from __future__ import annotations
 
-import itertools
 import os
+import statistics
 from typing import TYPE_CHECKING, Any
 
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import plots
-from lm_human_preferences.evaluation.point_names import (
-    CURVES,
-    OWN_BEST,
-    OWN_OPTIMUM,
-    point_label,
-)
+from lm_human_preferences.evaluation.report import OWN_OPTIMUM, points_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 STYLES = {  # a marker and a colour of its own for each kind of point
     'base': ('o', plots.BLUE),
@@ -28,10 +25,7 @@ STYLES = {  # a marker and a colour of its own for each kind of point
 
 
 def draw(results: dict[str, Any], path: str) -> None:
-    """Draw KL against reward: the frontier and all points, a panel for each reward.
-
-    results: those of `evaluate`. Bars are standard errors.
-    """
+    """Draw KL against reward, a panel for each reward of the results; bars are standard errors."""
     figure, panels = plots.panels(len(results['rewards']))
     figure.suptitle(
         f'Run {_run_name(results["save_dir"])}: the policy and the best one possible',
@@ -42,15 +36,18 @@ def draw(results: dict[str, Any], path: str) -> None:
     trained_on = next(iter(results['rewards']))
     for axes, (reward, points) in zip(panels, results['rewards'].items()):
         plots.label(axes, title=reward, x='KL from the base model (nats)', y='reward')
-        # The curve goes through OWN_BEST.
-        marks = {
-            point: values for point, values in points.items() if point not in (*CURVES, OWN_BEST)
-        }
+        marks, kinds = points_of(results, reward)
         up_to = 1.2 * max(values['kl'] for values in marks.values())
-        _draw_frontier(axes, points, up_to=up_to)
+        base = points['base']
+        errors = points['frontier'].get('standard_errors')
+        if errors is not None:
+            errors = [base['standard_errors']['reward'], *errors]
+        best = _from_base(points, 'frontier')
+        plots.draw_frontier(axes, *best, errors, label='frontier', up_to=up_to)
         if OWN_OPTIMUM in points:
-            _draw_own_optimum(axes, points, trained_on, up_to=up_to)
-        _draw_marks(axes, reward, marks, trained_on=trained_on)
+            own = _from_base(points, OWN_OPTIMUM)
+            plots.draw_curve(axes, *own, label=f'optimum for {trained_on}', up_to=up_to)
+        _draw_marks(axes, marks, kinds)
         plots.legend(axes, loc='lower right')
     plots.save(figure, path)
 
@@ -62,55 +59,24 @@ def _run_name(save_dir: str) -> str:
     return name[:80]
 
 
-def _draw_frontier(axes: Axes, points: dict[str, dict[str, Any]], *, up_to: float) -> None:
-    """Draw the frontier from the base model to the KL `up_to`."""
-    base = points['base']
-    curve = points['frontier']
-    errors = curve.get('standard_errors')
-    if errors is not None:
-        errors = [base['standard_errors']['reward'], *errors]
-    plots.draw_frontier(
-        axes,
-        [base['kl'], *curve['kl']],
-        [base['reward'], *curve['reward']],
-        errors,
-        label='frontier',
-        up_to=up_to,
-    )
+def _from_base(points: dict[str, dict[str, Any]], curve: str) -> tuple[list[float], list[float]]:
+    """Return the KLs and rewards of a curve that begins at the base model."""
+    base, found = points['base'], points[curve]
+    return [base['kl'], *found['kl']], [base['reward'], *found['reward']]
 
 
-def _draw_own_optimum(
-    axes: Axes, points: dict[str, dict[str, Any]], trained_on: str, *, up_to: float
-) -> None:
-    """Draw what the best policies for the reward `trained_on` attain, up to the KL `up_to`."""
-    base = points['base']
-    curve = points[OWN_OPTIMUM]
-    label = f'optimum for {trained_on}'
-    kls = [base['kl'], *curve['kl']]
-    plots.draw_curve(axes, kls, [base['reward'], *curve['reward']], label=label, up_to=up_to)
-
-
-def _draw_marks(axes: Axes, reward: str, marks: dict[str, dict[str, Any]], trained_on: str) -> None:
-    """Draw the points {name: values} of the results of `reward`.
-
-    Every best of n that one reward chooses has the same mark. trained_on: what the reward is called
-    that the policy was trained on.
-    """
-
-    def kind_of(point: str) -> str:
-        label = point_label(point, reward, trained_on)
-        return f'best of n by {label.split(" by ")[1]}' if point.startswith('best_of_') else label
-
-    *_, numbered = (kind_of(point) for point in marks if point.startswith('best_of_'))
-    for kind, group in itertools.groupby(marks, kind_of):
-        points = list(group)
+def _draw_marks(axes: Axes, marks: dict[str, dict[str, Any]], kinds: dict[str, list[str]]) -> None:
+    """Draw the points `marks` {name: values}, a mark for each of `kinds` {kind: names}."""
+    *_, numbered = (kind for kind in kinds if kind.startswith('best of n'))
+    for kind, points in kinds.items():
         errors: list[list[float] | None] = [None, None]
         if 'standard_errors' in marks[points[0]]:
             errors = [
                 [marks[point]['standard_errors'][key] or 0 for point in points]
                 for key in ('kl', 'reward')
             ]
-        marker, colour = STYLES[kind]
+        # Also best of n by a reward of the user's.
+        marker, colour = STYLES.get(kind, STYLES['best of n by reward model'])
         # One number serves both kinds of best of n, which have the same KL, one above the other.
         texts = [point.split('_')[2] for point in points] if kind == numbered else ()
         plots.draw_points(
@@ -123,3 +89,74 @@ def _draw_marks(axes: Axes, reward: str, marks: dict[str, dict[str, Any]], train
             errors=errors,
             texts=texts,
         )
+
+
+def draw_labels(report: dict[str, Any], path: str) -> None:
+    """Write the picture of a report on labels; UserError where there is nothing to draw yet."""
+    drawings = []
+    if report.get('learning_curve'):
+        drawings.append(_learning_curve)
+    if report['comparisons']:
+        drawings.append(_win_rates)
+    if not drawings:
+        raise UserError(
+            f'--picture {path}: nothing to draw yet; give --reward and --learning_curve, or compare'
+            ' two policies by ask --against'
+        )
+    figure, axes = plots.panels(len(drawings))
+    for panel, drawing in zip(axes, drawings, strict=True):
+        drawing(panel, report)
+    plots.save(figure, path)
+
+
+def _learning_curve(axes: Axes, report: dict[str, Any]) -> None:
+    """Draw accuracy on labels held out: a point for each training, a line through their means."""
+    curve = report['learning_curve']
+    name = 'agreement' if curve[0]['chance'] is None else 'accuracy'
+    numbers = [row['labels'] for row in curve]
+    for row in curve:
+        count = len(row[name])
+        axes.plot([row['labels']] * count, row[name], 'o', color=plots.BLUE, alpha=0.5)
+    means = [statistics.mean(row[name]) for row in curve]
+    axes.plot(numbers, means, color=plots.BLUE, linewidth=1.8, label='reward model')
+    low = [statistics.mean(row['low']) for row in curve]
+    high = [statistics.mean(row['high']) for row in curve]
+    axes.fill_between(numbers, low, high, color=plots.BLUE, alpha=0.15, label='95 % interval')
+    chance = curve[0]['chance']
+    if chance is not None:
+        axes.axhline(chance, color=plots.GREY, linestyle='--', label='chance')
+    axes.set_xscale('log', base=2)
+    axes.set_xticks(numbers, [str(number) for number in numbers])
+    title = 'Predicting labels held out'
+    measure = 'accuracy' if chance is not None else 'correlation'
+    y = f'{measure} ({curve[0]["held_out"]} labels)'
+    plots.label(axes, title=title, x='labels learned from', y=y)
+    plots.legend(axes, loc='lower right')
+
+
+def _win_rates(axes: Axes, report: dict[str, Any]) -> None:
+    """Draw the win rate of each policy over the one it was compared with, and its interval."""
+    comparisons = report['comparisons']
+    for place, found in enumerate(comparisons):
+        rate = found['win_rate']
+        errors = [[rate - found['low']], [found['high'] - rate]]
+        axes.errorbar(
+            [place],
+            [rate],
+            yerr=errors,
+            fmt='o',
+            color=plots.VERMILION,
+            ecolor=plots.INK,
+            capsize=3,
+        )
+    texts = [f'{_short(c["against"])}\nover {_short(c["policy"])}' for c in comparisons]
+    axes.set_xticks(range(len(comparisons)), texts)
+    axes.set_xlim(-0.5, len(comparisons) - 0.5)
+    axes.set_ylim(0, 1)
+    axes.axhline(0.5, color=plots.GREY, linestyle='--')
+    plots.label(axes, title='How often it was preferred', x='', y='share of answers')
+
+
+def _short(policy: str) -> str:
+    """Return the last part of the path of a run."""
+    return os.path.basename(policy.rstrip('/'))[:20]

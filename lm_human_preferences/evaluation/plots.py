@@ -1,4 +1,4 @@
-"""What all pictures share: size, colours for colour-blind readers, the frontier, saving."""
+"""Parts of pictures: size, colours for colour-blind readers, the frontier, saving."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ INK, GREY = '#222222', '#888888'
 
 
 def panels(count: int = 1, *, width: float = 6.4, height: float = 4.4) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` empty panels side by side: (figure, list of axes).
-
-    width, height: of each panel, in inches.
-    """
+    """Return a figure of `count` empty panels of these inches side by side, and their axes."""
     from matplotlib.figure import Figure  # slow to import; this class needs no display
 
     figure = Figure(figsize=(width * count, height), layout='constrained')
@@ -40,7 +37,7 @@ def panels(count: int = 1, *, width: float = 6.4, height: float = 4.4) -> tuple[
 
 
 def label(axes: Axes, *, title: str, x: str, y: str) -> None:
-    """Title and axis labels; a quiet grid, no frame."""
+    """Set title and axis labels; a quiet grid, no frame."""
     axes.set_title(title, loc='left', color=INK, fontsize=12, fontweight='bold')
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
@@ -60,11 +57,7 @@ def draw_frontier(
     label: str = 'optimum',
     up_to: float = math.inf,
 ) -> None:
-    """Draw the highest reward at each KL as a line, up to the KL `up_to`.
-
-    errors: standard errors, drawn as a band. If the lists end before `up_to`, a dotted line
-    continues at the last reward: the frontier never falls.
-    """
+    """Draw the highest reward at each KL, level beyond its end, with a band of errors."""
     shown, best = _cut(kls, rewards, up_to)
     if errors is not None:
         _, bounds = _cut(kls, errors, up_to)
@@ -87,7 +80,7 @@ def draw_frontier(
 def draw_curve(
     axes: Axes, kls: Sequence[float], rewards: Sequence[float], *, label: str, up_to: float
 ) -> None:
-    """Draw what other policies than the best attain as a dashed line, up to the KL `up_to`."""
+    """Draw the rewards of other policies than the best as a dashed line, up to the KL `up_to`."""
     axes.plot(
         *_cut(kls, rewards, up_to),
         color=SKY,
@@ -101,7 +94,7 @@ def draw_curve(
 def _cut(
     kls: Sequence[float], values: Sequence[float], up_to: float
 ) -> tuple[list[float], list[float]]:
-    """The curve of `values` over `kls`, which rise, up to the KL `up_to` or its own end."""
+    """Return the curve of `values` over rising `kls`, up to the KL `up_to` or its own end."""
     end = min(up_to, kls[-1])
     count = bisect.bisect_left(kls, end)
     return [*kls[:count], end], [*values[:count], np.interp(end, kls, values)]
@@ -118,10 +111,7 @@ def draw_points(
     errors: Sequence[Sequence[float] | None] = (None, None),
     texts: Iterable[str] = (),
 ) -> None:
-    """Draw policies of one kind as markers at (kls, rewards).
-
-    errors: standard errors of kls and of rewards, or None. texts: a caption below each marker.
-    """
+    """Draw policies of one kind as markers, with standard errors of both axes and texts."""
     axes.errorbar(
         kls,
         rewards,
@@ -152,7 +142,7 @@ def draw_points(
 
 
 def legend(axes: Axes, **settings: Any) -> None:
-    """A legend without a frame; settings: those of matplotlib's `Axes.legend`."""
+    """Draw a legend without a frame."""
     axes.legend(frameon=False, labelcolor=INK, **settings)
 
 

@@ -1,17 +1,59 @@
-"""The results of an evaluation as a table of text."""
-
-from __future__ import annotations
+"""Table of an evaluation."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from lm_human_preferences.evaluation.point_names import (
-    CURVES,
-    FEW_SAMPLES,
-    JUDGE,
-    OWN_OPTIMUM,
-    point_label,
-)
+from lm_human_preferences.labels.report.wording import aligned
+
+BEST_OF = (4, 16, 64)
+JUDGE = 'judge'  # what the reward is called that --judge names
+OWN_OPTIMUM = 'own_optimum'  # the curve in the results of a reward that was not trained on
+CURVES = ('frontier', OWN_OPTIMUM)  # what is no point among those of a reward
+OWN_BEST = 'optimum_by_reward_model'  # the point of OWN_OPTIMUM at the policy's KL
+FEW_SAMPLES = 10  # effective ones, below which estimates are too low to be of use
+BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
+REWARD_MODEL = 'reward model'
+CLASSIFIER, FUNCTION = 'classifier', 'reward function'  # called REWARD_MODEL in results
+
+
+def named(results: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return results of `evaluate` to show, in which the reward of the run is called `kind`."""
+    rewards = results.get('rewards')
+    if not isinstance(rewards, dict) or REWARD_MODEL not in rewards or kind in rewards:
+        return results
+    renamed = {kind if name == REWARD_MODEL else name: of for name, of in rewards.items()}
+    return {**results, 'rewards': renamed}
+
+
+def point_label(point: str, reward: str, trained_on: str = 'reward model') -> str:
+    """Return the label of a point among results of `reward`; trained_on: the policy's reward."""
+    if point == OWN_BEST:
+        return f'optimum for {trained_on}'
+    if point.endswith(BY_REWARD_MODEL):
+        point = point.removesuffix(BY_REWARD_MODEL)
+        reward = trained_on
+    text = point.replace('_', ' ')
+    return f'{text} by {reward}' if point.startswith('best_of_') else text
+
+
+def points_of(
+    results: dict[str, Any], reward: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, list[str]]]:
+    """Return {point: values} to draw, and {kind: its points}; all best of n by one are a kind."""
+    # A curve goes through OWN_BEST.
+    marks = {
+        point: values
+        for point, values in results['rewards'][reward].items()
+        if point not in (*CURVES, OWN_BEST)
+    }
+    kinds: dict[str, list[str]] = {}
+    for point in marks:
+        kind = point_label(point, reward, _trained_on(results))
+        if point.startswith('best_of_'):
+            kind = f'best of n by {kind.split(" by ")[1]}'
+        kinds.setdefault(kind, []).append(point)
+    return marks, kinds
+
 
 COLUMNS = {
     'kl': 'KL',
@@ -32,22 +74,22 @@ class Table(NamedTuple):
 
 
 def table(results: dict[str, Any]) -> Iterator[str]:
-    """The results of `evaluate` as lines of text."""
+    """Yield the results of `evaluate` as lines of text."""
     yield how_measured(results)
     for each in tables(results):
         yield ''
-        yield from _aligned(each.rows)
+        yield from aligned(each.rows)
         yield from each.remarks
 
 
 def how_measured(results: dict[str, Any]) -> str:
-    """What the results are computed from."""
+    """Return a line on the data that the results are computed from."""
     kind = 'exact, from all' if results['exact'] else 'estimated, from samples:'
     return f'{kind} {results["responses"]} responses to each of {results["queries"]} queries'
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
-    """The results of each reward, that of the training first."""
+    """Return the results of each reward, that of the training first."""
     return [
         Table(
             name,
@@ -61,7 +103,6 @@ def tables(results: dict[str, Any]) -> list[Table]:
 def _remarks(
     results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]
 ) -> Iterator[str]:
-    """What the reader of the table of reward `name` should know."""
     if name == JUDGE:
         yield f'judge: {results["judge"]}'
     policy = points['policy']
@@ -84,10 +125,7 @@ def _remarks(
 
 
 def _trust(curve: dict[str, Any], judge: str, trained_on: str) -> str:
-    """A line about the KL up to which the reward `trained_on` can be trusted.
-
-    curve: see comparison.own_optimum. judge: the reward that says so.
-    """
+    """Return a line about the KL up to which the reward `trained_on` can be trusted, by another."""
     trusted = curve['trusted_up_to']
     if trusted is None and 'effective_samples' not in curve:
         return f'{trained_on}: trusted at every KL: more of it is never less by the {judge}'
@@ -101,7 +139,7 @@ def _trust(curve: dict[str, Any], judge: str, trained_on: str) -> str:
 
 
 def _without_share(points: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """A line that says why there is a dash instead of a share, if there is one."""
+    """Yield a line that says why there is a dash instead of a share, if there is one."""
     shares = [values['share'] for values in points.values() if 'share' in values]
     if all(share is None for share in shares):
         yield '-: there is no gain, as all responses to a query have the same score'
@@ -110,12 +148,10 @@ def _without_share(points: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def _trained_on(results: dict[str, Any]) -> str:
-    """What the reward is called that the policy was trained on."""
     return next(iter(results['rewards']))
 
 
 def _rows(name: str, points: dict[str, dict[str, Any]], trained_on: str) -> list[list[str]]:
-    """The cells of the table of reward `name`: lists of strings, the heads first."""
     rows = [[name, *COLUMNS.values()]]
     for point in points:
         if point not in CURVES:
@@ -128,10 +164,7 @@ def _rows(name: str, points: dict[str, dict[str, Any]], trained_on: str) -> list
 
 
 def _cell(values: dict[str, Any], name: str) -> str:
-    """A number with its standard error if it has one.
-
-    '' where none belongs, '-' where it cannot be computed.
-    """
+    """Format a number with its standard error; '' where none belongs, '-' for an unknown one."""
     if name not in values:
         return ''
     value = values[name]
@@ -144,20 +177,8 @@ def _cell(values: dict[str, Any], name: str) -> str:
     return f'{value:{digits}} ± {error:{digits}}'
 
 
-def _aligned(rows: list[list[str]]) -> Iterator[str]:
-    """Lines of a table: the first column on the left, numbers on the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for first, *cells in rows:
-        numbers = [f'{cell:>{width}}' for cell, width in zip(cells, widths[1:])]
-        yield '  '.join([f'{first:{widths[0]}}', *numbers]).rstrip()
-
-
 def _unsettled(control: dict[str, Any] | None, kl: float) -> Iterator[str]:
-    """A line if the policy's KL missed its target or the coefficient was still moving.
-
-    control: see kl_history.kl_control. The optimum at the last coefficient is then not what the run
-    aimed at.
-    """
+    """Yield a note if the policy's KL missed its target or the coefficient was still moving."""
     if control is None:
         return
     before = control['kl_coef_before']

@@ -1,14 +1,13 @@
-"""How well the reward model of a run predicts what labellers have answered."""
-
-from __future__ import annotations
+"""Predictions of labellers' answers by the reward model of a run."""
 
 import contextlib
 import dataclasses
 import os
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from lm_human_preferences import rewards, storage
 from lm_human_preferences.distributed.comm import LocalComm
@@ -16,15 +15,14 @@ from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.label_types import LabelType, PickBest
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFolder
-from lm_human_preferences.labels.held_out import Labels, Rewards, is_held_out, predict
+from lm_human_preferences.labels.held_out import Labels, Rewards, parted, predict, rewards_of
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.reward_models import places
-from lm_human_preferences.reward_models.ensemble import EnsembleReward
-from lm_human_preferences.rewards import LearnedReward, TrainedRewardModel
+from lm_human_preferences.reward_models import locations
+from lm_human_preferences.rewards import EnsembleReward, LearnedReward, TrainedRewardModel
 from lm_human_preferences.runs import run_files, run_settings
 from lm_human_preferences.training import precision
 
@@ -32,15 +30,15 @@ RECORD = run_files.REWARD.settings
 POLICY_RECORD = run_files.POLICY.settings
 LEARNED = (TrainedRewardModel, EnsembleReward)
 BATCH = 64  # labels that are scored at a time
+# Of calibration: groups of responses, by how likely they are to be chosen, and scales to try.
+GROUPS, LEAST_IN_GROUP = 10, 12
+SCALES = torch.logspace(-2, 2, 401)
 
 
 def saved_model(run: str) -> TrainedModel:
-    """Where the reward model of a run, or in that directory, is, local or remote.
-
-    Its weights are not read yet. UserError where there is none.
-    """
+    """Return the reward model of a run, its weights not read yet; UserError if there is none."""
     try:
-        saved = TrainedModel(run, places.reward_model_dir(run))
+        saved = TrainedModel(run, locations.reward_model_dir(run))
         saved.encoding.get_encoder()
         return saved
     except OptionError as e:
@@ -48,21 +46,13 @@ def saved_model(run: str) -> TrainedModel:
 
 
 def load(saved: TrainedModel) -> LearnedReward:
-    """The reward model that `saved_model` has found, with all members of an ensemble.
-
-    This process computes in float32 from now on, as fast as this machine can.
-    """
+    """Load a reward model, or all of an ensemble, and have this process compute in float32."""
     precision.configure_for(saved.hparams().n_embd, 'fp32')
     return rewards.load_learned(saved.name, saved.encoding)
 
 
 def record_of(run: str) -> HParams | None:
-    """The settings by which the reward model of a run was trained; None where it has no record.
-
-    run: also the directory of the reward model, next to which the record is. The reward model may
-    be in the checkpoint of a policy: then its settings are part of that run's, and if it had been
-    trained elsewhere, only the task is known.
-    """
+    """Return the settings of a reward model's training, or only its task; None if unknown."""
     for directory in _directories(run):
         hparams = HParams()
         with contextlib.suppress(storage.NotFound):
@@ -75,7 +65,7 @@ def record_of(run: str) -> HParams | None:
 
 
 def _is_online(run: str) -> bool:
-    """Whether the reward model of a run was retrained while its policy trained; see record_of."""
+    """Return whether the reward model of a run was retrained while its policy trained."""
     for directory in _directories(run):
         if storage.exists(storage.join(directory, POLICY_RECORD)):
             return run_settings.load_run_hparams(directory).rewards.online is not None
@@ -83,18 +73,16 @@ def _is_online(run: str) -> bool:
 
 
 def _directories(run: str) -> tuple[str, str]:
-    """Where the records of a run may be."""
     run = run.rstrip('/')
     return run, os.path.dirname(run)
 
 
 def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict[str, Any]:
-    """How often the reward model of `run` answers like the labellers, as JSON has it.
+    """Return the accuracy of the reward model of `run` on labels, for JSON.
 
-    held_out: labels that its training held out, None if there were none; trained_on: the other
-    labels that count for training, which it may have learned; comparisons: others, of two policies,
-    from which only an online run learns. labellers: accuracy and number of all answers of each but
-    gold ones.
+    'held_out': on labels that its training held out, None without any; 'trained_on': on others that
+    it may have learned; 'comparisons': on those of two policies, from which only an online run
+    learns; 'labellers': on all answers of each but gold ones.
     """
     model, share, parts = parts_of(folder, run, without)
     label_type = folder.label_type
@@ -113,7 +101,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
 def parts_of(
     folder: LabelFolder, run: str, without: Collection[str]
 ) -> tuple[rewards.FrozenRewardModel, float, dict[str, Labels]]:
-    """(the reward model of `run`, the share it held out, {part: its labels}), see `report`."""
+    """Return (the reward model of `run`, the share it held out, {part: its labels})."""
     model = _reward_for(folder, run)
     label_type = folder.label_type
     # What did not learn from labels has held none out.
@@ -121,9 +109,9 @@ def parts_of(
     share = 0.0 if record is None else record.labels.held_out
     learned = label_files.of_answers(folder, folder.counted(TRAIN, without))
     compared = label_files.of_answers(folder, folder.counted(VALIDATION, without))
-    held_out, trained_on = _split(learned, label_type, share)
+    held_out, trained_on = parted(learned, label_type, share)
     if record is not None and _is_online(run):
-        compared_aside, compared = _split(compared, label_type, share)
+        compared_aside, compared = parted(compared, label_type, share)
         for field, values in compared_aside.items():
             held_out[field] = torch.cat([held_out[field], values])
     parts = {'held_out': held_out, 'trained_on': trained_on, 'comparisons': compared}
@@ -131,7 +119,7 @@ def parts_of(
 
 
 def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
-    """The reward of `run`, or called so, for tokens of a folder; see rewards.load_reward_model."""
+    """Return the reward of `run` for tokens of a folder; see rewards.load_reward_model."""
     encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
     if run == 'mock':
         return rewards.load_reward_model(run, encoding)
@@ -145,7 +133,7 @@ def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
 
 
 def rewards_by(model: rewards.FrozenRewardModel) -> Rewards:
-    """What `predict` asks: rewards (batch, n) of responses (batch, n, length)."""
+    """Return the function of `predict`: rewards (batch, n) of responses (batch, n, length)."""
     if isinstance(model, LEARNED):
         return model.get_rewards
 
@@ -158,7 +146,7 @@ def rewards_by(model: rewards.FrozenRewardModel) -> Rewards:
 
 
 def _check(saved: TrainedModel, folder: LabelFolder) -> None:
-    """UserError where a reward model cannot read the questions of a folder."""
+    """Raise UserError where a reward model cannot read the questions of a folder."""
     there, here = folder.task['encoding'], saved.encoding.name
     if there != here:
         raise UserError(
@@ -171,13 +159,6 @@ def _check(saved: TrainedModel, folder: LabelFolder) -> None:
             f'--reward {saved.name}: it takes {n_ctx} tokens, and a query with a response of'
             f' {folder.path} has {tokens}'
         )
-
-
-def _split(labels: Labels, label_type: LabelType, share: float) -> tuple[Labels, Labels]:
-    """(those of `labels` that a training with this share held out, the others)."""
-    mask = is_held_out(labels, label_type, share)
-    held_out = {field: values[mask] for field, values in labels.items()}
-    return held_out, {field: values[~mask] for field, values in labels.items()}
 
 
 def _prediction(
@@ -198,3 +179,44 @@ def _answers(folder: LabelFolder, labeller: str) -> list[Answer]:
         for answer in last
         if answer.value is not None and folder.questions[answer.question].kind != GOLD
     ]
+
+
+class Calibration(NamedTuple):
+    """Predicted and observed choices, each the mean of a group of responses."""
+
+    labels: int
+    held_out: bool  # whether the labels were held out of the training
+    scale: float  # by which rewards were multiplied
+    predicted: list[float]
+    observed: list[float]
+
+
+def calibration(folder: LabelFolder, run: str, without: Collection[str]) -> Calibration | None:
+    """Return the calibration of a reward model whose scale is fitted here; None without choices."""
+    label_type = folder.label_type
+    if not isinstance(label_type, PickBest):
+        return None
+    model, _, parts = parts_of(folder, run, without)
+    is_held_out = len(label_type.without_ties(parts['held_out'])['best']) > 0
+    labels = label_type.without_ties(parts['held_out' if is_held_out else 'trained_on'])
+    best = labels['best']
+    if len(best) == 0:
+        return None
+    get_rewards = rewards_by(model)
+    rewards = rewards_of(get_rewards, labels, label_type, BATCH)
+    return Calibration(len(best), is_held_out, *calibrated(rewards, best))
+
+
+def calibrated(rewards: torch.Tensor, best: torch.Tensor) -> tuple[float, list[float], list[float]]:
+    """Return (likeliest scale, predicted, observed) of rewards (labels, n), choices (labels,)."""
+    losses = [F.cross_entropy(scale * rewards, best).item() for scale in SCALES]
+    scale = SCALES[losses.index(min(losses))].item()
+    predicted = torch.softmax(scale * rewards, dim=1)
+    chosen = F.one_hot(best, rewards.shape[1]).float().flatten()
+    order = predicted.flatten().argsort()
+    groups = order.tensor_split(max(1, min(GROUPS, len(order) // LEAST_IN_GROUP)))
+    expected, observed = [], []
+    for group in groups:
+        expected.append(predicted.flatten()[group].mean().item())
+        observed.append(chosen[group].mean().item())
+    return scale, expected, observed

@@ -1,12 +1,12 @@
-"""A reward that a sequence classifier of transformers gives: --rewards.trained_model DIRECTORY.
+"""Reward of a sequence classifier of transformers: --rewards.trained_model DIRECTORY.
 
 With one output that is the reward; with several classes it is the log odds of one of them. The
 classifier reads text by a tokeniser of its own. Sequences of different lengths are never padded to
-one: what is padding depends on the family, and on whether it knows its padding token.
+one: padding depends on the family, and on whether it knows its padding token. Nothing that is code
+or can hold any is read: no pickles, and nothing that `auto_map` names.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,28 +15,29 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards.classifier_files import (
-    read_config,
-    read_model,
-    read_tokeniser,
-)
 from lm_human_preferences.external_rewards.texts import Texts
-from lm_human_preferences.language.causal_lm.library import told
-from lm_human_preferences.language.exported.classifier import CONSTANT
+from lm_human_preferences.hparams.model_sizes import FLOAT
+from lm_human_preferences.language.causal_lm.library import (
+    PretrainedWeights,
+    config_of,
+    empty_model,
+    explained,
+)
+from lm_human_preferences.language.weights import SLACK_BYTES
 from lm_human_preferences.utils.core import default_device
 
 BATCH = 16_384  # tokens that go through it at a time
 LARGEST = 1e30  # a constant of a reward model that `export` wrote
 NO_TOKEN = -1  # that none is: a family which looks for its padding token finds none
+CONFIG = 'config.json'
+MODEL_CLASS = 'AutoModelForSequenceClassification'
+KIND = 'ForSequenceClassification'  # what the names of such models end with
+MOST_LABELS = 10_000  # of a config that can be meant
+_AS_SAVED = {'sinusoidal_pos_embds': False}  # where positions are in the file, none are made
 
 
 class Classifier:
-    """Asks the classifier in `directory` (path or hf://ORG/NAME), which is frozen.
-
-    class_name: whose log odds are the reward, if there are several. chat: whether it reads the
-    query and the response as a dialogue in its own template, where it has one. UserError for what
-    cannot be read or is not safe to read.
-    """
+    """Frozen classifier (path or hf://ORG/NAME): its one output, or the log odds of a class."""
 
     def __init__(
         self, directory: str, class_name: str | None = None, *, chat: bool = False
@@ -45,18 +46,22 @@ class Classifier:
         folder = storage.cached_directory(directory)
         config = read_config(folder)
         self._class = _class_of(config, class_name, directory)
-        self._constant = _constant_of(config, directory)
+        self._constant = getattr(config, 'reward_constant', 0.0)  # of `export`
+        if type(self._constant) not in (int, float) or not abs(self._constant) < LARGEST:
+            raise UserError(
+                f'{directory}: reward_constant {self._constant!r:.20} is no number to be added'
+            )
         self._model = read_model(folder, config).to(default_device())
         self._tokeniser = read_tokeniser(folder, self._model)
         self._chat = chat and self._tokeniser.chat_template is not None
         self._padding = self._model.config.get_text_config().pad_token_id
-        with told(directory):
+        with explained(directory):
             found = self._logits_of([[0, 0]])
         if found.shape != (1, config.num_labels) or not found.isfinite().all():
             raise UserError(f'{directory} gives no {config.num_labels} finite scores of a text')
 
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
-        """Scores (texts,), float32; UserError where one is not finite."""
+        """Return scores (texts,), float32; UserError where one is not finite."""
         rows = self._tokens(texts)
         by_length: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
@@ -72,7 +77,7 @@ class Classifier:
         return scores
 
     def _tokens(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """The token ids of the texts, cut to what the classifier takes."""
+        """Return the token ids of the texts, cut to the classifier's limit."""
         whole = [self._dialogue(each) if self._chat else each.whole for each in texts]
         # A template has the special tokens in it; elsewhere what spells one is text.
         try:
@@ -91,7 +96,6 @@ class Classifier:
         return rows['input_ids']
 
     def _dialogue(self, texts: Texts) -> str:
-        """The query and the response in the classifier's own chat template."""
         dialogue = messages.as_messages(texts.query)
         dialogue.append({'role': 'assistant', 'content': texts.response})
         try:
@@ -101,7 +105,7 @@ class Classifier:
             raise UserError(f'{self.name}: its chat template fails: {reason:.200}') from e
 
     def _scores_of(self, rows: list[list[int]]) -> torch.Tensor:
-        """The scores of sequences of the same length, on the CPU."""
+        """Return the scores of sequences of the same length, on the CPU."""
         logits = self._logits_of(rows)
         if self._class is None:
             return logits[:, 0] + self._constant
@@ -113,7 +117,7 @@ class Classifier:
 
     @torch.no_grad()
     def _logits_of(self, rows: list[list[int]]) -> torch.Tensor:
-        """What the classifier gives for sequences of the same length, on the CPU."""
+        """Return the classifier's logits for sequences of the same length, on the CPU."""
         tokens = torch.tensor(rows, device=self._model.device)
         # Some families read the last token that is not padding, and others need one to pad with.
         is_in_text = self._padding is None or bool((tokens == self._padding).any())
@@ -125,13 +129,12 @@ class Classifier:
 
 
 def check(directory: str, class_name: str | None) -> None:
-    """UserError where the config in a directory (path or hf://ORG/NAME) is of no classifier that
-    can be asked; weights and tokeniser are not looked at."""
+    """Raise UserError where a directory's config is of no classifier that can be asked."""
     _class_of(read_config(directory), class_name, directory)
 
 
 def _class_of(config: Any, name: str | None, directory: str) -> int | None:
-    """The number of the class called `name`; None for a classifier with one output."""
+    """Return the number of the class called `name`; None for a classifier with one output."""
     names = [str(config.id2label.get(number)) for number in range(config.num_labels)]
     listed = ', '.join(names[:20])
     if len(names) == 1:
@@ -152,10 +155,90 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
     return names.index(name)
 
 
-def _constant_of(config: Any, directory: str) -> float:
-    """What is to be added to the scores of a reward model that `export` could not fold in."""
-    constant = getattr(config, CONSTANT, 0.0)
-    is_number = isinstance(constant, (int, float)) and not isinstance(constant, bool)
-    if not is_number or not abs(constant) < LARGEST:
-        raise UserError(f'{directory}: {CONSTANT} {constant!r:.20} is no number that can be added')
-    return float(constant)
+def is_classifier(directory: str) -> bool:
+    """Return whether a directory, local or of the hub, holds a sequence classifier."""
+    if storage.is_remote(directory) and not storage.is_hub(directory):
+        return False
+    if storage.exists(storage.join(directory, 'hparams.json')):
+        return False  # a model of this program or the original
+    path = storage.join(directory, CONFIG)
+    return storage.exists(path) and _is_of_classifier(storage.read_json(path))
+
+
+def _is_of_classifier(content: Any) -> bool:
+    names = content.get('architectures') if isinstance(content, dict) else None
+    return isinstance(names, list) and any(str(name).endswith(KIND) for name in names)
+
+
+def read_config(directory: str) -> Any:
+    """Return the config of a classifier, without dropout; UserError if it cannot be taken."""
+    path = storage.join(directory, CONFIG)
+    content: Any = storage.read_json(path)
+    if not _is_of_classifier(content):
+        raise UserError(f'{path} is not of a sequence classifier')
+    if content.get('auto_map'):
+        raise UserError(f'{path}: the model has code of its own (auto_map), which is not run')
+    labels = content.get('id2label')
+    counts = [content.get('num_labels', 1), len(labels) if isinstance(labels, dict) else 1]
+    if any(not isinstance(count, int) or not 0 < count <= MOST_LABELS for count in counts):
+        raise UserError(f'{path}: it must have 1 to {MOST_LABELS} classes, not {max(counts)!r:.20}')
+    as_saved = {key: value for key, value in _AS_SAVED.items() if key in content}
+    return config_of({**content, **as_saved}, path)
+
+
+def read_model(directory: str, config: Any) -> Any:
+    """Load a classifier in float32; UserError unless all of it is in the files."""
+    weights = PretrainedWeights(directory, config, MODEL_CLASS)
+    # The size is compared with that of the files before any memory is taken for it.
+    with explained(weights.path), torch.device('meta'):
+        empty = empty_model(config, MODEL_CLASS)
+    needed = FLOAT * sum(parameter.numel() for parameter in empty.parameters())
+    if needed > SLACK_BYTES + 4 * weights.nbytes():
+        raise UserError(
+            f'{directory} holds {weights.nbytes()} bytes of weights, but its {CONFIG} describes'
+            f' {needed}'
+        )
+    model = weights.model
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f'{directory}: {name} has values that are not finite')
+    return model.eval().requires_grad_(False)
+
+
+def read_tokeniser(directory: str, model: Any) -> Any:
+    """Load the tokeniser in a local directory; UserError where it is not the model's."""
+    from transformers import AutoTokenizer
+
+    try:
+        with explained(directory):
+            tokeniser = AutoTokenizer.from_pretrained(
+                directory, config=model.config, local_files_only=True, trust_remote_code=False
+            )
+            tokens = tokeniser.get_vocab().values()
+    except UserError as e:
+        raise UserError(f'{directory}: its tokeniser cannot be read: {e}') from e
+    rows = len(model.get_input_embeddings().weight)
+    if not tokens or max(tokens) >= rows:
+        raise UserError(
+            f'{directory}: its tokeniser has {len(tokens)} tokens, up to number'
+            f' {max(tokens, default=0)}, but the model knows {rows}'
+        )
+    tokeniser.truncation_side = 'left'  # the query's beginning
+    tokeniser.model_max_length = _limit(tokeniser, model)
+    return tokeniser
+
+
+def _limit(tokeniser: Any, model: Any) -> int:
+    limits = [tokeniser.model_max_length]
+    positions = getattr(model.config.get_text_config(), 'max_position_embeddings', None)
+    if isinstance(positions, int):
+        limits.append(positions)
+    for name, module in model.named_modules():
+        # Some families count positions from the one after the padding's.
+        if name.endswith('position_embeddings') and isinstance(module, torch.nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            limits.append(module.num_embeddings - first)
+    numbers = [
+        limit for limit in limits if isinstance(limit, (int, float)) and math.isfinite(limit)
+    ]
+    return max(1, int(min(numbers, default=1 << 20)))

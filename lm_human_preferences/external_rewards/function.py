@@ -1,12 +1,9 @@
-"""A reward that is a function of the user's: --rewards.function FILE.py:FUNCTION.
+"""Reward of a function of the user's: --rewards.function FILE.py:FUNCTION.
 
 The function gets two lists of texts, queries and responses, and returns a number for each. Every
-rank runs the file once, and calls the function for its own share of the responses. What the file
-keeps in its module between two calls is not saved with the run: a run that is resumed begins with
-what the file makes anew, and the ranks do not share it.
+rank runs the file once, and calls the function for its own share of the responses. State that the
+file keeps in its module is neither saved with the run nor shared by the ranks.
 """
-
-from __future__ import annotations
 
 import contextlib
 import inspect
@@ -34,7 +31,7 @@ _NO_NUMBERS = np.empty(0, dtype=object)
 
 
 class FunctionScorer:
-    """Asks the function in `source`, whose file is run here; UserError where that fails."""
+    """Reward by the function in `source`, whose file is run here; UserError where that fails."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -42,38 +39,23 @@ class FunctionScorer:
         self._function = self._loaded(source)
 
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
-        """Scores (texts,), float32; UserError in one line for whatever the function does wrong.
-
-        What it draws from torch's random numbers changes nothing of the run's own.
-        """
+        """Return scores (texts,), float32; UserError for any mistake of the function."""
         queries = [each.query for each in texts]
         responses = [each.response for each in texts]
         try:
             with torch.no_grad(), _own_random_numbers():
                 returned = self._function(queries, responses)
         except _ITS_ERRORS as e:
-            raise UserError(f'reward function {self.name} raised {self._told(e)}') from e
+            raise self._error(f' raised {self._told(e)}') from e
         try:
             return _as_scores(returned, len(texts))
         except UserError as e:
-            raise UserError(f'reward function {self.name} {e}') from e
+            raise self._error(f' {e}') from e
+
+    def _error(self, what: str) -> UserError:
+        return UserError(f'reward function {self.name}{what}')
 
     def _loaded(self, source: Source) -> Callable[[list[str], list[str]], Any]:
-        function = self._run(source).get(source.function)
-        if function is None:
-            raise UserError(
-                f'reward function {self.name}: the file has no function {source.function}'
-            )
-        if not callable(function):
-            raise UserError(
-                f'reward function {self.name}: {source.function} is no function, but a'
-                f' {type(function).__name__}'
-            )
-        self._check_signature(function)
-        return function
-
-    def _run(self, source: Source) -> dict[str, Any]:
-        """The names that the file defines. Modules beside it can be imported."""
         module = types.ModuleType(f'reward_function_{source.digest[:12]}')
         module.__file__ = self._path
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
@@ -85,26 +67,26 @@ class FunctionScorer:
             with _own_random_numbers():
                 exec(code, module.__dict__)
         except _ITS_ERRORS as e:
-            raise UserError(
-                f'reward function {self.name}: the file cannot be run: {self._told(e)}'
-            ) from e
-        return module.__dict__
-
-    def _check_signature(self, function: Callable[..., Any]) -> None:
+            raise self._error(f': the file cannot be run: {self._told(e)}') from e
+        function = module.__dict__.get(source.function)
+        if function is None:
+            raise self._error(f': the file has no function {source.function}')
+        if not callable(function):
+            kind = type(function).__name__
+            raise self._error(f': {source.function} is no function, but a {kind}')
         try:
-            signature = inspect.signature(function)
-        except ValueError:  # of code that is not Python
-            return
-        try:
-            signature.bind([], [])
+            inspect.signature(function).bind([], [])
+        except ValueError:  # of code that is not Python: it has no signature
+            pass
         except TypeError as e:
-            raise UserError(
-                f'reward function {self.name} takes {signature}, but is called with two lists of'
-                ' texts, queries and responses'
+            raise self._error(
+                f' takes {inspect.signature(function)}, but is called with two lists of texts,'
+                ' queries and responses'
             ) from e
+        return function
 
     def _told(self, error: BaseException) -> str:
-        """An exception of the file in one line, with its last frames from the file on."""
+        """Return an exception of the file in one line, with its last frames from the file on."""
         message = ' '.join(str(error).split())
         told = f'{type(error).__name__}: {message:.{SHOWN}}' if message else type(error).__name__
         frames = traceback.extract_tb(error.__traceback__)
@@ -118,10 +100,7 @@ class FunctionScorer:
 
 
 def _as_scores(returned: Any, count: int) -> torch.Tensor:
-    """What a function has returned for `count` responses, as float32 (count,).
-
-    UserError, whose text continues 'the function', for anything but so many finite numbers.
-    """
+    """Convert a function's result to float32 (count,); UserError for other than finite numbers."""
     if returned is None:
         raise UserError('returned None: it must return a number for each response')
     values = _as_array(returned)
@@ -142,7 +121,7 @@ def _as_scores(returned: Any, count: int) -> torch.Tensor:
 
 
 def _as_array(returned: Any) -> np.ndarray:
-    """A list, an array or a tensor as an array; of objects where it is none of numbers."""
+    """Return a list, array or tensor as an array; an empty one of objects if not numbers."""
     try:
         if isinstance(returned, torch.Tensor):
             returned = returned.detach().cpu()
@@ -158,7 +137,7 @@ def _as_array(returned: Any) -> np.ndarray:
 
 
 def _own_random_numbers() -> contextlib.AbstractContextManager[Any]:
-    """Within the block, what is drawn from torch's random numbers is not taken from the run's."""
+    """Keep the run's random numbers of torch from what is drawn in the block."""
     device = default_device()
     devices = [torch.cuda.current_device()] if device.type == 'cuda' else []
     return torch.random.fork_rng(devices=devices)

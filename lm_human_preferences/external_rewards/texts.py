@@ -1,7 +1,5 @@
 """Rewards that read texts, asked about tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -12,7 +10,7 @@ from lm_human_preferences.language.encodings import Encoding
 
 
 class Texts(NamedTuple):
-    """A query and a response as people read them. whole: the one text that they are together."""
+    """A query and a response as people read them. whole: both as one text."""
 
     query: str
     response: str
@@ -20,26 +18,22 @@ class Texts(NamedTuple):
 
 
 def joined(query: str, response: str) -> Texts:
-    """The texts of a query and a response that were written apart: a space is put between words."""
+    """Return Texts of a query and a response written apart: a space is put between words."""
     is_apart = query[-1:].isspace() or response[:1].isspace()
     space = '' if is_apart or not query or not response else ' '
     return Texts(query, response, query + space + response)
 
 
 class TextScorer(Protocol):
-    """What a reward is that reads texts."""
+    """Reward that reads texts."""
 
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
-        """Scores (texts,), float32; UserError where there are none."""
+        """Return scores (texts,), float32."""
         ...
 
 
 class TextReward:
-    """A reward that reads texts, for a policy whose tokens are of `encoding`.
-
-    Its score is that of the response as it is scored, without what the task cuts off. chat: whether
-    the policy answers in a chat, whose marks people do not read.
-    """
+    """Reward that reads texts, for a policy whose tokens are of `encoding`."""
 
     def __init__(self, scorer: TextScorer, encoding: Encoding, *, chat: bool = False) -> None:
         self.scorer = scorer
@@ -48,16 +42,13 @@ class TextReward:
         self._reader = tokenisers.reader(self.encoder, chat)
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Scores (batch,) of responses to queries.
-
-        queries: (batch, query_length). responses: (batch, response_length). Padding is not read.
-        """
+        """Return scores (batch,) of responses (batch, length) to queries; padding is not read."""
         rows = zip(queries.tolist(), responses.tolist(), strict=True)
         texts = [self._texts(query, response) for query, response in rows]
         return self.scorer.score(texts).to(queries.device)
 
     def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
-        """Nothing: this reward is not part of a checkpoint."""
+        """Return nothing: this reward is not part of a checkpoint."""
         return {}
 
     def _texts(self, query: list[int], response: list[int]) -> Texts:

@@ -1,10 +1,11 @@
 """Options of the commands about labels: ask, import_labels, label, labels and score."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lm_human_preferences.hparams.reward_options import TOO_LONG
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.hyperparams import option, own_option
 
 
 @dataclass
@@ -22,7 +23,7 @@ class AskHParams(hyperparams.HParams):
     against: str | None = option(
         None,
         'a second policy, given in the same way: half of the samples of each question are from it,'
-        ' and labellers cannot tell which; these answers are not used for training',
+        ' and labellers do not see which; these answers are not used for training',
     )
     instructions: str | None = option(
         None,
@@ -37,36 +38,30 @@ class AskHParams(hyperparams.HParams):
     )
     gold: str | None = option(
         None,
-        'the same with answers: every labeller gets these questions, and the report tells how often'
+        'the same with answers: every labeller gets these questions, and the report shows how often'
         ' each was right; not trained on',
     )
-    ties: bool = option(
+    ties: bool = own_option(
         False,
         'whether labellers may answer that they prefer none of the samples; of a folder, which goes'
         ' on as it was begun',
-        ours=True,
     )
 
-    def validate(self) -> None:
-        """Also ValueError for two sources of the questions."""
-        super().validate()
-        given = [name for name in ('questions', 'gold', 'against') if getattr(self, name)]
-        if len(given) > 1:
-            first, second = self.option_name(given[0]), self.option_name(given[1])
-            raise ValueError(f'{first} and {second} ask different questions: give one of them')
-        source = next(iter(given), None)
-        if source in ('questions', 'gold') and self.policy != 'initial':
-            policy = self.option_name('policy')
-            raise ValueError(
-                f'{policy} {self.policy}: nothing is sampled where {self.option_name(source)} says'
-                ' what is asked; leave one of them out'
-            )
-        if self.gold and self.repeated:
-            repeated, gold = self.option_name('repeated'), self.option_name('gold')
-            raise ValueError(
-                f'{repeated} {self.repeated}: every labeller gets the questions of {gold}; leave'
-                f' {repeated} out'
-            )
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that questions have one source."""
+        sources = ('questions', 'gold', 'against')
+        given = [f'{{{name}}}' for name in sources if getattr(self, name)]
+        both = ' and '.join(given[:2])
+        yield len(given) > 1, f'{both} ask different questions: give one of them'
+        yield (
+            self.policy != 'initial' and (self.questions or self.gold),
+            f'{{policy=}}: nothing is sampled where {both} says what is asked; leave one of them'
+            ' out',
+        )
+        yield (
+            self.gold and self.repeated,
+            '{repeated=}: every labeller gets the questions of {gold}; leave {repeated} out',
+        )
 
 
 @dataclass
@@ -91,8 +86,8 @@ class ImportHParams(hyperparams.HParams):
     labeller: str = option(
         'imported', 'in a folder, who gave the answers for which the file names nobody'
     )
-    ties: bool = option(
-        False, 'whether a new folder may have answers that prefer none of the samples', ours=True
+    ties: bool = own_option(
+        False, 'whether a new folder may have answers that prefer none of the samples'
     )
 
 
@@ -137,12 +132,9 @@ class WebHParams(hyperparams.HParams):
     )
     key: str | None = option(None, 'PEM file with the private key of the certificate')
 
-    def validate(self) -> None:
-        """Also ValueError for a certificate without its key, or a key without."""
-        super().validate()
-        if (self.certificate is None) != (self.key is None):
-            given, missing = ('key', 'certificate') if self.key else ('certificate', 'key')
-            raise ValueError(f'{self.option_name(given)} needs {self.option_name(missing)} FILE')
+    def problems(self) -> Iterator[tuple[object, str]]:
+        yield self.key is not None and self.certificate is None, '{key} needs {certificate} FILE'
+        yield self.certificate is not None and self.key is None, '{certificate} needs {key} FILE'
 
 
 @dataclass
@@ -156,28 +148,30 @@ class LabelHParams(hyperparams.HParams):
     simulate: SimulateHParams | None = option(
         None, 'have a reward answer instead of a person, the known one of the film reviews'
     )
-    review: bool = option(
+    review: bool = own_option(
         False,
         'decide, in the terminal, the questions on which labellers disagree: each decision counts'
         ' instead of their answers',
-        ours=True,
     )
 
     def validate(self) -> None:
-        """Also ValueError without a name, or for a page that nobody is to look at."""
+        """Check also that there is a name."""
         if self.labeller is None:
             labeller = self.option_name('labeller')
             raise ValueError(f'{labeller} NAME is missing: your answers are saved under this name')
         super().validate()
-        if self.web is not None and self.simulate is not None:
-            web, simulate = self.option_name('web'), self.option_name('simulate')
-            raise ValueError(f'{simulate} needs no page: give either {web} or {simulate}')
-        if self.review and (self.web is not None or self.simulate is not None):
-            other = self.option_name('simulate' if self.web is None else 'web')
-            raise ValueError(
-                f'{self.option_name("review")} on: a person decides, in the terminal; leave {other}'
-                ' out'
-            )
+
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that the ways to answer go together."""
+        yield (
+            self.web and self.simulate,
+            '{simulate} needs no page: give either {web} or {simulate}',
+        )
+        other = '{web}' if self.web else '{simulate}'
+        yield (
+            self.review and (self.web or self.simulate),
+            f'{{review}} on: a person decides, in the terminal; leave {other} out',
+        )
 
 
 @dataclass
@@ -212,15 +206,10 @@ class ReportHParams(hyperparams.HParams):
         None, 'draw the learning curve and the comparisons into this PNG file'
     )
 
-    def validate(self) -> None:
-        """Also ValueError for options that need another one."""
-        super().validate()
-        if self.learning_curve and self.reward is None:
-            curve, reward = self.option_name('learning_curve'), self.option_name('reward')
-            raise ValueError(
-                f'{curve} {self.learning_curve}: give {reward} RUN, whose settings the trainings'
-                ' take'
-            )
-        if self.export_as != 'tokens' and self.export is None:
-            export, export_as = self.option_name('export'), self.option_name('export_as')
-            raise ValueError(f'{export_as} {self.export_as}: give {export} FILE')
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that options have those that they need."""
+        yield (
+            self.learning_curve and self.reward is None,
+            '{learning_curve=}: give {reward} RUN, whose settings the trainings take',
+        )
+        yield self.export_as != 'tokens' and self.export is None, '{export_as=}: give {export} FILE'

@@ -1,4 +1,4 @@
-"""Sizes of networks: what is asked of those of any kind."""
+"""Sizes of networks: the interface of every kind."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,52 +13,58 @@ FLOAT, HALF = 4, 2  # bytes
 
 @dataclass
 class Sizes(hyperparams.HParams, ABC):
-    """What a network of any kind holds and computes: its limits and its memory follow from it."""
+    """Sizes of a network of any kind, from which its limits and its memory follow."""
 
     n_vocab: int = option(0, 'tokens of the vocabulary', at_least=1)
     n_ctx: int = option(512, 'longest sequence', at_least=1)
     n_embd: int = option(768, 'width', at_least=1)
     n_head: int = option(12, 'attention heads', at_least=1)
     n_layer: int = option(12, 'blocks', at_least=1)
+    learned: int = option(0, 'numbers that a training changes; 0: all', ours=True)
 
     @property
     def limit(self) -> str:
-        """What n_ctx is, for the user."""
+        """Text that describes the longest sequence to the user."""
         return str(self.n_ctx)
+
+    @property
+    def embedding_rows(self) -> int:
+        """Rows of the token embedding; some models have more rows than tokens."""
+        return self.n_vocab
 
     @property
     @abstractmethod
     def key_value_width(self) -> int:
-        """How many numbers the keys of a token are in one block; its values are as many."""
+        """Width of the keys of a token in one block, and of its values."""
 
     @property
     @abstractmethod
     def attention_weights(self) -> int:
-        """How many weights a block keeps of each pair of tokens where attention is not fused."""
-
-    @property
-    @abstractmethod
-    def copies_all_blocks(self) -> bool:
-        """Whether on CPUs bf16 takes a copy of every network, and not of the one at work alone."""
+        """Attention weights kept by a block per pair of tokens, where attention is not fused."""
 
     @abstractmethod
     def kept_by_block(self, reduced: bool) -> int:
-        """How many bytes a block keeps of a token for the gradient, without attention's weights.
-
-        reduced: it computes in bf16.
-        """
+        """Return a block's activation bytes per token, without attention; reduced: in bf16."""
 
     @abstractmethod
     def kept_by_last_block(self, read: float) -> float:
-        """How much the last block keeps, as a share of what another does.
-
-        read: the share of tokens whose outputs are read.
-        """
+        """Return the last block's memory as a share of another's; read: share of tokens read."""
 
     @abstractmethod
     def parameters_of_blocks(self) -> int:
-        """How many numbers all blocks of the network hold."""
+        """Number of parameters of all blocks."""
 
     @abstractmethod
     def parameters(self) -> int:
-        """How many numbers the network holds, without scalar heads."""
+        """Number of parameters without scalar heads."""
+
+    def own_parameters(self) -> int:
+        """Return the number of parameters not shared with a training's other networks."""
+        return self.learned or self.parameters()
+
+    def shared_bytes(self, reduced: bool) -> int:
+        """Return bytes of what all networks share; reduced: linear layers kept in bf16."""
+        if not self.learned:
+            return 0
+        saved = FLOAT - HALF if reduced else 0
+        return FLOAT * self.parameters() - saved * self.parameters_of_blocks()

@@ -1,10 +1,11 @@
 """Options of labels that are collected while a policy trains, and the schedule that they set."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lm_human_preferences.hparams.labelling_options import WebHParams
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import ceil_div
 
 PEOPLE = 'people'
@@ -15,7 +16,7 @@ INITIAL_SHARE, AHEAD_SHARE = 4, 50  # labels are divided by these where the opti
 
 @dataclass(frozen=True)
 class Schedule:
-    """When an online run wants labels and retrains its reward model (paper, section 2.3).
+    """Schedule of labels and retrainings of an online run (paper, section 2.3).
 
     Before `step` of `steps`, from 0, it needs l(n) = initial + (labels - initial) * (1 - (1 -
     step / steps)^2) labels. The reward model is trained before the first step, and again
@@ -32,39 +33,37 @@ class Schedule:
     validation: int = 0
 
     def _progress(self, step: int) -> int:
-        """1 - (1 - step / steps)^2, times steps^2."""
+        """Return 1 - (1 - step / steps)^2, times steps^2."""
         return self.steps**2 - (self.steps - step) ** 2
 
     def labels_at(self, step: int) -> int:
-        """l(n): how many labels there have to be before `step`, rounded up."""
+        """Return l(n), the number of labels needed before `step`, rounded up."""
         more = (self.labels - self.initial) * self._progress(step)
         return self.initial + ceil_div(more, self.steps**2)
 
     def questions_at(self, step: int) -> int:
-        """How many training questions have been asked before `step`: l(n) and those ahead, rounded
-        up to whole batches of questions."""
+        """Return the number of training questions asked before `step`, in whole batches."""
         wanted = self.labels_at(step) + self.ahead
         return min(self.labels, ceil_div(wanted, ASKED_AT_ONCE) * ASKED_AT_ONCE)
 
     def validation_at(self, step: int) -> int:
-        """How many comparisons with the initial model have been asked for before `step`."""
+        """Return the number of comparisons with the initial model asked before `step`."""
         return self.validation * step // self.steps
 
     def models_at(self, step: int) -> int:
-        """How many times the reward model has been trained when `step` begins: 1 at the first."""
+        """Return the number of trainings of the reward model before `step`: 1 at the first."""
         done = self._progress(step) * (self.retrainings + 1) // self.steps**2
         return 1 + min(done, self.retrainings)
 
     def is_trained_at(self, step: int) -> bool:
-        """Whether the reward model is trained before `step`."""
         return step == 0 or self.models_at(step) > self.models_at(step - 1)
 
     def training_steps(self) -> list[int]:
-        """The steps before which the reward model is trained, the first of which is 0."""
+        """Return the steps before which the reward model is trained, the first of which is 0."""
         return [step for step in range(self.steps) if self.is_trained_at(step)]
 
     def next_training(self, step: int) -> int | None:
-        """The first step after `step` before which the reward model is trained; None for none."""
+        """Return the first step after `step` before which it is trained; None for none."""
         later = range(step + 1, self.steps)
         return next((other for other in later if self.is_trained_at(other)), None)
 
@@ -124,10 +123,9 @@ class OnlineHParams(hyperparams.HParams):
         None,
         'text file with instructions for the labellers; None: two sentences that say what to do',
     )
-    ties: bool = option(
+    ties: bool = own_option(
         False,
         'whether people may answer that they prefer none of the samples',
-        ours=True,
     )
     patience: float | None = option(
         None,
@@ -135,21 +133,20 @@ class OnlineHParams(hyperparams.HParams):
         at_least=0,
     )
 
-    def validate(self) -> None:
-        """Also ValueError for more initial labels than there are in all, and errors of people."""
-        super().validate()
-        if self.initial is not None and self.initial > self.labels:
-            initial, labels = self.option_name('initial'), self.option_name('labels')
-            raise ValueError(f'{initial} {self.initial} is more than {labels} {self.labels}')
-        if self.error and self.source == PEOPLE:
-            error, source = self.option_name('error'), self.option_name('source')
-            raise ValueError(
-                f'{error} {self.error}: {source} is people, who make errors of their own: give'
-                f' {source} mock, or no error'
-            )
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check the number of labels, and that people make no simulated errors."""
+        yield (
+            self.initial is not None and self.initial > self.labels,
+            '{initial=} is more than {labels=}',
+        )
+        yield (
+            self.error and self.source == PEOPLE,
+            '{error=}: {source} is people, who make errors of their own: give {source} mock, or no'
+            ' error',
+        )
 
     def schedule(self, steps: int) -> Schedule:
-        """The schedule for a policy that trains for so many steps."""
+        """Return the schedule for a policy that trains for so many steps."""
         initial, ahead = self.initial, self.ahead
         if initial is None:
             initial = ceil_div(self.labels, INITIAL_SHARE)
@@ -163,13 +160,3 @@ class OnlineHParams(hyperparams.HParams):
             ahead=ahead,
             validation=round(self.validation * self.labels),
         )
-
-    def check_schedule(self, steps: int) -> None:
-        """Raise ValueError unless each retraining has a step of its own among `steps`."""
-        found = len(self.schedule(steps).training_steps()) - 1
-        if found < self.retrainings:
-            retrainings = self.option_name('retrainings')
-            raise ValueError(
-                f'{retrainings} {self.retrainings}: two of them would be at one of the'
-                f' {steps} steps of --ppo.total_episodes; take fewer'
-            )

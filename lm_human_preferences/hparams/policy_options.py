@@ -1,7 +1,7 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.hparams.online_options import PEOPLE, OnlineHParams, ServeHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import ceil_div, check_multiple
 
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
@@ -60,97 +60,83 @@ class RewardHParams(hyperparams.HParams):
         ' the known one of reviews',
     )
 
-    class_name: str | None = option(
+    class_name: str | None = own_option(
         None,
         'of a trained_model that is a classifier with several classes: the one whose log odds are'
         ' the reward',
-        ours=True,
         also='class',
     )
 
-    function: str | None = option(
+    function: str | None = own_option(
         None,
         'function of your own in place of a reward model, FILE.py:FUNCTION, see docs/rewards.md',
-        ours=True,
     )
 
     train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
 
-    ensemble: int | None = option(
+    ensemble: int | None = own_option(
         None,
         'reward models whose mean is the reward: that many are trained; None: one, or as many as'
         ' trained_model has',
         at_least=1,
         at_most=reward_options.MOST_MEMBERS,
-        ours=True,
     )
 
-    online: OnlineHParams | None = option(
+    online: OnlineHParams | None = own_option(
         None,
         'collect labels while the policy trains, and retrain the reward model as they come in',
-        ours=True,
     )
 
     @property
     def members(self) -> int:
-        """How many reward models the reward is the mean of, once a training has begun."""
+        """Number of reward models in the ensemble, once a training has begun."""
         return self.ensemble or 1
 
-    def validate(self) -> None:
-        """Also AssertionError unless there is exactly one reward model, and a new one where labels
-        are collected."""
-        super().validate()
-        if self.members > 1 and (self.function or self.trained_model in ('mock', 'test')):
-            raise AssertionError(
-                f'{self.setting("ensemble")} is for reward models that have learned from labels:'
-                f' {self.function or self.trained_model} is none'
-            )
-        trained, new = self.option_name('trained_model'), self.option_name('train_new_model')
-        if self.online is not None and self.train_new_model is None:
-            raise AssertionError(
-                f'{self.option_name("online")} trains a reward model of its own: it needs {new} on'
-            )
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that there is exactly one reward, and a new model where labels are collected."""
+        trained, new = self.trained_model, self.train_new_model
+        known = self.function or trained
+        yield (
+            self.members > 1 and (self.function or trained in ('mock', 'test')),
+            f'{{ensemble=}} is for reward models that have learned from labels: {known} is none',
+        )
+        yield (
+            self.online is not None and new is None,
+            '{online} trains a reward model of its own: it needs {train_new_model} on',
+        )
         if self.function is not None:
-            self._validate_function(self.function)
+            yield from self._problems_of_function(self.function)
             return
-        if self.trained_model is None and self.train_new_model is None:
-            raise AssertionError(f'no reward model: give {trained} DIRECTORY, or {new} on')
-        if self.class_name is not None and self.trained_model is None:
-            raise AssertionError(
-                f'{self.setting("class_name")} names a class of a classifier: give {trained}'
-                ' DIRECTORY'
-            )
-        if (
-            self.trained_model is not None
-            and self.train_new_model is not None
-            and not self._trained_here()
-        ):
-            raise AssertionError(
-                f'{trained} {self.trained_model} is not used while a new model is trained: '
-                f'add {new} off'
-            )
+        yield (
+            trained is None and new is None,
+            'no reward model: give {trained_model} DIRECTORY, or {train_new_model} on',
+        )
+        yield (
+            self.class_name is not None and trained is None,
+            '{class_name=} names a class of a classifier: give {trained_model} DIRECTORY',
+        )
+        yield (
+            trained is not None and new is not None and not self._trained_here(),
+            '{trained_model=} is not used while a new model is trained: add {train_new_model} off',
+        )
 
-    def _validate_function(self, name: str) -> None:
-        """AssertionError where there is a reward model beside it, or where it is no function."""
-        function = self.option_name('function')
-        if self.trained_model is not None:
-            trained = self.setting('trained_model')
-            raise AssertionError(f'{function} and {trained} are two rewards: give one of them')
-        if self.train_new_model is not None:
-            new = self.option_name('train_new_model')
-            raise AssertionError(f'{function} takes the place of a reward model: give {new} off')
-        if self.class_name is not None:
-            raise AssertionError(f'{self.setting("class_name")}: {function} {name} has no classes')
-        if re.fullmatch(r'.+\.py:[^\W\d]\w*', name) is None:
-            raise AssertionError(
-                f'{function} {name}: give the file and the function in it, as my_reward.py:score'
-            )
+    def _problems_of_function(self, name: str) -> Iterator[tuple[object, str]]:
+        yield (
+            self.trained_model is not None,
+            '{function} and {trained_model=} are two rewards: give one of them',
+        )
+        yield (
+            self.train_new_model is not None,
+            '{function} takes the place of a reward model: give {train_new_model} off',
+        )
+        yield self.class_name is not None, '{class_name=}: {function=} has no classes'
+        yield (
+            re.fullmatch(r'.+\.py:[^\W\d]\w*', name) is None,
+            '{function=}: give the file and the function in it, as my_reward.py:score',
+        )
 
     def _trained_here(self) -> bool:
-        """Whether trained_model is the directory that train_new_model writes.
-
-        The settings file of a finished run has both.
-        """
+        """Return whether trained_model is what train_new_model writes, as in a finished run."""
         assert self.train_new_model is not None
         run_dir = self.train_new_model.run.save_dir
         return run_dir is not None and self.trained_model == storage.join(run_dir, 'reward_model')
@@ -173,17 +159,16 @@ class PpoHParams(hyperparams.HParams):
     gamma: float = option(1, 'discount of later rewards', at_least=0, at_most=1)
     lam: float = option(0.95, 'lambda of generalised advantage estimation', at_least=0, at_most=1)
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
-    micro_batch_size: int | None = option(
+    micro_batch_size: int | None = own_option(
         None,
         'responses that a rank processes at a time; None: a whole minibatch. Saves memory and does'
         ' not change gradients',
         at_least=1,
-        ours=True,
     )
 
     @property
     def nupdates(self) -> int:
-        """How many steps `total_episodes` take, rounded up."""
+        """Number of steps for `total_episodes`, rounded up."""
         return ceil_div(self.total_episodes, self.batch_size)
 
 
@@ -191,29 +176,25 @@ class PpoHParams(hyperparams.HParams):
 class RunHParams(reward_options.RunHParams):
     dropped: ClassVar[frozenset[str]] = frozenset()
 
-    evaluate: bool = option(
+    evaluate: bool = own_option(
         False,
         'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir',
-        ours=True,
     )
-    sample_queries: int = option(
+    sample_queries: int = own_option(
         8,
         'queries that the policy answers again and again while it trains, into'
         ' SAVE_DIR/samples.jsonl; 0: none',
         at_least=0,
-        ours=True,
     )
-    sample_interval: int | None = option(
+    sample_interval: int | None = own_option(
         None,
         'steps after which it answers them again; None: a tenth of the run',
         at_least=1,
-        ours=True,
     )
-    serve: ServeHParams | None = option(
+    serve: ServeHParams | None = own_option(
         None,
         'while labels are collected, serve the page on which people answer (./launch.py label'
         ' --web)',
-        ours=True,
     )
 
 
@@ -225,55 +206,53 @@ class HParams(hyperparams.HParams):
     rewards: RewardHParams = field(default_factory=RewardHParams)
     ppo: PpoHParams = field(default_factory=PpoHParams)
 
-    def validate(self) -> None:
-        """Also UserError unless minibatches divide the batch.
-
-        AssertionError if they are too small to whiten.
-        """
-        super().validate()
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check the minibatches, and that labels can be collected as the options say."""
         parts = self.ppo.nminibatches
         check_multiple(self.ppo.batch_size, '--ppo.batch_size', {'--ppo.nminibatches': parts})
-        if problem := self._too_few_to_whiten(f'{parts} minibatches', parts):
-            raise AssertionError(f'{problem}, or --ppo.whiten_rewards false')
-        self._validate_online()
-
-    def _validate_online(self) -> None:
-        """ValueError for labels that cannot be collected as the options say."""
+        problem = self._too_few_to_whiten(f'{parts} minibatches', parts)
+        yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
         online, new_model = self.rewards.online, self.rewards.train_new_model
-        if self.run.serve is not None and (online is None or online.source != PEOPLE):
-            raise ValueError(
-                '--run.serve shows people what to answer: it needs --rewards.online with the'
-                ' source people'
-            )
+        is_asking_people = online is not None and online.source == PEOPLE
+        yield (
+            self.run.serve is not None and not is_asking_people,
+            '{run.serve} shows people what to answer: it needs {rewards.online} with the source'
+            ' people',
+        )
         if online is None or new_model is None:
             return
-        online.check_schedule(self.ppo.nupdates)
+        steps = self.ppo.nupdates
+        trainings = online.schedule(steps).training_steps()
+        yield (
+            len(trainings) - 1 < online.retrainings,
+            f'{{rewards.online.retrainings=}}: two of them would be at one of the {steps} steps of'
+            ' {ppo.total_episodes}; take fewer',
+        )
         label_type = label_types.get(new_model.labels.type)
-        if online.ties and not label_type.can_tie:
-            raise ValueError(
-                f'--rewards.online.ties: labels of the type {label_type.name} have no ties; leave'
-                ' it out'
-            )
         samples = len(label_type.samples)
-        if online.validation and samples % 2:
-            raise ValueError(
-                f'--rewards.online.validation {online.validation}: --{_NEW}.labels.type'
-                f' {new_model.labels.type} shows {samples} sample(s), which two policies cannot'
-                ' share equally; take 0'
-            )
-        if online.source == PEOPLE and self.run.save_dir is None:
-            raise ValueError(
-                '--rewards.online.source people: a run with --save_dir None has no folder in which'
-                ' they could answer'
-            )
+        yield (
+            online.ties and not label_type.can_tie,
+            f'{{rewards.online.ties}}: labels of the type {label_type.name} have no ties; leave it'
+            ' out',
+        )
+        yield (
+            online.validation and samples % 2,
+            f'{{rewards.online.validation=}}: {{{_NEW}.labels.type=}} shows {samples} sample(s),'
+            ' which two policies cannot share equally; take 0',
+        )
+        yield (
+            is_asking_people and self.run.save_dir is None,
+            '{rewards.online.source=}: a run with --save_dir None has no folder in which they could'
+            ' answer',
+        )
 
     def writes(self) -> list[str]:
-        """The commands whose files the run writes, its own last."""
+        """Return the commands whose files the run writes, its own last."""
         is_two_runs = self.rewards.train_new_model is not None and self.rewards.online is None
         return ['train_reward', 'train_policy'] if is_two_runs else ['train_policy']
 
     def check_ranks(self, ranks: int) -> None:
-        """UserError unless so many ranks can share the batches equally and whiten their parts."""
+        """Raise UserError unless so many ranks can share the batches and whiten their parts."""
         parts = self.ppo.nminibatches * ranks
         check_multiple(
             self.ppo.batch_size,
@@ -286,7 +265,7 @@ class HParams(hyperparams.HParams):
             self.rewards.train_new_model.check_ranks(ranks)
 
     def _too_few_to_whiten(self, parts_name: str, parts: int) -> str | None:
-        """What is wrong if a batch in so many parts is too small to whiten, else None."""
+        """Return the problem of a batch that is too small in so many parts to whiten, else None."""
         if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
             return (
                 f'--ppo.batch_size {self.ppo.batch_size} in {parts_name} is too few for whitening:'
@@ -300,12 +279,7 @@ def complete(
     hparams: HParams,
     experiment: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The user's settings by dotted name, completed by what they imply; lines that tell the user.
-
-    The policy and its reward model have the same task; where no reward model is given, it is the
-    published one. hparams: the experiment's, to which the settings are applied. UserError if two
-    settings contradict each other.
-    """
+    """Return user settings with what they imply, and notes; UserError if contradictory."""
     settings = dict(settings)
     notes = []
     named = any(key.startswith(f'{_NEW}.') for key in settings)
@@ -342,10 +316,7 @@ def complete(
 
 
 def _refuse_what_has_no_effect(settings: Mapping[str, Any], hparams: HParams) -> list[str]:
-    """UserError for an option of a new reward model that nothing would read; see `complete`.
-
-    Returns notes on those that nothing reads either, but that the original took.
-    """
+    """Raise UserError for an option that nothing would read; return notes on the original's."""
     named = any(key.startswith('rewards.online.') for key in settings)
     default = 'on' if named or hparams.rewards.online else 'off'
     if settings.get('rewards.online', default) == 'on':

@@ -1,15 +1,16 @@
 """Hyperparameters of reward-model training (the original's train_reward.py)."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
 from lm_human_preferences.errors import about_option
-from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import check_multiple
 
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
@@ -37,68 +38,56 @@ class LabelHParams(hyperparams.HParams):
         "path or URL of a label file, token ids or texts; folder of labels; 'test': made-up"
         " labels; 'mock': the known reward's",
     )
-    without: str | None = option(
+    without: str | None = own_option(
         None,
         'if source is a folder: leave out the answers of these labellers, NAME or NAME,NAME',
-        ours=True,
     )
-    too_long: str = option(
+    too_long: str = own_option(
         'refuse',
         'texts of labels, or ids of another encoding, that are too long: refuse, skip, cut,'
         ' cut_start (docs/labelling.md)',
         one_of=TOO_LONG,
-        ours=True,
     )
-    held_out: float = option(
+    held_out: float = own_option(
         0.0,
         'share of the questions to keep out of training and to measure accuracy on; num_train'
         ' counts them, too',
         at_least=0,
         at_most=0.9,
-        ours=True,
     )
-    error: float = option(
+    error: float = own_option(
         0.0,
         "with the source 'mock', the probability of a random answer instead of the best",
         at_least=0,
         at_most=1,
-        ours=True,
     )
 
-    def validate(self) -> None:
-        """Also UserError for what is no label type, and ValueError for one with a single answer.
-
-        And for `without` if the source is not a folder, which alone records who answered,
-        `too_long` if it is one, and `error` where people answer.
-        """
-        super().validate()
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check the label type, and options that only some sources have."""
         with about_option(self.option_name('type')):
             label_type = label_types.get(self.type)
-        if label_type.control.choices < 2:
-            raise ValueError(
-                f'{self.setting("type")} compares nothing: the N of'
-                f' {type(label_type).name} must be at least 2'
-            )
-        source = self.setting('source')
-        if self.without is not None and not os.path.isdir(self.source):
-            raise ValueError(
-                f'{self.setting("without")}: {source} is not a folder of labels,'
-                ' and only a folder records who gave each label'
-            )
-        if self.too_long != 'refuse' and self._has_no_texts():
-            raise ValueError(f'{self.setting("too_long")}: {source} holds no texts, but token ids')
-        if self.error and self.source != 'mock':
-            raise ValueError(
-                f"{self.setting('error')}: {source} is not 'mock', whose labels"
-                ' alone are made with errors'
-            )
+        yield (
+            label_type.control.choices < 2,
+            f'{{type=}} compares nothing: the N of {type(label_type).name} must be at least 2',
+        )
+        is_folder = os.path.isdir(self.source)
+        yield (
+            self.without is not None and not is_folder,
+            '{without=}: {source=} is not a folder of labels, and only a folder records who gave'
+            ' each label',
+        )
+        yield (
+            self.too_long != 'refuse' and (is_folder or self.source in ('mock', 'test')),
+            '{too_long=}: {source=} holds no texts, but token ids',
+        )
+        yield (
+            self.error and self.source != 'mock',
+            "{error=}: {source=} is not 'mock', whose labels alone are made with errors",
+        )
 
     def sources(self) -> dict[str, str]:
-        """What the labels are read from: {field: path or URL}, or 'mock' or 'test'."""
+        """Return the sources of the labels: {field: path or URL}, or 'mock' or 'test'."""
         return {'source': self.source}
-
-    def _has_no_texts(self) -> bool:
-        return self.source in ('mock', 'test') or os.path.isdir(self.source)
 
 
 @dataclass
@@ -115,87 +104,80 @@ class RunHParams(hyperparams.HParams):
     save_dir: str | None = option(
         None, 'directory of the run: --save_dir joined with NAME; None: nothing is saved'
     )
-    resume: bool = option(
+    resume: bool = own_option(
         False,
         'continue from the latest checkpoint in save_dir, if there is one',
-        ours=True,
         of_command=True,
         lasting=False,
     )
-    console: str = option(
+    console: str = own_option(
         'summary',
         'what is printed: summary, original (the lines of the 2019 program) or quiet (warnings,'
         ' errors and the end)',
         one_of=CONSOLES,
-        ours=True,
         of_command=True,
         lasting=False,
     )
-    allreduce: str = option(
+    allreduce: str = own_option(
         'auto',
         'what averages over ranks: auto, horovod, torch or mpi',
         one_of=ENGINES,
-        ours=True,
         of_command=True,
     )
-    rank_timeout: int = option(
+    rank_timeout: int = own_option(
         DEFAULT_TIMEOUTS.rank,
         'seconds in which a rank has to give a sign of life; after that, all ranks are ended',
         at_least=10,
         at_most=LONGEST_TIMEOUT,
-        ours=True,
         of_command=True,
     )
-    allreduce_timeout: int = option(
+    allreduce_timeout: int = own_option(
         DEFAULT_TIMEOUTS.allreduce,
         "seconds that ranks wait for each other's gradients; not with --run.allreduce mpi",
         at_least=10,
         at_most=LONGEST_TIMEOUT,
-        ours=True,
         of_command=True,
     )
-    stop_timeout: int = option(
+    stop_timeout: int = own_option(
         DEFAULT_TIMEOUTS.stop,
         'seconds in which a step has to end after Ctrl-C or SIGTERM, to be saved; a second signal'
         ' stops at once',
         at_least=1,
         at_most=LONGEST_TIMEOUT,
-        ours=True,
         of_command=True,
     )
-    on_anomaly: str = option(
+    on_anomaly: str = own_option(
         'warn',
         'what to do if training goes wrong: off (nothing), warn, or stop (save a checkpoint first)',
         one_of=ON_ANOMALY,
-        ours=True,
         of_command=True,
         formerly='andon',
     )
-    precision: str = option(
+    precision: str = own_option(
         'fp32',
         'number format of matrix products: fp32, tf32 (GPUs) or bf16; weights and statistics stay'
         ' fp32',
         one_of=PRECISIONS,
-        ours=True,
     )
-    gradient_checkpointing: bool = option(
+    gradient_checkpointing: bool = own_option(
         False,
         'less memory, more time: keep only the input of each block, and compute the block again for'
         ' the backward pass',
-        ours=True,
+    )
+
+    keep_base: bool = own_option(
+        False,
+        'copy the initial model into the run, whose checkpoints hold only adapters (LoRA)',
+        of_command=True,
     )
 
     @property
     def directory(self) -> str | None:
-        """Where the run is written: save_dir, or its staging directory if that is remote.
-
-        None if nothing is saved.
-        """
-        return storage.staging_dir(self.save_dir)
+        """Directory that the run writes: save_dir, or its staging directory; None for none."""
+        return self.save_dir and storage.staging_dir(self.save_dir)
 
     @property
     def timeouts(self) -> Timeouts:
-        """How long ranks wait for each other, and are waited for."""
         return Timeouts(self.rank_timeout, self.allreduce_timeout, self.stop_timeout)
 
 
@@ -211,18 +193,16 @@ class HParams(hyperparams.HParams):
         'labels per step, over all ranks; the last step has what is left of all labels',
         at_least=1,
     )
-    epochs: int = option(
+    epochs: int = own_option(
         1,
         'passes over the labels, each in another order; few labels need several',
         at_least=1,
-        ours=True,
     )
-    ensemble: int = option(
+    ensemble: int = own_option(
         1,
         'reward models to train on the same labels with other seeds; the reward is their mean',
         at_least=1,
         at_most=MOST_MEMBERS,
-        ours=True,
         of_command=True,
     )
     lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0', at_least=0)
@@ -249,37 +229,42 @@ class HParams(hyperparams.HParams):
         'after training, scale the reward to mean 0 and deviation 1 on samples of the initial'
         ' policy: kl_coef keeps its meaning',
     )
-    micro_batch_size: int | None = option(
+    micro_batch_size: int | None = own_option(
         None,
         'labels that a rank processes at a time; None: a whole step. Saves memory and does not'
         ' change gradients',
         at_least=1,
-        ours=True,
     )
 
-    def validate(self) -> None:
-        """Also UserError unless batches divide the labels that are asked for, as in the original.
+    lora: LoraHParams | None = own_option(
+        None,
+        "the reward model's adapters, where they differ from those of --task.policy.lora",
+    )
 
-        All labels (None) need not fill batches: nobody has chosen their number.
-        """
-        super().validate()
-        if self.labels.num_train is not None:
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that batches divide the labels that are asked for, as the original did."""
+        yield (
+            self.lora is not None and self.task.policy.lora is None,
+            '{lora} has no effect without --task.policy.lora on',
+        )
+        if self.labels.num_train is not None:  # nobody has chosen the number of all labels
             check_multiple(
                 self.labels.num_train,
                 self.option_name('labels.num_train'),
                 {self.option_name('batch_size'): self.batch_size},
                 otherwise=', or None for all labels',
             )
+        yield from super().problems()
 
     def idle_normalization(self) -> list[str]:
-        """The options that ask to normalise where there are no samples for it."""
-        names = ('normalize_before', 'normalize_after')
+        """Return the options that ask to normalise where there are no samples for it."""
         if self.normalize_samples:
             return []
+        names = ('normalize_before', 'normalize_after')
         return [self.option_name(name) for name in names if getattr(self, name)]
 
     def check_ranks(self, ranks: int) -> None:
-        """UserError unless so many ranks can share the batches equally."""
+        """Raise UserError unless so many ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):
             check_multiple(getattr(self, name), self.option_name(name), {'--mpi': ranks})
 

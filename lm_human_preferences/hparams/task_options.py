@@ -1,11 +1,31 @@
-"""What the policy is asked to do (the original's lm_tasks.py)."""
+"""Options of tasks (the original's lm_tasks.py)."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.hyperparams import option, own_option
+
+
+@dataclass
+class LoraHParams(hyperparams.HParams):
+    rank: int = option(8, 'rank of the adapter of a layer', at_least=1)
+    alpha: float = option(32, 'adapters are multiplied by alpha / rank', above=0)
+    targets: str | None = option(
+        None,
+        'layers with an adapter: NAME,NAME or a pattern of their names; None: all linear layers but'
+        ' the output layer',
+    )
+
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that the pattern is one."""
+        try:
+            re.compile(self.targets or '')
+        except re.error as e:
+            yield True, f'{{targets=}} is no pattern of names: {e}'
 
 
 @dataclass
@@ -18,6 +38,17 @@ class PolicyHParams(hyperparams.HParams):
         'language model to start from: 124M (or gpt2), 355M, 774M, 1558M, test, reviews, a'
         ' directory, ORG/NAME of the hub',
     )
+    lora: LoraHParams | None = own_option(
+        None,
+        'train adapters (LoRA) of policy and reward model on one frozen copy of the initial model',
+    )
+
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that adapters have a base that stays the same."""
+        yield (
+            self.lora is not None and self.initial_model == 'test',
+            '{lora} needs a base that stays the same: {initial_model=} is random each time',
+        )
 
 
 @dataclass
@@ -31,11 +62,14 @@ class TaskHParams(hyperparams.HParams):
     )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')
-    chat: bool = option(
+    chat: bool = own_option(
         False,
         'contexts by the chat template of the model, of queries that are texts or lists of messages'
         ' (docs/models.md)',
-        ours=True,
+    )
+    special_tokens: bool = own_option(
+        False,
+        'what spells a special token in queries and labels becomes it, as in rendered templates',
     )
     start_text: str | None = option(
         '.',
@@ -52,11 +86,15 @@ class TaskHParams(hyperparams.HParams):
         ' response_length',
         at_least=0,
     )
-    truncate_text: str | None = option(
+    truncate_text: str | None = own_option(
         None,
         'a response ends with the first token that holds this text; goes before truncate_token'
         ' (docs/models.md)',
-        ours=True,
+    )
+    stop: bool | None = own_option(
+        None,
+        'sample only up to the truncate token, or else the end of a turn; None: on in a chat'
+        ' (docs/models.md)',
     )
     truncate_after: int = option(0, 'tokens of a response before truncate_token counts', at_least=0)
     penalty_reward_value: float = option(-1, 'score of a response without a truncate_token')
@@ -65,32 +103,29 @@ class TaskHParams(hyperparams.HParams):
 
     @property
     def truncates(self) -> bool:
-        """Whether a response can end before response_length."""
-        return self.truncate_token is not None or bool(self.truncate_text)
+        """Return whether a response can end before response_length."""
+        return self.truncate_token is not None or bool(self.truncate_text) or self.stops
+
+    @property
+    def stops(self) -> bool:
+        """Return whether sampling a response stops at its end."""
+        return self.chat if self.stop is None else self.stop
 
     def lengths(self) -> dict[str, int]:
-        """{'query_length', 'response_length'}: how many tokens each text of a question has."""
+        """Return {'query_length', 'response_length'}, in tokens, of the texts of a question."""
         return {'query_length': self.query_length, 'response_length': self.response_length}
 
-    def override_from_dict(self, flat_dict: dict[str, Any], separator: str = '.') -> None:
-        """See HParams.
-
-        A whole-number penalty stays an int, so that the original, whose files hold ints, can read
-        ours.
-        """
-        super().override_from_dict(flat_dict, separator)
+    def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
+        """Override; a whole penalty stays an int, so that the original can read our files."""
+        super().override_from_dict(flat_dict)
         penalty = self.penalty_reward_value
         if isinstance(penalty, float) and penalty.is_integer():
             self.penalty_reward_value = int(penalty)
 
-    def validate(self) -> None:
-        """Also ValueError if no response can hold a truncate token that counts."""
-        super().validate()
-        if self.truncates and self.truncate_after >= self.response_length:
-            after = self.option_name('truncate_after')
-            length = self.option_name('response_length')
-            raise ValueError(
-                f'{after} {self.truncate_after} must be below'
-                f' {length} {self.response_length}: otherwise no truncate token'
-                ' counts and every response scores the penalty'
-            )
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that a response can hold a truncate token that counts."""
+        yield (
+            self.truncates and self.truncate_after >= self.response_length,
+            '{truncate_after=} must be below {response_length=}: otherwise no truncate token counts'
+            ' and every response scores the penalty',
+        )

@@ -1,12 +1,7 @@
-"""Label types: what people are asked, what they answer, and how a reward model learns from it.
+"""Label types: samples that are shown, answers, and the loss (the original's label_types.py).
 
-One class is all that a label type is (the original's label_types.py; paper, section 2.1): which
-samples are shown and how an answer is given, what it tells, how it is simulated, and the loss. To
-add one, derive it from LabelType and decorate it with `register`; see the example in
-CONTRIBUTING.md.
-
-Whoever asks people, or reports what they said, need not wait for torch: this module does not load
-it. The methods about tensors import it where they need more than the tensors' own methods.
+To add one, derive a class from LabelType and decorate it with `register`; see the example in
+CONTRIBUTING.md. Only methods about tensors import torch: asking people does not wait for it.
 """
 
 from __future__ import annotations
@@ -18,34 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import OptionError
-from lm_human_preferences.label_types.base import (
-    TIE,
-    TIE_KEY,
-    TIED,
-    Control,
-    LabelType,
-    Value,
-    is_number,
-)
+from lm_human_preferences.label_types.base import TIE, TIE_KEY, TIED, Control, LabelType, is_number
+from lm_human_preferences.label_types.base import Value as Value
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    'TIE',
-    'TIED',
-    'TIE_KEY',
-    'Control',
-    'LabelType',
-    'PickBest',
-    'ScalarComparison',
-    'ScalarRating',
-    'Value',
-    'find',
-    'get',
-    'is_number',
-    'register',
-]
 MAX_RESPONSES = 1000  # in one label
 SCALE = 9  # of a rating or a comparison: 1 to 9
 MIDDLE = (SCALE + 1) // 2
@@ -54,17 +27,14 @@ TYPES: dict[str, type[LabelType]] = {}
 
 
 def register(label_type: type[LabelType]) -> type[LabelType]:
-    """Class decorator: makes a label type known to `get` under its `name`."""
+    """Make a label type known to `get` under its `name`; a class decorator."""
     TYPES[label_type.name] = label_type
     return label_type
 
 
 @register
 class PickBest(LabelType):
-    """The best of N responses: cross entropy of a softmax over their rewards (equation 1).
-
-    Of a tie it is the cross entropy with equal chances for all of them.
-    """
+    """The best of N responses: cross entropy of a softmax over their rewards (equation 1)."""
 
     name = 'best_of_N'
     field = 'best'
@@ -102,39 +72,28 @@ class PickBest(LabelType):
         return order[0]
 
     def loss_of(
-        self,
-        rewards: torch.Tensor,
-        labels: dict[str, torch.Tensor],
+        self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The cross entropy, in nats."""
+        """Return the cross entropy, in nats; that of a tie is the mean over all samples."""
+        import torch
         from torch.nn import functional as F
 
         best, is_tie = labels['best'].to(rewards.device), labels['best'] == TIED
         if is_tie.any():
-            error = self._error_with_ties(rewards, best, is_tie.to(rewards.device))
+            surprises = -rewards.log_softmax(dim=1)
+            of_best = surprises.gather(1, best.clamp(min=0)[:, None])[:, 0]
+            is_tie = is_tie.to(rewards.device)
+            error = torch.where(is_tie, surprises.mean(dim=1), of_best).mean()
         else:
             error = F.cross_entropy(rewards, best)
         return {'loss': error, 'error': error}
 
-    def _error_with_ties(
-        self, rewards: torch.Tensor, best: torch.Tensor, is_tie: torch.Tensor
-    ) -> torch.Tensor:
-        """The mean cross entropy where some of `best` (batch,) are TIED, as `is_tie` says."""
-        import torch
-
-        surprises = -rewards.log_softmax(dim=1)
-        of_best = surprises.gather(1, best.clamp(min=0)[:, None])[:, 0]
-        return torch.where(is_tie, surprises.mean(dim=1), of_best).mean()
-
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """ln N: every response is equally likely to be the best."""
+        """Return ln N: every response is equally likely to be the best."""
         return math.log(len(self.samples))
 
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The mean over all other samples.
-
-        1 where the best has the higher reward, -1 where it has the lower; ties do not tell.
-        """
+        """Return the mean over all other samples of the sign of the best one's lead."""
         others = len(self.samples) - 1
         is_choice = labels['best'] != TIED
         if others == 0 or not is_choice.any():
@@ -182,11 +141,9 @@ class ScalarRating(_Number):
         return rewards[0]
 
     def loss_of(
-        self,
-        rewards: torch.Tensor,
-        labels: dict[str, torch.Tensor],
+        self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Also mean and variance of the labels, and their correlation with the rewards."""
+        """Return also mean and variance of the labels, and their correlation with the rewards."""
         import torch
         from torch.nn import functional as F
 
@@ -200,11 +157,11 @@ class ScalarRating(_Number):
         return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """The variance of the scores: every response gets their mean."""
+        """Return the variance of the scores: every response gets their mean."""
         return labels['score'].var(correction=0).item()
 
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Their correlation."""
+        """Return the correlation of scores and rewards."""
         from lm_human_preferences.utils.core import pearson_r
 
         return pearson_r(labels['score'], rewards[:, 0]).nan_to_num(0.0)
@@ -215,7 +172,7 @@ class ScalarRating(_Number):
 
 @register
 class ScalarComparison(_Number):
-    """How much better the second of two responses is: squared error of the rewards' difference."""
+    """Difference between two responses: squared error of the rewards' difference."""
 
     name = 'scalar_compare'
     samples = ('sample0', 'sample1')
@@ -231,7 +188,7 @@ class ScalarComparison(_Number):
     chance = 1 / 2
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
-        """How far the number is from the middle, towards the second sample."""
+        """Return the distance of the number from the middle, towards the second sample."""
         (number,) = numbers
         towards_second_shown = number - MIDDLE
         return towards_second_shown if order[0] == 0 else -towards_second_shown
@@ -242,18 +199,16 @@ class ScalarComparison(_Number):
         return 1 if value > 0 else 0
 
     def matches(self, value: float, right: float) -> bool:
-        """Whether it has the right sign."""
+        """Return whether it has the right sign."""
         return self.preferred(value) == self.preferred(right)
 
     def by_rewards(self, rewards: Sequence[float]) -> float:
         return rewards[1] - rewards[0]
 
     def loss_of(
-        self,
-        rewards: torch.Tensor,
-        labels: dict[str, torch.Tensor],
+        self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The mean squared error of the difference."""
+        """Return the mean squared error of the difference."""
         from torch.nn import functional as F
 
         predicted = rewards[:, 1] - rewards[:, 0]
@@ -261,11 +216,11 @@ class ScalarComparison(_Number):
         return {'loss': error, 'error': error}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """The mean square of the differences: both responses get the same reward."""
+        """Return the mean square of the differences: both responses get the same reward."""
         return labels['difference'].square().mean().item()
 
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """1 where the difference has the right sign, -1 where it has the wrong one, on average."""
+        """Return the mean of 1 for a difference of the right sign, -1 for one of the wrong."""
         difference = rewards[:, 1] - rewards[:, 0]
         return (difference.sign() * labels['difference'].sign()).mean()
 
@@ -274,7 +229,7 @@ class ScalarComparison(_Number):
 
 
 def find(name: str) -> LabelType | None:
-    """The label type called `name`; None where there is none."""
+    """Return the label type called `name`; None if there is none."""
     for pattern, label_type in TYPES.items():
         # With a sign, because the original accepts best_of_-1, which has no samples.
         match = re.fullmatch(re.escape(pattern).replace('N', '(-?[0-9]{1,4})'), str(name))
@@ -289,18 +244,12 @@ def find(name: str) -> LabelType | None:
 
 
 def get(name: str) -> LabelType:
-    """The label type called `name`: scalar_rating, scalar_compare, best_of_4, ...
-
-    OptionError where there is none.
-    """
+    """Return the label type called `name`: scalar_rating, best_of_4, ...; else OptionError."""
     found = find(name)
     if found is None:
-        choices = ', '.join(_usage(pattern) for pattern in TYPES)
-        raise OptionError('--labels.type', f'{name!r:.80} is none of {choices}')
+        choices = []
+        for pattern in TYPES:
+            example = f' (as in {pattern.replace("N", "4")}, up to {MAX_RESPONSES})'
+            choices.append(pattern + example if 'N' in pattern else pattern)
+        raise OptionError('--labels.type', f'{name!r:.80} is none of {", ".join(choices)}')
     return found
-
-
-def _usage(pattern: str) -> str:
-    if 'N' not in pattern:
-        return pattern
-    return f'{pattern} (as in {pattern.replace("N", "4")}, up to {MAX_RESPONSES})'

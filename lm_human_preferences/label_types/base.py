@@ -1,4 +1,4 @@
-"""What every label type is: a question about samples, its answers, and the loss that they give."""
+"""Base of label types: a question about samples, its answers, and their loss."""
 
 from __future__ import annotations
 
@@ -22,26 +22,18 @@ TIE_KEY = 0  # the number that is pressed for it
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """What a labeller presses to answer, in a terminal and on the page.
+    """Control by which a labeller answers, in a terminal and on the page."""
 
-    template: the name in labels/page/page.html of how the page shows it: 'choose' and 'order' make
-    the responses buttons, 'scale' has a row of numbers below them. choices: the numbers that can be
-    pressed are 1 to this. keys: how many of them make an answer; if several, no number counts
-    twice. meaning: of the numbers, for the help. title, ends: of a scale, what it is of, and what
-    the lowest, the middle and the highest number stand for. tie: what TIE_KEY means; '' where there
-    are no ties.
-    """
-
-    template: str
-    choices: int
-    meaning: str
-    keys: int = 1
-    title: str = ''
-    ends: tuple[str, str, str] = ('', '', '')
-    tie: str = ''
+    template: str  # of page.html: 'choose' and 'order' have buttons, 'scale' a row of numbers
+    choices: int  # the numbers are 1 to this
+    meaning: str  # of the numbers, for the help
+    keys: int = 1  # distinct numbers that make an answer
+    title: str = ''  # of a scale
+    ends: tuple[str, str, str] = ('', '', '')  # texts at its lowest, middle and highest number
+    tie: str = ''  # meaning of TIE_KEY; '' if there are no ties
 
     def accepts(self, numbers: Sequence[int]) -> bool:
-        """Whether `numbers`, pressed in this order, are an answer or the beginning of one."""
+        """Return whether `numbers`, pressed in this order, are an answer or begin one."""
         if list(numbers) == [TIE_KEY]:
             return bool(self.tie)
         are_choices = all(1 <= number <= self.choices for number in numbers)
@@ -50,23 +42,13 @@ class Control:
 
 
 class LabelType(ABC):
-    """A question about one or more responses to a query, its answers, and the loss that they give.
-
-    The samples of a question are numbered from 0, in the order of `samples`. People see them in an
-    `order` of their own: the numbers of the samples, in the order in which they are shown.
-
-    `labels` is always a dict of batched tensors, {field: (batch, *schema.shape)}, with the fields
-    of `question_schemas` and `label_schemas`. `rewards` as a tensor is (batch, n): the rewards of
-    the n samples. `loss_of` gets them from a reward model and has to be differentiable.
-    """
+    """A question about responses to a query, its answers, and the loss that they give."""
 
     name: str  # as --labels.type; in a class, an N in it is a number, which the constructor takes
     samples: tuple[str, ...]  # fields that hold the responses
     field: str  # that holds the answer
     shape: tuple[int, ...] = ()  # of an answer: () is one number, (4,) a list of four
-    # Whether an answer is a number, of which two agree as far as they are close. Else it consists
-    # of whole numbers, and two answers agree if they are equal.
-    is_numeric: bool = False
+    is_numeric: bool = False  # of such answers two agree if they are close, of others if equal
     expected: str  # what a valid answer is, for errors
     instructions: str  # for labellers, where nobody says otherwise
     control: Control
@@ -85,50 +67,47 @@ class LabelType(ABC):
 
     @abstractmethod
     def is_valid(self, value: Any) -> bool:
-        """Whether a value of JSON is an answer."""
+        """Return whether a value of JSON is an answer."""
 
     @abstractmethod
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> Value:
-        """The answer of somebody who has pressed `numbers`, as many as `control` wants."""
+        """Return the answer of somebody who has pressed `numbers`, as many as `control` wants."""
 
     def preferred(self, value: Value) -> int | None:
-        """The sample that an answer likes best; None where it does not tell."""
+        """Return the sample that an answer likes best; None if it has no such preference."""
         return None
 
     def pairs(self, value: Value) -> list[tuple[int, int]]:
-        """What an answer tells of each two samples, as (the better one, the worse one)."""
+        """Return the pairs that an answer orders, as (the better one, the worse one)."""
         best = self.preferred(value)
         if best is None:
             return []
         return [(best, other) for other in range(len(self.samples)) if other != best]
 
     def of_preference(self, chosen: int) -> Value | None:
-        """The answer that prefers one of two samples; None where an answer has to tell more."""
+        """Return the answer that prefers one of two samples; None if that is no whole answer."""
         return None
 
     def matches(self, value: Value, right: Value) -> bool:
-        """Whether an answer is right. Not asked where `chance` is None: nothing is right there."""
+        """Return whether an answer is right; not called if `chance` is None."""
         return value == right
 
     # ------------------------------------------------------------ what somebody simulated answers
 
     @abstractmethod
     def by_rewards(self, rewards: Sequence[float]) -> Value:
-        """The answer of somebody who judges by these rewards of the samples."""
+        """Return the answer of somebody who judges by these rewards of the samples."""
 
     @abstractmethod
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> Value:
-        """A random answer; where it is a number, one about as large as by these rewards."""
+        """Return a random answer; a number is about as large as by these rewards."""
 
     def by_position(self, rewards: Sequence[float], order: Sequence[int]) -> Value:
-        """The answer of somebody who likes best what is shown first.
-
-        Where that can be no answer, it is the one by the rewards.
-        """
+        """Return the answer that prefers what is shown first, if possible, else by rewards."""
         return self.by_rewards(rewards)
 
     def simulate(self, scores: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The answers of somebody who judges by `scores (batch, n)` of the n samples."""
+        """Return the answers of somebody who judges by `scores` (batch, n samples)."""
         import torch
 
         (schema,) = self.label_schemas().values()
@@ -139,7 +118,7 @@ class LabelType(ABC):
     # ------------------------------------------------------------ what a reward model learns
 
     def question_schemas(self, *, query_length: int, response_length: int) -> dict[str, Schema]:
-        """Schemas of what was shown: the query and the responses, all as token ids."""
+        """Return the schemas of query and responses, all as token ids."""
         import torch
 
         from lm_human_preferences.utils.core import Schema
@@ -150,7 +129,7 @@ class LabelType(ABC):
         return schemas
 
     def label_schemas(self) -> dict[str, Schema]:
-        """The schema of the answer."""
+        """Return the schema of the answer."""
         import torch
 
         from lm_human_preferences.utils.core import Schema
@@ -159,7 +138,7 @@ class LabelType(ABC):
         return {self.field: Schema(dtype, self.shape)}
 
     def schemas(self, *, query_length: int, response_length: int) -> dict[str, Schema]:
-        """Schemas of all fields of a label, the question's first."""
+        """Return the schemas of all fields of a label, the question's first."""
         questions = self.question_schemas(
             query_length=query_length, response_length=response_length
         )
@@ -167,28 +146,23 @@ class LabelType(ABC):
 
     @abstractmethod
     def loss_of(
-        self,
-        rewards: torch.Tensor,
-        labels: dict[str, torch.Tensor],
+        self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Statistics of a batch, all scalars; 'loss' is minimised.
-
-        It is a mean over the batch, so that ranks with different numbers of labels can be averaged.
-        """
+        """Return scalar statistics of a batch; 'loss', a differentiable mean, is minimised."""
 
     def loss(
         self,
         reward_model: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         labels: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """`loss_of` with the rewards (batch,) of `reward_model(queries, responses)`."""
+        """Return `loss_of` the rewards (batch,) of `reward_model(queries, responses)`."""
         import torch
 
         rewards = [reward_model(labels['query'], labels[sample]) for sample in self.samples]
         return self.loss_of(torch.stack(rewards, dim=1), labels)
 
     def without_ties(self, labels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those of `labels` {field: (labels, ...)} that are no ties."""
+        """Return the labels {field: (labels, ...)} that are no ties."""
         if not self.can_tie:
             return labels
         is_choice = labels[self.field] != TIED
@@ -198,22 +172,16 @@ class LabelType(ABC):
 
     @abstractmethod
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
-        """The mean loss over `labels` of the best constant rewards, which depend on no response."""
+        """Return the mean loss over `labels` of the best constant rewards."""
 
     @abstractmethod
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """How often the rewards order the samples as the labels do.
-
-        1 is always, 0 what chance gives, -1 never.
-        """
+        """Return how often rewards order the samples as labels do: 1 always, 0 chance, -1 never."""
 
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Which labels, bool (batch,), somebody who judges by the rewards would have given.
-
-        None where nothing is right. No label is a tie, see `without_ties`.
-        """
+        """Return which labels, bool (batch,), are the answers by the rewards; None for ratings."""
         if self.chance is None:
             return None
         import torch
@@ -224,15 +192,12 @@ class LabelType(ABC):
         return torch.tensor(right, dtype=torch.bool)
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Numbers (batch,) whose mean and deviation the rewards should have.
-
-        None where labels do not tell.
-        """
+        """Return numbers (batch,) whose mean and deviation the rewards should have, if any."""
         return None
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a finite number, and no larger than a float can be."""
+    """Return whether a value of JSON is a finite number, and no larger than a float can be."""
     if type(value) not in (int, float):
         return False
     try:

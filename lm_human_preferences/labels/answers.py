@@ -1,6 +1,4 @@
-"""What a labeller has answered: one answer, its file as it grows, and every check of both."""
-
-from __future__ import annotations
+"""Answers of a labeller: one answer, its growing file, and all checks of both."""
 
 import dataclasses
 import hashlib
@@ -30,10 +28,7 @@ DIRECTIONS = '\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
-    """SHA-256 of the query and the samples, in hexadecimal.
-
-    tokens: {field: token ids}, in the order of the fields of a label.
-    """
+    """Return the SHA-256, in hexadecimal, of a label's {field: token ids} in their order."""
     text = json.dumps(list(tokens.values()), separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -41,22 +36,14 @@ def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
 def shown_order(
     labeller: str, question: str, count: int, key: bytes | None = None
 ) -> tuple[int, ...]:
-    """The samples in the order in which a labeller sees them, always the same one.
-
-    key: a secret of the folder, without which the order, and so which policy each sample is of,
-    could be computed by whoever has this program. None: for those who see no samples.
-    """
+    """Return the order in which a labeller sees samples; without `key` nobody can compute it."""
     return tuple(
         sorted(range(count), key=lambda index: _digest(f'{labeller}/{question}/{index}', key))
     )
 
 
 def asking_rank(labeller: str, question: str, key: bytes | None = None) -> bytes:
-    """What questions are sorted by for a labeller. key: see shown_order.
-
-    Each goes through them in an order of their own, so that two who work at the same time seldom
-    meet. Which question comes when tells something about its id, and that of its samples' order.
-    """
+    """Return the sort key of a question for a labeller; key: see shown_order."""
     return _digest(f'{labeller}/{question}', key)
 
 
@@ -70,29 +57,32 @@ def _digest(text: str, key: bytes | None) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A labeller's answer to a question, or a skip.
-
-    value: as the label type has it; None where the question was skipped, for `reason`. order: the
-    samples as they were shown. seconds: how long it took. time: of the answer, in seconds since
-    1970; see LabelFolder.time_of_next_answer. remark: what the labeller said about it, see
-    clean_remark. decides: whether it is a decision on what labellers disagree about, which counts
-    instead of their answers; it is no answer of the labeller's own.
-    """
+    """A labeller's answer to a question, or a skip."""
 
     uuid: str
     labeller: str
     question: str
-    value: Value | None
-    reason: str | None
-    order: tuple[int, ...]
-    seconds: float
-    time: float
+    value: Value | None  # as the label type has it; None for a skip
+    reason: str | None  # of a skip
+    order: tuple[int, ...]  # of the samples as they were shown
+    seconds: float  # that it took
+    time: float  # since 1970, see LabelFolder.time_of_next_answer
     remark: str | None = None
-    decides: bool = False
+    decides: bool = False  # whether it counts instead of answers that disagree
+
+    @property
+    def said(self) -> tuple[str, Value | None, str | None]:
+        """Return question and answer, whenever it was given."""
+        return self.question, self.value, self.reason
+
+    @property
+    def age(self) -> tuple[float, str, str]:
+        """Return the sort key by which older answers come first."""
+        return self.time, self.labeller, self.question
 
     @property
     def is_imported(self) -> bool:
-        """Whether it was given elsewhere: its UUID is derived from it, those of ours are random."""
+        """Return whether it was given elsewhere: its UUID is derived from it, ours are random."""
         try:
             return uuids.UUID(self.uuid).version == 5
         except ValueError:
@@ -100,15 +90,12 @@ class Answer:
 
     @property
     def is_timed(self) -> bool:
-        """Whether `seconds` is known; an imported answer may have come without."""
+        """Return whether `seconds` is known; an imported answer may have come without."""
         return self.seconds > 0 or not self.is_imported
 
 
 def clean_remark(text: str) -> str | None:
-    """One line of what somebody has typed, LONGEST_REMARK characters at most; None if it is empty.
-
-    It has no characters that control a terminal or change the direction of writing.
-    """
+    """Return a text as one line of LONGEST_REMARK characters without controls; None if empty."""
     line = ' '.join(text.split())
     kept = ''.join(character for character in line if not _is_control(character))
     return kept[:LONGEST_REMARK].strip() or None
@@ -120,24 +107,18 @@ def _is_control(character: str) -> bool:
 
 
 class AnswerLog:
-    """What a labeller has answered, as far as the file has been read.
-
-    most_lines: how much of the file counts; None: all. by_question: {question: answers that were
-    not taken back, the last one last}. decisions: the same of decisions. uuids: of all answers and
-    decisions ever given. line_of: {uuid: number of its line, from 1}. undone: number of answers
-    that were taken back. latest: the greatest time of an answer, 0 where there is none.
-    """
+    """Answers of a labeller, as far as the file has been read."""
 
     def __init__(self, path: str, label_type: LabelType, most_lines: int | None = None) -> None:
         self.label_type = label_type
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
-        self.reader = json_lines.Reader(path, most_lines)
-        self._forget()
+        self._start(path, most_lines)
 
-    def _forget(self) -> None:
-        self.reader = json_lines.Reader(self.reader.path, self.reader.most_lines)
-        self.uuids: dict[str, Answer] = {}
-        self.line_of: dict[str, int] = {}
+    def _start(self, path: str, most_lines: int | None) -> None:
+        self.reader = json_lines.Reader(path, most_lines)
+        self.uuids: dict[str, Answer] = {}  # all ever given, decisions too
+        self.line_of: dict[str, int] = {}  # {uuid: number of its line, from 1}
+        # {question: answers that were not taken back, the last one last}
         self.by_question: dict[str, list[Answer]] = {}
         self.decisions: dict[str, list[Answer]] = {}
         self._taken_back: set[str] = set()
@@ -145,20 +126,16 @@ class AnswerLog:
 
     @property
     def undone(self) -> int:
+        """Return the number of answers that were taken back."""
         return sum(not self.uuids[uuid].decides for uuid in self._taken_back)
 
     def refresh(self) -> set[str]:
-        """Read what was added; UserError, naming file and line, for what is no answer.
-
-        Returns the questions whose answers have changed.
-        """
+        """Read what was added, and return the questions whose answers have changed."""
         changed: set[str] = set()
         if self.reader.was_cut():
             changed |= self.by_question.keys()
-            self._forget()
-        for _, line in self.reader.new_lines():
-            where = self.reader.where()
-            record = json_lines.parse(line, where)
+            self._start(self.reader.path, self.reader.most_lines)
+        for where, record in self.reader.new_records():
             if 'undo' in record:
                 answer = self._take_back(record['undo'], where)
             else:
@@ -188,14 +165,12 @@ class AnswerLog:
             return answer
         self._taken_back.add(uuid)
         of_kind = self._of_its_kind(answer)
-        remaining = of_kind[answer.question]
-        remaining.remove(answer)
-        if not remaining:
+        of_kind[answer.question].remove(answer)
+        if not of_kind[answer.question]:
             del of_kind[answer.question]
         return answer
 
     def is_taken_back(self, answer: Answer) -> bool:
-        """Whether the labeller has taken an answer back."""
         return answer.uuid in self._taken_back
 
     def _parsed(self, record: dict[str, Any], where: str) -> Answer:
@@ -218,21 +193,16 @@ class AnswerLog:
         return answer
 
     def last(self, decides: bool = False) -> Answer | None:
-        """The last answer, or decision, that has not been taken back."""
+        """Return the last answer, or decision, that has not been taken back."""
         for uuid, answer in reversed(self.uuids.items()):
             if answer.decides == decides and uuid not in self._taken_back:
                 return answer
         return None
 
     def answer_to(self, question: str) -> Answer | None:
-        """The answer to a question that counts, or the skip; None where there is neither."""
+        """Return the answer to a question that counts, or the skip; None if there is neither."""
         answers = self.by_question.get(question)
         return answers[-1] if answers else None
-
-    def decision_on(self, question: str) -> Answer | None:
-        """The labeller's decision on a question that others disagree about, if there is one."""
-        decisions = self.decisions.get(question)
-        return decisions[-1] if decisions else None
 
 
 def check_answer(answer: Answer, label_type: LabelType) -> None:

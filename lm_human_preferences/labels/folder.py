@@ -1,8 +1,7 @@
-"""A folder of labels: what people are asked, and what each of them has answered.
+"""Folder of labels: questions to people, and the answers of each of them.
 
-docs/labelling.md lists its files. Each has one writer at a time: `ask` those of questions, a
-training used.jsonl. Lines are only ever added (labels/json_lines.py), so that any number of readers
-may follow a folder while people answer.
+docs/labelling.md lists its files. Each has one writer at a time, and only grows
+(labels/json_lines.py), so that any number of readers may follow a folder while people answer.
 
 A question is asked of one labeller, or of several where its `labellers` says so. Two skips retire
 it, but for a gold one. Of a labeller's answers to a question the last one counts. A decision on
@@ -14,18 +13,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
-from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id
+from lm_human_preferences.labels.answers import LABELLER as GIVEN_BY
+from lm_human_preferences.labels.answers import REMARK, Answer, AnswerLog, question_id
 from lm_human_preferences.labels.task_file import FORMAT, check_same_task, label_type_of, read_task
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
@@ -41,58 +43,38 @@ _TOKENS = b', "query": '  # in a line of questions.jsonl, what the token ids beg
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question without its tokens, see LabelFolder.tokens.
-
-    labellers: how many people are to answer it. policies: which one each sample is of. part: of the
-    data set, that the query is from. texts_read: how many texts of the part had been read then.
-    episode: how many the policy had trained on then, None where it was not in training. span:
-    (offset, length) of its line in the file. gold: the answer where it is known.
-    """
+    """A question without its tokens, see LabelFolder.tokens."""
 
     id: str
     kind: str
-    labellers: int
-    policies: tuple[str, ...]
-    part: str
-    texts_read: int
-    episode: int | None
-    span: tuple[int, int]
-    gold: Value | None = None
+    labellers: int  # who are to answer it
+    policies: tuple[str, ...]  # of each sample
+    part: str  # of the data set
+    texts_read: int  # of the part so far
+    episode: int | None  # up to which the policy had trained; None outside of training
+    span: tuple[int, int]  # (offset, length) of its line in the file
+    gold: Value | None = None  # the known answer
 
-    def given(self, answers: Iterable[Answer]) -> int:
-        """How many of the labellers that the question needs have answered it."""
-        return sum(answer.value is not None for answer in answers)
+    def is_retired(self, answers: Sequence[Answer]) -> bool:
+        """Return whether enough labellers have skipped it; a gold one is asked of everybody."""
+        return self.kind != GOLD and len(answers) - given(answers) >= RETIRED_AFTER
 
-    def is_retired(self, answers: Iterable[Answer]) -> bool:
-        """Whether enough labellers have skipped it for it not to be asked any more.
 
-        A gold question stays: it measures each labeller, whatever the others have answered.
-        """
-        skips = sum(answer.value is None for answer in answers)
-        return self.kind != GOLD and skips >= RETIRED_AFTER
-
-    def needs(self, answers: Sequence[Answer]) -> bool:
-        """Whether to ask it of one more labeller, given all `answers` so far."""
-        return not self.is_retired(answers) and self.given(answers) < self.labellers
+def given(answers: Iterable[Answer]) -> int:
+    """Return the number of `answers` that are not skips."""
+    return sum(answer.value is not None for answer in answers)
 
 
 def is_folder(path: str) -> bool:
-    """Whether `path` is a folder of labels."""
     return not storage.is_remote(path) and os.path.isfile(os.path.join(path, TASK))
 
 
 class LabelFolder:
-    """A folder of labels, read as far as it has grown; UserError where there is none.
-
-    lines: {labeller: how many lines of the answers count}, for a folder as it was; None: all that
-    there are. task: what task.json holds. label_type: what the questions ask for. questions: {id:
-    Question} in the order of the file. logs: {labeller: AnswerLog}. lock: is held while the folder
-    is read further; threads that share the folder hold it while they look at several of these.
-    """
+    """A folder of labels, read as far as it has grown; UserError if there is none."""
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
-        self.lines = lines
+        self.lines = lines  # {labeller: how many lines of the answers count}; None: all
         if storage.is_remote(path):
             raise UserError(
                 f'{path} is remote, and a folder of labels is a local directory, to whose files'
@@ -106,20 +88,17 @@ class LabelFolder:
         self.samples = self.label_type.samples
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # held while more is read
         self._last_time = 0.0  # of an answer
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
     def encoding(self) -> Encoding:
-        """The encoding of its token ids; UserError for an unknown one."""
+        """Return the encoding of its token ids; UserError for an unknown one."""
         return tokenisers.find(self.task['encoding'], self.path)
 
     def refresh(self) -> set[str]:
-        """Read what was added to any of the files.
-
-        Returns the questions that are new, or whose answers have changed.
-        """
+        """Read what was added; return the questions that are new or whose answers changed."""
         with self.lock:
             return self._refresh()
 
@@ -131,13 +110,15 @@ class LabelFolder:
             self.questions = {}
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
-        for name in _labellers(os.path.join(self.path, ANSWERS)):
+        for file in sorted(Path(self.path, ANSWERS).glob('*.jsonl')):
+            name = file.stem
+            if not LABELLER.fullmatch(name):
+                continue
             if self.lines is not None and name not in self.lines:
                 continue
             if name not in self.logs:
-                path = os.path.join(self.path, ANSWERS, f'{name}.jsonl')
                 most_lines = None if self.lines is None else self.lines[name]
-                self.logs[name] = AnswerLog(path, self.label_type, most_lines)
+                self.logs[name] = AnswerLog(str(file), self.label_type, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where(), self.label_type)
@@ -152,10 +133,7 @@ class LabelFolder:
         return changed | answered.keys()
 
     def notes(self) -> list[str]:
-        """What the user should know of the files.
-
-        These are the lines that a kill, or a write that goes on, has left unfinished.
-        """
+        """Return notes on incomplete lines: cut off by a kill, or still being written."""
         readers = [self._reader, *(log.reader for log in self.logs.values())]
         return [
             f'note: {reader.path} ends in an unfinished line of {reader.torn} bytes, which is left'
@@ -165,7 +143,7 @@ class LabelFolder:
         ]
 
     def tokens(self, question: Question) -> dict[str, list[int]]:
-        """{field: token ids} of a question's query and samples; UserError if they are damaged."""
+        """Return {field: token ids} of query and samples; UserError if they are damaged."""
         begin, length = question.span
         try:
             with open(self._reader.path, 'rb', opener=storage.open_nofollow) as file:
@@ -181,37 +159,42 @@ class LabelFolder:
             raise UserError(f'{where} is damaged: its id is not that of its tokens')
         return tokens
 
+    def count(self, kind: str) -> int:
+        return sum(question.kind == kind for question in self.questions.values())
+
     def is_retired(self, question: Question) -> bool:
-        """Whether enough labellers have skipped a question for it not to be asked any more."""
+        """Return whether a question is not asked any more as too many have skipped it."""
         return question.is_retired(self.answers_to(question))
 
     def answers_to(self, question: Question) -> list[Answer]:
-        """The last answer, or skip, of each labeller to a question."""
+        """Return the last answer, or skip, of each labeller to a question."""
         answers = [log.answer_to(question.id) for log in self.logs.values()]
         return [answer for answer in answers if answer is not None]
 
     def is_open_for(self, question: Question, labeller: str) -> bool:
-        """Whether a labeller should be asked a question."""
+        """Return whether a labeller should be asked a question."""
         answers = self.answers_to(question)
         if any(answer.labeller == labeller for answer in answers):
             return False
         return self.needs_answers(question, answers)
 
     def needs_answers(self, question: Question, answers: Sequence[Answer]) -> bool:
-        """Whether to ask a question of one more labeller. answers: see answers_to."""
-        return question.needs(answers) and self.decision_on(question) is None
+        """Return whether to ask a question of one more labeller. answers: see answers_to."""
+        if question.is_retired(answers) or given(answers) >= question.labellers:
+            return False
+        return self.decision_on(question) is None
 
     def decision_on(self, question: Question, without: Collection[str] = ()) -> Answer | None:
-        """The last decision on what labellers disagree about; None where there is none."""
-        decisions = []
+        """Return the last decision on what labellers disagree about, if there is one."""
+        decisions: list[Answer] = []
         for name, log in self.logs.items():
             # Most labellers decide nothing, and this is asked of every question.
             if log.decisions and name not in without:
-                decisions.append(log.decision_on(question.id))
-        return max(filter(None, decisions), key=_age, default=None)
+                decisions += log.decisions.get(question.id, ())[-1:]
+        return max(decisions, key=operator.attrgetter('age'), default=None)
 
     def is_disputed(self, question: Question) -> bool:
-        """Whether labellers disagree on a question, and nobody knows or has decided."""
+        """Return whether labellers disagree on a question, and nobody knows or has decided."""
         if question.kind == GOLD:
             return False
         values = [answer.value for answer in self.answers_to(question) if answer.value is not None]
@@ -220,11 +203,7 @@ class LabelFolder:
         return self.decision_on(question) is None
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """The decision on a question; else the first answer, or all where it is for several.
-
-        The oldest is the first. Those that were imported after it count as well: nobody gave them
-        by accident at the same time. without: labellers whose answers and decisions do not count.
-        """
+        """Return the decision, else the first answer (and imported ones), or all of several."""
         decision = self.decision_on(question, without)
         if decision is not None:
             return [decision]
@@ -233,47 +212,53 @@ class LabelFolder:
             for answer in self.answers_to(question)
             if answer.value is not None and answer.labeller not in without
         ]
-        answers.sort(key=_age)
+        answers.sort(key=operator.attrgetter('age'))
         if question.labellers > 1:
             return answers
         return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """The answers to questions of a kind that count, the oldest first; see answers_that_count.
-
-        without: labellers whose answers do not count; UserError for one who has given none.
-        """
+        """Return the answers of a kind that count, the oldest first; see answers_that_count."""
         self.check_labellers(without)
         found = []
         for question in self.questions.values():
             if question.kind == kind:
                 found += self.answers_that_count(question, without)
-        return sorted(found, key=_age)
+        return sorted(found, key=operator.attrgetter('age'))
+
+    def as_labels(
+        self, answers: Iterable[Answer], in_full: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Yield answers as objects of a label file. in_full: with labellers and remarks."""
+        for answer in answers:
+            tokens = self.tokens(self.questions[answer.question])
+            label = {**tokens, self.label_type.field: answer.value}
+            if in_full:
+                label[GIVEN_BY] = answer.labeller
+            if in_full and answer.remark is not None:
+                label[REMARK] = answer.remark
+            yield label
 
     def time_of_next_answer(self) -> float:
-        """The time for an answer that is given now, in seconds since 1970.
-
-        It is later than that of any answer so far, even if the clock was set back: the first of
-        several answers is the one that came first.
-        """
+        """Return the time, in seconds since 1970, for an answer now: later than any before."""
         with self.lock:
             latest = max([self._last_time, *(log.latest for log in self.logs.values())])
             self._last_time = max(time.time(), math.nextafter(latest, sys.float_info.max))
             return self._last_time
 
     def lines_read(self) -> dict[str, int]:
-        """{labeller: how many lines of the answers were read}: `lines` for this folder as it is."""
+        """Return {labeller: lines of the answers that were read}, `lines` of this state."""
         return {name: log.reader.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
-        """How many lines of a labeller's answers a training has learned from; these stay."""
+        """Return how many lines of a labeller's answers a training has learned from; these stay."""
         reader = json_lines.Reader(os.path.join(self.path, USED))
         lines = 0
-        for _, line in reader.new_lines():
-            used = json_lines.parse(line, reader.where()).get('answers')
+        for where, record in reader.new_records():
+            used = record.get('answers')
             count = used.get(labeller, 0) if isinstance(used, dict) else 0
             if type(count) is not int:
-                raise UserError(f'{reader.where()} is damaged: answers must be whole numbers')
+                raise UserError(f'{where} is damaged: answers must be whole numbers')
             lines = max(lines, count)
         return lines
 
@@ -286,33 +271,20 @@ class LabelFolder:
 
 
 def are_line_counts(value: object) -> TypeGuard[dict[str, int]]:
-    """Whether `value`, which was read from JSON, is {labeller: number of lines}."""
+    """Return whether `value`, which was read from JSON, is {labeller: number of lines}."""
     return isinstance(value, dict) and all(
         LABELLER.fullmatch(name) and type(lines) is int and lines >= 0
         for name, lines in value.items()
     )
 
 
-def _age(answer: Answer) -> tuple[float, str, str]:
-    return answer.time, answer.labeller, answer.question
-
-
-def _labellers(directory: str) -> list[str]:
-    """The names that have a file of answers."""
-    if not os.path.isdir(directory):
-        return []
-    names = [
-        name.removesuffix('.jsonl') for name in os.listdir(directory) if name.endswith('.jsonl')
-    ]
-    return sorted(filter(LABELLER.fullmatch, names))
+def parse_names(names: str | None) -> tuple[str, ...]:
+    """Return the labellers in a value of --without or --labels.without."""
+    return tuple(map(str.strip, names.split(','))) if names else ()
 
 
 def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) -> Question:
-    """The question in a line; its tokens, which are most of the line, are not looked at.
-
-    QuestionWriter.add puts them last. For 46,000 questions of 575 tokens, which a page reads when
-    it starts, this takes 0.3 s, and 2.4 s where whole lines are parsed.
-    """
+    """Return the question in a line without parsing its tokens, which is 8 times as fast."""
     head, found, _ = line.partition(_TOKENS)
     record = json_lines.parse(head + b'}' if found else line, where)
     gold, samples = record.get('gold'), len(label_type.samples)
@@ -337,11 +309,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
 
 
 class QuestionWriter:
-    """The only writer of a folder's questions; creates the folder if it does not exist.
-
-    task: what task.json has to hold; the UserError for another task names the first difference.
-    encoding: the one that it names, whose files a new folder needs too.
-    """
+    """The only writer of a folder's questions; creates the folder if it does not exist."""
 
     def __init__(self, path: str, task: dict[str, Any], encoding: Encoding | None = None) -> None:
         file = os.path.join(path, QUESTIONS)
@@ -377,10 +345,7 @@ class QuestionWriter:
         questions: Iterable[dict[str, list[int]]],
         headers: Iterable[Mapping[str, Any]],
     ) -> None:
-        """Add questions whose ids are new; on the disk when this returns.
-
-        questions: {field: token ids}, the query first. headers: of each, what else Question has.
-        """
+        """Add new questions {field: token ids} with their other fields; on the disk on return."""
         lines = [  # the tokens last, for _parse_question
             {'id': question_id(tokens), **header, **tokens}
             for tokens, header in zip(questions, headers, strict=True)
@@ -389,5 +354,4 @@ class QuestionWriter:
         self.folder.refresh()
 
     def close(self) -> None:
-        """Let others add questions."""
         self._writer.close()

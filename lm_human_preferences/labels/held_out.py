@@ -1,10 +1,8 @@
-"""Labels that are held out of training, and how well a reward model predicts them.
+"""Labels held out of training, and their prediction by a reward model.
 
-A question is held out or not by the digest of its tokens. So all answers to it are on one side, on
-every rank and in every run, and it stays there when labels are added.
+A question is held out or not by the digest of its tokens: all answers to it are on one side, on
+every rank and in every run, and stay there when labels are added.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import hashlib
@@ -29,72 +27,62 @@ Rewards = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def is_held_out(labels: Labels, label_type: LabelType, share: float) -> torch.Tensor:
-    """Which questions are held out, bool (labels,); labels: {field: (labels, ...)}."""
-    tokens = question_tokens(labels, label_type).numpy().astype('<i8')
-    return torch.tensor([_fraction(row.tobytes()) < share for row in tokens], dtype=torch.bool)
+    """Return which questions are held out, bool (labels,); labels: {field: (labels, ...)}."""
+    mask = []
+    for row in question_tokens(labels, label_type).numpy().astype('<i8'):
+        # A number from 0 to 1 that looks random and depends on the tokens alone.
+        digest = hashlib.sha256(b'held out' + row.tobytes()).digest()
+        mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < share)
+    return torch.tensor(mask, dtype=torch.bool)
 
 
 def question_tokens(labels: Labels, label_type: LabelType) -> torch.Tensor:
-    """Query and samples of each label, (labels, tokens); labels: {field: (labels, ...)}."""
+    """Return query and samples of each label, (labels, tokens)."""
     return torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
 
 
-def _fraction(tokens: bytes) -> float:
-    """A number from 0 to 1 that looks random and depends on `tokens` alone."""
-    digest = hashlib.sha256(b'held out' + tokens).digest()
-    return int.from_bytes(digest[:6], 'big') / 2**48
+def parted(labels: Labels, label_type: LabelType, share: float) -> tuple[Labels, Labels]:
+    """Return (labels held out by a training with this share, the others)."""
+    mask = is_held_out(labels, label_type, share)
+    held_out = {field: values[mask] for field, values in labels.items()}
+    return held_out, {field: values[~mask] for field, values in labels.items()}
 
 
 def split(labels: Labels, hparams: HParams) -> tuple[Labels, Labels | None, list[str]]:
-    """(labels to train on, labels held out or None, lines that tell the user of them).
-
-    hparams: train_reward's. Nothing changes where its --labels.held_out is 0. UserError where no
-    label is left to train on.
-    """
+    """Return (labels to train on, labels held out or None, notes); UserError if none are left."""
     share = hparams.labels.held_out
     if share == 0:
         return labels, None, []
-    mask = is_held_out(labels, label_types.get(hparams.labels.type), share)
-    if mask.all():
+    held_out, train = parted(labels, label_types.get(hparams.labels.type), share)
+    count, left = len(held_out['query']), len(train['query'])
+    if left == 0:
         raise UserError(
-            f'{hparams.labels.setting("held_out")} leaves none of {len(mask)} labels to train on:'
+            f'{hparams.labels.setting("held_out")} leaves none of {count} labels to train on:'
             ' collect more of them, or hold fewer out'
         )
-    train = {field: values[~mask] for field, values in labels.items()}
-    held_out = {field: values[mask] for field, values in labels.items()}
-    count = int(mask.sum())
-    note = f'Held out: {count} of {len(mask)} labels; training on {len(mask) - count}'
+    note = f'Held out: {count} of {count + left} labels; training on {left}'
     return train, held_out, [note]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """How well a reward model predicts labels.
-
-    labels: how many they are. questions: how many different ones they are about. effective: how
-    many independent labels would tell as much of the accuracy, see agreement.clustered_interval.
-    accuracy: the share that it answers as the labeller did, and `chance` what guessing gives; None
-    for ratings. agreement: see label_types, 1 is perfect and 0 chance.
-    """
+    """Quality of a reward model's prediction of labels."""
 
     labels: int
     questions: int
-    effective: float
-    accuracy: float | None
+    effective: float  # independent labels, see agreement.clustered_interval
+    accuracy: float | None  # share answered as by the labeller; None for ratings
     chance: float | None
-    agreement: float
+    agreement: float  # see label_types
 
     def interval(self) -> tuple[float, float]:
-        """The 95 % confidence interval of the accuracy; of the agreement where there is none.
-
-        For that one each question counts once, as answers to it may be high or low together.
-        """
+        """Return the 95 % confidence interval of the accuracy; of the agreement for ratings."""
         if self.accuracy is None:
             return correlation_interval(self.agreement, self.questions)
         return wilson_interval(self.accuracy * self.effective, self.effective)
 
     def statistics(self) -> dict[str, float]:
-        """As TensorBoard has them."""
+        """Return the numbers for TensorBoard."""
         numbers = {'agreement': self.agreement, 'effective_labels': self.effective}
         if self.accuracy is not None:
             numbers['accuracy'] = self.accuracy
@@ -113,11 +101,7 @@ class Prediction:
 def predict(
     get_rewards: Rewards, labels: Labels, label_type: LabelType, batch_size: int, comm: Comm
 ) -> Prediction | None:
-    """How well rewards predict `labels` {field: (labels, ...)}; None where there are none.
-
-    Ties are left out: no choice is right there. batch_size: labels that a rank scores at a time.
-    Each rank scores its share, and all ranks get the same result.
-    """
+    """Measure, over all ranks, the prediction of labels {field: (labels, ...)} without ties."""
     labels = label_type.without_ties(labels)
     own = {field: values[comm.rank :: comm.size] for field, values in labels.items()}
     shares = comm.all_gather_object(rewards_of(get_rewards, own, label_type, batch_size))
@@ -127,6 +111,11 @@ def predict(
     rewards = torch.empty(count, len(label_type.samples))
     for rank, share in enumerate(shares):
         rewards[rank :: comm.size] = share
+    return prediction_of(rewards, labels, label_type)
+
+
+def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) -> Prediction:
+    """Measure the prediction of labels without ties by rewards (labels, n samples)."""
     right = label_type.is_right(rewards, labels)
     tokens = question_tokens(labels, label_type)
     questions, question_of = torch.unique(tokens, dim=0, return_inverse=True)
@@ -137,7 +126,7 @@ def predict(
             torch.bincount(question_of).tolist(),
         )
     return Prediction(
-        labels=count,
+        labels=len(rewards),
         questions=len(questions),
         effective=effective,
         accuracy=None if right is None else right.double().mean().item(),
@@ -149,7 +138,7 @@ def predict(
 def rewards_of(
     get_rewards: Rewards, labels: Labels, label_type: LabelType, batch_size: int
 ) -> torch.Tensor:
-    """Rewards (labels, n) of all samples, on the CPU."""
+    """Return rewards (labels, n) of all samples, on the CPU."""
     found = [torch.empty(0, len(label_type.samples))]
     for start in range(0, len(labels['query']), batch_size):
         rows = slice(start, start + batch_size)

@@ -1,15 +1,10 @@
-"""Files of one JSON object a line that grow at the end, and are exact after a kill at any moment.
+"""Append-only files of one JSON object a line; a line that a kill left unfinished is removed."""
 
-A line is in the file when `append` returns: it was written whole and synchronised to the disk, and
-the name still stood for the file. A kill may leave a last line without its line end, which nobody
-was told of: readers stop before it, and the next writer removes it.
-"""
-
-from __future__ import annotations
-
-import io
 import json
+import mmap
 import os
+import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +13,7 @@ from lm_human_preferences.errors import UserError
 
 
 class Reader:
-    """Follows a file as it grows; a file that is not there is empty.
+    """Reader that follows a file as it grows; a file that is not there is empty.
 
     most_lines: where to stop, as if the file had no more; None: at its end. offset, lines: how much
     has been read. torn: bytes after that, of a line that has no end yet.
@@ -30,7 +25,7 @@ class Reader:
         self.offset = self.lines = self.torn = 0
 
     def was_cut(self) -> bool:
-        """Whether lines that were read are gone: a write that failed was taken back."""
+        """Return whether lines already read have vanished because a failed write was undone."""
         return os.path.exists(self.path) and os.path.getsize(self.path) < self.offset
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
@@ -55,13 +50,18 @@ class Reader:
                 self.lines += 1
                 yield begin, line
 
+    def new_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (file and line for messages, object) for each line since the last call."""
+        for _, line in self.new_lines():
+            yield self.where(), parse(line, self.where())
+
     def where(self) -> str:
-        """The line read last, for an error message."""
+        """Return the name of the line read last, for an error message."""
         return f'{self.path}, line {self.lines}'
 
 
 def parse(line: bytes, where: str) -> dict[str, Any]:
-    """The object in a line; UserError, which says `where` it is, for anything else."""
+    """Return the object in a line; UserError, which says `where` it is, for anything else."""
     value = storage.parse_json(line, where)
     if not isinstance(value, dict):
         raise UserError(f'{where} is a {type(value).__name__}, not an object')
@@ -69,10 +69,7 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 class FileTaken(UserError):
-    """A file that is being written was moved, replaced or changed by somebody else.
-
-    what: what has happened to it, for people who do not see the computer that it is on.
-    """
+    """Error: a file in use was moved, replaced or changed; `what` describes it without the path."""
 
     def __init__(self, path: str, what: str, advice: str) -> None:
         super().__init__(
@@ -82,75 +79,78 @@ class FileTaken(UserError):
 
 
 class Writer:
-    """The only writer of a file, which appends to it; creates the file if it does not exist.
+    """The only writer of a file, which it creates if necessary.
 
-    in_use: the error where another process is writing the file. dropped: bytes of an unfinished
-    last line that was removed.
+    in_use: the error if another process is writing the file. keeps_lines: whether to remember all
+    lines, and to save them in another file if this one is deleted or written over. dropped: bytes
+    of an unfinished last line that was removed.
     """
 
-    def __init__(self, path: str, in_use: str) -> None:
+    def __init__(self, path: str, in_use: str, *, keeps_lines: bool = False) -> None:
         self.path = path
+        self._rescue: tuple[str, str] | None = None  # change of a lost file, and advice
         try:
             is_new = not os.path.exists(path)
             self.file = open(path, 'ab+', buffering=0, opener=storage.open_nofollow)
-            self._lock(in_use)
+            storage.lock_file(self.file)
             self.dropped = self._drop_torn_line()
-            self._size = self.file.seek(0, io.SEEK_END)
+            self._size = os.fstat(self.file.fileno()).st_size
+            self._lines = bytearray(self._content()) if keeps_lines else None
             if is_new:
                 storage.sync_directory(os.path.dirname(path))
-        except OSError as e:
-            raise UserError(f'{path} cannot be written: {e.strerror or e}') from e
-
-    def _lock(self, in_use: str) -> None:
-        try:
-            storage.lock_file(self.file)
         except BlockingIOError:
             self.file.close()
             raise UserError(in_use) from None
+        except OSError as e:
+            raise self._unwritable(e) from e
+
+    def _unwritable(self, error: OSError, more: str = '') -> UserError:
+        return UserError(f'{self.path} cannot be written: {error.strerror or error}{more}')
 
     def _drop_torn_line(self) -> int:
-        size = self.file.seek(0, io.SEEK_END)
-        end = _end_of_last_line(self.file, size)
+        size = os.fstat(self.file.fileno()).st_size
+        if size == 0:
+            return 0
+        with mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b'\n') + 1
         if end < size:
             self.file.truncate(end)
             os.fsync(self.file.fileno())
         return size - end
 
-    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Add a line for each record: all are on the disk when this returns, or UserError.
+    def _content(self) -> bytes:
+        self.file.seek(0)
+        return self.file.readall()
 
-        FileTaken where they would not be found under the name of the file.
-        """
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append lines, synced to disk on return; FileTaken if the path no longer leads to them."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
         data = b''.join(lines)
         self.check()
         try:
             storage.append(self.file, data, sync=True)
         except OSError as e:
-            raise UserError(
-                f'{self.path} cannot be written: {e.strerror or e}; what it had is saved'
-            ) from e
-        self.remember(data)
+            raise self._unwritable(e, '; what it had is saved') from e
+        self._size += len(data)
+        if self._lines is not None:
+            self._lines += data
         self.check()
 
-    def remember(self, data: bytes) -> None:
-        """Note that the file has grown by `data`."""
-        self._size += len(data)
-
     def check(self) -> None:
-        """Raise FileTaken if the name means another file, or somebody else has changed this one.
-
-        All is well again once the file is back as it was.
-        """
+        """Raise FileTaken if the path leads to another file, or others have changed this one."""
         try:
-            what = self.what_happened()
-            if what is not None:
-                raise FileTaken(self.path, what, self.advice())
+            what = self._change()
+            if what is None:
+                self._rescue = None
+                return
+            if self._rescue is None and self._is_lost():
+                self._rescue = what, self._save_lines()
+            raise FileTaken(self.path, *(self._rescue or (what, self._advice())))
         except OSError as e:
-            raise UserError(f'{self.path} cannot be written: {e.strerror or e}') from e
+            raise self._unwritable(e) from e
 
-    def what_happened(self) -> str | None:
-        """What somebody has done to the file; None if it is as this process left it."""
+    def _change(self) -> str | None:
+        """Return the change of the file by somebody else; None if it is as this process left it."""
         ours = os.fstat(self.file.fileno())
         try:
             named = os.lstat(self.path)
@@ -166,8 +166,7 @@ class Writer:
             return 'was added to by somebody else'
         return None
 
-    def advice(self) -> str:
-        """What to do about it."""
+    def _advice(self) -> str:
         number = self.file.fileno()
         if os.fstat(number).st_nlink > 1:
             return 'put a copy in its place, and start again'
@@ -176,19 +175,36 @@ class Writer:
             return 'see to it that nobody else uses the file, and start again'
         return f'its lines are in {now}; move that back, or start again'
 
+    def _is_lost(self) -> bool:
+        """Return whether lines are gone, or will be when this process ends."""
+        if not self._lines:
+            return False
+        is_deleted = os.fstat(self.file.fileno()).st_nlink == 0
+        return is_deleted or not self._content().startswith(self._lines)
+
+    def _save_lines(self) -> str:
+        """Save the lines in a new file at the path, or elsewhere if that fails; return advice."""
+        directory = os.path.dirname(self.path)
+        try:
+            copy = self._save_lines_in(directory)
+        except OSError:  # it was taken away as well, or is full
+            copy = self._save_lines_in(tempfile.gettempdir())
+        try:
+            os.link(copy, self.path)
+        except OSError:  # there is a file of that name, or no such directory
+            return f'its lines are in {copy}; move that to {self.path}, and start again'
+        os.remove(copy)
+        storage.sync_directory(directory)
+        return 'its lines are in a new file of that name; start again'
+
+    def _save_lines_in(self, directory: str) -> str:
+        assert self._lines is not None
+        name = f'{os.path.basename(self.path)}.'
+        number, path = tempfile.mkstemp('.saved', name, directory)
+        with open(number, 'wb', buffering=0) as file:
+            os.fchmod(number, stat.S_IMODE(os.fstat(self.file.fileno()).st_mode))
+            storage.append(file, bytes(self._lines), sync=True)
+        return path
+
     def close(self) -> None:
-        """Let others write."""
         self.file.close()
-
-
-def _end_of_last_line(file: io.FileIO, size: int, block: int = 1 << 16) -> int:
-    """Where the last whole line of a file of `size` bytes ends."""
-    end = size
-    while end > 0:
-        begin = max(0, end - block)
-        file.seek(begin)
-        found = file.read(end - begin).rfind(b'\n')
-        if found >= 0:
-            return begin + found + 1
-        end = begin
-    return 0

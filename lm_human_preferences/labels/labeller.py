@@ -1,4 +1,4 @@
-"""A labeller at work: the next question, and answers that are on the disk before the next one."""
+"""Labeller at work: the next question, and answers that are on the disk before the next one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lm_human_preferences.labels.answers import (
     clean_remark,
     shown_order,
 )
-from lm_human_preferences.labels.answers_file import AnswersFile
 from lm_human_preferences.labels.folder import LabelFolder, Question
+from lm_human_preferences.labels.json_lines import Writer
 from lm_human_preferences.runs.run_files import ANSWERS, LABELLER
 
 
@@ -34,6 +34,16 @@ def check_name(labeller: str) -> None:
         )
 
 
+def names_in(text: str) -> list[str]:
+    """Return the names in NAME,NAME; OptionError for one that is no name or comes twice."""
+    names = [name.strip() for name in text.split(',')]
+    for name in names:
+        check_name(name)
+        if names.count(name) > 1:
+            raise OptionError('--labeller', f'{text:.80} names {name} twice')
+    return names
+
+
 class AlreadyUsed(UserError):
     """An answer cannot be taken back, because a training has learned from it."""
 
@@ -43,12 +53,11 @@ class AlreadyAnswered(UserError):
 
 
 class Labeller:
-    """One labeller at work: the file of their answers, open for writing by nobody else.
+    """One labeller at work: the only writer of their file of answers.
 
-    key: what the order on the screen is made from, see answers.shown_order. decides: whether what
-    the labeller says are decisions on what others disagree about, see answers.Answer. dropped:
-    bytes of an unfinished answer that a kill had left, and that was removed. Threads may answer and
-    undo at the same time: each call waits for the one before.
+    key: of the order on the screen, see answers.shown_order. decides: whether answers are decisions
+    on what others disagree about. dropped: bytes of an unfinished answer that were removed. Calls
+    from several threads wait for each other.
     """
 
     def __init__(
@@ -59,7 +68,8 @@ class Labeller:
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         with contextlib.suppress(OSError):  # which the writer explains
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._writer = AnswersFile(path, name)
+        in_use = f'{path} is in use: {name} is labelling already; take another --labeller'
+        self._writer = Writer(path, in_use, keeps_lines=True)
         self.dropped = self._writer.dropped
         self._one_at_a_time = threading.Lock()
         self._left_out: set[str] = set()
@@ -78,7 +88,6 @@ class Labeller:
         self.close()
 
     def close(self) -> None:
-        """Let others answer under this name."""
         self._writer.close()
 
     @property
@@ -86,14 +95,14 @@ class Labeller:
         return self.folder.logs[self.name]
 
     def next_question(self) -> Question | None:
-        """The question to be asked next; None where there is none left for this labeller.
-
-        Raises as `check_file` does.
-        """
+        """Return the question to be asked next, or None; raises as `check_file` does."""
         self.check_file()
         self.folder.refresh()
         if len(self._queue) != len(self.folder.questions):
-            self._queue = sorted(self.folder.questions.values(), key=self._rank)
+            self._queue = sorted(
+                self.folder.questions.values(),
+                key=lambda question: asking_rank(self.name, question.id, self._key),
+            )
             self._position = 0
         for start in (self._position, 0):  # others may have taken back what they had answered
             for index in range(start, len(self._queue)):
@@ -103,15 +112,13 @@ class Labeller:
         return None
 
     def check_file(self) -> None:
-        """Raise json_lines.FileTaken where the file of answers was moved, replaced or changed."""
+        """Raise json_lines.FileTaken if the file of answers was moved, replaced or changed."""
         with self._one_at_a_time:
             self._writer.check()
 
     def upcoming(self) -> Iterator[Question]:
         """Yield the questions that are open for this labeller now, the next one first."""
-        for question in self._queue[self._position :]:
-            if self._is_open(question):
-                yield question
+        yield from filter(self._is_open, self._queue[self._position :])
 
     def _is_open(self, question: Question) -> bool:
         return question.id not in self._left_out and self._waits(question)
@@ -122,22 +129,19 @@ class Labeller:
         return self.folder.is_open_for(question, self.name)
 
     def left(self) -> int:
-        """How many questions wait for this labeller, with those that were left out."""
+        """Return how many questions wait for this labeller, with those that were left out."""
         return sum(map(self._waits, self.folder.questions.values()))
 
     def done(self) -> int:
-        """How many questions they have answered or skipped; how many decided, if they decide."""
+        """Return how many questions they have answered or skipped, or decided if they decide."""
         return len(self.log.decisions if self.decides else self.log.by_question)
 
     def leave_out(self, question: Question) -> None:
         """Stop asking this labeller a question, which is damaged, or which they leave for later."""
         self._left_out.add(question.id)
 
-    def _rank(self, question: Question) -> bytes:
-        return asking_rank(self.name, question.id, self._key)
-
     def order(self, question: Question) -> tuple[int, ...]:
-        """The samples of a question in the order in which they are shown."""
+        """Return the samples of a question in the order in which they are shown."""
         return shown_order(self.name, question.id, len(self.folder.samples), self._key)
 
     def answer(
@@ -153,9 +157,8 @@ class Labeller:
     ) -> Answer:
         """Record an answer, or with value None a skip and its reason; on the disk on return.
 
-        remark: what the labeller says about it; see answers.clean_remark for what is kept. uuid:
-        the same one, given again after an answer that may have been lost, records nothing twice.
-        AlreadyAnswered where it was given with another answer, and with `only_once` where the
+        uuid: the same one, given again after an answer that may have been lost, records nothing
+        twice. AlreadyAnswered if it was given with another answer, and with `only_once` if the
         question has an answer of another uuid.
         """
         answer = Answer(
@@ -172,30 +175,23 @@ class Labeller:
         )
         check_answer(answer, self.folder.label_type)
         with self._one_at_a_time:
-            return self._record(answer, only_once)
-
-    def _record(self, answer: Answer, only_once: bool) -> Answer:
-        """Write an answer, unless there is one of its uuid already."""
-        with self.folder.lock:
-            before = self.log.uuids.get(answer.uuid)
-            other = self.log.answer_to(answer.question)
-        if before is not None:
-            if _said(before) != _said(answer):
-                raise AlreadyAnswered(
-                    f'{self._writer.path} has another answer {answer.uuid} already'
-                )
-            self._writer.check()
-            return before
-        if only_once and other is not None:
-            raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
-        self._append(self._line_of(answer))
-        return answer
+            with self.folder.lock:
+                before = self.log.uuids.get(answer.uuid)
+                other = self.log.answer_to(answer.question)
+            if before is not None:
+                if before.said != answer.said:
+                    raise AlreadyAnswered(
+                        f'{self._writer.path} has another answer {answer.uuid} already'
+                    )
+                self._writer.check()
+                return before
+            if only_once and other is not None:
+                raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
+            self._append(self._line_of(answer))
+            return answer
 
     def add(self, answers: Iterable[Answer]) -> int:
-        """Record answers that were given elsewhere; on the disk on return.
-
-        One whose uuid is there already is left out. Returns how many were added.
-        """
+        """Record answers that were given elsewhere, and are not there; return how many were new."""
         with self._one_at_a_time:
             new = [answer for answer in answers if answer.uuid not in self.log.uuids]
             for answer in new:
@@ -223,21 +219,17 @@ class Labeller:
         return record
 
     def undo(self, uuid: str | None = None) -> Answer | None:
-        """Take back the answer `uuid`, or the last one; None if there is none.
-
-        The question is then asked again. Taking an answer back twice does nothing. AlreadyUsed if a
-        training has learned from the answer.
-        """
+        """Take back the answer `uuid`, or the last one; AlreadyUsed if it was learned from."""
         with self._one_at_a_time:
             answer = self.log.last(self.decides) if uuid is None else self.log.uuids.get(uuid)
             if answer is None:
                 return None
-            if not self.log.is_taken_back(answer):
-                if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
-                    raise AlreadyUsed('this answer stays: the reward model has learned from it')
-                self._append({'undo': answer.uuid, 'time': time.time()})
-            else:
+            if self.log.is_taken_back(answer):
                 self._writer.check()
+            elif self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
+                raise AlreadyUsed('this answer stays: the reward model has learned from it')
+            else:
+                self._append({'undo': answer.uuid, 'time': time.time()})
             self._position = 0
             return answer
 
@@ -249,8 +241,3 @@ class Labeller:
             # Also after an error: another thread may have read the line before it was cut off.
             with self.folder.lock:
                 self.log.refresh()
-
-
-def _said(answer: Answer) -> tuple[str, Value | None, str | None]:
-    """What an answer says, whenever it was given."""
-    return answer.question, answer.value, answer.reason

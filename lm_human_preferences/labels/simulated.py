@@ -1,12 +1,16 @@
-"""Labels that no person gave: for the sources 'test' and 'mock' of --labels.source.
+"""Simulated labels and labellers, so that everything can be tried without people.
 
-'test' prefers small token ids and needs no model. 'mock' judges responses of the initial policy by
-the known reward, as section 3.1.1 of the paper does by a sentiment classifier.
+They judge by the reward SmallTokens, which needs no model, by KnownReward (section 3.1.1 of the
+paper), or by any reward model.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +18,9 @@ import torch
 from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels.simulated_labeller import small_tokens
+from lm_human_preferences.label_types import TIE, LabelType, Value
+from lm_human_preferences.labels.folder import Question
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import ceil_div
@@ -27,10 +32,49 @@ if TYPE_CHECKING:
 
 TEST_SEED = 0
 TEST_LABELS = 64  # labels of the source 'test' where --labels.num_train does not say, at least
+BATCH = 256  # questions that are judged at a time
+
+# Rewards of the samples of each question; questions are {field: token ids}.
+Judge = Callable[[Sequence[dict[str, list[int]]]], Sequence[Sequence[float]]]
+
+
+# Scores (batch,) of queries (batch, length) and responses (batch, length)
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def score_small_tokens(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    """Return minus the mean token id (batch,), float64: the reward of the source 'test'."""
+    return -responses.double().sum(1) / responses.shape[1]
+
+
+def scores_of(score: Score, questions: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return rewards (batch, samples) of questions {field: token ids (batch, length)}."""
+    queries = questions['query']
+    samples = [ids for field, ids in questions.items() if field != 'query']
+    return torch.stack([score(queries, ids).cpu() for ids in samples], dim=1)
+
+
+def judge_by(score: Score) -> Judge:
+    """Return the Judge who prefers what has the higher score."""
+
+    def judge(questions: Sequence[dict[str, list[int]]]) -> list[list[float]]:
+        """Return the reward of each sample of each question."""
+        columns = {
+            field: torch.tensor([tokens[field] for tokens in questions]) for field in questions[0]
+        }
+        return scores_of(score, columns).tolist()
+
+    return judge
+
+
+small_tokens = judge_by(score_small_tokens)
+
+
+# ---------------------------------------------------------------- labels for a training
 
 
 def check_num_train(hparams: HParams) -> int:
-    """--labels.num_train, which the source 'mock' needs; UserError where it is missing."""
+    """Return --labels.num_train, which the source 'mock' needs; UserError if it is missing."""
     if hparams.labels.num_train is None:
         raise UserError(
             f'{hparams.labels.setting("source")} answers as many queries as it is asked: give'
@@ -40,7 +84,7 @@ def check_num_train(hparams: HParams) -> int:
 
 
 def check_memory(count: int, hparams: HParams) -> None:
-    """UserError where so many labels do not fit into memory."""
+    """Raise UserError if so many labels do not fit into memory."""
     schemas = label_types.get(hparams.labels.type).schemas(**hparams.task.lengths())
     numbers = sum(math.prod(schema.shape) for schema in schemas.values())
     option = hparams.labels.option_name('num_train')
@@ -48,10 +92,7 @@ def check_memory(count: int, hparams: HParams) -> None:
 
 
 def generate_labels(hparams: HParams, encoding: Encoding) -> dict[str, torch.Tensor]:
-    """Labels of the source 'test': {field: tensor (num_train, *schema.shape)}.
-
-    Queries and responses are random; the smaller the token ids of a response are, the better.
-    """
+    """Return labels of the source 'test' on random tokens: {field: (num_train, *schema.shape)}."""
     count = hparams.labels.num_train
     if count is None:
         count = ceil_div(TEST_LABELS, hparams.batch_size) * hparams.batch_size
@@ -64,56 +105,45 @@ def generate_labels(hparams: HParams, encoding: Encoding) -> dict[str, torch.Ten
     for field, schema in schemas.items():
         shape = (count, *schema.shape)
         questions[field] = torch.randint(encoding.n_vocab, shape, generator=generator)
-    rewards = small_tokens(
-        [{field: ids[row].tolist() for field, ids in questions.items()} for row in range(count)]
-    )
-    return {**questions, **label_type.simulate(torch.tensor(rewards) / encoding.n_vocab)}
+    scores = scores_of(score_small_tokens, questions).float()
+    return {**questions, **label_type.simulate(scores / encoding.n_vocab)}
 
 
-def simulated_labels(
-    hparams: HParams,
-    policy: Policy,
-    comm: Comm,
-) -> dict[str, torch.Tensor]:
-    """Labels of the source 'mock': {field: tensor (num_train, *schema.shape)}.
-
-    hparams: train_reward's; policy: the initial one, which responds to the queries. Rank 0 makes
-    all labels and every rank gets the same ones, so they do not depend on the number of ranks.
-    """
+def simulated_labels(hparams: HParams, policy: Policy, comm: Comm) -> dict[str, torch.Tensor]:
+    """Return labels of the source 'mock' on responses of the initial policy, made by rank 0."""
     # Every rank checks and builds the reward, so that all of them end with the same error.
     reward = KnownReward(policy.trained_model.encoding, policy.device)
     count = check_num_train(hparams)
     check_memory(count, hparams)
-    labels = _judged_labels(hparams, policy, reward, count) if comm.rank == 0 else None
+    labels = _judged_labels(hparams, policy, reward.score, count) if comm.rank == 0 else None
     labels = comm.all_gather_object(labels)[0]
     assert labels is not None
     return labels
 
 
 def _judged_labels(
-    hparams: HParams, policy: Policy, reward: KnownReward, count: int
+    hparams: HParams, policy: Policy, score: Score, count: int
 ) -> dict[str, torch.Tensor]:
-    """`count` labels on responses of `policy`, as `reward` judges them."""
+    """Return `count` labels on responses of `policy`, judged by `score`."""
     task = hparams.task
     label_type = label_types.get(hparams.labels.type)
     sampler = lm_tasks.make_query_sampler(hparams=task, encoder=policy.encoder, batch_size=count)
     postprocess = lm_tasks.postprocess_fn_from_hparams(task, policy.padding_token, policy.encoder)
     queries = sampler()['tokens']
-    samples = {}
+    questions = {'query': queries}
     for field in label_type.samples:
         responses = policy.respond(queries, length=task.response_length)['responses']
-        samples[field] = postprocess(responses).cpu()
-    scores = [reward.score(queries, responses) for responses in samples.values()]
-    answers = label_type.simulate(torch.stack(scores, dim=1).cpu())
+        questions[field] = postprocess(responses).cpu()
+    answers = label_type.simulate(scores_of(score, questions))
     if hparams.labels.error:
         answers = _with_errors(answers, label_type, hparams.labels.error)
-    return {'query': queries, **samples, **answers}
+    return {**questions, **answers}
 
 
 def _with_errors(
     answers: dict[str, torch.Tensor], label_type: LabelType, error: float
 ) -> dict[str, torch.Tensor]:
-    """`answers` {field: (labels, ...)}, of which a share `error` is replaced by random ones."""
+    """Return `answers` {field: (labels, ...)} with a share `error` replaced by random ones."""
     count = len(next(iter(answers.values())))
     is_error = torch.rand(count) < error
     # Not label_type.by_chance: that draws from elsewhere, and each seed would get other labels.
@@ -123,3 +153,84 @@ def _with_errors(
         mixed[field] = values.clone()
         mixed[field][is_error] = by_chance[field][is_error]
     return mixed
+
+
+# ---------------------------------------------------------------- a labeller of a folder
+
+
+def simulated_answer(
+    label_type: LabelType,
+    rewards: Sequence[float],
+    order: Sequence[int],
+    rng: random.Random,
+    error: float = 0.0,
+    position_bias: float = 0.0,
+    indifference: float = 0.0,
+) -> Value:
+    """Return the answer by the rewards of the samples.
+
+    With probability `error` it is random; else, with probability `position_bias`, it prefers what
+    was shown first. Else it is a tie if the best two rewards differ by less than `indifference`.
+    """
+    if rng.random() < error:
+        return label_type.by_chance(rewards, rng)
+    if rng.random() < position_bias:
+        return label_type.by_position(rewards, order)
+    if indifference:
+        best, second = heapq.nlargest(2, rewards)
+        if best - second < indifference:
+            return TIE
+    return label_type.by_rewards(rewards)
+
+
+def simulate(
+    labeller: Labeller,
+    judge: Judge,
+    *,
+    error: float = 0.0,
+    position_bias: float = 0.0,
+    indifference: float = 0.0,
+    answers: int | None = None,
+    seed: int = 0,
+) -> int:
+    """Answer what is open for a labeller, and return the number of answers.
+
+    answers: at most so many; None: until nothing is left. See simulated_answer for error,
+    position_bias and indifference. Answers depend on seed, labeller and question only, so that an
+    interruption changes nothing. UserError for `indifference` in a folder without ties.
+    """
+    label_type = labeller.folder.label_type
+    if indifference and not label_type.ties:
+        raise UserError(
+            f'--simulate.indifference {indifference}: {labeller.folder.path} has no ties; begin a'
+            ' folder with --ties on'
+        )
+    given = 0
+    rewards: dict[str, Sequence[float]] = {}
+    while answers is None or given < answers:
+        begin = time.monotonic()
+        question = labeller.next_question()
+        if question is None:
+            break
+        if question.id not in rewards:
+            rewards = _judged(labeller, question, judge)
+        rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
+        of_question, order = rewards[question.id], labeller.order(question)
+        value = simulated_answer(
+            label_type, of_question, order, rng, error, position_bias, indifference
+        )
+        labeller.answer(question, value, time.monotonic() - begin)
+        given += 1
+    return given
+
+
+def _judged(labeller: Labeller, first: Question, judge: Judge) -> dict[str, Sequence[float]]:
+    """Return the rewards of a question and of others open for the labeller, up to BATCH."""
+    batch = [first]
+    for question in labeller.upcoming():
+        if len(batch) == BATCH:
+            break
+        if question.id != first.id:
+            batch.append(question)
+    judged = judge([labeller.folder.tokens(question) for question in batch])
+    return {question.id: rewards for question, rewards in zip(batch, judged, strict=True)}

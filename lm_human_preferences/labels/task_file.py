@@ -1,6 +1,4 @@
-"""The file of a folder that says what its questions ask for, and what they are about."""
-
-from __future__ import annotations
+"""File task.json of a folder: label type, encoding, instructions and task of its questions."""
 
 import os
 from collections.abc import Mapping
@@ -8,6 +6,7 @@ from typing import Any
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.runs.run_files import TASK
 
@@ -16,7 +15,7 @@ TIES = 'ties'  # the field that is true where "no preference" is an answer; else
 
 
 def read_task(path: str) -> dict[str, Any]:
-    """What task.json of a folder holds, checked."""
+    """Read and check the task.json of a folder."""
     file = os.path.join(path, TASK)
     task = storage.read_json(file)
     if not isinstance(task, dict) or task.get('format') != FORMAT:
@@ -27,10 +26,9 @@ def read_task(path: str) -> dict[str, Any]:
     label_type = label_types.find(task['label_type'])
     if label_type is None or label_type.control.choices < 2:
         raise UserError(f'{file} is damaged: there is no label type {task["label_type"]!r:.80}')
-    if not isinstance(task.get('task'), dict):
-        raise UserError(f'{file} is damaged: it lacks the settings of the task')
+    settings = task.get('task')
     for name in ('query_length', 'response_length'):
-        if type(task['task'].get(name)) is not int:
+        if not isinstance(settings, dict) or type(settings.get(name)) is not int:
             raise UserError(f'{file} is damaged: --task.{name} must be a whole number')
     ties = task.get(TIES, False)
     if type(ties) is not bool or (ties and not label_type.can_tie):
@@ -38,18 +36,27 @@ def read_task(path: str) -> dict[str, Any]:
     return task
 
 
+def new_task(
+    label_type: str, task: TaskHParams, instructions: str | None, ties: bool
+) -> dict[str, Any]:
+    """Return the content of task.json of a new folder, but for its format and encoding."""
+    if instructions is None:
+        instructions = label_types.get(label_type).instructions
+    record: dict[str, Any] = {'label_type': label_type, 'task': task.to_nested_dict()}
+    record['instructions'] = instructions
+    if ties:
+        record[TIES] = True
+    return record
+
+
 def label_type_of(task: Mapping[str, Any]) -> LabelType:
-    """What the questions of a folder ask for; task: what its task.json holds."""
+    """Return the label type of a folder. task: content of its task.json."""
     label_type = label_types.get(task['label_type'])
     return label_type.allow_ties() if task.get(TIES) else label_type
 
 
 def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise UserError where the questions of a folder are of another task than `here`.
-
-    The data set may differ, and so may the policy, which each question records. Where `here` does
-    not allow ties, it takes the folder as it is.
-    """
+    """Raise UserError if a folder is of another task than `here`, whatever its data set."""
     if here.get(TIES) and not there.get(TIES):
         raise UserError(
             f'{path} is a folder without ties, whose labellers had to choose: leave the option ties'

@@ -1,4 +1,1 @@
-"""The language model: encodings, networks, released and saved models, sampling.
-
-Knows tokens and networks; knows neither rewards nor tasks. Sampling knows no encoding.
-"""
+"""The language model: encodings, networks, released and saved models, sampling; no rewards."""

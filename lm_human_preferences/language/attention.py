@@ -1,18 +1,16 @@
 """Attention over rows with padding: masks, positions, and the cache of keys and values."""
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 
 from lm_human_preferences.hparams.model_sizes import CACHE_HEADROOM
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import cumulative_max
 
 
 def positions_for(mask: torch.Tensor) -> torch.Tensor:
-    """The position of each token: the number of real tokens before it.
-
-    mask (..., length) bool, False at padding -> int64 of the same shape.
-    """
+    """Return the number of real tokens before each: bool mask (..., length) -> int64."""
     counts = mask.long()
     return counts.cumsum(-1) - counts
 
@@ -20,12 +18,12 @@ def positions_for(mask: torch.Tensor) -> torch.Tensor:
 def attention_mask(
     mask: torch.Tensor, queries: int, segment_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Which keys each of the last `queries` positions may attend to: bool (batch, queries, keys).
+    """Return the keys that the last `queries` positions attend to: bool (batch, queries, keys).
 
     mask: bool (batch, keys), False at padding. A token attends to itself and to the real tokens
-    before it, as far as `segment_mask (queries, keys)` allows. Padding before the first token would
-    have no key at all, and its softmax would be NaN: it attends to itself, and its output is never
-    used. Where all tokens are real, the result has a batch of 1.
+    before it, as far as `segment_mask (queries, keys)` allows. Padding before the first token
+    attends to itself, since its softmax over no keys would be NaN; its output is never used. Where
+    all tokens are real, the result has a batch of 1.
     """
     keys = mask.shape[1]
     key_columns = torch.arange(keys, device=mask.device)
@@ -47,11 +45,10 @@ def attend(
     bias: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_group, keys, d)`.
+    """Compute attention of `q (batch, n_head, queries, d)`: (batch, queries, n_head * d).
 
-    Each key and value serves n_head / n_group neighbouring heads. bias (batch, 1, queries, keys) is
-    added to the scores of all heads: -inf where a key is masked. scale: of the products, by default
-    d ** -.5. Returns (batch, queries, n_head * d).
+    k, v: (batch, n_group, keys, d); each serves n_head / n_group neighbouring heads. bias: (batch,
+    1, queries, keys), -inf where a key is masked. scale: of the products, by default d ** -.5.
     """
     if precision.fuses_attention():
         shared_by = q.shape[1] // k.shape[1]
@@ -69,7 +66,7 @@ def attend_by_two_products(
     bias: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """`attend`, with a softmax between two products: faster at our lengths by oneDNN's products."""
+    """Compute `attend` with a softmax between two products: faster at our lengths by oneDNN."""
     batch, n_head, queries, d = q.shape
     n_group = k.shape[1]
     # The heads that share keys stand below each other, as if they were more queries.
@@ -89,10 +86,7 @@ def attend_by_two_products(
 
 
 def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """The values at `columns (batch, n)` of the queries: (batch, heads, n, d).
-
-    values: (batch, heads, queries, d).
-    """
+    """Take `columns (batch, n)` of `values (batch, heads, queries, d)`: (batch, heads, n, d)."""
     index = columns[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
     return values.gather(2, index)
 
@@ -105,11 +99,7 @@ class KVCache:
         self.length = 0
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Add `keys` and `values (batch, n_head, new, d)` of the tokens after `length`.
-
-        Returns those of all tokens: (2, batch, n_head, length + new, d). `length` stays: the model
-        advances it after the last layer.
-        """
+        """Add keys and values; return those of all tokens: (2, batch, n_head, length + new, d)."""
         new = torch.stack([keys, values])
         end = self.length + new.shape[3]
         if layer == len(self.layers):
@@ -121,16 +111,16 @@ class KVCache:
         self.layers[layer][..., self.length : end, :] = new
         return self.layers[layer][..., :end, :]
 
+    def select(self, rows: torch.Tensor) -> Self:
+        """Keep only these rows of the batch, in place."""
+        self.layers = [layer[:, rows, :, : self.length] for layer in self.layers]
+        return self
+
 
 class Unpadding:
-    """Leaves padding out of a batch, for the layers that treat every token alike.
-
-    A padded tensor is (batch, length, ...); unpadded it is (tokens, ...), the real tokens of all
-    rows one after another.
-    """
+    """Layout of a batch without padding, by `real (batch, length)`: (tokens, ...) and back."""
 
     def __init__(self, real: torch.Tensor) -> None:
-        """real: bool (batch, length), False at padding."""
         self.shape = real.shape
         # Of each real token, in the flattened batch; None where there is no padding.
         self.indices: torch.Tensor | None = None
@@ -138,12 +128,12 @@ class Unpadding:
             self.indices = real.flatten().nonzero().squeeze(1)
 
     def unpad(self, padded: torch.Tensor) -> torch.Tensor:
-        """`padded (batch, length, ...)` -> (tokens, ...)."""
+        """Map `padded (batch, length, ...)` to (tokens, ...)."""
         flat = padded.flatten(0, 1)
         return flat if self.indices is None else flat.index_select(0, self.indices)
 
     def pad(self, unpadded: torch.Tensor) -> torch.Tensor:
-        """`unpadded (tokens, ...)` -> (batch, length, ...), with zeros at padding."""
+        """Map `unpadded (tokens, ...)` to (batch, length, ...), with zeros at padding."""
         if self.indices is not None:
             zeros = unpadded.new_zeros(self.shape.numel(), *unpadded.shape[1:])
             unpadded = zeros.index_copy_(0, self.indices, unpadded)
@@ -151,9 +141,6 @@ class Unpadding:
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:
-    """For each column of `mask (batch, length)`, that of the last real token up to there.
-
-    The original repeats this token's output at padding.
-    """
+    """Return for each column of `mask (batch, length)` that of the last real token up to there."""
     columns = torch.arange(mask.shape[1], device=mask.device)
-    return cumulative_max(torch.where(mask, columns, 0))
+    return torch.where(mask, columns, 0).cummax(-1).values

@@ -1,8 +1,4 @@
-"""Contexts by the chat template of a tokeniser, for models that were trained on dialogues.
-
-A query stays the text that people read, and that a reward model and labels have: see
-datasets/messages.py. Only the policy sees it in its template.
-"""
+"""Contexts by the chat template of a tokeniser. Only the policy sees a query in its template."""
 
 from __future__ import annotations
 
@@ -35,16 +31,11 @@ TOO_LONG, REFUSED = 'too_long', 'refused'
 
 @functools.lru_cache(maxsize=4)
 def template_of(encoder: Encoder, prefix: str, suffix: str, query_length: int) -> ChatTemplate:
-    """The ChatTemplate of these arguments, made once."""
     return ChatTemplate(encoder, prefix, suffix, query_length)
 
 
 class ChatTemplate:
-    """Turns queries into contexts (batch, length) that end where the assistant's answer begins.
-
-    encoder: of the queries; UserError where its tokeniser has no template, or one that fails.
-    prefix, suffix: texts around a query that is no dialogue. query_length: the most tokens of one.
-    """
+    """Contexts (batch, length) of queries up to an answer; UserError if no template works."""
 
     def __init__(self, encoder: Encoder, prefix: str, suffix: str, query_length: int) -> None:
         if not isinstance(encoder, TokeniserEncoder):
@@ -52,7 +43,8 @@ class ChatTemplate:
         self.encoder = encoder
         self.prefix, self.suffix = prefix, suffix
         self._template = _template_in(encoder.directory)
-        self._special = _special_tokens(encoder.directory)
+        self._special = special_tokens(encoder.directory, 'special_tokens_map.json', SPECIAL)
+        self._special |= special_tokens(encoder.directory, SETTINGS, SPECIAL)
         path = storage.cached_path(storage.join(encoder.directory, TOKENISER))
         self._tokenizer = tokenizers.Tokenizer.from_file(path)
         self._tokenizer.no_truncation()
@@ -62,8 +54,13 @@ class ChatTemplate:
         self.overhead = len(self.context(one)) - len(one) + SLACK
         self.length = query_length + self.overhead
 
-    def render(self, dialogue: Sequence[Message]) -> str:
-        """The text of messages in the template; UserError where the template refuses them."""
+    @property
+    def writes_date(self) -> bool:
+        """Return whether contexts depend on the day, as in Llama 3's template."""
+        return 'strftime_now' in self._template
+
+    def render(self, dialogue: Sequence[Message], asks: bool = True) -> str:
+        """Render messages; UserError where the template refuses them. asks: for an answer."""
         # It takes a second to import. What it renders in cannot reach the rest of Python.
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -72,7 +69,7 @@ class ChatTemplate:
             (text,), _ = render_jinja_template(
                 [list(dialogue)],
                 chat_template=self._template,
-                add_generation_prompt=True,
+                add_generation_prompt=asks,
                 **special,
             )
         except Exception as e:  # a template can raise anything
@@ -80,18 +77,29 @@ class ChatTemplate:
         return text
 
     def _context(self, query: tuple[int, ...]) -> list[int]:
-        """The context of a query without its padding; UserError where the template refuses it."""
+        """Return the context of a query without its padding."""
         dialogue = messages.as_messages(self.encoder.decode(query))
         if len(dialogue) == 1 and dialogue[0]['role'] == messages.USER:
             content = f'{self.prefix}{dialogue[0]["content"]}{self.suffix}'
             dialogue = [{'role': messages.USER, 'content': content}]
         return self._tokenizer.encode(self.render(dialogue), add_special_tokens=False).ids
 
-    def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Why a query has no context: TOO_LONG or REFUSED; None if it has one.
+    def ends(self) -> frozenset[int]:
+        """Return the first added token that the template writes after an answer, if any."""
+        answer = 'lm-human-preferences'  # is found again in the rendered text
+        dialogue = [
+            {'role': messages.USER, 'content': 'a'},
+            {'role': messages.ASSISTANT, 'content': answer},
+        ]
+        after = self.render(dialogue, asks=False).rpartition(answer)[2]
+        added = self._tokenizer.get_added_tokens_decoder()
+        for token in self._tokenizer.encode(after, add_special_tokens=False).ids:
+            if token in added:
+                return frozenset([token])
+        return frozenset()
 
-        whole: what `query` was cut from. Half a dialogue would lack its question.
-        """
+    def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
+        """Return TOO_LONG or REFUSED for a query without context. whole: before it was cut."""
         # The role that a dialogue begins with is in its first tokens.
         if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG
@@ -102,7 +110,7 @@ class ChatTemplate:
         return TOO_LONG if len(context) > self.length else None
 
     def contexts(self, queries: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The contexts of padded queries, padded on the right to the same length."""
+        """Return contexts of padded queries, padded on the right to the same length."""
         padding = self.encoder.padding_token
         rows = []
         for query in queries:
@@ -117,7 +125,7 @@ class ChatTemplate:
 
 
 def _template_in(directory: str) -> str:
-    """The chat template in a directory of transformers; UserError where there is none."""
+    """Return the chat template in a directory of transformers; UserError if there is none."""
     path = storage.join(directory, TEMPLATE)
     if storage.exists(path):
         return storage.read_text(path)
@@ -132,9 +140,3 @@ def _template_in(directory: str) -> str:
             ' take a chat model, or leave --task.chat off'
         )
     return template
-
-
-def _special_tokens(directory: str) -> dict[str, str]:
-    """{name: text} of the special tokens that templates may name."""
-    older = special_tokens(directory, 'special_tokens_map.json', SPECIAL)
-    return older | special_tokens(directory, SETTINGS, SPECIAL)

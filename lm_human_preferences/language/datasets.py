@@ -1,4 +1,4 @@
-"""Data sets by name, and the stream of token sequences that a task takes its queries from."""
+"""Data sets by name, and their texts as token sequences for queries."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import jsonl, messages, registry
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.language.chat import REFUSED, TOO_LONG, ChatTemplate
+from lm_human_preferences.language.chat import ChatTemplate
 from lm_human_preferences.language.encodings import Encoder
-from lm_human_preferences.language.tokenisers import TokeniserEncoder
+from lm_human_preferences.language.tokenisers import spells_special, unnamed_ids_are_of_gpt2
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
@@ -27,14 +27,7 @@ COUNTED_CHARACTERS = 4_000_000  # take GPT-2's encoding about a second
 
 @dataclasses.dataclass
 class Usage:
-    """What becomes of the texts of a part.
-
-    texts: how many were looked at. is_all: whether the part has no more. used: how many make a
-    query, of which some are cut_at_start, up to their first start token, some cut_at_length, and
-    some cut_at_end, after their last end token. The others lack the start token (no_start), or the
-    end token in what is left (no_end), or nothing is left of them (empty), or they are too_long for
-    the chat template or refused by it.
-    """
+    """Counts of texts that make queries, and of others by reason; special: spell special tokens."""
 
     texts: int = 0
     is_all: bool = True
@@ -47,50 +40,18 @@ class Usage:
     empty: int = 0
     too_long: int = 0
     refused: int = 0
-
-    def add(
-        self,
-        tokens: list[int],
-        length: int,
-        start: Tokens,
-        end: Tokens,
-        allow_empty: bool,
-        chat: ChatTemplate | None = None,
-    ) -> None:
-        """Count one more text; the other arguments: see Dataset.sequences."""
-        self.texts += 1
-        begun = _after_start(tokens, start)
-        if begun is None:
-            self.no_start += 1
-            return
-        ended = _until_end(begun[:length], end)
-        if ended is None:
-            self.no_end += 1
-        elif not ended and not allow_empty:
-            self.empty += 1
-        elif chat is not None and (problem := chat.problem(tokens, ended)):
-            self.too_long += problem == TOO_LONG
-            self.refused += problem == REFUSED
-        else:
-            self.used += 1
-            self.cut_at_start += len(begun) < len(tokens)
-            self.cut_at_length += len(begun) > length
-            self.cut_at_end += len(ended) < min(len(begun), length)
+    special: int = 0
 
 
 class Dataset:
-    """The texts of one data set.
-
-    generator(mode, seed=0, shuffle=False) yields those of the part `mode`: train, valid or test.
-    texts_read: how many texts of the current epoch the last iterator of `sequences` has read.
-    """
+    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a part."""
 
     def __init__(
         self, name: str, generator: Callable[..., Iterator[str] | Iterator[str | list[int]]]
     ) -> None:
         self.name = name
         self.generator = generator
-        self.texts_read = 0
+        self.texts_read = 0  # in the current epoch
 
     def sequences(
         self,
@@ -108,18 +69,14 @@ class Dataset:
         skip: tuple[int, int] = (0, 0),
         chat: ChatTemplate | None = None,
     ) -> Iterator[list[int]]:
-        """Iterator of lists of `sequence_length` token ids, padded on the right.
-
-        It is the original's tf_dataset.
+        """Iterate over lists of `sequence_length` token ids, padded on the right: tf_dataset.
 
         A text is cut after its first start token, at `sequence_length`, and after its last end
-        token. A text that lacks one of these tokens is left out, and so is one of which nothing
-        remains, unless `allow_empty`. Each of `repeat_count` epochs (None: no end, unless an epoch
-        is empty) has the same order. Rank r of n takes every n-th sequence, starting at the r-th.
-
-        skip: (texts of the first epoch, sequences after them) to leave out before that, so that an
-        interrupted run can go on where it was. chat: whose contexts the sequences become; a text
-        that has none is left out. A dialogue is taken whole.
+        token. It is left out if one of these tokens is missing, or if nothing remains and not
+        `allow_empty`. Each of `repeat_count` epochs (None: no end, unless one is empty) has the
+        same order. Rank r of n takes every n-th sequence from the r-th. skip: (texts of the first
+        epoch, sequences after them) to leave out, for resuming. chat: template of contexts; a text
+        without one is left out, and a dialogue is taken whole.
         """
 
         def epoch(first: int) -> Iterator[list[int]]:
@@ -127,11 +84,10 @@ class Dataset:
             texts = self.generator(mode, seed=seed, shuffle=shuffle)
             texts = itertools.islice(texts, first, None)
             for self.texts_read, text in enumerate(texts, start=first + 1):
-                encoded, start, end = _encoded(text, encoder, start_token, end_token, chat)
-                tokens = _cut(encoded, sequence_length, start, end)
-                if tokens is None or not (tokens or allow_empty):
-                    continue
-                if chat is None or not chat.problem(encoded, tokens):
+                tokens, counts = _query_of(
+                    text, encoder, sequence_length, start_token, end_token, allow_empty, chat
+                )
+                if 'used' in counts:
                     yield tokens + [encoder.padding_token] * (sequence_length - len(tokens))
 
         texts_to_skip, sequences_to_skip = skip
@@ -152,10 +108,7 @@ class Dataset:
         allow_empty: bool = True,
         chat: ChatTemplate | None = None,
     ) -> Usage:
-        """What `sequences` with these arguments makes of texts: see there.
-
-        Of a part that is large, only the first texts are looked at, which hold COUNTED_CHARACTERS.
-        """
+        """Count the use that `sequences` makes of the first COUNTED_CHARACTERS of a part."""
         usage = Usage()
         characters = 0
         for text in self.generator(mode, seed=seed, shuffle=True):
@@ -163,91 +116,81 @@ class Dataset:
                 usage.is_all = False
                 break
             characters += len(text)
-            tokens, start, end = _encoded(text, encoder, start_token, end_token, chat)
-            usage.add(tokens, sequence_length, start, end, allow_empty, chat)
+            _, counts = _query_of(
+                text, encoder, sequence_length, start_token, end_token, allow_empty, chat
+            )
+            if isinstance(text, str) and spells_special(encoder, text):
+                counts.append('special')
+            for name in ('texts', *counts):
+                setattr(usage, name, getattr(usage, name) + 1)
         return usage
 
 
-def _encoded(
+def _query_of(
     text: str | list[int],
     encoder: Encoder,
-    start_token: Tokens,
-    end_token: Tokens,
+    length: int,
+    start: Tokens,
+    end: Tokens,
+    allow_empty: bool,
     chat: ChatTemplate | None,
-) -> tuple[list[int], Tokens, Tokens]:
-    """(tokens of a text, the start and the end token that they are to be cut at).
-
-    Token ids are those of a label file: of GPT-2 for a model with a tokeniser of its own.
-    """
+) -> tuple[list[int], list[str]]:
+    """Return (part of a text's tokens that makes a sequence, fields of Usage that count it)."""
     if isinstance(text, str):
+        tokens = encoder.encode(text)
         if chat is not None and messages.is_dialogue(text):
-            return encoder.encode(text), None, None
-        return encoder.encode(text), start_token, end_token
-    # A query of a label file was already cut after its start token.
-    if isinstance(encoder, TokeniserEncoder):
-        gpt2 = encodings.Main.get_encoder()
-        return encoder.encode(gpt2.decode(_label_query(text, gpt2))), None, end_token
-    return _label_query(text, encoder), None, end_token
+            start = end = None
+    else:
+        tokens = _label_query(text, encoder)
+        start = None  # it was already cut after its start token
+    begun = tokens
+    if start is not None:
+        starts = {start} if isinstance(start, int) else start
+        first = next((i for i, token in enumerate(tokens) if token in starts), None)
+        if first is None:
+            return [], ['no_start']
+        # As in the original, a text that ends with its first start token is kept whole.
+        begun = tokens[first + 1 :] or tokens
+    ended = begun[:length]
+    if end is not None:
+        ends = {end} if isinstance(end, int) else end
+        while ended and ended[-1] not in ends:
+            ended.pop()
+        if not ended:
+            return [], ['no_end']
+    if not ended and not allow_empty:
+        return [], ['empty']
+    problem = chat.problem(tokens, ended) if chat is not None else None
+    if problem:
+        return [], [problem]
+    counts = ['used']
+    if len(begun) < len(tokens):
+        counts.append('cut_at_start')
+    if len(begun) > length:
+        counts.append('cut_at_length')
+    if len(ended) < min(len(begun), length):
+        counts.append('cut_at_end')
+    return ended, counts
 
 
 def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
-    """The query of a label without its padding; UserError for an id that is no token."""
-    n_tokens = encoder.padding_token if encoder.eot_token is None else encoder.eot_token + 1
-    query = [token for token in tokens if token != encoder.padding_token]
+    """Return the query of a label without its padding; UserError for an id that is no token."""
+    own = encodings.Main.get_encoder() if unnamed_ids_are_of_gpt2(encoder) else encoder
+    n_tokens = own.padding_token if own.eot_token is None else own.eot_token + 1
+    query = [token for token in tokens if token != own.padding_token]
     if not all(0 <= token < n_tokens for token in query):
         raise UserError(
             f'a query of the label file holds token ids that are not in 0 to {n_tokens - 1}'
         )
-    return query
-
-
-def _cut(
-    tokens: list[int], length: int, start_token: Tokens, end_token: Tokens
-) -> list[int] | None:
-    """The part of a text's tokens that makes a sequence.
-
-    None if the start or end token is missing.
-    """
-    begun = _after_start(tokens, start_token)
-    return None if begun is None else _until_end(begun[:length], end_token)
-
-
-def _after_start(tokens: list[int], start_token: Tokens) -> list[int] | None:
-    """The tokens after the first start token; None where there is none."""
-    if start_token is None:
-        return tokens
-    starts = _as_collection(start_token)
-    for position, token in enumerate(tokens):
-        if token in starts:
-            # As in the original, a text that ends with its first start token is kept whole.
-            return tokens[position + 1 :] or tokens
-    return None
-
-
-def _until_end(tokens: list[int], end_token: Tokens) -> list[int] | None:
-    """The tokens up to the last end token, which is one of them; None where there is none."""
-    if end_token is None:
-        return tokens
-    ends = _as_collection(end_token)
-    for length in range(len(tokens), 0, -1):
-        if tokens[length - 1] in ends:
-            return tokens[:length]
-    return None
-
-
-def _as_collection(tokens: int | Collection[int]) -> Collection[int]:
-    return (tokens,) if isinstance(tokens, int) else tokens
+    return query if own is encoder else encoder.encode(own.decode(query))
 
 
 def _repeated(
     epoch: Callable[[int], Iterable[list[int]]], count: int | None, first: int
 ) -> Iterator[list[int]]:
-    """The elements of `count` epochs, or of epochs until one is empty (None).
-
-    The first epoch begins at text `first`, so it may have nothing left without being empty.
-    """
+    """Yield the elements of `count` epochs (None: until one is empty), from text `first` on."""
     for _ in itertools.count() if count is None else range(count):
-        is_empty = first == 0
+        is_empty = first == 0  # a first epoch that is resumed may have nothing left
         for element in epoch(first):
             is_empty = False
             yield element
@@ -257,11 +200,7 @@ def _repeated(
 
 
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
-    """The data set `name`: one of datasets.registry, or a .jsonl file of strings (path or URL).
-
-    labels: the label file whose queries stand in for a data set that cannot be had, where its entry
-    allows that. Raises UserError for an unknown name or a missing file.
-    """
+    """Return a data set by name, or of a .jsonl file. labels: a stand-in if it is lost."""
     info = registry.info(name)
     generator = info.load_generator()
     if name in registry.DATASETS:

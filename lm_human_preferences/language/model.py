@@ -6,23 +6,59 @@ from functools import partial
 from typing import Any, Self
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences.checkpointing.variables import VariableNames
-from lm_human_preferences.language.attention import (
-    KVCache,
-    Unpadding,
-    attend,
-    take_queries,
-)
-from lm_human_preferences.language.gpt2.parameters import gpt2_parameters
+from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
-from lm_human_preferences.language.network import Network, head_deviations
+from lm_human_preferences.language.network import Network
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
-__all__ = ['HParams', 'Model']
+
+class Projection(nn.Module):
+    """A linear layer with `weight (inputs, outputs)`, uninitialised: see `precision.linear`."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+
+    def forward(self, x: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
+        """Map `x (n, inputs)` to (n, outputs), or to gelu of that."""
+        return precision.linear(x, self.weight, self.bias, gelu=gelu)
+
+
+def gpt2_parameters(sizes: HParams) -> nn.ModuleDict:
+    """Make GPT-2's parameters, uninitialised, with the names of transformers' GPT2Model."""
+    n_embd = sizes.n_embd
+
+    def embedding(count: int) -> nn.Embedding:
+        return nn.Embedding.from_pretrained(torch.empty(count, n_embd), freeze=False)
+
+    def block() -> nn.ModuleDict:
+        """Make the parameters of one block."""
+        attn = {'c_attn': Projection(n_embd, 3 * n_embd), 'c_proj': Projection(n_embd, n_embd)}
+        mlp = {'c_fc': Projection(n_embd, 4 * n_embd), 'c_proj': Projection(4 * n_embd, n_embd)}
+        return nn.ModuleDict(
+            {
+                'ln_1': nn.LayerNorm(n_embd),
+                'attn': nn.ModuleDict(attn),
+                'ln_2': nn.LayerNorm(n_embd),
+                'mlp': nn.ModuleDict(mlp),
+            }
+        )
+
+    return nn.ModuleDict(
+        {
+            'wte': embedding(sizes.n_vocab),
+            'wpe': embedding(sizes.n_ctx),
+            'h': nn.ModuleList(block() for _ in range(sizes.n_layer)),
+            'ln_f': nn.LayerNorm(n_embd),
+        }
+    )
 
 
 class Model(Network):
@@ -39,10 +75,7 @@ class Model(Network):
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
-        """Set the original's starting values.
-
-        names: of the parameters to set; None: all.
-        """
+        """Set the original's starting values, or those of the parameters `names` only."""
         n_embd = self.hparams.n_embd
         n_layer = self.hparams.n_layer
         stdevs = {
@@ -52,17 +85,16 @@ class Model(Network):
             'attn.c_proj.weight': (n_embd * n_layer) ** -0.5,
             'mlp.c_fc.weight': n_embd**-0.5,
             'mlp.c_proj.weight': (4 * n_embd * n_layer) ** -0.5,
-            **head_deviations(n_embd),
         }
-        for name, parameter in self.named_parameters():
-            if names is not None and name not in names:
+        for name, parameter in self.transformer.named_parameters():
+            if names is not None and f'transformer.{name}' not in names:
                 continue
-            kind = re.sub(r'^transformer\.(h\.\d+\.)?', '', name)
+            kind = re.sub(r'^h\.\d+\.', '', name)
             if kind in stdevs:
                 parameter.normal_(std=stdevs[kind])
             else:
                 parameter.fill_(1.0 if re.fullmatch(r'ln_\w\.weight', kind) else 0.0)
-        return self
+        return super().initialize(names)
 
     def outputs(
         self,
@@ -73,7 +105,7 @@ class Model(Network):
         output_positions: torch.Tensor | None,
         cache: KVCache | None = None,
     ) -> torch.Tensor:
-        """See Network.outputs. The last layer computes nothing but what is wanted."""
+        """Compute outputs: see Network. The last layer computes only what is wanted."""
         network = self.transformer
         unpadding = Unpadding(real)
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
@@ -95,11 +127,10 @@ class Model(Network):
         return unpadding.pad(network.ln_f(x))
 
     def new_cache(self) -> KVCache:
-        """See Network.new_cache."""
         return KVCache()
 
     def output_layer(self) -> tuple[torch.Tensor, None]:
-        """The embedding of tokens: see Network.output_layer."""
+        """Return the embedding of tokens: see Network."""
         return self.transformer.wte.weight, None
 
     def _block(
@@ -111,13 +142,9 @@ class Model(Network):
         cache: KVCache | None,
         output_positions: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Unpadding]:
-        """Block `i` on `x (tokens, n_embd)`: (its output, the Unpadding that the output has).
-
-        bias: see attend. With `output_positions (batch, n)`, keys and values are those of all
-        tokens and everything after them is computed at these columns only.
-        """
+        """Compute block `i` of `x (tokens, n_embd)`: (its output, the output's Unpadding)."""
         block = self.transformer.h[i]
-        qkv = unpadding.pad(precision.linear(block.ln_1(x), **block.attn.c_attn))
+        qkv = unpadding.pad(block.attn.c_attn(block.ln_1(x)))
         q, k, v = qkv.unflatten(2, (3, self.hparams.n_head, -1)).permute(2, 0, 3, 1, 4)
         if cache is not None:
             k, v = cache.extend(i, k, v)
@@ -127,6 +154,6 @@ class Model(Network):
             x = index_each(unpadding.pad(x), output_positions).flatten(0, 1)
             unpadding = Unpadding(torch.ones_like(output_positions, dtype=torch.bool))
         attended = unpadding.unpad(attend(q, k, v, bias))
-        x = x + precision.linear(attended, **block.attn.c_proj)
-        inner = precision.linear(block.ln_2(x), **block.mlp.c_fc, gelu=True)
-        return x + precision.linear(inner, **block.mlp.c_proj), unpadding
+        x = x + block.attn.c_proj(attended)
+        inner = block.mlp.c_fc(block.ln_2(x), gelu=True)
+        return x + block.mlp.c_proj(inner), unpadding

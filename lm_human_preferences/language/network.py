@@ -1,4 +1,4 @@
-"""What this project asks of a language model's network, and what all networks do alike."""
+"""Interface of networks of language models, and what they have in common."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ class Cache(Protocol):
 
     length: int
 
+    def select(self, rows: torch.Tensor) -> Self:
+        """Keep only these rows of the batch; may change in place."""
+        ...
+
 
 class ScalarHead(nn.Module):
-    """One number for each position: `h (..., n_embd)` -> `(...)`."""
+    """One number for each position, in the type of its own parameters."""
 
     def __init__(self, n_embd: int) -> None:
         super().__init__()
@@ -34,27 +38,17 @@ class ScalarHead(nn.Module):
         self.b = nn.Parameter(torch.empty(()))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """`h (..., n_embd)` -> `(...)`, in the type of its own parameters."""
+        """Map `h (..., n_embd)` to `(...)`."""
         return (h.to(self.w.dtype) * self.w).sum(-1) + self.b
-
-
-def head_deviations(n_embd: int) -> dict[str, float]:
-    """The standard deviations that the weights of scalar heads start with, by their names."""
-    return {f'{HEADS}value.w': 0.0, f'{HEADS}reward.w': (n_embd + 1) ** -0.5}
 
 
 class Network(nn.Module, ABC):
     """A language model whose outputs at padding repeat those of the last real token before it.
 
-    hparams: its sizes. Parameters are uninitialised until `initialize` or until all of them are
-    loaded.
-
-    gradient_checkpointing: whether a backward pass recomputes each block from its inputs, so that
-    only these are kept.
-
-    variable_names: what checkpoints call the parameters, and what a training keeps of them.
-
-    logit_scale: what the products of outputs and output layer are multiplied by.
+    hparams: its sizes. Parameters have no values until `initialize`, or until all are loaded.
+    gradient_checkpointing: whether a backward pass recomputes each block from its inputs.
+    shared: names of parameters that belong to other networks as well, and never change.
+    variable_names: of the parameters in checkpoints. logit_scale: factor of all logits.
     """
 
     variable_names: VariableNames
@@ -65,13 +59,15 @@ class Network(nn.Module, ABC):
         super().__init__()
         self.hparams = hparams
         self.gradient_checkpointing = False
+        self.shared: frozenset[str] = frozenset()
 
     def add_heads(self, names: Iterable[str]) -> None:
-        """Add scalar heads, after all other parameters.
-
-        names: of heads, 'value' (starts at zero) or 'reward' (starts random).
-        """
+        """Add scalar heads: 'value' (starts at zero) or 'reward' (starts random)."""
         self.heads = nn.ModuleDict({name: ScalarHead(self.hparams.n_embd) for name in names})
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        named = self.named_parameters()
+        return {name: parameter for name, parameter in named if name not in self.shared}
 
     @abstractmethod
     def outputs(
@@ -83,34 +79,27 @@ class Network(nn.Module, ABC):
         output_positions: torch.Tensor | None,
         cache: Any = None,
     ) -> torch.Tensor:
-        """What the network computes: outputs of the last layer at `tokens (batch, length)`.
+        """Compute the outputs of the last layer at `tokens (batch, length)`.
 
-        positions: (batch, length). allowed: which keys a token attends to, see attention_mask.
-        real: bool (batch, length), where anything needs to be computed at all. output_positions:
-        columns (batch, n), where only some outputs are wanted, else None. cache: of `new_cache`, or
-        None; it is extended.
+        positions: (batch, length). allowed: see attention_mask. real: bool (batch, length), where
+        anything needs to be computed. output_positions: columns (batch, n) of the outputs that are
+        wanted; None: all. cache: of `new_cache`, or None; it is extended.
         """
 
     @abstractmethod
     def new_cache(self) -> Cache:
-        """A cache of keys and values that holds none yet."""
+        """Return an empty cache of keys and values."""
 
     @abstractmethod
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight (n_vocab, n_embd) and bias (n_vocab,) that make logits of the outputs.
-
-        None stands for a bias of zeros.
-        """
+        """Return weight (n_vocab, n_embd) and bias (n_vocab,) of the logits; None: no bias."""
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
-        """Set the original's starting values of scalar heads.
-
-        names: of the parameters to set; None: all.
-        """
-        stdevs = head_deviations(self.hparams.n_embd)
-        for name, parameter in self.heads.named_parameters(HEADS.rstrip('.')):
-            if names is not None and name not in names:
+        """Set the original's starting values of scalar heads, or of the parameters `names` only."""
+        stdevs = {'value.w': 0.0, 'reward.w': (self.hparams.n_embd + 1) ** -0.5}
+        for name, parameter in self.heads.named_parameters():
+            if names is not None and f'{HEADS}{name}' not in names:
                 continue
             if name in stdevs:
                 parameter.normal_(std=stdevs[name])
@@ -125,12 +114,11 @@ class Network(nn.Module, ABC):
         cache: Any = None,
         output_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Outputs of the last layer: `tokens (batch, length)` -> (batch, length, n_embd).
+        """Return outputs of the last layer: `tokens (batch, length)` -> (batch, length, n_embd).
 
-        mask: bool (batch, past + length), False at padding, or None where all tokens are real.
-        cache: of the tokens before (extended in place), or None.
-        output_positions: int64 (n,), columns of `tokens`: the result is (batch, n, n_embd), and the
-        last layer computes nothing else.
+        mask: bool (batch, past + length), False at padding; None: all are real. cache: of the
+        tokens before (extended in place), or None. output_positions: int64 (n,), the only columns
+        of `tokens` that are computed in the last layer: (batch, n, n_embd).
         """
         batch, length = tokens.shape
         past = cache.length if cache is not None else 0
@@ -152,11 +140,11 @@ class Network(nn.Module, ABC):
     def last_hidden(
         self, prompt: torch.Tensor, completions: torch.Tensor, padding_token: int
     ) -> torch.Tensor:
-        """Outputs at the last real token of `prompt (batch, prompt_length)` with each completion.
+        """Return outputs (batch, n, n_embd) at the end of a prompt with each completion.
 
-        completions: (batch, n, length), each of which follows the prompt on its own; an empty one
-        is read at the end of the prompt. Returns (batch, n, n_embd). The prompt is computed once:
-        all completions stand behind it in one row, in which none attends to another.
+        prompt: (batch, prompt_length). completions: (batch, n, length); an empty one is read at the
+        end of the prompt. The prompt is computed once: all completions stand behind it in one row,
+        in which none attends to another.
         """
         n, length = completions.shape[1:]
         start = prompt.shape[1]
@@ -181,7 +169,7 @@ class Network(nn.Module, ABC):
         return self.outputs(one_row(tokens), one_row(positions), allowed, real, ends)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Language-model logits of `h (..., n_embd)` -> `(..., n_vocab)`."""
+        """Return language-model logits of `h (..., n_embd)`: `(..., n_vocab)`."""
         weight, bias = self.output_layer()
         logits = precision.logits(self.scaled(h), weight)
         return logits if bias is None else logits + bias
@@ -189,10 +177,7 @@ class Network(nn.Module, ABC):
     def logprobs_and_entropies(
         self, h: torch.Tensor, labels: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, ...]:
-        """Log-probabilities and entropies of `labels (...)`, each (...), after `h (..., n_embd)`.
-
-        temperature: what logits are divided by.
-        """
+        """Return log-probabilities and entropies, each (...), of `labels (...)` after `h`."""
         weight, bias = self.output_layer()
         temperature = max(temperature, MIN_TEMPERATURE)
         h = self.scaled(h) / temperature
@@ -209,16 +194,13 @@ class Network(nn.Module, ABC):
         )
 
     def scaled(self, h: torch.Tensor) -> torch.Tensor:
-        """Outputs `h (..., n_embd)` times the scale of logits."""
+        """Return outputs `h (..., n_embd)` times the scale of logits."""
         return h if self.logit_scale == 1 else h * self.logit_scale
 
     def mask_padding(
         self, tokens: torch.Tensor, padding_token: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens with 0 for padding, bool mask of the real ones).
-
-        Raises ValueError for a row of padding only.
-        """
+        """Return (tokens with 0 for padding, mask of real ones); ValueError for an empty row."""
         mask = tokens != padding_token
         empty = (~mask.any(-1)).nonzero()
         if len(empty):

@@ -1,13 +1,14 @@
-"""The tokeniser in a directory of transformers as an encoding: tokenizer.json.
+"""Tokeniser in a directory of transformers as an encoding: tokenizer.json.
 
-It is read by the library `tokenizers`; no code from the directory is run. A text is encoded as a
-part of a longer one: no special token is put before or after it, nor the space that some tokenisers
-begin a text with. So `decode(encode(text))` is `text`, and prefix, query and suffix can be encoded
-one by one. Special tokens are never made of what a text spells.
+The library `tokenizers` reads it; no code from the directory is run. A text is encoded as a part of
+a longer one: without special tokens around it, and without the space that some tokenisers put
+before a text. So `decode(encode(text))` is `text`, and prefix, query and suffix can be encoded one
+by one. Text that spells a special token stays text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -15,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsInt
 
 import tokenizers
@@ -30,39 +31,40 @@ from lm_human_preferences.runs import run_files
 TOKENISER = run_files.TOKENISER
 SETTINGS = run_files.TOKENISER_SETTINGS
 TEMPLATE = run_files.CHAT_TEMPLATE
-PREFIX = 'tokenizer-'  # of the names of these encodings; 12 digits of a digest follow
+PREFIX = 'tokenizer-'  # of these encodings' names; 12 digits of a digest follow
 # SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
 GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
 
 
-class TokeniserEncoder:
-    """Text to token ids of a tokenizer.json and back, see the head of this module.
+class TokeniserEncoder(Encoder):
+    """Encoder of a tokenizer.json; padding is the first id that is no token."""
 
-    rules: what the file holds. The padding token is the first id that is no token.
-    """
-
-    def __init__(self, encoding: TokeniserEncoding, rules: Mapping[str, Any]) -> None:
+    def __init__(
+        self, encoding: TokeniserEncoding, rules: Mapping[str, Any], special_tokens: bool = False
+    ) -> None:
         self.directory = encoding.directory
         self.eot_token = encoding.eot_token
         self.padding_token = encoding.n_vocab
         self.spells_special = True
+        added = rules.get('added_tokens') or []
+        self.special_texts = frozenset(
+            each['content'] for each in added if each.get('special') and not special_tokens
+        )
         self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(_without_prefix_space(rules)))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # as the texts that they look like
+        self._tokenizer.encode_special_tokens = not special_tokens
+        self._made_of = encoding, rules
 
     def encode(self, text: str) -> list[int]:
-        """List of token ids of `text`; UserError for what the tokeniser has no token for."""
+        """Return the token ids of `text`; UserError for text without a token."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except Exception as e:  # the library raises no other
             raise UserError(f'the tokeniser of the model cannot encode {text!r:.80}: {e}') from e
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Text of token ids (list, numpy array or tensor), without padding.
-
-        Special tokens are spelled out. Raises KeyError for an id that is neither token nor padding.
-        """
+        """Return text with special tokens spelled out; KeyError for an id that is no token."""
         ids = [int(token) for token in tokens]
         for token in ids:
             if not 0 <= token <= self.padding_token:
@@ -70,17 +72,17 @@ class TokeniserEncoder:
         ids = [token for token in ids if token != self.padding_token]
         return self._tokenizer.decode(ids, skip_special_tokens=not self.spells_special)
 
+    def with_special_tokens(self) -> TokeniserEncoder:
+        return TokeniserEncoder(*self._made_of, special_tokens=True)
+
     def reader(self) -> TokeniserEncoder:
-        """The same, but without special tokens in texts: for what people read of a dialogue."""
+        """Return a copy that omits special tokens from texts, for people to read."""
         reader = copy.copy(self)
         reader.spells_special = False
         return reader
 
     def tokens_holding(self, text: str) -> frozenset[int]:
-        """The tokens whose own text has `text` in it; UserError where none has.
-
-        So '.' is in ' .' and '."', too. A word is not in a longer one.
-        """
+        """Return the tokens that contain `text`, but no word in a longer one; UserError if none."""
         before = r'(?<!\w)' if re.match(r'\w', text) else ''
         after = r'(?!\w)' if re.search(r'\w$', text) else ''
         pattern = re.compile(before + re.escape(text) + after)
@@ -93,30 +95,27 @@ class TokeniserEncoder:
 
     @functools.cached_property
     def _texts(self) -> list[str]:
-        """The text of each token; that of a token which is a part of a character has U+FFFD."""
+        """Return the text of each token, with U+FFFD for parts of characters."""
         decode = self._tokenizer.decode
         return [decode([token], skip_special_tokens=False) for token in range(self.padding_token)]
 
 
 @dataclasses.dataclass(frozen=True)
 class TokeniserEncoding(Encoding):
-    """The encoding of the tokeniser in `directory` (path or URL)."""
+    """Encoding of the tokeniser in `directory` (path or URL)."""
 
     directory: str = ''
 
     def get_encoder(self) -> TokeniserEncoder:
-        """The encoder, made once. UserError where its file is missing or damaged."""
-        return _encoder(self, _md5_of(self.directory))
+        """Return the encoder, made once; UserError if its file is missing or damaged."""
+        return _encoder(self)
 
     def fits(self, rows: int) -> bool:
-        """See Encoding: an embedding may have more rows, which belong to no token."""
+        """Return whether a network can have it: an embedding may have rows without tokens."""
         return rows >= self.n_vocab
 
     def copy_files(self, directory: str) -> None:
-        """Copy the tokeniser's own files.
-
-        What is saved with them can be read without the directory that they are from.
-        """
+        """Copy the tokeniser's files into the directory of a saved model."""
         for name in run_files.TOKENISER_FILES:
             source = storage.join(self.directory, name)
             if storage.exists(source):
@@ -124,19 +123,14 @@ class TokeniserEncoding(Encoding):
                     storage.write_bytes(os.path.join(directory, name), file.read())
 
     def write_tokeniser(self, directory: str) -> None:
-        """See Encoding."""
         self.copy_files(directory)
 
     def rules(self) -> dict[str, Any]:
-        """What tokenizer.json holds, without the space that it may put before a text."""
-        return _without_prefix_space(_read_rules(storage.join(self.directory, TOKENISER)))
+        return _without_prefix_space(storage.read_json(storage.join(self.directory, TOKENISER)))
 
 
 def find(name: Any, directory: str) -> Encoding:
-    """The encoding called `name`, as the file `encoding` or a folder of labels in `directory` says.
-
-    UserError for an unknown name, and where the tokeniser in there is another one.
-    """
+    """Return the encoding of that name; UserError if it is unknown or not that of `directory`."""
     if not isinstance(name, str) or not name.startswith(PREFIX):
         return encodings.by_name(name)
     encoding = read(directory)
@@ -149,11 +143,7 @@ def find(name: Any, directory: str) -> Encoding:
 
 
 def of_directory(directory: str) -> Encoding:
-    """The encoding of a directory of transformers: its tokeniser, or `main` for GPT-2's own.
-
-    Without a tokenizer.json it is `main`, as in GPT-2's releases; UserError where config.json
-    describes another model than GPT-2.
-    """
+    """Return the encoding of a directory of transformers: `main` for GPT-2's own."""
     config = read_object(directory, 'config.json')
     model_type = config.get('model_type', 'gpt2')
     if not storage.exists(storage.join(directory, TOKENISER)):
@@ -170,7 +160,7 @@ def of_directory(directory: str) -> Encoding:
 
 
 def read(directory: str) -> TokeniserEncoding:
-    """The encoding of the tokenizer.json in `directory`, whatever else is there."""
+    """Return the encoding of the tokenizer.json in `directory`."""
     summary = _summary_of(directory)
     return TokeniserEncoding(
         f'{PREFIX}{summary.digest[:12]}',
@@ -181,23 +171,48 @@ def read(directory: str) -> TokeniserEncoding:
 
 
 def reader(encoder: Encoder, is_chat: bool | None) -> Encoder:
-    """What decodes texts for people to read: of a chat, without the marks of its template."""
+    """Return a decoder of texts for people: of a chat, without the marks of its template."""
     return encoder.reader() if is_chat and isinstance(encoder, TokeniserEncoder) else encoder
 
 
-def of_unmarked_labels(encoding: Encoding) -> Encoding:
-    """The encoding of labels of token ids that do not name it, for a model of `encoding`.
+def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
+    """Return whether unnamed token ids are GPT-2's: if the model has a tokeniser of its own."""
+    return isinstance(model, TokeniserEncoding | TokeniserEncoder)
 
-    It is the model's, if that is one of the original's, else that of the published labels.
-    """
-    return encodings.Main if isinstance(encoding, TokeniserEncoding) else encoding
+
+def text_encoder(encoder: Encoder, special_tokens: bool) -> Encoder:
+    if special_tokens and isinstance(encoder, TokeniserEncoder):
+        return encoder.with_special_tokens()
+    return encoder
+
+
+def spells_special(encoder: Encoder, *texts: str) -> bool:
+    """Return whether texts spell special tokens that `encoder` takes for ordinary letters."""
+    if not isinstance(encoder, TokeniserEncoder):
+        return False
+    together = '\n'.join(texts)
+    return any(map(together.__contains__, encoder.special_texts))
+
+
+def own_ends(encoder: Encoder) -> frozenset[int]:
+    """Return the tokens that end a text of a model, as its files say, or its encoding."""
+    if isinstance(encoder, TokeniserEncoder):
+        for file in ('generation_config.json', 'config.json'):
+            ends = _eos_ids(encoder.directory, file, encoder.padding_token)
+            if ends:
+                return frozenset(ends)
+    return frozenset() if encoder.eot_token is None else frozenset([encoder.eot_token])
+
+
+def _eos_ids(directory: str, file: str, n_vocab: int) -> list[int]:
+    """Return the tokens below `n_vocab` that a JSON file of the directory names as ends."""
+    named = read_object(directory, file).get('eos_token_id')
+    ids = named if isinstance(named, list) else [named]
+    return [token for token in ids if type(token) is int and 0 <= token < n_vocab]
 
 
 def may_have_own(model: str) -> bool:
-    """Whether a model may have a tokeniser of its own: see TrainedModel about its name.
-
-    Nothing is fetched: of what is not on this machine that is not known.
-    """
+    """Return whether a model may have a tokeniser of its own, as far as known without fetching."""
     if model in ('test', 'reviews') or released_name(model) is not None:
         return False
     if storage.is_remote(model) or not os.path.exists(model):
@@ -207,7 +222,7 @@ def may_have_own(model: str) -> bool:
 
 
 class _Summary(NamedTuple):
-    """What is kept of a tokenizer.json. digest: of all that decides how text is encoded."""
+    """Summary of a tokenizer.json. digest: of all that affects encoding."""
 
     digest: str
     n_vocab: int
@@ -215,25 +230,18 @@ class _Summary(NamedTuple):
     token_of: dict[str, int]
 
 
-def _md5_of(directory: str) -> str:
-    """That of the tokenizer.json, which may change."""
-    return storage.md5(storage.cached_path(storage.join(directory, TOKENISER)))
-
-
 def _summary_of(directory: str) -> _Summary:
-    return _summary(storage.join(directory, TOKENISER), _md5_of(directory))
+    path = storage.join(directory, TOKENISER)
+    return _summary(path, storage.md5(storage.cached_path(path)))
 
 
 @functools.lru_cache(maxsize=8)
 def _summary(path: str, md5: str) -> _Summary:
-    """md5: see _md5_of."""
-    rules = _read_rules(path)
-    try:
+    rules = storage.read_json(path)
+    with _explained(path):
         token_of = tokens_of(rules)
         n_vocab = max(token_of.values()) + 1
-        digest = _digest(_that_encode(rules))
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise UserError(f'{path} is no tokeniser: {e!r:.80}') from e
+        digest = _digest(_encoding_rules(rules))
     n_gpt2 = encodings.Main.n_vocab
     first = {text: token for text, token in token_of.items() if token < n_gpt2}
     is_gpt2 = len(first) == n_gpt2 and _digest(first) == GPT2_VOCABULARY
@@ -241,25 +249,24 @@ def _summary(path: str, md5: str) -> _Summary:
 
 
 @functools.lru_cache(maxsize=8)
-def _encoder(encoding: TokeniserEncoding, md5: str) -> TokeniserEncoder:
-    """md5: see _md5_of."""
+def _encoder(encoding: TokeniserEncoding) -> TokeniserEncoder:
     path = storage.join(encoding.directory, TOKENISER)
-    rules = _read_rules(path)
-    try:
-        return TokeniserEncoder(encoding, rules)
-    except Exception as e:  # the library raises no other
-        raise UserError(f'{path} is no tokeniser: {e}') from e
-
-
-def _read_rules(path: str) -> dict[str, Any]:
     rules = storage.read_json(path)
-    if not isinstance(rules, dict):
-        raise UserError(f'{path} is no tokeniser: it is not a JSON object')
-    return rules
+    with _explained(path):
+        return TokeniserEncoder(encoding, rules)
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Raise any error about the tokeniser in a file as a UserError with the library's words."""
+    try:
+        yield
+    except Exception as e:  # the library raises no other
+        raise UserError(f'{path} is no tokeniser: {e!r:.80}') from e
 
 
 def tokens_of(rules: Mapping[str, Any]) -> dict[str, int]:
-    """{token as the file spells it: its id}, added tokens included."""
+    """Return {token as the file spells it: its id}, added tokens included."""
     vocab = rules['model']['vocab']
     if isinstance(vocab, list):  # of a unigram model: [token, score] in the order of the ids
         token_of = {token: number for number, (token, _) in enumerate(vocab)}
@@ -269,11 +276,8 @@ def tokens_of(rules: Mapping[str, Any]) -> dict[str, int]:
     return {**token_of, **added}
 
 
-def _that_encode(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a tokenizer.json that decide how a text is encoded and decoded.
-
-    Pairs that merge are written in two ways, 'a b' and ['a', 'b'].
-    """
+def _encoding_rules(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a tokenizer.json that affect encoding, with merges as 'a b'."""
     names = ('added_tokens', 'normalizer', 'pre_tokenizer', 'decoder', 'model')
     parts = {name: rules.get(name) for name in names}
     model = parts['model']
@@ -289,51 +293,43 @@ def _digest(value: Any) -> str:
 
 
 def _without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The rules of a tokeniser that puts no space before a text, and takes none away.
-
-    Those that come from SentencePiece do so, as the first word of a text then has the token that it
-    has in the middle. Here most texts are from the middle of one.
-    """
+    """Return the rules without the space that SentencePiece puts before a text."""
     parts = ('normalizer', 'pre_tokenizer', 'decoder')
     return {**rules, **{name: _bare(rules.get(name)) for name in parts}}
 
 
 def _bare(rule: Any) -> Any:
-    """One rule, or a sequence of them, without what concerns the space before a text."""
+    """Return a rule, or a sequence of rules, without the space before a text."""
     if not isinstance(rule, dict):
         return rule
+    bare = dict(rule)
     kind = rule.get('type')
-    if kind == 'Sequence':
-        return {
-            name: [bare for bare in map(_bare, value) if bare is not None]
-            if isinstance(value, list)
-            else value
-            for name, value in rule.items()
-        }
     if kind == 'Prepend' or (kind == 'Strip' and rule.get('content') == ' '):
         return None
+    if kind in ('Metaspace', 'ByteLevel'):
+        bare['add_prefix_space'] = False
     if kind == 'Metaspace':
-        return {**rule, 'prepend_scheme': 'never', 'add_prefix_space': False}
-    if kind == 'ByteLevel':
-        return {**rule, 'add_prefix_space': False}
-    return rule
+        bare['prepend_scheme'] = 'never'
+    if kind == 'Sequence':
+        for name, value in rule.items():
+            if isinstance(value, list):
+                bare[name] = [part for part in map(_bare, value) if part is not None]
+    return bare
 
 
 def _eot_token(directory: str, summary: _Summary) -> int | None:
-    """The token that ends a text, as the first file says that names one; None where none does."""
+    """Return the token that ends a text, from the first file that names one."""
     spelled = special_tokens(directory, SETTINGS, ['eos_token']).get('eos_token')
     if spelled in summary.token_of:
         return summary.token_of[spelled]
-    for name in ('config.json', 'generation_config.json'):
-        tokens = read_object(directory, name).get('eos_token_id')
-        first = tokens[0] if isinstance(tokens, list) and tokens else tokens
-        if type(first) is int and 0 <= first < summary.n_vocab:
-            return first
+    for file in ('config.json', 'generation_config.json'):
+        for token in _eos_ids(directory, file, summary.n_vocab):
+            return token
     return None
 
 
 def special_tokens(directory: str, file: str, names: Iterable[str]) -> dict[str, str]:
-    """{name: text} of those special tokens that a JSON file of the directory spells."""
+    """Return {name: text} of the special tokens that a JSON file of the directory spells."""
     settings = read_object(directory, file)
     found = {}
     for name in names:
@@ -345,7 +341,7 @@ def special_tokens(directory: str, file: str, names: Iterable[str]) -> dict[str,
 
 
 def read_object(directory: str, name: str) -> dict[str, Any]:
-    """The object in a JSON file of the directory; an empty one where there is none."""
+    """Return the object in a JSON file of the directory; empty if there is none."""
     path = storage.join(directory, name)
     value = storage.read_json(path) if storage.exists(path) else {}
     return value if isinstance(value, dict) else {}

@@ -1,23 +1,37 @@
-"""Where the weights of a language model come from: a released model, a directory, or `test`."""
+"""Language models by name: a released model, a directory, a model of the hub, or `test`."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import Sizes
-from lm_human_preferences.language import architectures, encodings, tokenisers
-from lm_human_preferences.language.architectures import Architecture
+from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language.adapters import peft_files
+from lm_human_preferences.language.adapters.weights import merged
+from lm_human_preferences.language.causal_lm import probe
+from lm_human_preferences.language.causal_lm.architecture import CausalLM
+from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.gpt2 import released
-from lm_human_preferences.language.gpt2.sizes import HParams, load_hparams, test_hparams
+from lm_human_preferences.language.gpt2.sizes import (
+    HUGGING_FACE_SIZES,
+    HParams,
+    is_own,
+    load_config,
+    load_hparams,
+    test_hparams,
+)
+from lm_human_preferences.language.model import Model
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import (
     CHECKPOINT_FILES,
+    EMBEDDING,
     CheckpointWeights,
+    SafetensorsWeights,
     Weights,
     check_size,
     load_parameters,
@@ -28,20 +42,72 @@ from lm_human_preferences.utils.logging import log_as_original
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ['TrainedModel', 'load_hparams', 'test_hparams']
-
+SIZES_FILE = 'hparams.json'  # of models that this program or the original has saved
+CONFIG_FILE = 'config.json'  # of models that transformers has saved
 _REWARD_HEAD = f'{HEADS}reward.w'
-_probed: set[str | None] = set()  # directories whose models this process has driven
+_probed: set[str | None] = set()  # directories whose models this process has checked
+
+
+class GPT2:
+    """Architecture of this program's own GPT-2. embedding: own name of a parameter."""
+
+    variable_names = Model.variable_names
+    embedding = EMBEDDING
+
+    def __init__(self, hparams: HParams) -> None:
+        self._hparams = hparams
+
+    def sizes(self) -> HParams:
+        return self._hparams
+
+    def create(self, scalar_heads: Iterable[str]) -> Model:
+        return Model(self._hparams, scalar_heads)
+
+    def saved_weights(self, directory: str) -> SafetensorsWeights:
+        return SafetensorsWeights(directory)
+
+    def to_transformers(self, network: Any) -> PreTrainedModel:
+        """Return a causal language model of transformers with the network's weights."""
+        from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
+
+        sizes = {
+            theirs: getattr(self._hparams, ours) for ours, (theirs, _) in HUGGING_FACE_SIZES.items()
+        }
+        config = GPT2Config(
+            **sizes,
+            activation_function='gelu_pytorch_tanh',
+            layer_norm_epsilon=1e-5,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            resid_pdrop=0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        theirs = GPT2LMHeadModel(config)
+        theirs.transformer.load_state_dict(network.transformer.state_dict())
+        return theirs
+
+    def write_files(self, directory: str) -> None:
+        storage.write_json(storage.join(directory, SIZES_FILE), self._hparams.to_nested_dict())
+
+
+Architecture = GPT2 | CausalLM
+
+
+def is_saved_by_transformers(directory: str) -> bool:
+    """Return whether `save_pretrained` wrote the directory, and not a training."""
+    if storage.exists(storage.join(directory, SIZES_FILE)):
+        return False
+    return storage.exists(storage.join(directory, CONFIG_FILE))
 
 
 class TrainedModel:
-    """Where a model's sizes, encoding and weights are (the original's TrainedModel).
+    """Sizes, encoding and weights of a model (the original's TrainedModel).
 
-    name: a released model (124M or gpt2, ...), the path or URL of a directory, a model of the hub
-        (ORG/NAME, ORG/NAME@REVISION or hf://...), or 'test' for the tiny random model.
-    savedir: the directory, where that is not `name`; of a model of the hub, its hf:// path with the
-        commit.
-    scope: read only the variables under this name ('policy' in the checkpoint of a training).
+    name: a released model (124M or gpt2, ...), a directory or URL, a model of the hub (ORG/NAME,
+        ORG/NAME@REVISION or hf://...), or 'test' for the tiny random model.
+    savedir: the directory, if not `name`; for the hub, the hf:// path with the commit.
+    scope: of the network in the checkpoint of a training, such as 'policy'.
     """
 
     def __init__(self, name: str, savedir: str | None = None, scope: str | None = None) -> None:
@@ -52,22 +118,27 @@ class TrainedModel:
 
     @property
     def is_random(self) -> bool:
-        """Whether this is the 'test' model, which has no checkpoint."""
+        """Return whether it is the 'test' model, which has no checkpoint."""
         return self.savedir is None
 
     @functools.cached_property
-    def encoding(self) -> encodings.Encoding:
-        """The encoding that the directory's file `encoding` names.
+    def _adapted(self) -> TrainedModel | None:
+        """Base model of the PEFT adapter in the directory; None without an adapter."""
+        if self.savedir is None or not peft_files.is_peft(self.savedir):
+            return None
+        return TrainedModel(peft_files.base_of(self.savedir))
 
-        Without that file it is that of `tokenisers.of_directory` for a directory of transformers,
-        else `main`, as in GPT-2's releases. UserError for an unknown name.
-        """
+    @functools.cached_property
+    def encoding(self) -> encodings.Encoding:
+        """Return the encoding named in the file `encoding`, else the tokeniser's, else `main`."""
         if self.is_random:
             return encodings.Test
+        if self._adapted is not None:
+            return self._adapted.encoding
         assert self.savedir is not None
         path = storage.join(self.savedir, 'encoding')
         if not storage.exists(path):
-            is_theirs = architectures.is_saved_by_transformers(self.savedir)
+            is_theirs = is_saved_by_transformers(self.savedir)
             return tokenisers.of_directory(self.savedir) if is_theirs else encodings.Main
         name = storage.read_json(path)
         try:
@@ -76,18 +147,17 @@ class TrainedModel:
             raise UserError(f'{path}: {e}') from e
 
     def hparams(self) -> Sizes:
-        """A copy of the model's sizes."""
-        return copy.deepcopy(self._architecture.sizes())
+        return copy.deepcopy(self.architecture.sizes())
 
     @functools.cached_property
-    def _architecture(self) -> Architecture:
-        return architectures.of_directory(self.savedir, self.encoding.n_vocab)
+    def architecture(self) -> Architecture:
+        """The kind of network, and its sizes."""
+        if self._adapted is not None:
+            return self._adapted.architecture
+        return architecture_of(self.savedir, self.encoding.n_vocab)
 
     def remote_files(self) -> list[str]:
-        """The URLs of its files, and of those of its encoding, as far as they are known unread.
-
-        Those of a released model are known.
-        """
+        """Return the URLs of a released model's files, and of the encoding's files."""
         files = []
         if self.savedir is not None and released.released_name(self.name) is not None:
             names = ('hparams.json', *CHECKPOINT_FILES)
@@ -97,7 +167,7 @@ class TrainedModel:
         return files
 
     def scopes(self) -> list[str]:
-        """The scopes of the language models in the checkpoint of a training; [] for other files."""
+        """Return the scopes of the language models in a training's checkpoint, else []."""
         if self.is_random:
             return []
         weights = self.open_weights()
@@ -105,47 +175,50 @@ class TrainedModel:
         return [scope for scope in scopes if scoped(scope, _REWARD_HEAD) not in weights]
 
     def is_reward_model(self) -> bool:
-        """Whether `build` would read a network with a reward head: a reward model."""
+        """Return whether the network has a reward head."""
         if self.is_random:
             return False
         weights = self.open_weights()
-        return scoped(self._scope_in(weights), _REWARD_HEAD) in weights
+        return scoped(self.scope_in(weights), _REWARD_HEAD) in weights
+
+    def parts(self) -> dict[str, str]:
+        """Return the adapter and the base that the model is made of, with commits, for records."""
+        if self._adapted is None:
+            return {}
+        return {'adapter': str(self.savedir), 'base': str(self._adapted.savedir)}
 
     def write_files(self, directory: str) -> None:
-        """Write the sizes and the files of the encoding, which a saved model needs to be read."""
-        self._architecture.write_files(directory)
+        self.architecture.write_files(directory)
         self.encoding.write_files(directory)
 
-    def create(self, scalar_heads: Iterable[str]) -> Network:
-        """A network like this model on the CPU, whose parameters have no values yet."""
-        return self._architecture.create(scalar_heads)
+    def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
+        """Create a network on the CPU whose parameters have no values; scope: see SharedBase."""
+        return self.architecture.create(scalar_heads)
+
+    def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
+        """Create a network to hold the values of `saved` under `scope`: see adapters.shared."""
+        return saved.create(scalar_heads)
 
     def to_transformers(self) -> PreTrainedModel:
-        """This model as a causal language model of transformers, without scalar heads."""
+        """Load this model as a causal language model of transformers, without scalar heads."""
         return self.as_transformers(self.build(scope='model'))
 
     def as_transformers(self, network: Network) -> PreTrainedModel:
-        """The same of a network that `create` has made, with the values that it has."""
-        return self._architecture.to_transformers(network)
+        """Return a network made by `create` as a causal language model of transformers."""
+        return self.architecture.to_transformers(network)
 
     @property
     def is_probed(self) -> bool:
-        """Whether only its values tell that this program can drive it: it is no GPT-2."""
-        return self._architecture.is_probed
+        """Return whether only reading the weights shows that the network is supported."""
+        return isinstance(self.architecture, CausalLM)
 
     def check(self) -> None:
-        """UserError unless this program can drive a network of this kind.
-
-        Where it `is_probed`, all values are read for that, as `build` does.
-        """
+        """Raise UserError unless this program can run the network; may read all values."""
         if self.is_probed:
             self.build(scope='model')
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:
-        """A network with these weights on the CPU.
-
-        Heads that the checkpoint lacks start as the original's do, and a line says so.
-        """
+        """Load a network on the CPU; heads that are missing start as in the original."""
         hparams = self.hparams()
         if not self.encoding.fits(hparams.n_vocab):
             raise UserError(
@@ -154,11 +227,20 @@ class TrainedModel:
             )
         if self.is_random:
             return self.create(scalar_heads).initialize()
-        weights = self.open_weights()
-        check_size(hparams, weights)
+        weights = self.checked_weights()
         built = self.create(scalar_heads)
+        return built.initialize(self.fill(built, weights, scope))
+
+    def checked_weights(self) -> Weights:
+        """Open the weights; UserError, before memory is allocated, unless they match the sizes."""
+        weights = self.open_weights()
+        check_size(self.architecture.sizes(), weights)
+        return weights
+
+    def fill(self, built: Network, weights: Weights, scope: str) -> list[str]:
+        """Load the parameters of a network; return the names of heads that are not there."""
         self.source = weights.path
-        source_scope = self._scope_in(weights)
+        source_scope = self.scope_in(weights)
         missing = load_parameters(weights, dict(built.named_parameters()), source_scope)
         essential = [name for name in missing if not name.startswith(HEADS)]
         if essential:
@@ -169,43 +251,59 @@ class TrainedModel:
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
-        if self._architecture.is_probed and self.savedir not in _probed:
-            self._architecture.check(built, self.name)
+        if isinstance(built, TransformersNetwork) and self.savedir not in _probed:
+            probe.check(built, self.name)
             _probed.add(self.savedir)
-        return built.initialize(missing)
+        return missing
 
     def fetch(self) -> None:
-        """Have the files of a model of the hub on this machine."""
+        """Fetch the files of a model of the hub."""
         if self.savedir is not None:
             storage.cached_directory(self.savedir)
 
     def open_weights(self) -> Weights:
-        """The weights in the model's files, local or remote."""
+        """Open the weights in the model's files, local or remote."""
         assert self.savedir is not None
-        if architectures.is_saved_by_transformers(self.savedir):
-            return self._architecture.saved_weights(storage.cached_directory(self.savedir))
-        names = self._architecture.variable_names
-        return CheckpointWeights(self.savedir, names, self._architecture.embedding)
+        if self._adapted is not None:
+            base = self._adapted.open_weights()
+            is_transposed = isinstance(self.architecture, GPT2)
+            return peft_files.PeftWeights(self.savedir, base, is_transposed=is_transposed)
+        if is_saved_by_transformers(self.savedir):
+            return self.architecture.saved_weights(storage.cached_directory(self.savedir))
+        names = self.architecture.variable_names
+        own = CheckpointWeights(self.savedir, names, self.architecture.embedding)
+        return merged(own, self.savedir, TrainedModel)
 
-    def _scope_in(self, weights: Weights) -> str:
-        """The scope of the network in `weights`; '' where it has none.
-
-        Checkpoints of a training hold a network under its scope, releases hold it without one.
-        """
+    def scope_in(self, weights: Weights) -> str:
+        """Return the scope of the network in `weights`; '' in releases, which have none."""
         found = weights.scopes()
         scopes = [self.scope] if self.scope else ['', 'policy', 'reward_model']
         matching = [scope for scope in scopes if scope in found]
         return matching[0] if matching else ''
 
 
-def known_sizes(name: str) -> Sizes | None:
-    """The sizes of a model that are known without its files, as of a released one; else None."""
+def architecture_of(directory: str | None, n_vocab: int) -> Architecture:
+    """Return the architecture in a directory; None: the tiny GPT-2. n_vocab: of tokens."""
+    if directory is None:
+        return GPT2(test_hparams())
+    if is_saved_by_transformers(directory):
+        path = storage.join(directory, CONFIG_FILE)
+        is_gpt2 = is_own(storage.read_json(path), n_vocab)
+        return GPT2(load_config(path)) if is_gpt2 else CausalLM(directory, n_vocab)
+    path = storage.join(directory, SIZES_FILE)
+    sizes: Any = storage.read_json(path)
+    if isinstance(sizes, dict) and 'family' in sizes:
+        return CausalLM(directory, n_vocab)
+    return GPT2(load_hparams(path))
+
+
+def known_sizes(name: str) -> HParams | None:
     size = released.released_name(name)
     return None if size is None else HParams(**released.RELEASED[size])
 
 
 def _directory_of(name: str) -> str | None:
-    """The directory of the model `name`; None for 'test'."""
+    """Return the directory of the model `name`; None for 'test'."""
     if name == 'test':
         return None
     size = released.released_name(name)

@@ -1,12 +1,12 @@
-"""The weights of a saved model: in TensorFlow's checkpoints, or in the safetensors of transformers.
-
-Both kinds are asked by this program's own names, with a scope where they have one.
-"""
+"""Weights of a saved model, by own names: TensorFlow's checkpoints, or safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,51 +17,18 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import FLOAT, Sizes
-from lm_human_preferences.language.safetensors_files import SavedTensors
 
-TRANSFORMER = 'transformer.'  # what GPT-2's own names begin with, except those of its heads
+TRANSFORMER = 'transformer.'  # prefix of GPT-2's own names, except those of its heads
 EMBEDDING = f'{TRANSFORMER}wte.weight'  # which every GPT-2 has
 # Of a checkpoint that is neither of a step nor in several parts: those of releases are not.
 CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
-
-
-class Weights(Protocol):
-    """The weights in a model's files. path: of the files, for messages."""
-
-    path: str
-
-    def __len__(self) -> int:
-        """How many tensors there are."""
-        ...
-
-    def __contains__(self, name: object) -> bool:
-        """Whether there is a tensor of this name."""
-        ...
-
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        ...
-
-    def scopes(self) -> list[str]:
-        """The scopes of all networks, sorted; '' for a network that has none."""
-        ...
-
-    def name_of(self, name: str) -> str:
-        """What the files call the tensor `name`."""
-        ...
-
-    def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy the tensor `name` into `parameter` on the CPU; UserError unless it fits."""
-        ...
+SAFETENSORS = 'model.safetensors'
+SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # if the tensors are in several files
 
 
 class CheckpointWeights:
-    """The latest checkpoint in `directory` or its checkpoints/, local or remote.
-
-    Its checksums are verified. Where it is damaged, the one before it is used with a warning.
-    names: what it calls tensors. embedding: the own name of a tensor that every network in it has.
-    """
+    """Latest intact checkpoint in `directory` or its checkpoints/, local or remote."""
 
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
         self._bundle = open_bundle(directory)
@@ -76,79 +43,126 @@ class CheckpointWeights:
         return self.name_of(str(name)) in self._bundle
 
     def nbytes(self) -> int:
-        """Bytes of the files that hold the values."""
         return self._bundle.nbytes()
 
-    def scopes(self) -> list[str]:
-        """Those under which there is an embedding of tokens."""
-        embedding = self.name_of(self._embedding)
-        suffix = f'/{embedding}'
-        scopes = [name.removesuffix(suffix) for name in self._bundle if name.endswith(suffix)]
-        if embedding in self._bundle:
-            scopes.append('')
-        return sorted(scopes)
-
     def name_of(self, name: str) -> str:
-        """The name of a variable."""
         return self._names.name_of(name)
 
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy the variable, whose shape may be another view of the parameter's."""
+        """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
         for variable, target in self._names.variables({name: parameter}).items():
             copy_value(self._bundle[variable], target, f'{self.path}: {variable}')
 
-
-class TransformersWeights:
-    """What holds of the safetensors in a directory of transformers, whoever reads them.
-
-    saved: the tensors by the names in its files.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self.saved = SavedTensors(directory)
-
-    def __len__(self) -> int:
-        return len(self.saved)
-
-    def nbytes(self) -> int:
-        """Bytes of all tensors in float32."""
-        return FLOAT * self.saved.numbers()
-
     def scopes(self) -> list[str]:
-        """That of the only network."""
-        return ['']
+        """Return the scopes of all networks, sorted; '' for a network without one."""
+        return self.scopes_with(self._embedding)
+
+    def scopes_with(self, parameter: str) -> list[str]:
+        """Return the scopes of the networks that have a parameter, sorted."""
+        name = self.name_of(parameter)
+        suffix = f'/{name}'
+        scopes = [each.removesuffix(suffix) for each in self._bundle if each.endswith(suffix)]
+        if name in self._bundle:
+            scopes.append('')
+        return sorted(scopes)
 
 
-class SafetensorsWeights(TransformersWeights):
-    """The safetensors in a directory that `transformers` has saved a GPT-2 in.
-
-    Their names are this program's own. GPT2Model leaves out what they begin with, GPT2LMHeadModel
-    does not.
-    """
+class SafetensorsWeights:
+    """Safetensors of a GPT-2 in one file or several; UserError if missing or damaged."""
 
     def __init__(self, directory: str) -> None:
-        super().__init__(directory)
-        self.path = self.saved.path
-        is_whole = any(name.startswith(TRANSFORMER) for name in self.saved)
+        from safetensors import safe_open
+
+        files, fetched = [SAFETENSORS], [SAFETENSORS]
+        if storage.exists(storage.join(directory, SAFETENSORS_INDEX)):
+            files = _files_of_index(storage.join(directory, SAFETENSORS_INDEX))
+            fetched = [*files, SAFETENSORS_INDEX]
+        elif not storage.exists(storage.join(directory, SAFETENSORS)):
+            raise UserError(
+                f'{directory} has a config.json but no {SAFETENSORS}; pickled weights are not read:'
+                ' save it again with save_pretrained'
+            )
+        self._directory = self.local_path = directory
+        if storage.is_remote(directory):
+            paths = [storage.join(directory, name) for name in ('config.json', *fetched)]
+            self.local_path = os.path.dirname(storage.cached_paths(paths)[0])
+        self.path = directory if len(files) > 1 else storage.join(directory, files[0])
+        self._open_files: dict[str, Any] = {}  # by name of the file
+        self._file_of: dict[str, str] = {}  # {name of a tensor in the files: name of its file}
+        for name in files:
+            with self._explained(name):
+                file: Any = safe_open(os.path.join(self.local_path, name), 'pt')
+                self._open_files[name] = file
+                self._file_of.update(dict.fromkeys(file.keys(), name))
+        # GPT2Model of transformers leaves out the prefix of names.
+        is_whole = any(name.startswith(TRANSFORMER) for name in self._file_of)
         self._left_out = '' if is_whole else TRANSFORMER
 
+    def __len__(self) -> int:
+        return len(self._file_of)
+
     def __contains__(self, name: object) -> bool:
-        return self.name_of(str(name)) in self.saved
+        return self.name_of(str(name)) in self._file_of
+
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors in float32, without reading them."""
+        slices = (self._open_files[file].get_slice(name) for name, file in self._file_of.items())
+        return FLOAT * sum(math.prod(each.get_shape()) for each in slices)
+
+    def scopes(self) -> list[str]:
+        return ['']
 
     def name_of(self, name: str) -> str:
-        """The name in the files, which is the own one or what it ends with."""
         return name.removeprefix(self._left_out)
 
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy the tensor, whatever its type is in its file."""
+        """Copy a tensor, whatever its type is in the file."""
         stored = self.name_of(name)
-        value = self.saved.read(stored).float()
-        what = f'{self.saved.place(stored)}: {stored}'
+        file = self._file_of[stored]
+        with self._explained(file):
+            value = self._open_files[file].get_tensor(stored).float()
+        what = f'{storage.join(self._directory, file)}: {stored}'
         copy_value(value.numpy(), parameter.detach(), what)
+
+    @contextmanager
+    def _explained(self, file: str) -> Iterator[None]:
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (OSError, SafetensorError) as e:
+            path = storage.join(self._directory, file)
+            raise UserError(f'{path} is damaged or missing: {e}') from e
+
+
+class Weights(Protocol):
+    """Weights of networks, in whatever files: see CheckpointWeights."""
+
+    path: str
+
+    def __len__(self) -> int: ...
+    def __contains__(self, name: object) -> bool: ...
+    def nbytes(self) -> int: ...
+    def scopes(self) -> list[str]: ...
+    def name_of(self, name: str) -> str: ...
+    def load(self, name: str, parameter: torch.Tensor) -> None: ...
+
+
+def _files_of_index(index: str) -> list[str]:
+    """Return the names of the files with tensors, by the index of several."""
+    content: Any = storage.read_json(index)
+    try:
+        names = sorted(set(content['weight_map'].values()))
+        is_local = all(os.path.basename(name) == name for name in names)
+    except (KeyError, AttributeError, TypeError):
+        is_local, names = False, []
+    if not is_local:
+        raise UserError(f'{index} is damaged: it must map tensors to files in the same folder')
+    return names
 
 
 def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
-    """Copy `value` into a tensor on the CPU; UserError where shape or type differ. what: it is."""
+    """Copy `value` into a tensor on the CPU; UserError if shape or type differ. what: its name."""
     shape = tuple(target.shape)
     if value.shape != shape or value.dtype != np.float32:
         raise UserError(f'{what} is {value.dtype} {value.shape}, the model needs float32 {shape}')
@@ -156,17 +170,14 @@ def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
 
 
 def scoped(scope: str, name: str) -> str:
-    """The name of a parameter below a scope; '' is no scope."""
+    """Return the name of a parameter below a scope; '' is no scope."""
     return f'{scope}/{name}' if scope else name
 
 
 def load_parameters(
     weights: Weights, parameters: Mapping[str, torch.Tensor], scope: str
 ) -> list[str]:
-    """Copy the weights under `scope` into `parameters` {name: parameter on the CPU}.
-
-    Returns the names that the weights lack. UserError where shape or type differ.
-    """
+    """Copy weights under `scope` into {name: parameter}; return the names they lack."""
     missing = []
     for name, parameter in parameters.items():
         if scoped(scope, name) in weights:
@@ -177,10 +188,7 @@ def load_parameters(
 
 
 def check_size(sizes: Sizes, weights: Weights) -> None:
-    """UserError if a model of these sizes is far larger than `weights`.
-
-    It is checked before any memory is allocated for the model.
-    """
+    """Raise UserError if a model is far larger than its weights, before it is allocated."""
     layers = sizes.n_layer
     needed = FLOAT * sizes.parameters()
     if layers > len(weights) or needed > SLACK_BYTES + 4 * weights.nbytes():
@@ -191,10 +199,7 @@ def check_size(sizes: Sizes, weights: Weights) -> None:
 
 
 def files_in(directory: str) -> list[str]:
-    """The files of a reward model in a directory, as this program and the original name them.
-
-    A checkpoint that is there already says itself which other files it has.
-    """
+    """Return the files of a reward model to fetch; one that is here lists them itself."""
     files = [storage.join(directory, 'hparams.json')]
     folders = (directory, storage.join(directory, 'checkpoints'))
     if not any(storage.is_here(storage.join(folder, 'checkpoint')) for folder in folders):
@@ -203,27 +208,22 @@ def files_in(directory: str) -> list[str]:
 
 
 def open_bundle(directory: str) -> Bundle:
-    """The latest checkpoint that is intact in `directory` or its checkpoints/, local or remote."""
+    """Open the latest intact checkpoint in `directory` or its checkpoints/, local or remote."""
     for folder in (directory, storage.join(directory, 'checkpoints')):
         path = storage.join(folder, 'checkpoint')
-        if storage.exists(path):
-            names = checkpoints.parse_checkpoint_file(storage.read_text(path))
-            if names:
-                return _latest_intact_bundle(folder, names)
+        if not storage.exists(path):
+            continue
+        oldest, *newer = checkpoints.parse_checkpoint_file(storage.read_text(path)) or ['']
+        for name in reversed(newer):
+            try:
+                return _fetch_bundle(folder, name)
+            except BundleError as e:
+                print(f'WARNING: {e}; using the checkpoint before it')
+        if oldest:
+            return _fetch_bundle(folder, oldest)
     raise UserError(
         f'{directory} has no TensorFlow checkpoint: no `checkpoint` file there or in checkpoints/'
     )
-
-
-def _latest_intact_bundle(folder: str, names: list[str]) -> Bundle:
-    """The last of the checkpoints `names` that is intact; BundleError where none is."""
-    oldest, *newer = names
-    for name in reversed(newer):
-        try:
-            return _fetch_bundle(folder, name)
-        except BundleError as e:
-            print(f'WARNING: {e}; using the checkpoint before it')
-    return _fetch_bundle(folder, oldest)
 
 
 def _fetch_bundle(folder: str, name: str) -> Bundle:

@@ -1,4 +1,1 @@
-"""The processors that this runs on: what they can do, and what suits them.
-
-Knows nothing of networks or of runs: both are chosen for by numbers that are handed in.
-"""
+"""The processors that this runs on, and what suits them; knows nothing of networks or runs."""

@@ -1,10 +1,9 @@
-"""The processors of this machine: what they can compute, and how many threads suit them.
-
-Reads Linux's files about them; imports nothing heavy.
-"""
+"""The processors of this machine, from Linux's files; imports nothing heavy."""
 
 import functools
 import math
+import os
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 CPUINFO = Path('/proc/cpuinfo')
+TIMES = Path('/proc/stat')
 MEMBERSHIPS = Path('/proc/self/cgroup')
 CGROUPS = Path('/sys/fs/cgroup')
 SIBLINGS = '/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list'
@@ -33,7 +33,7 @@ class Processor:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether it has instructions that multiply numbers of bfloat16."""
+        """Return whether it has instructions that multiply numbers of bfloat16."""
         return not BF16_FEATURES.isdisjoint(self.features)
 
     def __str__(self) -> str:
@@ -52,6 +52,26 @@ def parse_cpuinfo(text: str) -> Processor:
     return Processor(vendor, model, tuple(name for name in FEATURES if name in flags))
 
 
+def busy_processors(seconds: float = 0.5) -> float | None:
+    """Return how many processors others keep busy; None if unknown. Sleeps `seconds`."""
+    try:
+        before = _busy_and_all()
+        time.sleep(seconds)
+        after = _busy_and_all()
+    except (OSError, ValueError):  # it is not Linux
+        return None
+    passed = after[1] - before[1]
+    return (os.cpu_count() or 1) * (after[0] - before[0]) / passed if passed else None
+
+
+def _busy_and_all() -> tuple[int, int]:
+    """Return the time that all processors were busy, and all of their time."""
+    first = TIMES.read_text(encoding='ascii').splitlines()[0]
+    user, nice, system, idle, waiting, *more = map(int, first.split()[1:9])
+    busy = user + nice + system + sum(more)
+    return busy, busy + idle + waiting
+
+
 @functools.cache
 def this_processor() -> Processor:
     """The kind of processor that this process runs on."""
@@ -62,10 +82,7 @@ def this_processor() -> Processor:
 
 
 def core_of_each(processors: Collection[int]) -> dict[int, str]:
-    """{processor: its core}: the hyperthreads of a core are processors of their own.
-
-    Those are left out whose core is unknown.
-    """
+    """Return {processor: its core} without those whose core is unknown."""
     cores = {}
     for processor in processors:
         path = Path(SIBLINGS.format(processor))
@@ -75,11 +92,7 @@ def core_of_each(processors: Collection[int]) -> dict[int, str]:
 
 
 def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float | None:
-    """How many processors' time this process's container may take; None if it has no limit.
-
-    cgroups: where control groups of version 1, 2 or both are mounted. memberships: the file that
-    lists those of this process. A limit of any group above its own holds for it, too.
-    """
+    """Return the processor quota of this container by all its groups; None: no limit."""
     try:
         lines = memberships.read_text(encoding='utf-8').splitlines()
     except OSError:
@@ -121,12 +134,7 @@ def thread_count(
     core_of: Mapping[int, str],
     quota: float | None,
 ) -> int:
-    """How many threads `local_rank` takes: one for each core of its share of this host.
-
-    affinities: the processors that each rank of this host may use; MPI may bind ranks to some.
-    core_of: of the processors of all ranks, see core_of_each. quota: of all ranks of this host
-    together, see cpu_quota. A share of 1.5 is two threads, which rest a quarter of the time.
-    """
+    """Return the threads of `local_rank`: one per core of its share. quota: of all ranks here."""
     cores_of_ranks = []
     # By core: ranks may be bound to different hyperthreads of the same one.
     ranks_on: Counter[str] = Counter()

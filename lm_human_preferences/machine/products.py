@@ -1,24 +1,14 @@
-"""Which library multiplies float32 matrices on this machine: the faster one that loses no digits.
-
-PyTorch's own choice is MKL on x86. oneDNN is up to twice as fast as that on AMD's processors, and
-half as fast on Intel's (benchmarks/README.md).
-"""
+"""Choice of the library for float32 products: the faster one that loses no digits."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import math
-import os
+import functools
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
-from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import processors
 from lm_human_preferences.utils.core import default_device
 
@@ -29,14 +19,12 @@ Library = Literal['default', 'onednn']
 LIBRARIES = get_args(Library)
 
 LARGEST_ERROR = 1e-6  # of a float32 product, relative
-# oneDNN is taken if it is faster by this factor: less may be chance.
-MARGIN = 1.2
 # A network no wider than this is fastest on one thread, by PyTorch's own products: with oneDNN its
 # first run takes 12 % more time, and twice the memory, for a kernel is made for each new number of
 # tokens.
 TINY_WIDTH = 128
 
-# What is measured: (rows, inputs, outputs) of the largest layer of GPT-2 124M, in training and in
+# Measured shapes: (rows, inputs, outputs) of the largest layer of GPT-2 124M, in training and in
 # sampling; for bf16 without instructions, where a product may take 80 times as long, a small one.
 Shape = tuple[int, int, int]
 SHAPES: tuple[Shape, ...] = ((256, 768, 3072), (16, 768, 3072))
@@ -46,12 +34,8 @@ ROUNDS = 5
 _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@dataclass(frozen=True)
-class Rates:
-    """What products reach in this process, in GFLOP/s, and the relative error of oneDNN's.
-
-    default, onednn: in float32, by PyTorch's own choice of a library and by oneDNN.
-    """
+class Rates(NamedTuple):
+    """Rates of float32 products, in GFLOP/s, by PyTorch's library and by oneDNN; its error."""
 
     default: float
     onednn: float
@@ -60,59 +44,22 @@ class Rates:
 
     @property
     def onednn_rounds(self) -> bool:
-        """Whether oneDNN loses digits of float32 products."""
         return self.error > LARGEST_ERROR
 
     def of(self, library: Library) -> float:
-        """The rate of float32 products by `library`."""
         return self.onednn if library == 'onednn' else self.default
 
 
 def choose(n_embd: int) -> Library:
-    """The library for a network of this width on this machine; not asked for where GPUs multiply.
-
-    It is the same each time: what is not known for sure is measured once.
-    """
+    """Return the library for a network of this width on this machine; GPUs need none."""
     if default_device().type != 'cpu' or n_embd <= TINY_WIDTH:
         return 'default'
-    return faster_library(processors.this_processor(), rates)
+    return faster_library(processors.this_processor())
 
 
-def faster_library(processor: Processor, measured: Callable[[], Rates]) -> Library:
-    """The library for wide networks on `processor`.
-
-    measured: called where what is known of such processors does not tell. Products are float32 in
-    any case: a library that rounds what it multiplies is not taken.
-    """
-    known = _known_library(processor)
-    if known is not None:
-        return known
-    found = measured()
-    if found.onednn_rounds or found.onednn < MARGIN * found.default:
-        return 'default'
-    return 'onednn'
-
-
-def _known_library(processor: Processor) -> Library | None:
-    features = processor.features
-    if 'amx_bf16' in features:
-        return 'default'  # the setting that selects oneDNN lets it round to bfloat16 there
-    if _ends_at_avx2(features):
-        return 'default'  # PyTorch multiplies by oneDNN only where there is AVX-512
-    if _is_amd_with_bf16(processor):
-        return 'onednn'
-    if processor.vendor == processors.INTEL and 'avx512_vnni' in features:
-        return None if 'avx512_bf16' in features else 'default'
-    return None
-
-
-def _ends_at_avx2(features: Collection[str]) -> bool:
-    return 'avx2' in features and 'avx512f' not in features
-
-
-def _is_known_as_fast_in_bf16(processor: Processor) -> bool:
-    features = processor.features
-    return 'amx_bf16' in features or _is_amd_with_bf16(processor)
+def faster_library(processor: Processor) -> Library:
+    """Return the library for wide networks on `processor`: oneDNN where that was measured."""
+    return 'onednn' if _is_amd_with_bf16(processor) else 'default'
 
 
 def _is_amd_with_bf16(processor: Processor) -> bool:
@@ -120,64 +67,17 @@ def _is_amd_with_bf16(processor: Processor) -> bool:
 
 
 def prepacked_rows(processor: Processor, library: Library) -> range:
-    """How many rows oneDNN multiplies by prepacked weights faster than `library` by others.
-
-    More rows gain less, and a training would keep copies of networks that never sample. A single
-    row is read at the rate of the memory: MKL does so by weights as they are.
-    """
+    """Return the numbers of rows for which oneDNN with prepacked weights beats `library`."""
     features = processor.features
     if library == 'onednn':
         return range(1, 65) if 'avx512f' in features else range(0)
     is_faster = processor.vendor == processors.INTEL and 'avx512f' in features
     if processor.vendor == processors.AMD:
-        is_faster = _ends_at_avx2(features)
+        is_faster = 'avx2' in features and 'avx512f' not in features
     return range(2, 33) if is_faster else range(0)
 
 
-def rates(*, keep: bool = True) -> Rates:
-    """What this process reaches: measured once, and kept in the cache.
-
-    Processes that ask at the same time share one measurement. keep: a dry run, which writes
-    nothing, reads what the cache has, and else measures for itself.
-    """
-    import filelock
-
-    machine = {
-        'processor': str(processors.this_processor()),
-        'torch': torch.__version__,
-        'threads': torch.get_num_threads(),
-        'shapes': [*SHAPES, *EMULATED_SHAPES],
-    }
-    digest = hashlib.sha256(repr(machine).encode()).hexdigest()[:16]
-    folder = os.path.join(storage.cache_root(), 'rates')
-    path = os.path.join(folder, f'{digest}.json')
-    if not keep:
-        return _read(path) or measure()
-    kept: Rates | None = None
-    try:
-        storage.make_cache_folder(folder)
-        with filelock.FileLock(f'{path}.lock'):  # the kernel frees it when its holder dies
-            kept = _read(path)
-            if kept is None:
-                kept = measure()
-                storage.write_json(path, {**machine, **dataclasses.asdict(kept)})
-            return kept
-    except (UserError, OSError):  # nothing can be kept there, but there may be what others kept
-        return kept or _read(path) or measure()
-
-
-def _read(path: str) -> Rates | None:
-    """The rates in a file of the cache; None if it has none, or is damaged."""
-    try:
-        record = storage.read_json(path)
-        names = [field.name for field in dataclasses.fields(Rates)]
-        found = Rates(**{name: float(record[name]) for name in names})
-        is_possible = all(0 < rate < math.inf for rate in (found.default, found.onednn, found.bf16))
-        return found if is_possible else None
-    except (storage.StorageError, KeyError, TypeError, ValueError):
-        return None
-
-
+@functools.cache
 def measure() -> Rates:
     """Multiply for about a fifth of a second, by the two libraries in turn and in bf16."""
     has_bf16 = processors.this_processor().has_bf16
@@ -202,7 +102,7 @@ def measure() -> Rates:
 
 
 def _seconds_of_products(shapes: Sequence[Shape], dtype: torch.dtype) -> list[float]:
-    """How long a product of each shape took."""
+    """Return the seconds of a product of each shape."""
     seconds = []
     for rows, inputs, outputs in shapes:
         # Not of random numbers: those that are drawn are those of the training.
@@ -215,46 +115,39 @@ def _seconds_of_products(shapes: Sequence[Shape], dtype: torch.dtype) -> list[fl
 
 
 def _rate(shapes: Sequence[Shape], rounds: list[list[float]]) -> float:
-    """GFLOP/s over all of `shapes`, each in the fastest of `rounds`."""
+    """Return GFLOP/s over all of `shapes`, each in the fastest of `rounds`."""
     work = sum(2 * rows * inputs * outputs for rows, inputs, outputs in shapes)
     return work / sum(map(min, *rounds)) / 1e9
 
 
 def select(library: Library) -> None:
-    """Have `library` multiply float32 matrices on the CPU of this process from now on.
-
-    oneDNN is selected by allowing it to round to bfloat16, which it does only on processors with
-    matrix units for that; `error_of_a_product` tells.
-    """
+    """Let `library` multiply float32 matrices on the CPU of this process."""
+    # PyTorch takes oneDNN if that may round to bf16, as it does only with matrix units for that.
     _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'
 
 
 def error_of_a_product() -> float:
-    """The relative error of a float32 product by the library that is selected."""
+    """Return the relative error of a float32 product by the selected library."""
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
     exact = a.double() @ b.double()
     return ((a @ b - exact).norm() / exact.norm()).item()
 
 
 def name_of(library: Library) -> str:
-    """What people call the library."""
     if library == 'onednn':
         return 'oneDNN'
     return 'MKL' if torch.backends.mkl.is_available() else "PyTorch's own products"
 
 
-def note_on_bf16(precision: str, *, keep: bool = True) -> str | None:
-    """A line for a user who has asked for bf16 where the processor is slower with it.
-
-    It has no instructions for it, or such as multiply no faster than those for fp32. keep: see
-    `rates`.
-    """
+def note_on_bf16(precision: str) -> str | None:
+    """Return a line for the user where bf16 is slower on this processor, else None."""
     processor = processors.this_processor()
-    on_gpu = default_device().type != 'cpu'
-    if precision != 'bf16' or on_gpu or _is_known_as_fast_in_bf16(processor):
+    if precision != 'bf16' or default_device().type != 'cpu':
         return None
-    found = rates(keep=keep)
-    fp32 = found.of(faster_library(processor, lambda: found))
+    if 'amx_bf16' in processor.features or _is_amd_with_bf16(processor):  # known as fast
+        return None
+    found = measure()
+    fp32 = found.of(faster_library(processor))
     if found.bf16 >= fp32:
         return None
     fault = 'has no instructions for bf16'
@@ -268,21 +161,18 @@ def note_on_bf16(precision: str, *, keep: bool = True) -> str | None:
 
 
 def rounds(library: Library) -> bool:
-    """Whether `library` loses digits here, so that `precision.configure` takes the other one."""
-    return library == 'onednn' and rates().onednn_rounds
+    """Return whether `library` loses digits here: `precision.configure` takes the other one."""
+    return library == 'onednn' and measure().onednn_rounds
 
 
 def note_on_another(library: Library, own: Library) -> str | None:
-    """A line for a run that multiplies by `library` where `own` is this machine's choice.
-
-    None where that costs neither digits nor time.
-    """
+    """Return a line for a run not on its `own` library; None if that costs nothing."""
     if rounds(library):
         return (
             f'note: {processors.this_processor()} rounds what {name_of(library)} multiplies, with'
             f' which this run began: {name_of("default")} multiplies there, and last digits differ'
         )
-    found = rates()
+    found = measure()
     if found.of(library) >= found.of(own):
         return None
     return (

@@ -1,16 +1,11 @@
-"""What an online run has decided from the answers that were there at the time.
+"""Decisions of an online run on the answers that were there at the time (used.jsonl).
 
-People answer when they please, so a resumed run would find other answers than it found before. It
-looks here first: each decision is on the disk before anything follows from it, and never changes.
-used.jsonl has one JSON object a line, of three kinds:
+A resumed run would find more answers than before, so each decision is on the disk before anything
+follows from it, and never changes:
 
     {"asked_again": 2, "step": 12}
     {"model": 5, "step": 130, "wanted": 512, "labels": 530, "answers": {"anna": 3}, "digest": ""}
     {"trained": 5, "step": 130, "loss": 1.2}
-
-The first says how many questions were asked in place of those that labellers have skipped. The
-second says what a reward model learns from: how many of the first lines of each file of answers.
-The third says how well it did, with more statistics than shown here.
 """
 
 from __future__ import annotations
@@ -33,25 +28,18 @@ TRAINED = {'trained': COUNT, 'step': COUNT}
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What a reward model learns from: the labels in the first lines of the files of answers.
-
-    model: which reward model, from 1. step: of the policy, before which it is trained. wanted:
-    l(n). labels: how many there are. answers: {labeller: lines}. digest: of the labels.
-    """
+    """Labels from which reward model number `model`, from 1, learns before `step` of the policy."""
 
     model: int
     step: int
-    wanted: int
+    wanted: int  # l(n) of the paper
     labels: int
-    answers: dict[str, int]
+    answers: dict[str, int]  # {labeller: lines of the file}
     digest: str
 
 
 class Decisions:
-    """The decisions of a run; this process alone adds to them.
-
-    path: of the folder of labels.
-    """
+    """Decisions of a run, in the folder of labels at `path`; this process alone adds to them."""
 
     def __init__(self, path: str) -> None:
         file = os.path.join(path, USED)
@@ -63,8 +51,8 @@ class Decisions:
         self._asked_again: list[tuple[int, int]] = []  # (step, questions)
         reader = json_lines.Reader(file)
         try:
-            for _, line in reader.new_lines():
-                self._read(json_lines.parse(line, reader.where()), reader.where())
+            for where, record in reader.new_records():
+                self._read(record, where)
         except BaseException:
             self.close()
             raise
@@ -82,26 +70,26 @@ class Decisions:
             raise UserError(f'{where} is no decision of an online run')
 
     def asked_again(self, step: int) -> int:
-        """How many more questions have been asked by `step`, in place of skipped ones."""
+        """Return the number of questions asked by `step` in place of skipped ones."""
         return sum(count for when, count in self._asked_again if when <= step)
 
     def ask_again(self, step: int, count: int) -> None:
-        """Have `count` more questions asked from `step` on."""
+        """Record that `count` more questions are asked from `step` on."""
         self._writer.append([{'asked_again': count, 'step': step}])
         self._asked_again.append((step, count))
 
     def last_batch_before(self, step: int) -> Batch | None:
-        """What the reward model that is in force before `step` has learned from."""
+        """Return the labels of the reward model in force before `step`."""
         steps = [when for when in self.batches if when < step]
         return self.batches[max(steps)] if steps else None
 
     def learn_from(self, batch: Batch) -> None:
-        """Record what a reward model learns from."""
+        """Record the labels that a reward model learns from."""
         self._writer.append([dataclasses.asdict(batch)])
         self.batches[batch.step] = batch
 
     def record_outcome(self, batch: Batch, outcome: Mapping[str, float]) -> None:
-        """Record how a training went, unless it is known from before an interruption."""
+        """Record the outcome of a training, unless it is known from before an interruption."""
         if batch.step in self._trained:
             return
         numbers = {name: value for name, value in outcome.items() if name not in MODEL}

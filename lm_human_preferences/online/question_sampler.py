@@ -29,31 +29,30 @@ class Query:
 
 
 class Queries:
-    """The queries of a task in their order, beginning at any of them."""
+    """Queries of a task in their order, from any of them on. sampler: with batches of one."""
 
     def __init__(self, sampler: lm_tasks.QuerySampler) -> None:
-        """sampler: with batches of one."""
         self._sampler = sampler
         self._unused: list[Query] = []
         self._texts_read = 0
 
     @classmethod
     def of_task(cls, task: TaskHParams, encoder: Encoder, part: str, labels: str | None) -> Queries:
-        """Those of a part of the task's data set. labels: see lm_tasks.make_query_sampler."""
+        """Return those of a part of the data set. labels: see lm_tasks.make_query_sampler."""
         sampler = lm_tasks.make_query_sampler(
             hparams=task, encoder=encoder, batch_size=1, mode=part, labels=labels
         )
         return cls(sampler)
 
     def seek(self, texts_read: int) -> None:
-        """Go on after the query for which so many texts had been read."""
+        """Continue after the query for which so many texts had been read."""
         if texts_read != self._texts_read:
             self._sampler.seek((texts_read, 0))
             self._unused = []
             self._texts_read = texts_read
 
     def take(self, count: int) -> list[Query]:
-        """The next `count` queries."""
+        """Return the next `count` queries."""
         while len(self._unused) < count:
             tokens = self._sampler()['tokens'][0]
             self._unused.append(Query(tokens, self._sampler.position[0]))
@@ -62,18 +61,13 @@ class Queries:
         return taken
 
     def put_back(self, queries: list[Query], texts_read: int) -> None:
-        """Have `queries`, which were taken last, come next; texts_read: of the one before them."""
+        """Put back `queries`, the last taken; texts_read: of the one before them."""
         self._unused = queries + self._unused
         self._texts_read = texts_read
 
 
 class QuestionSampler:
-    """Has policies answer queries, and leaves out what is not worth asking.
-
-    policies: by name. label_type: of the questions. micro_batch_size: how many responses are
-    sampled at once; None: all. equal, known: how many questions were left out because their samples
-    are all equal, and because they had been asked.
-    """
+    """Samples policies {name: policy}, and leaves out questions that are not worth asking."""
 
     def __init__(
         self,
@@ -93,17 +87,14 @@ class QuestionSampler:
         self.equal = self.known = 0
 
     def share(self, names: Sequence[str]) -> list[str]:
-        """The policy of each sample, where those that are named have equally many, in turn."""
+        """Return the policy's name of each sample: equally many of each of `names`, in turn."""
         each = len(self.fields) // len(names)
         return [name for name in names for _ in range(each)]
 
     def new_questions(
         self, queries: Sequence[Query], names: Sequence[str], seen: set[str]
     ) -> Iterator[tuple[Query, Tokens]]:
-        """Yield those of the questions about `queries` that are worth asking.
-
-        names: the policy of each sample. seen: ids of questions; those that are yielded join them.
-        """
+        """Yield questions worth asking, and add them to `seen`. names: of each sample's policy."""
         for query, tokens in zip(queries, self._samples(queries, names), strict=True):
             id = question_id(tokens)
             if are_equal([tokens[field] for field in self.fields]):
@@ -115,8 +106,7 @@ class QuestionSampler:
                 yield query, tokens
 
     def _samples(self, queries: Sequence[Query], names: Sequence[str]) -> Iterator[Tokens]:
-        """Yield each query with a response of each of the named policies, as a reward model will
-        see them."""
+        """Yield each query with a response of each named policy, as a reward model sees them."""
         rows = torch.stack([query.tokens for query in queries])
         columns: list[torch.Tensor] = []  # of a field each: (queries, response_length)
         for name in dict.fromkeys(names):
@@ -129,10 +119,8 @@ class QuestionSampler:
             columns += responses.reshape(len(rows), times, -1).unbind(1)
         for row, query in enumerate(queries):
             samples = [column[row].tolist() for column in columns]
-            yield {
-                'query': query.tokens.tolist(),
-                **dict(zip(self.fields, samples, strict=True)),
-            }
+            fields = dict(zip(self.fields, samples, strict=True))
+            yield {'query': query.tokens.tolist(), **fields}
 
     def _respond(self, policy: Policy, queries: torch.Tensor) -> torch.Tensor:
         responses = policy.respond(queries, self.task.response_length)['responses']
@@ -140,14 +128,10 @@ class QuestionSampler:
 
 
 def are_equal(samples: Sequence[list[int]]) -> bool:
-    """Whether there is nothing to choose from."""
+    """Return whether there is nothing to choose from."""
     return len(samples) > 1 and all(sample == samples[0] for sample in samples)
 
 
 def labellers_wanted(number: int, repeated: float, labellers: int) -> int:
-    """How many people are to answer question `number`, from 0, of those of its kind in a folder.
-
-    repeated: the share of the questions that is for `labellers` people; the others are for one. A
-    question is for several whenever the share of all so far has come to a whole number.
-    """
+    """Return the labellers for question `number`, from 0; repeated: share that several answer."""
     return labellers if int((number + 1) * repeated) > int(number * repeated) else 1

@@ -1,9 +1,4 @@
-"""Questions about a policy in training: the same ones whether or not the run was interrupted.
-
-What is asked before a step depends on the policy as it is then, the questions of earlier steps, and
-random numbers of its own. So a resumed run makes the same questions again, and leaves out those
-that are in the folder already. The policy's own random numbers go on as if nothing had been asked.
-"""
+"""Questions about a policy in training, made again the same if the run is interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, Question, QuestionWriter
-from lm_human_preferences.online.collected_answers import INITIAL, POLICY
 from lm_human_preferences.online.question_sampler import (
     IDLE_BATCHES,
     Queries,
@@ -20,16 +14,15 @@ from lm_human_preferences.online.question_sampler import (
     labellers_wanted,
 )
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_models.locations import label_source
 from lm_human_preferences.utils.core import random_stream
 
 PART = 'train'  # of the data set: comparisons are learned from as well
+INITIAL, POLICY = 'initial', 'policy'  # whose samples a question has
 
 
 class QuestionSource:
-    """Asks about the policy as it is.
-
-    writer: of the folder of labels. seed: of the run. labels: see lm_tasks.make_query_sampler.
-    """
+    """Asks about the policy as it is. writer: of the folder of labels. seed: of the run."""
 
     def __init__(
         self,
@@ -39,7 +32,6 @@ class QuestionSource:
         writer: QuestionWriter,
         hparams: HParams,
         seed: int,
-        labels: str | None,
     ) -> None:
         online = hparams.rewards.online
         assert online is not None
@@ -55,14 +47,12 @@ class QuestionSource:
             VALIDATION: self.sampler.share([INITIAL, POLICY]),
         }
         with random_stream(seed, 'queries of questions'):
-            self.queries = Queries.of_task(hparams.task, policy.encoder, PART, labels)
+            self.queries = Queries.of_task(
+                hparams.task, policy.encoder, PART, label_source(hparams)
+            )
 
     def ask(self, step: int, counts: dict[str, int]) -> int:
-        """Have so many questions of each kind in the folder; returns how many were added.
-
-        counts: {kind: number}. Those that are missing are asked about the policy as it is before
-        `step`. UserError if its responses leave nothing to choose from.
-        """
+        """Ask until `step` has `counts` {kind: number} questions; return the number added."""
         added = 0
         for kind in (VALIDATION, TRAIN):
             there = [question for question in self._own() if question.kind == kind]
@@ -73,7 +63,7 @@ class QuestionSource:
         return added
 
     def _ask(self, step: int, kind: str, there: list[Question], lacking: int) -> None:
-        """Add `lacking` questions of a kind, of which `there` are those that this run has asked."""
+        """Add `lacking` questions of a kind to those that this run has asked, `there`."""
         episode = step * self.hparams.ppo.batch_size
         made_again = {question.id for question in there if question.episode == episode}
         of_this_step = len(made_again)
@@ -85,35 +75,33 @@ class QuestionSource:
                 self.writer.folder.questions.keys() - made_again,
                 of_this_step + lacking,
             )
-        headers = [
-            {
-                'kind': kind,
-                'labellers': self._labellers(kind, len(there) - of_this_step + number),
-                'policies': self.names[kind],
-                'part': PART,
-                'texts_read': texts_read,
-                'episode': episode,
-            }
-            for number, (_, texts_read) in enumerate(new)
-        ]
+        headers = []
+        for number, (_, texts_read) in enumerate(new, start=len(there) - of_this_step):
+            labellers = 1
+            if kind == TRAIN:
+                labellers = labellers_wanted(number, self.online.repeated, self.online.labellers)
+            headers.append(
+                {
+                    'kind': kind,
+                    'labellers': labellers,
+                    'policies': self.names[kind],
+                    'part': PART,
+                    'texts_read': texts_read,
+                    'episode': episode,
+                }
+            )
         questions = [tokens for tokens, _ in new]
         self.writer.add(questions[of_this_step:], headers[of_this_step:])
 
     def _own(self) -> list[Question]:
-        """What this run has asked; `ask` may have added others, which have no episode."""
+        """Return this run's questions; those of `./launch.py ask` have no episode."""
         questions = self.writer.folder.questions.values()
         return [question for question in questions if question.episode is not None]
-
-    def _labellers(self, kind: str, number: int) -> int:
-        """How many people answer the question of a kind that has this number, from 0."""
-        if kind != TRAIN:
-            return 1
-        return labellers_wanted(number, self.online.repeated, self.online.labellers)
 
     def _new_questions(
         self, names: list[str], seen: set[str], count: int
     ) -> list[tuple[Tokens, int]]:
-        """The next `count` questions that are not in `seen`, each with the texts read for it."""
+        """Return the next `count` questions not in `seen`, each with the texts read for it."""
         found: list[tuple[Tokens, int]] = []
         idle = 0
         while idle < IDLE_BATCHES:

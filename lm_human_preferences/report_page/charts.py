@@ -1,16 +1,13 @@
-"""Line charts as SVG, in the colours of the page that they are in.
+"""Line charts as SVG, described in words, too. Colours, fonts and widths are the style sheet's."""
 
-Colours, fonts and widths of lines are the style sheet's. A chart says in words what it shows, for
-those who cannot see it.
-"""
-
-from __future__ import annotations
-
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import jinja2
 from markupsafe import Markup, escape
 
 from lm_human_preferences.report_page.safe_text import plain
@@ -35,18 +32,20 @@ _SHAPES = (
 
 
 class Series(NamedTuple):
-    """Points of a chart, in the order of x.
-
-    kind: LINE, DASHED or POINTS. colour: a number; points have a shape by it, too. texts: beside
-    points.
-    """
+    """Points of a chart, in the order of x."""
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float]
-    kind: str = LINE
-    colour: int = 0
-    texts: Sequence[str] = ()
+    kind: str = LINE  # or DASHED, POINTS
+    colour: int = 0  # points have a shape by it, too
+    texts: Sequence[str] = ()  # beside points
+
+    def points(self) -> list[tuple[float, float, str]]:
+        """Return (x, y, text) of each point whose numbers are finite."""
+        texts = itertools.chain(self.texts, itertools.repeat(''))
+        points = zip(self.xs, self.ys, texts, strict=False)
+        return [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
 
 
 class Event(NamedTuple):
@@ -74,7 +73,6 @@ class Scale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """The pixel of a number."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
@@ -87,33 +85,54 @@ def draw(
     *,
     identity: str,
 ) -> Chart | None:
-    """A chart; None where no series has a point. identity: unique in the page."""
+    """Draw a chart; None where no series has a point. identity: unique in the page."""
     title = plain(title, LONGEST_NAME)
     events = [
         event._replace(text=plain(event.text, LONGEST_EVENT)) for event in events[:MOST_EVENTS]
     ]
-    shown = [_finite(each) for each in series]
-    shown = [each for each in shown if each.xs]
+    shown = [each for each in map(_shown, series) if each.xs]
     if not shown:
         return None
-    xs = [value for each in shown for value in each.xs]
+    xs = [value for each in shown for value in each.xs] + [event.x for event in events]
     ys = [value for each in shown for value in each.ys]
-    xs += [event.x for event in events]
     across = Scale(*_ends(min(xs), max(xs), padded=False), LEFT, WIDTH - RIGHT)
     up = Scale(*_ends(min(ys), max(ys), padded=True), HEIGHT - BOTTOM, TOP)
-    parts = [
-        _opening(title, y, shown, events, (across, up), identity),
-        *_axes(x, y, across, up),
-        *(_event(event, across) for event in events),
-        *itertools.chain.from_iterable(_series(each, across, up) for each in shown),
-        Markup('</svg>'),
-    ]
+    svg = _template().render(
+        id=identity,
+        title=title,
+        x=x,
+        y=y,
+        across=across,
+        up=up,
+        across_ticks=_ticks(across, 7, least=1.0 if x == STEP else 0.0),
+        up_ticks=_ticks(up, 5),
+        series=shown,
+        events=events,
+        words=[*map(_in_words, shown), *map(_event_in_words, events[:20])],
+    )
     legend = [(each.name, each.colour % COLOURS, each.kind) for each in shown]
-    return Chart(title, Markup('').join(parts), legend)
+    return Chart(title, Markup(svg), legend)
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True,
+        loader=jinja2.FileSystemLoader(os.path.join(os.path.dirname(__file__), 'templates')),
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {'px': '{:.1f}'.format, 'digits': '{:.9g}'.format, 'number': number}
+    environment.globals |= {
+        'width': WIDTH,
+        'height': HEIGHT,
+        'colours': COLOURS,
+        'shapes': _SHAPES,
+    }
+    return environment.get_template('chart.svg')
 
 
 def thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
-    """At most MOST_POINTS points of a curve: the least and the greatest of neighbours."""
+    """Thin a curve to MOST_POINTS points: the least and the greatest of neighbours."""
     if len(xs) <= MOST_POINTS:
         return list(xs), list(ys)
     size = math.ceil(2 * len(xs) / (MOST_POINTS - 4))
@@ -126,7 +145,7 @@ def thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list
 
 
 def number(value: float) -> str:
-    """A number with three digits or so."""
+    """Format a number with about three digits."""
     if value == 0 or 0.001 <= abs(value) < 100_000:
         text = f'{value:.0f}' if abs(value) >= 1000 else f'{value:.3g}'
     else:
@@ -134,26 +153,18 @@ def number(value: float) -> str:
     return text.replace('-', '−')
 
 
-def _finite(series: Series) -> Series:
-    """The same with plain texts, without numbers that cannot be drawn."""
-    series = series._replace(
-        name=plain(series.name, LONGEST_NAME),
-        texts=[plain(text, LONGEST_NAME) for text in series.texts],
-    )
-    points = [
-        (x, y, series.texts[place] if place < len(series.texts) else '')
-        for place, (x, y) in enumerate(zip(series.xs, series.ys, strict=False))
-        if math.isfinite(x) and math.isfinite(y)
-    ]
+def _shown(series: Series) -> Series:
+    """Return plain texts, and finite numbers alone; of a line only as many as can be seen."""
+    points = series.points()
+    xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
     if series.kind != POINTS:
-        xs, ys = thinned([x for x, _, _ in points], [y for _, y, _ in points])
-        return series._replace(xs=xs, ys=ys)
-    xs, ys, texts = ([point[place] for point in points] for place in range(3))
-    return series._replace(xs=xs, ys=ys, texts=texts)
+        xs, ys = thinned(xs, ys)
+    texts = [plain(text, LONGEST_NAME) for _, _, text in points]
+    return series._replace(name=plain(series.name, LONGEST_NAME), xs=xs, ys=ys, texts=texts)
 
 
 def _ends(low: float, high: float, *, padded: bool) -> tuple[float, float]:
-    """The ends of an axis, which are never the same."""
+    """Return the ends of an axis, which are never the same."""
     if low == high:
         margin = abs(low) / 2 or 1
         return low - margin, high + margin
@@ -162,10 +173,7 @@ def _ends(low: float, high: float, *, padded: bool) -> tuple[float, float]:
 
 
 def _ticks(scale: Scale, most: int, least: float = 0.0) -> list[tuple[float, str]]:
-    """(a round number, its text) for places on an axis, at most about so many.
-
-    least: the distance that they have at least.
-    """
+    """Return (round number, its text) for places on an axis, at least `least` apart."""
     rough = max((scale.high - scale.low) / most, least)
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough)
@@ -176,39 +184,16 @@ def _ticks(scale: Scale, most: int, least: float = 0.0) -> list[tuple[float, str
 
 
 def _tick(value: float, step: float) -> str:
-    """A number on an axis, with digits enough to differ from its neighbours."""
+    """Format a number on an axis, with enough digits to differ from its neighbours."""
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     if digits > MOST_DIGITS or abs(value) >= 100_000:
         return number(value)
     return f'{value:.{digits}f}'.replace('-', '−')
 
 
-def _opening(
-    title: str,
-    y: str,
-    series: Sequence[Series],
-    events: Sequence[Event],
-    scales: tuple[Scale, Scale],
-    identity: str,
-) -> Markup:
-    """The first tag, with what the chart shows in words. A script reads the numbers in `data`."""
-    across, up = scales
-    told = [_in_words(each) for each in series]
-    told += [f'{event.text} at {number(event.x)}' for event in events[:20]]
-    ends = ' '.join(f'{value:.9g}' for value in (across.low, across.high, up.low, up.high))
-    box = f'{LEFT} {WIDTH - RIGHT} {HEIGHT - BOTTOM} {TOP}'
-    return Markup(
-        '<svg class="chart" role="img" viewBox="0 0 {} {}" aria-labelledby="{i}-t {i}-d"'
-        ' data-ends="{}" data-box="{}"><title id="{i}-t">{}</title><desc id="{i}-d">{}: {}</desc>'
-    ).format(WIDTH, HEIGHT, ends, box, title, y, '; '.join(told), i=identity)
-
-
 def _in_words(series: Series) -> str:
     if series.kind == POINTS:
-        points = [
-            f'{text} {number(y)} at {number(x)}'.strip()
-            for x, y, text in zip(series.xs, series.ys, series.texts, strict=True)
-        ]
+        points = [f'{text} {number(y)} at {number(x)}'.strip() for x, y, text in series.points()]
         return f'{series.name} {", ".join(points)}'
     return (
         f'{series.name} from {number(series.ys[0])} at {number(series.xs[0])} to'
@@ -216,52 +201,10 @@ def _in_words(series: Series) -> str:
     )
 
 
-def _axes(x: str, y: str, across: Scale, up: Scale) -> Iterator[Markup]:
-    for value, text in _ticks(up, 5):
-        yield Markup(
-            '<line class="grid" x1="{}" x2="{}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            '<text class="tick" x="{}" y="{:.1f}" text-anchor="end">{}</text>'
-        ).format(LEFT, WIDTH - RIGHT, LEFT - 8, up(value) + 4, text, y=up(value))
-    for value, text in _ticks(across, 7, least=1.0 if x == STEP else 0.0):
-        yield Markup('<text class="tick" x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(
-            across(value), HEIGHT - BOTTOM + 18, text
-        )
-    yield Markup(
-        '<line class="axis" x1="{}" x2="{}" y1="{y}" y2="{y}"/>'
-        '<text class="name" x="{}" y="{}" text-anchor="middle">{}</text>'
-    ).format(LEFT, WIDTH - RIGHT, (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x, y=HEIGHT - BOTTOM)
-    yield Markup('<text class="name" x="4" y="12">{}</text>').format(y)
-
-
-def _event(event: Event, across: Scale) -> Markup:
-    return Markup(
-        '<line class="event {}" x1="{x:.1f}" x2="{x:.1f}" y1="{}" y2="{}"><title>{}</title></line>'
-    ).format(event.kind, TOP, HEIGHT - BOTTOM, event.text, x=across(event.x))
-
-
-def _series(series: Series, across: Scale, up: Scale) -> Iterator[Markup]:
-    colour = series.colour % COLOURS
-    if series.kind != POINTS:
-        # A line of one point would not be seen.
-        xs, ys = (2 * list(each) if len(each) == 1 else each for each in (series.xs, series.ys))
-        points = ' '.join(f'{across(x):.1f},{up(y):.1f}' for x, y in zip(xs, ys, strict=True))
-        kind = series.kind if len(xs) == len(series.xs) else f'{series.kind} dot'
-        yield Markup('<polyline class="{} s{}" points="{}" data-name="{}"/>').format(
-            kind, colour, points, series.name
-        )
-        return
-    for x, y, text in zip(series.xs, series.ys, series.texts, strict=True):
-        label = f'{series.name} {text}'.strip()
-        yield Markup(
-            '<path class="point s{}" d="{}" transform="translate({x:.1f} {y:.1f})">'
-            '<title>{}: {} at {}</title></path>'
-        ).format(colour, _SHAPES[colour], label, number(y), number(x), x=across(x), y=up(y))
-        if text:
-            yield Markup('<text class="beside" x="{:.1f}" y="{:.1f}">{}</text>').format(
-                across(x) + 8, up(y) - 6, text
-            )
+def _event_in_words(event: Event) -> str:
+    return f'{event.text} at {number(event.x)}'
 
 
 def shape(colour: int) -> Markup:
-    """The mark of points in a legend."""
+    """Return the mark of points in a legend."""
     return Markup('<path class="point s{}" d="{}"/>').format(colour, escape(_SHAPES[colour]))

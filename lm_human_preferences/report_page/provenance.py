@@ -1,18 +1,16 @@
-"""Where a run came from: its commands, machines, versions, digests and settings."""
-
-from __future__ import annotations
+"""Provenance of a run: commands, machines, versions, digests, settings."""
 
 import contextlib
-import dataclasses
 import hashlib
-import json
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.run_story import commands
+from lm_human_preferences.run_story import facts as run_facts
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import command_record, run_files
@@ -37,63 +35,34 @@ _SAME = (
 _RESUMES = {'--run.resume', '--run.resume=on', 'on'}
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A command that worked on a run, in the words of the page."""
-
-    line: str
-    began: str
-    end: str
-    machine: str
-    versions: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Provenance:
-    """All that is known of it.
-
-    settings: (option, its value, the experiment's value). again: the command that repeats the run;
-    None where that is not known. is_exact: whether that gives the same curves. digests: (what,
-    digest).
-    """
-
-    commands: list[Command]
-    settings: list[tuple[str, str, str]]
-    experiment: str
-    again: str | None
-    is_exact: bool
-    digests: list[tuple[str, str]]
-
-
-def provenance(facts: RunFacts, experiments: Experiments, *, has_names: bool) -> Provenance:
-    """That of a run. has_names: whether labellers are named in commands and settings."""
+def provenance(facts: RunFacts, experiments: Experiments, *, has_names: bool) -> dict[str, Any]:
+    """Return the section on provenance: commands, digests, settings, how to repeat it."""
     recorded: list[dict[str, Any]] = []
-    with contextlib.suppress(*_DAMAGED):
-        recorded = command_record.read(facts.directory)
     again = None
     with contextlib.suppress(*_DAMAGED):
+        recorded = command_record.read(facts.directory)
         again = commands.again(facts, experiments)
-    name, settings = _settings(facts, experiments)
-    told = [_command(each) for each in recorded]
+    experiment, settings = _settings(facts, experiments)
+    lines = [str(each.get('command') or 'a program of its own') for each in recorded]
     if not has_names:
-        told = [dataclasses.replace(each, line=commands.without_names(each.line)) for each in told]
+        lines = [commands.without_names(line) for line in lines]
         again = None if again is None else commands.without_names(again)
         settings = [
             (key, commands.NAMES if commands.is_of_names(key) else value, usual)
             for key, value, usual in settings
         ]
-    return Provenance(
-        told,
-        settings,
-        name,
-        again,
-        _is_uniform(recorded),
-        _digests(facts.directory),
-    )
+    return {
+        'commands': [(line, _how_it_ran(each)) for line, each in zip(lines, recorded, strict=True)],
+        'settings': settings,
+        'experiment': experiment,
+        'again': again,
+        'is_exact': _is_uniform(recorded),
+        'digests': _digests(facts.directory),
+    }
 
 
 def _is_uniform(recorded: Sequence[dict[str, Any]]) -> bool:
-    """Whether all trainings of a run had the same settings, machine and versions."""
+    """Return whether all trainings of a run had the same settings, machine and versions."""
     trainings = [each for each in recorded if _words(each)[1:2] != ['evaluate']]
     if not trainings:
         return True
@@ -105,7 +74,7 @@ def _is_uniform(recorded: Sequence[dict[str, Any]]) -> bool:
 
 
 def _goes_on(record: dict[str, Any], first: dict[str, Any]) -> bool:
-    """Whether a command goes on with what the first one began, and changes no setting."""
+    """Return whether a command continues the first one with the same settings."""
     words = _words(record)
     if words[1:2] == ['resume']:
         return len(words) == 3
@@ -113,16 +82,13 @@ def _goes_on(record: dict[str, Any], first: dict[str, Any]) -> bool:
 
 
 def _words(record: dict[str, Any]) -> list[str]:
-    """The words of a recorded command; none where they are not known."""
+    """Return the words of a recorded command; none where they are not known."""
     return commands.words_of(str(record.get('command') or '')) or []
 
 
-def _command(record: dict[str, Any]) -> Command:
-    ranks, threads = record.get('ranks'), record.get('threads')
-    machine = [str(record.get('processor') or _UNKNOWN)]
-    if record.get('gpu'):
-        machine = [str(record['gpu'])]
-    machine += [_count(ranks, 'rank'), _count(threads, 'thread')]
+def _how_it_ran(record: dict[str, Any]) -> str:
+    machine = [str(record.get('gpu') or record.get('processor') or _UNKNOWN)]
+    machine += [_count(record.get(f'{unit}s'), unit) for unit in ('rank', 'thread')]
     for key, unit in (('peak_gigabytes', 'GB at most'), ('peak_gpu_gigabytes', 'GB of the GPU')):
         if isinstance(record.get(key), int | float):
             machine.append(f'{record[key]:.1f} {unit}')
@@ -134,13 +100,9 @@ def _command(record: dict[str, Any]) -> Command:
     if record.get('commit'):
         state = '' if record.get('commit_is_clean') else ', with changes that were not committed'
         versions.append(f'commit {str(record["commit"])[:12]}{state}')
-    return Command(
-        str(record.get('command') or 'a program of its own'),
-        str(record.get('began')).replace('T', ' ').removesuffix('Z'),
-        _end(record),
-        ', '.join(each for each in machine if each),
-        ', '.join(versions),
-    )
+    began = str(record.get('began')).replace('T', ' ').removesuffix('Z')
+    parts = [', '.join(filter(None, machine)), ', '.join(versions)]
+    return f'Began {began} (UTC), {_end(record)}. {parts[0]}. {parts[1]}.'
 
 
 def _count(value: Any, unit: str) -> str:
@@ -158,7 +120,7 @@ def _end(record: dict[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Format seconds for people."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -167,8 +129,7 @@ def duration(seconds: float) -> str:
 
 
 def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tuple[str, str, str]]]:
-    """(the experiment, by which settings the run differs from it)."""
-    hparams = facts.policy if facts.policy is not None else facts.reward
+    hparams = facts.hparams
     if hparams is None:
         return _UNKNOWN, []
     command = hparams.writes()[-1]
@@ -178,57 +139,34 @@ def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tupl
         return name or _UNKNOWN, []
     usual = type(hparams)()
     usual.override_from_dict(dict(binds))
-    return str(name), [
-        (f'--{key}', str(value), _value(usual, key))
-        for key, value in commands.differences(hparams, binds).items()
-    ]
-
-
-def _value(hparams: Any, key: str) -> str:
-    """What the option `key` is; off for a group, and what is in a group, that is."""
-    value: Any = hparams
-    for name in key.split('.'):
-        value = getattr(value, name, None)
-    if value is None:
-        return 'off'
-    is_group = group_class(hyperparams.fields(type(hparams))[key].type) is not None
-    return 'on' if is_group else str(value)
+    found = []
+    fields = hyperparams.fields(type(hparams))
+    for key, value in commands.differences(hparams, binds).items():
+        of_experiment = commands.value_of(usual, key)
+        shown = 'off' if of_experiment is None else str(of_experiment)
+        if of_experiment is not None and group_class(fields[key].type) is not None:
+            shown = 'on'
+        found.append((f'--{key}', str(value), shown))
+    return str(name), found
 
 
 def _digests(run: str) -> list[tuple[str, str]]:
-    """(what, SHA-256) of what the run learned from and what it made."""
+    """Return (name, SHA-256) of what the run learned from and made."""
     found = []
-    learned = _object(storage.join(run, run_files.LEARNED))
+    learned = run_facts.json_object(storage.join(run, run_files.LEARNED))
     if isinstance(learned.get('digest'), str):
         found.append(('the labels', learned['digest']))
-    function = _object(storage.join(run, run_files.FUNCTION_RECORD))
+    function = run_facts.json_object(storage.join(run, run_files.FUNCTION_RECORD))
     for key, value in function.items():
         if key in ('digest', 'sha256') and isinstance(value, str):
             found.append(("the reward's file", value))
     if storage.is_remote(run):
         return found
     for files in run_files.COMMANDS.values():
-        index = _last_index(os.path.join(run, files.finished))
-        if index is not None:
-            with contextlib.suppress(OSError), open(index, 'rb') as file:
-                digest = hashlib.sha256(file.read()).hexdigest()
-                name = f'{files.network}, the index of its last checkpoint'
-                found.append((f'{name} (it has a checksum of each tensor)', digest))
+        with contextlib.suppress(OSError, UnicodeError, ValueError):
+            indices = pathlib.Path(run, files.finished).glob('*.index')
+            newest = max(indices, key=os.path.getmtime)  # ValueError where there is none
+            digest = hashlib.sha256(newest.read_bytes()).hexdigest()
+            name = f'{files.network}, the index of its last checkpoint'
+            found.append((f'{name} (it has a checksum of each tensor)', digest))
     return found
-
-
-def _last_index(directory: str) -> str | None:
-    """The newest checkpoint's index, as its state file says."""
-    with contextlib.suppress(OSError, UnicodeError):
-        names = [name for name in os.listdir(directory) if name.endswith('.index')]
-        paths = [os.path.join(directory, name) for name in names]
-        return max(paths, key=os.path.getmtime, default=None)
-    return None
-
-
-def _object(path: str) -> dict[str, Any]:
-    with contextlib.suppress(UserError, OSError, UnicodeError, json.JSONDecodeError):
-        value = storage.read_json(path)
-        if isinstance(value, dict):
-            return value
-    return {}

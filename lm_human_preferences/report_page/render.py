@@ -1,13 +1,11 @@
-"""From the directories of runs to one HTML file."""
-
-from __future__ import annotations
+"""The report: from the directories of runs to one HTML file."""
 
 import base64
-import dataclasses
 import functools
 import hashlib
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -28,62 +26,34 @@ from lm_human_preferences.run_story import facts, sentences, summary
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs.run_files import POLICY
-from lm_human_preferences.storage import outputs
 
 LARGEST = 2_000_000  # bytes of the file
 _NAME = 80  # characters of a run's name
 _LONGEST_TEXT = 20_000  # characters of what a template does not make shorter
 
 
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """What the user wants of a page.
-
-    has_names: whether labellers are named. calibrate: whether reward models are asked for their
-    opinion of the labels.
-    """
-
-    has_names: bool = True
-    calibrate: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Story:
-    """A run as the template reads it; each field is a section, in their order."""
-
-    name: str
-    identity: str
-    has_policy: bool
-    what_happened: list[str]
-    evaluation: frontier.Evaluation | None
-    is_evaluation_damaged: bool
-    samples: list[sample_choice.Choice]
-    curves: list[charts.Chart]
-    reward_curves: list[charts.Chart]
-    happened: list[str]
-    labels: label_section.Labels | None
-    about_reward: list[str]
-    provenance: provenance.Provenance
-    not_known: list[str]
-
-
-def page(runs: Sequence[str], experiments: Experiments, asked: Asked) -> str:
-    """The page of `runs`, paths or URLs. UserError where one of them is no run."""
+def page(
+    runs: Sequence[str],
+    experiments: Experiments,
+    *,
+    has_names: bool = True,
+    calibrate: bool = False,
+) -> str:
+    """Return the page of `runs`, paths or URLs. UserError where one of them is no run."""
     found = [_facts(run) for run in runs]
     names = _names(runs)
     stories = [
-        _story(name, f'r{place}', each, experiments, asked)
+        _story(name, f'r{place}', each, experiments, has_names=has_names, calibrate=calibrate)
         for place, (name, each) in enumerate(zip(names, found, strict=True))
     ]
     compared = None
     if len(found) > 1:
-        compared = compared_runs.comparison(names, found, has_names=asked.has_names)
+        compared = compared_runs.comparison(names, found, has_names=has_names)
     text = _template().render(
         title=names[0] if len(names) == 1 else f'{len(names)} runs',
         stories=stories,
         compared=compared,
         evaluation_meaning=sentences.EVALUATION,
-        event_names=training_curves.EVENTS,
         version=__version__,
         style=_read('style.css'),
         script=_read('script.js'),
@@ -100,7 +70,6 @@ def page(runs: Sequence[str], experiments: Experiments, asked: Asked) -> str:
 
 
 def _facts(run: str) -> RunFacts:
-    """What is known of a run."""
     try:
         found = facts.of_run(run)
     except (UserError, OSError) as e:
@@ -114,7 +83,7 @@ def _facts(run: str) -> RunFacts:
 
 
 def _names(runs: Sequence[str]) -> list[str]:
-    """What the page calls the runs: by their last names, and by two where these are equal."""
+    """Return the runs' last names, or the last two where these are equal."""
     paths = [run if storage.is_remote(run) else os.path.abspath(run) for run in runs]
     names = [os.path.basename(path.rstrip('/')) for path in paths]
     if len(set(names)) < len(names):
@@ -123,34 +92,36 @@ def _names(runs: Sequence[str]) -> list[str]:
 
 
 def _story(
-    name: str, identity: str, found: RunFacts, experiments: Experiments, asked: Asked
-) -> Story:
-    evaluated = None
-    if found.evaluation is not None:
-        evaluated = frontier.evaluation(found.evaluation, identity)
+    name: str,
+    identity: str,
+    found: RunFacts,
+    experiments: Experiments,
+    *,
+    has_names: bool,
+    calibrate: bool,
+) -> dict[str, Any]:
+    """Return the content of the template for one run, in the order of the sections."""
     log = found.logs.get(POLICY.command)
     has_policy = found.policy is not None or (log is not None and bool(log.curves))
-    about_reward: list[str] = []
-    if found.policy is not None:
-        about_reward = sentences.reward(found)
-    return Story(
-        name=name,
-        identity=identity,
-        has_policy=has_policy,
-        what_happened=summary.what_happened(found),
-        evaluation=evaluated,
-        is_evaluation_damaged=found.evaluation is not None and evaluated is None,
-        samples=sample_choice.choices(found.directory, name),
-        curves=training_curves.of_policy(found, identity),
-        reward_curves=training_curves.of_reward(found, identity),
-        happened=summary.on_the_way(found),
-        labels=label_section.labels(
-            found, has_names=asked.has_names, calibrate=asked.calibrate, identity=identity
+    return {
+        'name': name,
+        'identity': identity,
+        'has_policy': has_policy,
+        'summary': summary.summary(found),
+        'evaluation': frontier.evaluation(found.evaluation or {}, identity),
+        'is_evaluated': found.evaluation is not None,
+        'evaluation_settings': sentences.evaluation_settings(found),
+        'samples': sample_choice.choices(found.directory, name),
+        'curves': training_curves.of_run(found, identity),
+        'events': list(summary.events(found)),
+        'event_names': training_curves.event_names(found),
+        'labels': label_section.labels(
+            found, has_names=has_names, calibrate=calibrate, identity=identity
         ),
-        about_reward=about_reward,
-        provenance=provenance.provenance(found, experiments, has_names=asked.has_names),
-        not_known=sentences.not_known(found, has_policy=has_policy),
-    )
+        'about_reward': list(sentences.reward(found)),
+        'provenance': provenance.provenance(found, experiments, has_names=has_names),
+        'not_known': list(sentences.not_known(found, has_policy=has_policy)),
+    }
 
 
 @functools.cache
@@ -170,7 +141,7 @@ def _template() -> jinja2.Template:
 
 
 def _shown(value: object) -> object:
-    """What a template says of a value: nothing reaches the page with control characters."""
+    """Remove control characters from a value of the template."""
     is_text = isinstance(value, str) and not isinstance(value, Markup)
     return plain(value, _LONGEST_TEXT) if is_text else value
 
@@ -182,10 +153,5 @@ def _read(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """How a Content-Security-Policy names the one script or style that counts."""
+    """Return the digest of a script or style for the Content-Security-Policy."""
     return 'sha256-' + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def write(text: str, path: str) -> None:
-    """Write the page; UserError where that cannot be done."""
-    outputs.write_file(path, text.encode(errors='replace'))

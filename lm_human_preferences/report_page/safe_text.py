@@ -1,6 +1,4 @@
-"""Text of others, as a page shows it: with what cannot be seen made visible, and not too long."""
-
-from __future__ import annotations
+"""Untrusted text: escapes for invisible characters, and a limit of length."""
 
 import difflib
 import re
@@ -13,18 +11,14 @@ LONGEST = 1500  # characters of a text that are shown
 
 
 class Part(NamedTuple):
-    """A part of a text. is_new: whether it is not in the text that this one is compared with."""
+    """Part of a text. is_new: absent from the text that it is compared with."""
 
     text: str
     is_new: bool
 
 
 def plain(text: object, longest: int = LONGEST) -> str:
-    """`text` with escapes for what is not shown, in its own lines; the middle of it where long.
-
-    Autoescaping makes it safe in HTML. Here is done what that leaves: control characters, and
-    marks that turn the direction of writing.
-    """
+    """Escape control characters and marks of the direction of writing; shorten long texts."""
     whole = str(text)
     if len(whole) > longest:
         half = longest // 2
@@ -34,7 +28,7 @@ def plain(text: object, longest: int = LONGEST) -> str:
 
 
 def changes(before: str, after: str) -> Iterator[Part]:
-    """`after` in parts, made plain, with the words marked that `before` lacks at that place."""
+    """Yield `after` in plain parts, with the words marked that `before` lacks at that place."""
     old, new = (re.findall(r'\S+\s*|\s+', plain(text)) for text in (before, after))
     bare = [[word.strip() for word in words] for words in (old, new)]
     matcher = difflib.SequenceMatcher(a=bare[0], b=bare[1], autojunk=False)

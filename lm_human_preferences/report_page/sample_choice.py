@@ -1,6 +1,4 @@
-"""Which of the samples that were taken on the way are shown, and how."""
-
-from __future__ import annotations
+"""Choice of the samples to show."""
 
 import contextlib
 import math
@@ -12,40 +10,37 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.report_page.safe_text import Part, changes, plain
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.utils.terminal import cut_mark
 
 AT_RANDOM, OF_A_KIND = 4, 2  # queries that are shown of each choice
 MOST_QUERIES = 64  # that are looked at
 
 
 class Answer(NamedTuple):
-    """What the policy wrote at a step. parts: of the response."""
+    """Response at a step."""
 
     step: int
-    parts: list[Part]
+    parts: list[Part]  # of its text
     score: float
     kl: float
+    cut: str = ''  # mark for tokens after its end
 
 
 class Query(NamedTuple):
-    """A query and the answers to it, in the order of the steps."""
+    """Query with its answers in the order of the steps."""
 
     text: str
     answers: list[Answer]
 
-    @property
-    def last(self) -> Answer:
-        """What the policy writes at the end."""
-        return self.answers[-1]
-
     def three(self) -> list[Answer]:
-        """The answers before, on the way and after; fewer where there are no more."""
+        """Return the answers before, on the way and after, if there are so many."""
         middle = self.answers[len(self.answers) // 2]
         chosen = {each.step: each for each in (self.answers[0], middle, self.answers[-1])}
         return list(chosen.values())
 
 
 class Choice(NamedTuple):
-    """Some queries, and why these."""
+    """Some queries, and the reason for their choice."""
 
     title: str
     why: str
@@ -53,11 +48,12 @@ class Choice(NamedTuple):
 
 
 def choices(run: str, name: str) -> list[Choice]:
-    """The queries of a run that are shown; none where it has kept no samples.
-
-    name: of the run, which decides the random choice, so that nobody chose it.
-    """
-    queries = _queries(_records(run))
+    """Choose the queries of a run to show; its name decides the random choice."""
+    records: list[dict[str, Any]] = []
+    with contextlib.suppress(UserError, OSError):
+        lines = storage.readable_json_lines(storage.join(run, run_files.SAMPLES))
+        records = list(filter(_is_sample, lines))
+    queries = _queries(records)
     if not queries:
         return []
     shuffled = random.Random(name).sample(queries, len(queries))
@@ -70,10 +66,10 @@ def choices(run: str, name: str) -> list[Choice]:
     ]
     if len(queries) <= OF_A_KIND:
         return found
-    by_score = sorted(queries, key=lambda query: query.last.score)
+    by_score = sorted(queries, key=lambda query: query.answers[-1].score)
     # A score in the upper half that the initial model would hardly have come to.
     high = by_score[len(by_score) // 2 :]
-    unlikely = sorted(high, key=lambda query: -query.last.kl)
+    unlikely = sorted(high, key=lambda query: -query.answers[-1].kl)
     return [
         *found,
         Choice('The best', 'The highest scores at the end.', by_score[: -OF_A_KIND - 1 : -1]),
@@ -87,14 +83,6 @@ def choices(run: str, name: str) -> list[Choice]:
     ]
 
 
-def _records(run: str) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl that can be read."""
-    with contextlib.suppress(UserError, OSError):
-        lines = storage.readable_json_lines(storage.join(run, run_files.SAMPLES))
-        return list(filter(_is_sample, lines))
-    return []
-
-
 def _is_sample(record: object) -> TypeGuard[dict[str, Any]]:
     if not isinstance(record, dict):
         return False
@@ -105,7 +93,7 @@ def _is_sample(record: object) -> TypeGuard[dict[str, Any]]:
 
 
 def _queries(records: Iterable[dict[str, Any]]) -> list[Query]:
-    """One for each different query, in the order of the file."""
+    """Group records by query, in the order of the file."""
     by_query: dict[str, dict[int, dict[str, Any]]] = {}
     for record in records:
         if record['query'] in by_query or len(by_query) < MOST_QUERIES:
@@ -123,5 +111,7 @@ def _answers(records: Sequence[dict[str, Any]]) -> list[Answer]:
         parts = [Part(plain(first), is_new=False)]
         if place:
             parts = list(changes(first, record['response']))
-        found.append(Answer(int(record['step']), parts, record['score'], record['kl']))
+        after_end = record.get('tokens_after_end')
+        cut = cut_mark(after_end) if type(after_end) is int else ''
+        found.append(Answer(int(record['step']), parts, record['score'], record['kl'], cut))
     return found

@@ -1,25 +1,23 @@
-"""The curves of a run's trainings, with what happened on the way."""
+"""Curves of a run's trainings, with events."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lm_human_preferences.report_page import charts
 from lm_human_preferences.report_page.charts import Chart, Event, Series
-from lm_human_preferences.run_story import happenings
 from lm_human_preferences.run_story.facts import RunFacts
+from lm_human_preferences.runs import curves
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 
 EVENTS = {  # kind: what the legend says
-    happenings.ALARM: 'an alarm',
-    happenings.RESUMED: 'resumed',
-    happenings.RETRAINED: 'a new reward model',
+    curves.ALARM: 'an alarm',
+    curves.RESUMED: 'resumed',
+    curves.RETRAINED: 'a new reward model',
 }
 
 
 class Plan(NamedTuple):
-    """A chart of curves: {tag: name}, the first of which must be there."""
+    """Chart of curves {tag: name}, the first of which must be there."""
 
     title: str
     y: str
@@ -62,45 +60,31 @@ OF_REWARD = (
 )
 
 
-def of_policy(facts: RunFacts, identity: str) -> list[Chart]:
-    """The charts of a policy's training."""
-    log = facts.logs.get(POLICY.command)
-    if log is None:
-        return []
-    events = [Event(*each) for each in happenings.marks(log)]
-    return list(_charts(facts, OF_POLICY, events, f'{identity}-policy'))
+def event_names(facts: RunFacts) -> dict[str, str]:
+    """Return the legend {kind: name} of the events of a run."""
+    kinds = {mark.kind for log in facts.logs.values() for mark in curves.marks(log)}
+    return {kind: name for kind, name in EVENTS.items() if kind in kinds}
 
 
-def of_reward(facts: RunFacts, identity: str) -> list[Chart]:
-    """The charts of a reward model's training."""
-    log = facts.logs.get(REWARD.command)
-    events = [] if log is None else [Event(*each) for each in happenings.marks(log)]
-    return list(_charts(facts, OF_REWARD, events, f'{identity}-reward'))
+def of_run(facts: RunFacts, identity: str) -> list[Chart]:
+    """Draw the charts of the trainings of a policy and of a reward model."""
+    drawn = []
+    for files, plans in ((POLICY, OF_POLICY), (REWARD, OF_REWARD)):
+        log = facts.logs.get(files.command)
+        events = [] if log is None else [Event(*each) for each in curves.marks(log)]
+        for place, plan in enumerate(plans):
+            drawn.append(_chart(facts, plan, events, f'{identity}-{files.command}-{place}'))
+    return [chart for chart in drawn if chart is not None]
 
 
-def _charts(
-    facts: RunFacts, plans: Sequence[Plan], events: Sequence[Event], identity: str
-) -> Iterator[Chart]:
-    for place, plan in enumerate(plans):
-        series = [
-            Series(name, facts.curves[tag].steps, facts.curves[tag].values, colour=colour)
-            for colour, (tag, name) in enumerate(plan.tags.items())
-            if tag in facts.curves
-        ]
-        if next(iter(plan.tags)) == 'objective/kl':
-            series += _target(facts)
-        chart = charts.draw(
-            plan.title, charts.STEP, plan.y, series, events, identity=f'{identity}-{place}'
-        )
-        if chart is not None:
-            yield chart
-
-
-def _target(facts: RunFacts) -> Iterator[Series]:
-    """A line at the KL that the coefficient aims at."""
-    adaptive = None if facts.policy is None else facts.policy.rewards.adaptive_kl
-    curve = facts.curves.get('objective/kl')
-    if adaptive is None or curve is None:
-        return
-    ends = (curve.steps[0], curve.steps[-1])
-    yield Series('target', ends, (adaptive.target,) * 2, charts.DASHED, 5)
+def _chart(facts: RunFacts, plan: Plan, events: Sequence[Event], identity: str) -> Chart | None:
+    series = [
+        Series(name, facts.curves[tag].steps, facts.curves[tag].values, colour=colour)
+        for colour, (tag, name) in enumerate(plan.tags.items())
+        if tag in facts.curves
+    ]
+    kl = facts.curves.get('objective/kl')
+    if 'objective/kl' in plan.tags and kl is not None and facts.kl_target is not None:
+        ends = (kl.steps[0], kl.steps[-1])
+        series.append(Series('target', ends, (facts.kl_target,) * 2, charts.DASHED, 5))
+    return charts.draw(plan.title, charts.STEP, plan.y, series, events, identity=identity)

@@ -1,4 +1,1 @@
-"""The paper's figures from many short runs.
-
-Knows the trainings and their results; changes neither.
-"""
+"""Paper's figures from many short runs: knows the trainings and their results."""

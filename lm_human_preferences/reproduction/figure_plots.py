@@ -1,12 +1,9 @@
-"""Figures 2 and 3 as pictures, beside the paper's: compare the shapes, not the numbers.
-
-Both are drawn from rows, dicts such as those of figure2.csv and figure3.csv.
-"""
+"""Figures 2 and 3 from rows of figure2.csv and figure3.csv, beside the paper's."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +23,7 @@ Rows = list[dict[str, Any]]
 
 
 def groups(rows: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], Rows]:
-    """{values of `keys`: the rows that have them}, in the order of their first rows."""
+    """Return {values of `keys`: the rows that have them}, in the order of their first rows."""
     by_values: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
         values = tuple(row[key] for key in keys)
@@ -35,10 +32,7 @@ def groups(rows: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], 
 
 
 def figure2(path: str, rows: Rows, target: float, optimal: float) -> None:
-    """Draw known reward against episodes at the KL `target`.
-
-    optimal: the highest reward possible there.
-    """
+    """Draw known reward against episodes at the KL `target`; optimal: the highest there."""
     figure, (left, right) = plots.panels(2, width=6, height=3.9)
     left.axhline(optimal, color=plots.INK, linestyle='--', linewidth=1, label='optimum')
     for axes, panel_rows, title in (
@@ -69,7 +63,6 @@ def figure3(path: str, rows: Rows, frontier: Rows) -> None:
 
 
 def _paper_figure3() -> tuple[Rows, Rows]:
-    """(rows, frontier) of the paper's figure."""
     paper = storage.read_json(PAPER)['figure3']
     frontier = [{'kl': kl, 'known_reward': reward} for kl, reward in paper.pop('optimal')]
     rows = []
@@ -100,11 +93,7 @@ def _column(rows: Rows, name: str) -> list[float]:
 
 
 def _draw_bands(axes: Axes, rows: Rows, at: str, x: str, **style: Any) -> None:
-    """Draw a line and a band for each access, over the column `x`.
-
-    For each value of the column `at`, the line goes through the mean of the seeds, and the band
-    spans their range.
-    """
+    """Draw the mean and range of seeds for each access, along column x; `at` tells points apart."""
     for ((access,), of_access), color in zip(groups(rows, 'access').items(), COLOURS):
         xs, means, lows, highs = [], [], [], []
         for seeds in groups(of_access, at).values():
@@ -114,14 +103,9 @@ def _draw_bands(axes: Axes, rows: Rows, at: str, x: str, **style: Any) -> None:
             lows.append(min(rewards))
             highs.append(max(rewards))
         name = 'direct access' if access == 'direct' else f'{_short(int(access))} labels'
-        has_label = name in _labels(axes)
+        has_label = name in axes.get_legend_handles_labels()[1]
         axes.plot(xs, means, color=color, label=None if has_label else name, **style)
         axes.fill_between(xs, lows, highs, color=color, alpha=0.2, linewidth=0)
-
-
-def _labels(axes: Axes) -> Sequence[str]:
-    """The labels in the legend so far."""
-    return axes.get_legend_handles_labels()[1]
 
 
 def _finish(axes: Axes, title: str, x: str) -> None:
@@ -136,7 +120,7 @@ def _title(rows: Rows) -> str:
 
 
 def _short(number: float, places: int | None = 0) -> str:
-    """64M for 64000000."""
+    """Format a large number: 64M for 64000000."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter(places=places, sep='').format_eng(number)

@@ -1,11 +1,7 @@
-"""The paper's Figures 2 and 3 in miniature (section 3.1.1).
-
-Policies learn from labels of a reward that is known, so what they attain can be measured.
-"""
-
-from __future__ import annotations
+"""Paper's Figures 2 and 3 in miniature (section 3.1.1): policies on labels of a known reward."""
 
 import csv
+import dataclasses
 import io
 import os
 from typing import Any
@@ -13,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from lm_human_preferences import shell, storage, train_policy
-from lm_human_preferences.reproduction import figure_plots, jobs, plan
-from lm_human_preferences.reproduction.plan import Run
+from lm_human_preferences.reproduction import figure_plots, jobs
+from lm_human_preferences.reproduction.jobs import Run
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.logging import log_line
 
@@ -30,14 +26,11 @@ def figures(
     seeds: int | None = None,
     processes: int | None = None,
 ) -> None:
-    """Draw both figures into `output_dir`, from runs of `hparams`, which stay there.
-
-    quick: the small set. seeds: runs of each kind, None for as many as the set has. processes: None
-    for one per CPU.
-    """
+    """Draw both figures into `output_dir` from runs of `hparams`; quick: of few runs."""
     outputs.check_output_dir(output_dir, *(f'{name}.csv' for name in TABLES), *PICTURES)
-    scale = (plan.QUICK if quick else plan.FULL).with_seeds(seeds)
-    runs = {run: run.hparams(hparams) for run in plan.plan(scale)}
+    scale = jobs.QUICK if quick else jobs.FULL
+    scale = dataclasses.replace(scale, seeds=seeds or scale.seeds)
+    runs = {run: run.hparams(hparams) for run in jobs.runs_of(scale)}
     results, frontier = jobs.run_all(runs, output_dir, processes)
     rows = {
         'figure2': curve_rows(results),
@@ -62,7 +55,6 @@ def figures(
 
 
 def _draw(rows: dict[str, list[dict[str, Any]]], target: float, output_dir: str) -> None:
-    """Draw both figures from the rows of the tables. target: the KL of Figure 2."""
     kls = [row['kl'] for row in rows['frontier']]
     bests = [row['known_reward'] for row in rows['frontier']]
     optimal = np.interp(target, kls, bests)
@@ -72,7 +64,7 @@ def _draw(rows: dict[str, list[dict[str, Any]]], target: float, output_dir: str)
 
 
 def curve_rows(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of figure2.csv: what was measured on the way, of the runs that have a curve."""
+    """Return the rows of figure2.csv: measurements during the runs that have a curve."""
     rows = []
     for run, result in results.items():
         if run.points > 1:
@@ -82,10 +74,7 @@ def curve_rows(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def final_rows(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of figure3.csv: where each run ended, and the best reward possible there.
-
-    share: how much of the gain that is possible at its KL the run attained.
-    """
+    """Return the rows of figure3.csv: the end of each run, and its share of the gain."""
     rows = []
     for run, result in results.items():
         base = result['curve'][0]['known_reward']
@@ -107,7 +96,7 @@ def final_rows(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_table(path: str, rows: list[dict[str, Any]]) -> None:
-    """Write `rows`, dicts of the same keys, as CSV; all of it appears, or nothing."""
+    """Write rows of the same keys as CSV; all of it appears, or nothing."""
     text = io.StringIO(newline='')
     table = csv.DictWriter(text, rows[0], lineterminator='\n')
     table.writeheader()
@@ -116,7 +105,7 @@ def write_table(path: str, rows: list[dict[str, Any]]) -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of a table: the rows of figure3.csv as means over seeds, and the range of shares."""
+    """Return the lines of a table: means over seeds, and ranges of the shares."""
     heads = ('access', 'episodes', 'target', 'KL', 'reward', 'optimum', 'share', 'of seeds')
     lines = [SUMMARY.format(*heads)]
     groups = figure_plots.groups(rows, 'access', 'episodes', 'target')

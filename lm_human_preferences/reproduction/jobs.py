@@ -1,13 +1,11 @@
-"""The runs of the figures as jobs for worker processes, each done once.
+"""Runs of the figures as jobs for worker processes, each of which writes its first argument."""
 
-A job writes the file or directory that is its first argument; see worker_pool.
-"""
-
-from __future__ import annotations
-
+import copy
+import dataclasses
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import shutil
@@ -23,23 +21,91 @@ from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reproduction import worker_pool
-from lm_human_preferences.reproduction.plan import Run
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.time_left import TimeLeft
+from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.logging import progress
 
 VERSION = 2  # of what a finished run means: a new version repeats all runs
 QUERIES_OF_REWARD_MODEL = slice(None, None, 8)  # few are enough to find where the KL is right
 
 Job = tuple[Any, ...]  # a function and its arguments after the path, see worker_pool.finish
+POINTS = 8  # of a curve of Figure 2
+HORIZON = 10_000  # the paper's; the KL coefficient starts near the right value, see run_policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """Size of the experiment."""
+
+    labels: tuple[int, ...]  # sizes of label sets
+    targets: tuple[float, ...]  # KLs in nats
+    curve: float  # the one of Figure 2
+    episodes: tuple[int, ...]  # budgets
+    seeds: int  # runs of each kind
+
+
+FULL = Scale(
+    labels=(65536, 8192, 1024),
+    targets=(1.0, 2.0, 4.0, 6.0),
+    curve=4.0,
+    episodes=(12800, 51200),
+    seeds=5,
+)
+QUICK = Scale(
+    labels=(8192, 2048, 512), targets=(1.0, 2.0, 4.0), curve=2.0, episodes=(2560, 10240), seeds=2
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Training of one policy; points: number of measurements of it."""
+
+    labels: int | None  # None for direct access to the known reward
+    target: float
+    episodes: int
+    seed: int
+    points: int = 1
+
+    @property
+    def access(self) -> str:
+        """Source of the reward: a number of labels, or 'direct'."""
+        return str(self.labels or 'direct')
+
+    def hparams(self, experiment: train_policy.HParams) -> train_policy.HParams:
+        """Return the hyperparameters of this variant of `experiment`, train_policy's."""
+        settings: dict[str, Any] = {
+            'run.seed': self.seed,
+            'ppo.total_episodes': self.episodes,
+            'rewards.adaptive_kl.horizon': HORIZON,
+            'rewards.adaptive_kl.target': self.target,
+        }
+        if self.labels is None:
+            settings['rewards.train_new_model'] = 'off'
+            settings['rewards.trained_model'] = 'mock'
+        else:
+            settings['rewards.train_new_model.labels.num_train'] = self.labels
+            settings['rewards.train_new_model.run.seed'] = self.seed
+        variant = copy.deepcopy(experiment)
+        variant.override_from_dict(settings)
+        variant.run.save_interval = ceil_div(variant.ppo.nupdates, self.points)
+        variant.validate()
+        return variant
+
+
+def runs_of(scale: Scale) -> list[Run]:
+    """Return the runs of both figures, the longest first."""
+    seeds = range(1, scale.seeds + 1)
+    runs = []
+    for episodes in sorted(scale.episodes, reverse=True):
+        for labels, target, seed in itertools.product((None, *scale.labels), scale.targets, seeds):
+            has_curve = target == scale.curve and episodes == max(scale.episodes)
+            runs.append(Run(labels, target, episodes, seed, POINTS if has_curve else 1))
+    return runs
 
 
 class Known(NamedTuple):
-    """What is known of all responses to all queries.
-
-    queries (queries, query_length); both others (queries, responses): the initial model's
-    log-probabilities, and the known rewards.
-    """
+    """All responses to queries (queries, query_length): (queries, responses) each."""
 
     queries: torch.Tensor
     ref_logprobs: torch.Tensor
@@ -48,17 +114,16 @@ class Known(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def known_responses(task: str) -> Known:
-    """All that is known for a task, which is given as JSON."""
+    """Return all that is known for a task, which is given as JSON."""
     hparams = train_policy.HParams()
-    hparams.task.parse_json(task)
+    hparams.task.override_from_nested_dict(json.loads(task))
     settings = hparams.task
     length = settings.response_length
     trained_model = lm_tasks.initial_model(settings.policy.initial_model)
     encoder = trained_model.encoding.get_encoder()
     reference = Policy(
         trained_model,
-        embed_queries=lm_tasks.query_formatter(settings, encoder),
-        temperature=settings.policy.temperature,
+        **lm_tasks.policy_settings(settings, encoder),
     )
     reward_model = rewards.load_reward_model('mock', trained_model.encoding)
     score_fn = rewards.make_score_fn(settings, reward_model)
@@ -72,14 +137,13 @@ def known_responses(task: str) -> Known:
 
 
 def write_frontier(path: str, task: str) -> None:
-    """A job: the highest reward possible at some KLs."""
     _, ref_logprobs, scores = known_responses(task)
     kls, best = optimum.frontier(ref_logprobs, scores, optimum.beta_grid(scores)).tolist()
     storage.write_json(path, [{'kl': kl, 'known_reward': reward} for kl, reward in zip(kls, best)])
 
 
 def run_reward(path: str, hparams: train_reward.HParams) -> None:
-    """A job: train a reward model into the directory `path`."""
+    """Train a reward model into the directory `path`."""
     part = f'{path}.part'
     shutil.rmtree(part, ignore_errors=True)
     hparams.run.save_dir = part
@@ -88,11 +152,7 @@ def run_reward(path: str, hparams: train_reward.HParams) -> None:
 
 
 def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task: str) -> None:
-    """A job: train a policy as ./launch.py train_policy does, and measure it exactly on the way.
-
-    The KL coefficient starts where the optimum has the target KL: these runs are too short to look
-    for it.
-    """
+    """Train and measure a policy, whose optimum has the target KL at the start."""
     known = known_responses(task)
     hparams.rewards.train_new_model = None
     hparams.rewards.trained_model = reward_model
@@ -110,7 +170,7 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
 
 
 def _kl_coef(hparams: train_policy.HParams, reward_model: str, known: Known) -> float:
-    """The coefficient at which the optimum for `reward_model` has the target KL."""
+    """Return the coefficient at which the optimum for `reward_model` has the target KL."""
     assert hparams.rewards.adaptive_kl is not None
     target = hparams.rewards.adaptive_kl.target
     if reward_model == 'mock':
@@ -125,7 +185,7 @@ def _kl_coef(hparams: train_policy.HParams, reward_model: str, known: Known) -> 
 
 
 class Curve(Checkpointer):
-    """Measures the policy on all responses whenever another run would save it."""
+    """Checkpointer that measures the policy on all responses instead of saving it."""
 
     def __init__(self, known: Known) -> None:
         super().__init__(None, LocalComm(), resume=False)
@@ -134,12 +194,12 @@ class Curve(Checkpointer):
         self.points = [{'episodes': 0, 'kl': 0.0, 'known_reward': base}]
 
     def save(self, trainer: train_policy.PPOTrainer) -> None:
-        """Add what the policy of `trainer` attains now to `points`."""
+        """Add a measurement of the policy of `trainer` to `points`."""
         length = trainer.hparams.task.response_length
         logprobs = optimum.all_logprobs(trainer.policy, self.known.queries, length)
         self.points.append(
             {
-                'episodes': trainer.global_step * trainer.hparams.ppo.batch_size,
+                'episodes': trainer.steps_done * trainer.hparams.ppo.batch_size,
                 'kl': optimum.kl(logprobs, self.known.ref_logprobs).mean().item(),
                 'known_reward': optimum.expected(logprobs, self.known.scores).mean().item(),
             }
@@ -149,7 +209,7 @@ class Curve(Checkpointer):
 def result_path(
     output_dir: str, kind: str, hparams: train_policy.HParams | train_reward.HParams, *names: str
 ) -> str:
-    """Where the result of a job goes; a digest of all that it depends on is part of the name."""
+    """Return the path of a job's result, whose name has a digest of all that it depends on."""
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model).savedir
     assert initial_model is not None
     settings = [
@@ -163,20 +223,10 @@ def result_path(
     return os.path.join(output_dir, kind, '-'.join([*names, digest]))
 
 
-class Jobs(NamedTuple):
-    """The jobs that come first, those that need their results, and the paths of the results."""
-
-    first: dict[str, Job]
-    second: dict[str, Job]
-    results: dict[Run, str]
-    frontier: str
-
-
-def jobs_of(runs: dict[Run, train_policy.HParams], output_dir: str) -> Jobs:
-    """The jobs of `runs` {Run: hparams}.
-
-    Policies share the reward models, of which there is one for each seed and number of labels.
-    """
+def jobs_of(
+    runs: dict[Run, train_policy.HParams], output_dir: str
+) -> tuple[dict[str, Job], dict[str, Job], dict[Run, str], str]:
+    """Return first jobs, those that need their results, and the paths of runs and frontier."""
     hparams = train_policy.HParams(task=next(iter(runs.values())).task)
     task = json.dumps(hparams.task.to_nested_dict())
     frontier = f'{result_path(output_dir, "runs", hparams, "frontier")}.json'
@@ -194,14 +244,11 @@ def jobs_of(runs: dict[Run, train_policy.HParams], output_dir: str) -> Jobs:
         path = f'{result_path(output_dir, "runs", hparams, *names)}.json'
         results[run] = path
         second[path] = run_policy, hparams, reward_model, task
-    return Jobs(first, second, results, frontier)
+    return first, second, results, frontier
 
 
 def finish(processes: int | None, *phases: dict[str, Job]) -> None:
-    """Do what is missing of each of `phases` {path: job}, one after the other, with a bar.
-
-    processes: jobs at a time, None for one per CPU.
-    """
+    """Do the missing jobs of each of `phases` {path: job}, one phase after the other."""
     finished = sum(os.path.exists(path) for phase in phases for path in phase)
     total = sum(map(len, phases))
     with (
@@ -215,11 +262,8 @@ def finish(processes: int | None, *phases: dict[str, Job]) -> None:
 def run_all(
     runs: dict[Run, train_policy.HParams], output_dir: str, processes: int | None
 ) -> tuple[dict[Run, dict[str, Any]], list[dict[str, float]]]:
-    """Do what is missing of `runs` {Run: hparams}.
-
-    Returns {Run: its result}, and the frontier as rows.
-    """
-    jobs = jobs_of(runs, output_dir)
-    finish(processes, jobs.first, jobs.second)
-    results = {run: storage.read_json(path) for run, path in jobs.results.items()}
-    return results, storage.read_json(jobs.frontier)
+    """Do the missing runs; return {Run: its result}, and the frontier as rows."""
+    first, second, paths, frontier = jobs_of(runs, output_dir)
+    finish(processes, first, second)
+    results = {run: storage.read_json(path) for run, path in paths.items()}
+    return results, storage.read_json(frontier)

@@ -1,6 +1,4 @@
-"""How accurate a reward model is for the number of labels that it learned from."""
-
-from __future__ import annotations
+"""Learning curve: accuracy of a reward model by its number of labels."""
 
 import copy
 from typing import Any
@@ -22,13 +20,7 @@ PARTS = (8, 4, 2, 1)
 def learning_curve(
     source: str, run: str, repetitions: int, without: str | None = None
 ) -> list[dict[str, Any]]:
-    """Train reward models on 1/8, 1/4, 1/2 and all of the labels in a folder, as `run` was trained.
-
-    Each label is in all larger parts too. repetitions: trainings with each number, with other seeds
-    and in other orders. without: as --labels.without. Nothing is saved. Returns, for each number,
-    {'labels', 'held_out': labels that are measured on, 'chance', and of each repetition 'accuracy',
-    'agreement', and the ends 'low', 'high' of its interval}, see labels.held_out.Prediction.
-    """
+    """Return the predictions after training as `run` on 1/8, 1/4, 1/2 and all labels."""
     hparams = _settings(source, run, without)
     found: dict[int, dict[str, Any]] = {}
     with progress(total=repetitions * len(PARTS), comm=LocalComm(), desc='learning curve') as bar:
@@ -70,7 +62,7 @@ def _settings(source: str, run: str, without: str | None) -> HParams:
 def _train_on_part(
     hparams: HParams, part: int, seed: int, found: dict[int, dict[str, Any]]
 ) -> None:
-    """Add what a training on 1/part of the labels comes to, unless there are too few for it."""
+    """Add the result of a training on 1/part of the labels, unless there are too few for it."""
     set_seed(seed)
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     trainer = train_reward.build_trainer(hparams, initial_model, LocalComm())

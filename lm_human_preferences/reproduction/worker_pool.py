@@ -1,10 +1,8 @@
-"""Independent jobs on processes of one thread each.
+"""Independent jobs on processes of one thread each; each writes a file, unless it is there.
 
-A job leaves a file, whole or not at all; a job whose file is there is not done again.
-
-The pool is that of concurrent.futures, which reports a worker that was killed. What is added here
-is that no worker outlives this process: when it was killed in the middle of a job, the workers of
-concurrent.futures, multiprocessing.Pool and loky alike went on. See benchmarks/README.md.
+The pool is that of concurrent.futures, but no worker outlives this process: when it was killed in
+the middle of a job, those of concurrent.futures, multiprocessing.Pool and loky went on.
+See benchmarks/README.md.
 """
 
 import concurrent.futures
@@ -25,10 +23,9 @@ from lm_human_preferences.errors import UserError
 
 @contextlib.contextmanager
 def pool(processes: int | None) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """A pool for `finish`. Whatever ends this process, Ctrl-C or a kill, ends its workers.
-
-    processes: how many, None for one per CPU that this process may use.
-    """
+    """Open a pool of processes, None for one per CPU, whose workers end with this process."""
+    # Python does not clean up after SIGTERM, and its resource tracker reports leaked semaphores.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     spawn = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(
         processes or len(os.sched_getaffinity(0)), mp_context=spawn, initializer=_set_up_worker
@@ -40,6 +37,8 @@ def pool(processes: int | None) -> Iterator[concurrent.futures.ProcessPoolExecut
             for child in multiprocessing.active_children():
                 child.terminate()
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _set_up_worker() -> None:
@@ -67,12 +66,7 @@ def finish(
     jobs: Mapping[str, tuple[Any, ...]],
     done: Callable[[], object],
 ) -> None:
-    """Do those of `jobs` {path: (function, *arguments)} whose file is missing.
-
-    Returns when all files are there. function(path, *arguments) writes `path`; what it prints goes
-    to PATH.log. done() is called after each job. UserError counts the jobs that failed, once the
-    others are done.
-    """
+    """Do jobs {path: (function, *arguments)} whose file is missing; UserError if any fails."""
     started = {
         executor.submit(_logged, path, *job): path
         for path, job in jobs.items()

@@ -1,15 +1,19 @@
-"""The command that repeats a training: its experiment, and what differs from that."""
+"""Command that repeats a training: its experiment, and the settings that differ from it."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences import shell
+from lm_human_preferences import shell, storage
+from lm_human_preferences.datasets import registry
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.runs import command_record, run_settings
 from lm_human_preferences.runs.run_files import COMMANDS, REWARD
@@ -24,58 +28,59 @@ _NEW = run_settings.NEW_MODEL
 _LONGEST = 20_000  # characters of a command line
 NAMES = 'NAMES'  # stands for the names of labellers, which are nobody's business
 _OF_NAMES = ('labels.without', 'serve.labellers')  # options whose values are such names end so
+# Options whose values are paths, or names of models that may be paths, end so.
+_FILES = (
+    'task.query_dataset',
+    'labels.source',
+    'rewards.function',
+    'online.instructions',
+    'serve.certificate',
+    'serve.key',
+)
+_MODELS = (run_settings.INITIAL_MODEL, 'rewards.trained_model')
+_NO_PATHS = {*registry.DATASETS, 'mock', 'test'}
 # What a run itself decides: where it is kept, and the reward model that it trains.
 _OWN = {'run.save_dir', f'{_NEW}.run.save_dir'}
 
 
 def repeating(
-    command: str,
-    hparams: Any,
-    name: str,
-    experiment: str,
-    ranks: int | None,
-    experiments: Experiments,
-    *,
-    in_full: bool = False,
+    facts: RunFacts, name: str, experiments: Experiments, *, started_in: str | None = None
 ) -> str | None:
-    """The command line of `command` that gives `hparams`; None for an unknown experiment.
+    """Return the command line that gives the settings of a run; None for an unknown experiment.
 
-    name: of the run. in_full: as its user can type it again; for others, of local paths only the
-    last part is told, and of labellers no name.
+    name: of the new run. started_in: folder in which paths among the settings are found, for the
+    run's own user; None: for others, with the last part of local paths, and no name of a labeller.
     """
+    hparams = facts.hparams
+    if hparams is None:
+        return None
+    command = hparams.writes()[-1]
+    experiment = facts.experiments.get(command)
     binds = experiments.get(f'{command}/{experiment}')
-    if binds is None:
+    if experiment is None or binds is None:
         return None
     words = ['./launch.py', command, experiment, name]
-    if ranks is not None:
-        words += ['--mpi', str(ranks)]
+    if facts.ranks is not None:
+        words += ['--mpi', str(facts.ranks)]
     for key, value in differences(hparams, binds).items():
         for each in value if isinstance(value, tuple | list) else [value]:
-            words += shell.option_words(key, each if in_full else _told(key, each))
+            told = _shown(key, each) if started_in is None else _absolute(key, each, started_in)
+            words += shell.option_words(key, told)
     return shlex.join(words)
 
 
 def again(facts: RunFacts, experiments: Experiments) -> str | None:
-    """The command that trains as the run of `facts` was trained, for its user to type.
-
-    It gives the same curves to the bit, on the same kind of processor, unless the run was resumed
-    with other settings. None where the experiment is not known.
-    """
-    hparams = facts.policy if facts.policy is not None else facts.reward
-    if hparams is None:
-        return None
-    command = hparams.writes()[-1]
+    """Return the command that repeats a run to the bit; None for unknown experiments."""
     recorded = command_record.read(facts.directory)
-    name = os.path.basename(facts.directory.rstrip('/')) + '-again'
-    line = repeating(
-        command,
-        with_seeds(hparams, command_record.seeds(recorded)),
-        name,
-        facts.experiments.get(command, ''),
-        facts.ranks,
-        experiments,
-        in_full=True,
+    seeds = command_record.seeds(recorded)
+    seeded = dataclasses.replace(
+        facts, policy=_with_seeds(facts.policy, seeds), reward=_with_seeds(facts.reward, seeds)
     )
+    started_in = ''
+    with contextlib.suppress(UserError, OSError):
+        started_in = run_settings.started_in(facts.directory) or ''
+    name = os.path.basename(facts.directory.rstrip('/')) + '-again'
+    line = repeating(seeded, name, experiments, started_in=started_in)
     threads = recorded[0].get('threads') if recorded else None
     if line is None or not isinstance(threads, int):
         return line
@@ -83,12 +88,12 @@ def again(facts: RunFacts, experiments: Experiments) -> str | None:
 
 
 def is_of_names(option: str) -> bool:
-    """Whether the value of an option is names of labellers."""
+    """Return whether the value of an option is names of labellers."""
     return option.endswith(_OF_NAMES)
 
 
 def words_of(line: str) -> list[str] | None:
-    """The words of a command line; None where it is none, or so long that reading takes seconds."""
+    """Split a command line into words; None if it is malformed, or too long to be read fast."""
     if len(line) > _LONGEST:
         return None
     try:
@@ -98,7 +103,7 @@ def words_of(line: str) -> list[str] | None:
 
 
 def without_names(line: str) -> str:
-    """A command line without the names of labellers in it; all of it where it cannot be read."""
+    """Replace the names of labellers in a command line; all of one that cannot be read."""
     words = words_of(line)
     if words is None:
         return NAMES
@@ -113,8 +118,10 @@ def without_names(line: str) -> str:
     return shlex.join(words)
 
 
-def with_seeds(hparams: Any, seeds: Mapping[str, int]) -> Any:
-    """The settings of a run, with those of `seeds` {network: seed} where it was given none."""
+def _with_seeds(hparams: Any, seeds: Mapping[str, int]) -> Any:
+    """Return the settings of a run with `seeds` {network: seed} where it was given none."""
+    if hparams is None:
+        return None
     found = copy.deepcopy(hparams)
     trained = [(found.run, COMMANDS[found.writes()[-1]].network)]
     if isinstance(found, policy_options.HParams) and found.rewards.train_new_model is not None:
@@ -126,10 +133,7 @@ def with_seeds(hparams: Any, seeds: Mapping[str, int]) -> Any:
 
 
 def differences(hparams: Any, binds: Mapping[str, Any]) -> dict[str, Any]:
-    """{option: value} by which the settings of a run differ from those of its experiment.
-
-    binds: what the experiment sets.
-    """
+    """Return {option: value} of a run's settings that differ from those of its experiment."""
     base = type(hparams)()
     base.override_from_dict(dict(binds))
     found = _switched(hparams, base)
@@ -141,18 +145,18 @@ def differences(hparams: Any, binds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(hparams: Any) -> dict[str, Any]:
-    """{option: value} of all settings of a run that its user decides, of groups that are on."""
+    """Return {option: value} of all settings that a user decides, of groups that are on."""
     found = {key: value for key, value in _leaves(hparams) if key not in _OWN}
     return _as_given(found, hparams, found)
 
 
 def _switched(hparams: Any, base: Any) -> dict[str, Any]:
-    """{group: 'on' or 'off'} of the groups that are not as in `base`, which gets them so."""
+    """Switch groups of `base` as in `hparams`; return {group: 'on' or 'off'} of those switched."""
     found = {}
     for key, field in hyperparams.fields(type(hparams)).items():
         if group_class(field.type) is None:
             continue
-        is_on, was_on = (_value(each, key) is not None for each in (hparams, base))
+        is_on, was_on = (value_of(each, key) is not None for each in (hparams, base))
         if is_on != was_on:
             found[key] = 'on' if is_on else 'off'
             base.override_from_dict({key: found[key]})
@@ -160,7 +164,7 @@ def _switched(hparams: Any, base: Any) -> dict[str, Any]:
 
 
 def _as_given(found: dict[str, Any], hparams: Any, now: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as a user gives it: what follows from other options is left out."""
+    """Leave out options that follow from others."""
     if not isinstance(hparams, policy_options.HParams) or hparams.rewards.train_new_model is None:
         return found
     found = {key: value for key, value in found.items() if not key.startswith(f'{_NEW}.task.')}
@@ -172,7 +176,7 @@ def _as_given(found: dict[str, Any], hparams: Any, now: Mapping[str, Any]) -> di
 
 
 def _leaves(hparams: Any) -> Iterator[tuple[str, Any]]:
-    """(option, value) of all that lasts; groups are not among them."""
+    """Yield (option, value) of lasting settings, without groups."""
     fields = hyperparams.fields(type(hparams))
     for key, field in fields.items():
         if group_class(field.type) is not None or not field.metadata.get('lasting', True):
@@ -181,26 +185,23 @@ def _leaves(hparams: Any) -> Iterator[tuple[str, Any]]:
             hparams, key
         ):
             continue
-        yield key, _value(hparams, key)
+        yield key, value_of(hparams, key)
 
 
 def _is_in_a_group_that_is_on(hparams: Any, key: str) -> bool:
     group = key.rpartition('.')[0]
-    return not group or _value(hparams, group) is not None
+    return not group or value_of(hparams, group) is not None
 
 
-def _value(hparams: Any, key: str) -> Any:
-    """The value of a dotted name; None where a group before it is off."""
+def value_of(hparams: Any, key: str) -> Any:
+    """Return the value of a dotted name; None where a group before it is off."""
     for part in key.split('.'):
         hparams = getattr(hparams, part, None)
     return hparams
 
 
 def shortened(path: str) -> str:
-    """A path or URL for others to read.
-
-    Of an absolute local path it is the last part; a URL is without a key that it may have.
-    """
+    """Return the last part of an absolute local path, or a URL without its key."""
     if os.path.isabs(path):
         return os.path.basename(path.rstrip('/')) or path
     if re.match('https?://', path):
@@ -208,8 +209,20 @@ def shortened(path: str) -> str:
     return path
 
 
-def _told(key: str, value: Any) -> str:
-    """A value as the user types it."""
+def _absolute(key: str, value: Any, started_in: str) -> Any:
+    """Return the value of an option, a relative path as an absolute one."""
+    is_name = not isinstance(value, str) or storage.is_remote(value) or value in _NO_PATHS
+    if is_name or not started_in:
+        return value
+    path = os.path.join(started_in, value)
+    is_path = key.endswith(_FILES)
+    if key.endswith(_MODELS):  # else it names a released model, or one of the hub
+        is_path = value.startswith('.') or os.path.exists(path)
+    return os.path.normpath(path) if is_path else value
+
+
+def _shown(key: str, value: Any) -> str:
+    """Return a value for others to read, as it is typed."""
     if value is not None and is_of_names(key):
         return NAMES
     return shortened(value) if isinstance(value, str) else str(value)

@@ -1,21 +1,28 @@
-"""The facts about a run in words: plain sentences, without marks of any format.
+"""Facts about a run as plain sentences. They may hold untrusted text: escape it in each format."""
 
-Text of others in them is as they wrote it; who shows it makes it safe, see markdown.py.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lm_human_preferences.hparams.command_options import EvaluationHParams
+from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.agreement import wilson_interval
-from lm_human_preferences.run_story import label_facts
 from lm_human_preferences.run_story.commands import shortened
-from lm_human_preferences.run_story.facts import KNOWN, RunFacts
-from lm_human_preferences.run_story.label_facts import Agreement, LabelFacts, Source
+from lm_human_preferences.run_story.facts import (
+    FILE,
+    FOLDER,
+    KNOWN,
+    KNOWN_REWARD,
+    MADE_UP,
+    OF_MEAN,
+    PEOPLE,
+    LabelFacts,
+    RunFacts,
+    Source,
+)
 from lm_human_preferences.runs import command_record, run_settings
 
-PAPER = 'Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv:1909.08593)'
 OWN_MODELS = {
     'test': 'a tiny network with random weights, which tests the program',
     'reviews': 'a tiny language model of made-up film reviews, which tests the program',
@@ -29,63 +36,85 @@ EVALUATION = (
     'base: the initial model. policy: this one. best of n: the best of n responses of the initial'
     ' model. optimum: the best policy at the KL coefficient of the training.',
     'A high reward shows that the training worked, not that people like the responses: a policy'
-    ' also finds what its reward model is wrong about.',
+    ' also finds what its reward is wrong about.',
 )
 
 
 def beginning(facts: RunFacts) -> list[str]:
-    """What the networks were before the training."""
-    model = facts.initial_model
-    if model is None:
-        return []
-    if facts.base_model is not None:
-        return [f'It began as {facts.base_model}.']
-    return [f'It began as {OWN_MODELS.get(model, f"the local model {shortened(model)}")}.']
+    model = initial_model(facts)
+    return [] if model is None else [f'It began as {model}.']
 
 
-def task(facts: RunFacts) -> list[str]:
-    """What the queries and the responses are."""
+def initial_model(facts: RunFacts) -> str | None:
+    """Return the words for the initial model; None where it is not known."""
+    if facts.base_model is not None or facts.initial_model is None:
+        return facts.base_model
+    local = f'the local model {shortened(facts.initial_model)}'
+    return OWN_MODELS.get(facts.initial_model, local)
+
+
+def task(facts: RunFacts) -> Iterator[str]:
+    """Describe queries and responses."""
     found = facts.task
     if found is None:
-        return []
-    sentences = [
+        return
+    yield (
         f'Queries are texts of up to {found.query_length} tokens of the data set'
         f' {shortened(found.query_dataset)!r}; responses have up to {found.response_length} tokens,'
         f' sampled at temperature {found.policy.temperature:g}.'
-    ]
+    )
     if found.query_prefix or found.query_suffix:
-        sentences.append(
+        yield (
             f'The policy sees each query between {found.query_prefix!r} and'
-            f' {found.query_suffix!r}; the reward model does not see these.'
+            f' {found.query_suffix!r}; the reward does not see these.'
         )
     if found.chat:
-        sentences.append('The policy sees each query in the chat template of the tokeniser.')
-    return sentences
+        yield 'The policy sees each query in the chat template of the tokeniser.'
+    if found.stops:
+        yield 'A response is sampled up to its end, and only tokens up to there count.'
 
 
-def policy_training(facts: RunFacts) -> list[str]:
-    """How the policy was trained, and what the end of its log says."""
-    hparams = facts.policy
+def policy_training(facts: RunFacts) -> Iterator[str]:
+    """Describe the training of a policy and the end of its log."""
+    if facts.policy is None:
+        return
+    rewards, ppo = facts.policy.rewards, facts.policy.ppo
+    price = f'a KL coefficient of {rewards.kl_coef:g}'
+    if rewards.adaptive_kl is not None:
+        price += f' that adapted to a target of {rewards.adaptive_kl.target:g} nats'
+    yield (
+        f'PPO was to take {ppo.total_episodes} episodes in batches of {ppo.batch_size}, with'
+        f' {price}.'
+    )
+    adapters = facts.policy.task.policy.lora
+    if adapters is not None:
+        yield f'Heads and adapters of rank {adapters.rank} (LoRA) learned; the rest was frozen.'
+    values = last_values(facts)
+    if values:
+        yield f'The last step in its log had {values}.'
+
+
+def reward_training(facts: RunFacts) -> Iterator[str]:
+    """Describe the training of a reward model."""
+    hparams = facts.reward
     if hparams is None:
-        return []
-    adaptive = hparams.rewards.adaptive_kl
-    price = f'a KL coefficient of {hparams.rewards.kl_coef:g}'
-    if adaptive is not None:
-        price += f' that adapted to a target of {adaptive.target:g} nats'
-    sentences = [
-        f'PPO was to take {hparams.ppo.total_episodes} episodes in batches of'
-        f' {hparams.ppo.batch_size}, with {price}.'
-    ]
-    found = ends(facts)
-    if found:
-        sentences.append(f'The last step in its log had {found}.')
-    return sentences
+        return
+    epochs = 'once' if hparams.epochs == 1 else f'{hparams.epochs} times'
+    yield (
+        f'It learned each label {epochs}, {hparams.batch_size} at a time, at a learning rate of'
+        f' {hparams.lr:g} that fell to 0.'
+    )
+    if hparams.normalize_after:
+        yield (
+            'Then its scale was set such that responses of the initial model have a mean reward of'
+            ' 0 with a standard deviation of 1, or that of the labels if they are numbers.'
+        )
 
 
-def ends(facts: RunFacts) -> str:
-    """What the last step in the log of a policy had; '' where there is no log."""
+def last_values(facts: RunFacts) -> str:
+    """Return the last values in the log of a policy; '' where there is no log."""
     return ', '.join(
-        words.format(facts.curves[tag].last)
+        words.format(facts.last(tag))
         for tag, words in (
             ('objective/kl', 'a KL of {:.3g} nats from the initial model'),
             ('objective/score', 'a mean score of {:.3g}'),
@@ -96,7 +125,7 @@ def ends(facts: RunFacts) -> str:
 
 
 def share_of_gain(facts: RunFacts) -> str | None:
-    """How much of the possible gain of its own reward the policy has; None where not measured."""
+    """Return the share of the possible gain in the policy's own reward; None if not measured."""
     try:
         assert facts.evaluation is not None
         return share(next(iter(facts.evaluation['rewards'].values()))['policy'])
@@ -105,217 +134,178 @@ def share_of_gain(facts: RunFacts) -> str | None:
 
 
 def share(point: Mapping[str, Any]) -> str | None:
-    """The share of the gain of a point of an evaluation, with its standard error if it has one."""
+    """Format the share of the gain of a point of an evaluation, with its standard error if any."""
     value = point.get('share')
     if value is None:
         return None
     error = point.get('standard_errors', {}).get('share')
-    return f'{100 * value:.1f} ± {100 * error:.1f} %' if error else f'{100 * value:.1f} %'
+    return f'{100 * value:.1f} ± {100 * error:.1f} %' if error else _percent(value)
 
 
 def with_error(point: Mapping[str, Any], name: str) -> str:
-    """A number of a point of an evaluation, with its standard error if it has one."""
+    """Format a number of a point of an evaluation, with its standard error if it has one."""
     error = point.get('standard_errors', {}).get(name)
     return f'{point[name]:.2f} ± {error:.2f}' if error else f'{point[name]:.2f}'
 
 
-def comparisons(facts: RunFacts) -> list[str]:
-    """How often labellers preferred the policy to the initial model while it trained."""
-    wins, count = (facts.curves.get(f'online/{name}') for name in ('policy_wins', 'comparisons'))
-    if wins is None or count is None or not count.last:
-        return []
-    return [
-        f'Beside the initial model, the policy was preferred in {_percent(wins.last)} of'
-        f' {count.last:.0f} comparisons, made while it trained.'
-    ]
+def comparisons(facts: RunFacts) -> Iterator[str]:
+    """Say how often labellers preferred the policy to the initial model while it trained."""
+    wins, count = facts.last('online/policy_wins'), facts.last('online/comparisons')
+    if wins is not None and count:
+        yield (
+            f'Beside the initial model, the policy was preferred in {_percent(wins)} of'
+            f' {count:.0f} comparisons, made while it trained.'
+        )
 
 
-def reward(facts: RunFacts) -> list[str]:
-    """Where the policy's reward is from."""
+def reward(facts: RunFacts) -> Iterator[str]:
+    """Describe the reward of the policy."""
     if facts.policy is None:
-        return []
-    members = facts.policy.rewards.members
-    if members == 1:
-        return _origin_of_reward(facts)
-    mean = f'It is the mean of {members} reward models that differ by their seeds.'
-    return [*_origin_of_reward(facts), mean]
-
-
-def _origin_of_reward(facts: RunFacts) -> list[str]:
-    assert facts.policy is not None
-    given = facts.given_reward
+        return
+    rewards, given = facts.policy.rewards, facts.given_reward
     if given == KNOWN:
-        return [
+        yield (
             'The reward is a known function of the text (the sentiment of words), not a model that'
             ' learned from people.'
-        ]
-    if facts.reward_function is not None:
-        return [f"The reward is a function of the user's, {shortened(facts.reward_function)}."]
-    if given is not None:
-        name = facts.policy.rewards.class_name
+        )
+    elif facts.reward_function is not None:
+        yield f"The reward is a function of the user's, {shortened(facts.reward_function)}."
+    elif given is not None:
+        name = rewards.class_name
         of_class = '' if name is None else f' The reward is the log odds of its class {name!r}.'
-        return [f'The reward model was given to the run, as {shortened(given)}.{of_class}']
-    if facts.policy.rewards.online is not None:
-        return ['The reward model was trained again and again while the policy learned.']
-    return ['The same run trained the reward model first.']
+        yield f'The {facts.reward_kind} was given to the run, as {shortened(given)}.{of_class}'
+    elif rewards.online is not None:
+        yield 'The reward model was trained again and again while the policy learned.'
+    else:
+        yield 'The same run trained the reward model first.'
+    if rewards.members > 1:
+        yield f'It is the mean of {rewards.members} reward models that differ by their seeds.'
 
 
-def one_of(members: int) -> list[str]:
-    """That a reward model is one of so many in its ensemble."""
-    if members == 1:
-        return []
-    return [
-        f'It is one of {members} reward models that learned from the same labels with other seeds;'
-        ' the reward of the run is the mean of their scores.'
-    ]
-
-
-def labels(found: LabelFacts | None) -> list[str]:
-    """Which labels the reward model learned from: how many, and whose."""
+def labels(found: LabelFacts | None) -> Iterator[str]:
+    """Describe labels: their number and source, labellers, agreement."""
     if found is None:
-        return []
+        return
     count = 'An unknown number of' if found.count is None else str(found.count)
     type_ = f' of the type {found.label_type}' if found.label_type else ''
-    whose = ' and '.join(map(_whose, found.sources))
-    sentences = [f'{count} labels{type_} {whose}.']
+    yield f'{count} labels{type_} {" and ".join(map(_of_source, found.sources))}.'
     if found.labellers is not None and any(source.has_labellers for source in found.sources):
         are = 'labeller' if found.labellers == 1 else 'labellers'
-        sentences.append(f'{found.labellers} {are} gave them.')
+        yield f'{found.labellers} {are} gave them.'
     if found.left_out:
-        sentences.append(f'The answers of {found.left_out} more were left out.')
+        yield f'The answers of {found.left_out} more were left out.'
     if found.errors:
-        sentences.append(f'Of these, {_percent(found.errors)} are answers at random.')
+        yield f'Of these, {_percent(found.errors)} are answers at random.'
     if found.reward_models:
-        sentences.append(f'From them, {found.reward_models} reward models were trained in turn.')
+        yield f'From them, {found.reward_models} reward models were trained in turn.'
     for source in found.sources:
-        sentences += agreement(source.agreement)
-    return sentences
+        if source.agreement is not None:
+            yield from wording.agreement(source.agreement)
 
 
-def _whose(source: Source) -> str:
-    """Which labels those of a source are: what follows on `labels`."""
+def first_of_labels(found: LabelFacts) -> str:
+    """Return the number and the sources of labels, to go on in a sentence."""
+    first = next(labels(found)).rstrip('.')
+    return f'{first[0].lower()}{first[1:]}'
+
+
+def _of_source(source: Source) -> str:
     return {
-        label_facts.PEOPLE: 'that people gave while the policy trained',
-        label_facts.KNOWN_REWARD: 'that the program made itself from a known reward: no person'
-        ' gave any',
-        label_facts.MADE_UP: 'that the program made up for a test: no person gave any',
-        label_facts.FOLDER: f'of the folder {shortened(source.path)}',
-        label_facts.FILE: f'of {shortened(source.path)}',
+        PEOPLE: 'that people gave while the policy trained',
+        KNOWN_REWARD: 'that the program made itself from a known reward: no person gave any',
+        MADE_UP: 'that the program made up for a test: no person gave any',
+        FOLDER: f'of the folder {shortened(source.path)}',
+        FILE: f'of {shortened(source.path)}',
     }[source.kind]
 
 
-def agreement(found: Agreement | None) -> list[str]:
-    """How far labellers agree."""
-    if found is None or not found.pairs:
-        return []
-    where = f'{found.pairs} pairs of answers to {found.questions} questions'
-    alpha = '' if found.alpha is None else f"; Krippendorff's alpha is {found.alpha:.3f}"
-    if found.same is None or found.chance is None:
-        return [f'Labellers rated the same question in {where}{alpha}.']
-    ends = ''
-    if found.interval is not None:
-        low, high = found.interval
-        ends = f' (95 % interval {100 * low:.1f} to {100 * high:.1f} %)'
-    return [
-        f'Labellers who answered the same question agreed in {_percent(found.same)} of'
-        f' {where}{ends}; chance is {_percent(found.chance)}{alpha}.'
-    ]
-
-
-def held_out(facts: RunFacts) -> list[str]:
-    """How well the reward model predicts labels that it has not learned from."""
-    if facts.held_out is None:
-        return []
-    name, value = facts.held_out
+def held_out(facts: RunFacts) -> Iterator[str]:
+    """Say how well the reward model predicts labels held out."""
+    found, hparams = facts.held_out, facts.policy or facts.reward
+    if found is None:
+        return
     share = facts.labels.held_out if facts.labels is not None else 0
     part = f' (a share of {share:g} of all)' if share else ''
-    model = _measured_on_held_out(facts)
-    if name == 'accuracy':
-        return [
-            f'{model} likes best what the labeller liked best in {_percent(value)} of the'
-            f' labels that were held out of its training{part}{_interval(facts, value)}.'
-        ]
-    return [
-        f'{model} gives rewards that correlate by {value:.3f} with the labels that were held out of'
-        f' its training{part}.'
-    ]
-
-
-def _measured_on_held_out(facts: RunFacts) -> str:
-    """Which reward model the log tells of: of an ensemble the first, or online the mean of all."""
-    hparams = facts.policy or facts.reward
     is_online = facts.labels is not None and facts.labels.reward_models > 0
-    if hparams is None or is_online or run_settings.members(hparams) == 1:
-        return 'The reward model'
-    return f'The first of the {run_settings.members(hparams)} reward models'
+    members = 1 if hparams is None or is_online else run_settings.members(hparams)
+    model = 'The reward model'
+    if members > 1:  # logs of earlier versions have the first model's
+        which = 'mean' if found.prefix == OF_MEAN else 'first'
+        model = f'The {which} of the {members} reward models'
+    if found.name != 'accuracy':
+        yield (
+            f'{model} gives rewards that correlate by {found.value:.3f} with the labels that were'
+            f' held out of its training{part}.'
+        )
+        return
+    interval = ''
+    if found.effective_labels:
+        right = found.value * found.effective_labels
+        low, high = wilson_interval(right, found.effective_labels)
+        interval = f'; the 95 % interval is {100 * low:.1f} to {100 * high:.1f} %'
+    yield (
+        f'{model} likes best what the labeller liked best in {_percent(found.value)} of the labels'
+        f' that were held out of its training{part}{interval}.'
+    )
 
 
-def _interval(facts: RunFacts, accuracy: float) -> str:
-    """The 95 % interval of the accuracy on labels held out; '' where it is not known."""
-    count = facts.held_out_labels
-    if not count:
-        return ''
-    low, high = wilson_interval(accuracy * count, count)
-    return f'; the 95 % interval is {100 * low:.1f} to {100 * high:.1f} %'
-
-
-def not_known(facts: RunFacts | None, *, has_policy: bool) -> list[str]:
-    """What a reader would want to know and the files do not tell. has_policy: it is about one."""
+def not_known(facts: RunFacts | None, *, has_policy: bool) -> Iterator[str]:
+    """List what the files do not say. has_policy: whether it concerns a policy."""
     if facts is None:
-        return ['How this model was trained: its directory belongs to no run of this program.']
-    found = []
+        yield 'How this model was trained: its directory belongs to no run of this program.'
+        return
     if facts.initial_model is None:
-        found.append('The settings of the run: their file is missing or damaged.')
+        yield 'The settings of the run: their file is missing or damaged.'
     elif facts.base_model is None and facts.initial_model not in OWN_MODELS:
-        found.append('What the initial model is called on the hub.')
+        yield 'What the initial model is called on the hub.'
     if facts.reward_function is not None:
-        found.append('What the function computes: its code is not a part of this page.')
+        yield 'What the function computes: its code is not a part of this page.'
     if facts.learned_reward:
-        found += _not_known_of_reward(facts.reward_trainer)
+        yield from dict.fromkeys(_not_known_of_reward(facts.reward_trainer, facts.reward_kind))
     if has_policy and facts.evaluation is None:
-        found.append(
-            'How close the policy comes to the best one possible: the run has no evaluation.json'
-            ' (./launch.py evaluate writes one).'
+        yield (
+            'How close the policy comes to the best one possible: it has not been evaluated'
+            ' (./launch.py evaluate does that).'
         )
     if has_policy and 'objective/kl' not in facts.curves:
-        found.append('The KL from the initial model at the end: the log is not at hand.')
+        yield 'The KL from the initial model at the end: the log is not at hand.'
     if not command_record.read(facts.directory):
-        found.append(
+        yield (
             'With which commands and versions of the libraries it was trained: there is no record.'
         )
-    found.append('How it does on texts other than those of its task.')
-    return found
+    yield 'How it does on texts other than those of its task.'
 
 
-def _not_known_of_reward(facts: RunFacts) -> list[str]:
+def _not_known_of_reward(facts: RunFacts, kind: str) -> Iterator[str]:
     labels = facts.labels
     if labels is None:
-        return ['Which labels the reward model learned from.']
-    found = []
+        yield f'Which labels the {kind} learned from.'
+        return
     if labels.count is None:
-        found.append('How many labels the reward model learned from: there is no record of them.')
+        yield 'How many labels the reward model learned from: there is no record of them.'
     for source in labels.sources:
-        found += [told for told in _not_known_of_source(source) if told not in found]
+        if source.kind == FILE:
+            yield 'Who gave the labels, and how far they agree: label files do not say.'
+        elif not source.has_labellers:
+            continue
+        elif source.agreement is None:
+            yield 'How far the labellers agree: the folder of labels is not at hand.'
+        elif not source.agreement['pairs']:
+            yield 'How far the labellers agree: no question has two answers.'
     if facts.held_out is None:
         why = 'no labels were held out' if not labels.held_out else 'the log is not at hand'
-        found.append(f'How well the reward model predicts labels it has not seen: {why}.')
-    return found
+        yield f'How well the reward model predicts labels it has not seen: {why}.'
 
 
-def _not_known_of_source(source: Source) -> list[str]:
-    if source.kind == label_facts.FILE:
-        return ['Who gave the labels, and how far they agree: label files do not say.']
-    if not source.has_labellers:
-        return []
-    if source.agreement is None:
-        return ['How far the labellers agree: the folder of labels is not at hand.']
-    if not source.agreement.pairs:
-        return ['How far the labellers agree: no question has two answers.']
-    return []
+def evaluation_settings(facts: RunFacts) -> str:
+    """Return the settings of an evaluation that are not the defaults, by its file's name."""
+    names = '|'.join(field.name for field in dataclasses.fields(EvaluationHParams))
+    settings = facts.evaluation_file.removesuffix('.json').removeprefix('evaluation')
+    return re.sub(rf'-({names})_', r', \1 ', settings).removeprefix(', ')
 
 
 def evaluated(results: dict[str, Any]) -> list[str] | None:
-    """The table of an evaluation as lines of text; None where it is damaged."""
+    """Return the table of an evaluation as lines of text; None where it is damaged."""
     from lm_human_preferences.evaluation import report
 
     try:

@@ -1,8 +1,4 @@
-"""SAVE_DIR/train_*_commands.jsonl: which commands have worked on a run, and how each has ended.
-
-A command has a line when it begins to work, one for each random seed that it draws or is given,
-and another one when it ends, all with the same `id`. One that was killed lacks the last.
-"""
+"""SAVE_DIR/train_*_commands.jsonl: commands that have worked on a run, and how each has ended."""
 
 from __future__ import annotations
 
@@ -44,30 +40,23 @@ def recorded(directory: str, files: CommandFiles, machine: Mapping[str, Any]) ->
 
 
 def begin(directory: str, files: CommandFiles, machine: Mapping[str, Any]) -> None:
-    """Write the line of the command that this process does, unless it has one already.
-
-    directory: of the run, local. files: of the training that it is about. machine: what the command
-    computes with. A file that cannot be written is told and ends nothing.
-    """
+    """Write the line of this process's command, unless it has one; machine: extra entries."""
     if _is_under_way(directory, files):
         return
     commit, is_clean = _commit()
-    _append(
-        directory,
-        files,
-        {
-            'id': _THIS_PROCESS,
-            'began': _now(),
-            'command': typed(sys.argv),
-            'launcher': type(launch_methods.current()).__name__,
-            **machine,
-            'python': platform.python_version(),
-            'lm-human-preferences': lm_human_preferences.__version__,
-            **{name: _version(name) for name in PACKAGES},
-            'commit': commit,
-            'commit_is_clean': is_clean,
-        },
-    )
+    beginning = {
+        'id': _THIS_PROCESS,
+        'began': _now(),
+        'command': typed(sys.argv),
+        'launcher': type(launch_methods.current()).__name__,
+        **machine,
+        'python': platform.python_version(),
+        'lm-human-preferences': lm_human_preferences.__version__,
+        **{name: _version(name) for name in PACKAGES},
+        'commit': commit,
+        'commit_is_clean': is_clean,
+    }
+    _append(directory, files, beginning)
 
 
 def note_seed(directory: str, files: CommandFiles, network: str, seed: int | None) -> None:
@@ -76,7 +65,7 @@ def note_seed(directory: str, files: CommandFiles, network: str, seed: int | Non
 
 
 def seeds(commands: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """{network: the first seed that it was trained with} in what `read` returns."""
+    """Return {network: its first seed} of the commands that `read` returns."""
     found: dict[str, int] = {}
     for command in commands:
         for network, seed in command['seeds'].items():
@@ -100,31 +89,23 @@ def ended(directory: str, files: CommandFiles) -> Iterator[None]:
         raise
     finally:
         if _is_under_way(directory, files):
-            own, children = (
-                resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-            )
-            _append(
-                directory,
-                files,
-                {
-                    'id': _THIS_PROCESS,
-                    'ended': _now(),
-                    'how': how,
-                    'seconds': round(time.monotonic() - began, 1),
-                    'processor_seconds': round(
-                        own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 1
-                    ),
-                    'peak_gigabytes': round(own.ru_maxrss / 2**20, 3),
-                    'peak_gpu_gigabytes': _peak_of_gpu(),
-                },
-            )
+            own = resource.getrusage(resource.RUSAGE_SELF)
+            children = resource.getrusage(resource.RUSAGE_CHILDREN)
+            processor_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+            end = {
+                'id': _THIS_PROCESS,
+                'ended': _now(),
+                'how': how,
+                'seconds': round(time.monotonic() - began, 1),
+                'processor_seconds': round(processor_seconds, 1),
+                'peak_gigabytes': round(own.ru_maxrss / 2**20, 3),
+                'peak_gpu_gigabytes': _peak_of_gpu(),
+            }
+            _append(directory, files, end)
 
 
 def typed(words: Sequence[str]) -> str | None:
-    """The command line `words` as it can be typed in the project's folder, without keys of URLs.
-
-    None for a program that is not one of this project's scripts.
-    """
+    """Return the command line `words` without keys of URLs; None unless it is one of ours."""
     script = os.path.basename(words[0])
     if script not in SCRIPTS:
         return None
@@ -132,17 +113,13 @@ def typed(words: Sequence[str]) -> str | None:
 
 
 def without_key(text: str) -> str:
-    """`text` without the user and the query of URLs in it, which may hold a key."""
+    """Remove user and query of URLs in `text`, which may hold a key."""
     text = re.sub(r'(?<=://)[^/\s@]*@', '', text)
     return re.sub(r'(https?://[^\s?#]*)[?#]\S*', r'\1', text)
 
 
 def read(directory: str) -> list[dict[str, Any]]:
-    """The commands of a run, local or remote, in their order: what begin and end say of each.
-
-    `seeds` {network: seed} is in each. One that has not ended, or was killed, has no `ended`. What
-    is damaged is left out.
-    """
+    """Return a run's commands, with `seeds` {network: seed} and, if it has ended, `ended`."""
     found = [command for files in COMMANDS.values() for command in _read(directory, files)]
     return sorted(found, key=lambda command: str(command['began']))
 
@@ -152,19 +129,19 @@ def _read(directory: str, files: CommandFiles) -> list[dict[str, Any]]:
         records = storage.readable_json_lines(storage.join(directory, files.commands))
     except storage.StorageError:  # there is none, or it is no text
         return []
-    commands: dict[Any, dict[str, Any]] = {}
-    found: list[dict[str, Any]] = []
+    latest: dict[Any, dict[str, Any]] = {}
+    found = []
     for record in records:
         if not isinstance(record, dict) or not isinstance(record.get('id'), str):
             continue
+        command = latest.get(record['id'])
         if 'began' in record:
-            commands[record['id']] = {**record, 'seeds': {}}
-            found.append(commands[record['id']])
-        elif record['id'] in commands:
-            command = commands[record['id']]
+            latest[record['id']] = {**record, 'seeds': {}}
+            found.append(latest[record['id']])
+        elif command is not None:
             drawn = record.pop('seeds', None)
+            command['seeds'] |= drawn if isinstance(drawn, dict) else {}
             command.update(record)
-            command['seeds'].update(drawn if isinstance(drawn, dict) else {})
     return found
 
 
@@ -195,26 +172,22 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _commit() -> tuple[str | None, bool | None]:
-    """(the commit of this checkout, whether its files are as in it); None, None where unknown."""
+    """Return (commit of this checkout, whether its files are as in it); None where unknown."""
     if not (_ROOT / '.git').exists():
         return None, None
-    command = ['git', 'status', '--porcelain=v2', '--branch', '--untracked-files=no']
     try:
-        done = subprocess.run(
-            command,
+        described = subprocess.check_output(
+            ['git', 'describe', '--always', '--abbrev=40', '--exclude=*', '--dirty'],
             cwd=_ROOT,
             env={**os.environ, 'GIT_OPTIONAL_LOCKS': '0'},
-            capture_output=True,
+            stderr=subprocess.DEVNULL,
             text=True,
             timeout=_GIT_SECONDS,
-            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None, None
-    lines = done.stdout.splitlines()
-    commits = [line.split()[-1] for line in lines if line.startswith('# branch.oid ')]
-    is_clean = all(line.startswith('#') for line in lines)
-    return (commits[0], is_clean) if commits else (None, None)
+    commit = described.strip()
+    return commit.removesuffix('-dirty'), not commit.endswith('-dirty')
 
 
 def _peak_of_gpu() -> float | None:

@@ -1,9 +1,4 @@
-"""The record of the labels that a reward model learned from: SAVE_DIR/reward_model/labels.json.
-
-Labels are named by a path, and what is there may grow or be replaced. The record says how many they
-were and has a digest of them; for a folder of labels also which answers they are. (While a policy
-trains, used.jsonl says that of each reward model: online/decisions.py.)
-"""
+"""Record of the labels that a reward model learned from: SAVE_DIR/reward_model/labels.json."""
 
 from __future__ import annotations
 
@@ -25,15 +20,12 @@ MADE_HERE = ('test', 'mock')  # sources whose labels each start of the program m
 def record_of(
     source: str, labels: Mapping[str, torch.Tensor], folder: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record of `labels` {field: (labels, ...)}, those held out included.
-
-    folder: what is recorded of a folder of labels besides, see labels.folder_labels.to_record.
-    """
+    """Return the record of `labels` {field: (labels, ...)}. folder: more on a folder of labels."""
     return {'source': source, 'labels': len(labels['query']), 'digest': digest(labels), **folder}
 
 
 def digest(labels: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of labels {field: (labels, ...)}, of their tokens and of what was said of them."""
+    """Return the SHA-256 of labels {field: (labels, ...)}."""
     found = hashlib.sha256()
     for field in sorted(labels):
         values = labels[field].cpu().contiguous()
@@ -43,7 +35,7 @@ def digest(labels: Mapping[str, torch.Tensor]) -> str:
 
 
 def read(path: str | None, comm: Comm) -> dict[str, Any] | None:
-    """The record that rank 0 finds at `path`, the same on all ranks; None if there is none."""
+    """Return the record that rank 0 finds at `path`, on all ranks; None if there is none."""
     record = None
     if path is not None and comm.rank == 0 and storage.exists(path):
         record = storage.read_json(path)
@@ -53,10 +45,7 @@ def read(path: str | None, comm: Comm) -> dict[str, Any] | None:
 
 
 def check(record: Mapping[str, Any], before: Mapping[str, Any] | None, *, is_begun: bool) -> str:
-    """What the user should know of labels that are not those of `before`; '' if they are.
-
-    UserError if the training that goes on has learned from some of those: is_begun.
-    """
+    """Return a note on labels unlike `before`, or ''; UserError where training has begun."""
     if before is None or record['digest'] == before['digest'] or record['source'] in MADE_HERE:
         return ''
     if is_begun:

@@ -1,8 +1,6 @@
-"""The file with a reward function of the user's, and its copy in the runs that learned from it.
+"""File with a reward function of the user's, and its copy in the runs that learned from it.
 
-SAVE_DIR/reward_function.py is the file as it was when the run began, and SAVE_DIR/
-reward_function.json says whose it is and has its digest. A run directory may come from anywhere:
-the copy in it is code, which is only run where the same was named by this user before.
+A run may come from anywhere: its copy is only run where this user has named the same code before.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class Source:
 
     @property
     def function(self) -> str:
-        """What the function is called in the file."""
+        """Name of the function in the file."""
         return _parts(self.name)[1]
 
     @property
@@ -47,16 +45,13 @@ class Source:
 
 
 def is_one(name: str) -> bool:
-    """Whether `name` is that of a function rather than of a directory: FILE.py:FUNCTION."""
+    """Return whether `name` is that of a function rather than of a directory: FILE.py:FUNCTION."""
     path, _, function = name.rpartition(':')
     return path.endswith('.py') and function.isidentifier()
 
 
 def read(name: str) -> Source:
-    """The function that the user has named, whose file may from now on be run on this machine.
-
-    UserError where there is no such file.
-    """
+    """Return the function that the user names, whose file may be run here from now on."""
     path, _ = _parts(name)
     source = Source(name, _text(path, name))
     mark = _mark_of(source)
@@ -68,7 +63,7 @@ def read(name: str) -> Source:
 
 
 def records(source: Source) -> dict[str, Any]:
-    """The files of a run that say which function it learns from, {name: text, or JSON}."""
+    """Return the files of a run that say which function it learns from, {name: text, or JSON}."""
     return {
         run_files.FUNCTION: source.text,
         run_files.FUNCTION_RECORD: {'function': source.name, 'digest': source.digest},
@@ -76,24 +71,15 @@ def records(source: Source) -> dict[str, Any]:
 
 
 def of_training(name: str, directory: str | None) -> Source:
-    """The function that a training in `directory` learns from: where its file is gone, its copy.
-
-    Whether the file may have changed since the run began is for `check_resumed` to say.
-    """
+    """Return the function that a training learns from: where its file is gone, the copy of it."""
     path, _ = _parts(name)
-    if directory is None or os.path.exists(path):
-        return read(name)
-    if not run_files.has_reward_function(directory):
+    if directory is None or os.path.exists(path) or not run_files.has_reward_function(directory):
         return read(name)
     return of_run(directory)
 
 
 def of_run(directory: str) -> Source:
-    """The function that the run in `directory`, local or remote, has learned from.
-
-    It is the user's own file if that is what it was, else the copy; UserError where there is none,
-    or one that was never named on this machine.
-    """
+    """Return the function that a run learned from; UserError if its code was never named here."""
     name, digest = _recorded(directory)
     path, function = _parts(name)
     if os.path.isfile(path):
@@ -117,10 +103,7 @@ def of_run(directory: str) -> Source:
 
 
 def check_resumed(directory: str, name: str, *, is_given: bool) -> None:
-    """UserError where a run that is resumed would learn from another function than before.
-
-    is_given: whether the user has given --rewards.function again, which allows it: with a note.
-    """
+    """Raise UserError if a resumed run would learn from another function, unless it `is_given`."""
     if not run_files.has_reward_function(directory):
         return
     recorded, digest = _recorded(directory)
@@ -128,15 +111,13 @@ def check_resumed(directory: str, name: str, *, is_given: bool) -> None:
     if not is_given and not os.path.exists(path):
         of_run(directory)
         return
-    now = read(name)
-    if now.digest == digest:
+    if read(name).digest == digest:
         return
-    copy = os.path.join(directory, run_files.FUNCTION)
     if not is_given:
+        copy = f'{os.path.join(directory, run_files.FUNCTION)}:{function}'
         raise UserError(
             f'{path} is not what it was when this run began: give {OPTION} {shlex.quote(name)} to'
-            f' go on with what it is now, or {OPTION} {shlex.quote(f"{copy}:{function}")} with what'
-            ' it was'
+            f' go on with what it is now, or {OPTION} {shlex.quote(copy)} with what it was'
         )
     print(
         f'note: going on with {OPTION} {name}, another reward function than {recorded} was when the'
@@ -146,7 +127,7 @@ def check_resumed(directory: str, name: str, *, is_given: bool) -> None:
 
 
 def _recorded(directory: str) -> tuple[str, str]:
-    """(name, digest) of the function of the run in `directory`."""
+    """Return (name, digest) of the function of the run in `directory`."""
     path = storage.join(directory, run_files.FUNCTION_RECORD)
     record = storage.read_json(path)
     found = record if isinstance(record, dict) else {}
@@ -157,7 +138,7 @@ def _recorded(directory: str) -> tuple[str, str]:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """The path and the function of FILE.py:FUNCTION; UserError for another name."""
+    """Return path and function of FILE.py:FUNCTION; UserError for another name."""
     path, _, function = name.rpartition(':')
     if not is_one(name):
         raise UserError(
@@ -178,5 +159,5 @@ def _text(path: str, name: str) -> str:
 
 
 def _mark_of(source: Source) -> str:
-    """The file that says that the user has named this code."""
+    """Return the path of the file that says that the user has named this code."""
     return os.path.join(storage.cache_root(), _NAMED_HERE, source.digest)

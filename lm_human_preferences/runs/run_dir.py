@@ -1,8 +1,4 @@
-"""The directory of a run: whether a run may begin or go on there, and what is left at its end.
-
-A run in a remote SAVE_DIR is written to a local directory, the staging directory, and all this is
-about that one; uploads.py is about the remote one.
-"""
+"""Directory of a run, local or the staging one: whether a run may begin or go on there."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check_directory(directory: str | None) -> None:
-    """UserError if a run cannot be kept in `directory` (None: it is not kept)."""
+    """Raise UserError if a run cannot be kept in `directory` (None: it is not kept)."""
     if directory is None:
         return
     if storage.is_remote(directory):
@@ -46,10 +42,7 @@ def check_directory(directory: str | None) -> None:
 
 
 def own_files(hparams: Training) -> list[str]:
-    """The files that runs with `hparams` write, as paths and URLs, as far as they exist.
-
-    What a kill left half written, which ends in .part, is among them.
-    """
+    """Return the existing files of runs with `hparams`, paths and URLs; partial ones, too."""
     pattern = run_files.written_by(hparams.writes(), r'(\.\d+\.part)?')
     directory = hparams.run.directory
     save_dir = hparams.run.save_dir
@@ -64,17 +57,13 @@ def own_files(hparams: Training) -> list[str]:
 
 
 def has_begun(hparams: Training) -> bool:
-    """Whether a run is in the directory of one with `hparams`.
-
-    One that was killed before it had written its settings has left nothing to go on with: a part of
-    a file, or the second file of settings, which is written before the first.
-    """
+    """Return whether there is a run to go on with: one whose settings are complete."""
     before = tuple(files.more_settings for files in run_files.COMMANDS.values())
     return any(not path.endswith(('.part', *before)) for path in own_files(hparams))
 
 
 def refuse_existing(hparams: Training) -> None:
-    """UserError if a run has written the files that one with `hparams` would write."""
+    """Raise UserError if a run has written the files that one with `hparams` would write."""
     directory = str(hparams.run.save_dir)
     if has_begun(hparams):
         if launch_methods.current().was_restarted:
@@ -90,12 +79,12 @@ def refuse_existing(hparams: Training) -> None:
 
 
 def refuse_to_delete_answers(hparams: Training) -> None:
-    """UserError if --overwrite would delete what people have answered."""
+    """Raise UserError if --overwrite would delete what people have answered."""
     save_dir = hparams.run.save_dir
     assert save_dir is not None
     simulated = run_settings.simulated_labellers(save_dir)
     people: set[str] = set()
-    folders: set[str] = set()
+    folders: set[str] = set()  # two for a run that is uploaded
     for path in own_files(hparams):
         labeller = run_files.labeller_of(path)
         if labeller is None or simulated.fullmatch(labeller):
@@ -111,11 +100,7 @@ def refuse_to_delete_answers(hparams: Training) -> None:
 
 
 def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:
-    """Make sure that a run can begin in its directory, or go on there; UserError if it cannot.
-
-    Nothing is written there yet. overwrite: delete the run that is there, and nothing else.
-    explicitly_set: see `run_settings.check_settings`.
-    """
+    """Check that a run can begin or go on, before anything is written; delete one to overwrite."""
     if hparams.run.directory is None or launch_methods.current().rank:
         return
     assert hparams.run.save_dir is not None
@@ -129,7 +114,7 @@ def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Colle
 
 
 def check_start(hparams: Training, *, overwrite: bool) -> None:
-    """UserError if another process writes the run, or if --overwrite makes no sense."""
+    """Raise UserError if another process writes the run, or if --overwrite makes no sense."""
     assert hparams.run.directory is not None
     run_lock.check_free(hparams.run.directory)
     if overwrite and hparams.run.resume:
@@ -144,11 +129,7 @@ def check_start(hparams: Training, *, overwrite: bool) -> None:
 def check_earlier_run(
     hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]
 ) -> None:
-    """UserError if what an earlier run has left in the directory does not let this one begin.
-
-    A run that is resumed may have other settings than before only where the user says so. overwrite
-    deletes no answers of people.
-    """
+    """Raise UserError if an earlier run in the directory does not let this one begin."""
     if hparams.run.resume:
         run_settings.check_settings(hparams, explicitly_set)
     elif overwrite:
@@ -158,11 +139,7 @@ def check_earlier_run(
 
 
 def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
-    """The local directory to read a run from: if `save_dir` is remote, its staging directory.
-
-    fetch: whether to download what the staging directory has not. UserError if another process
-    writes the run.
-    """
+    """Return the local directory of a run; fetch: download what it lacks; UserError if in use."""
     directory = storage.staging_dir(save_dir)
     if directory == save_dir or launch_methods.current().rank:
         return save_dir
@@ -178,11 +155,7 @@ def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
 
 @contextlib.contextmanager
 def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
-    """Within the block, this job alone writes the directory of its run.
-
-    UserError if it cannot be written, if another job writes it, or if it has a run already that
-    `hparams` do not resume.
-    """
+    """Let this job alone write the directory of its run; UserError if it cannot."""
     directory = hparams.run.directory
     check_directory(directory)
     if directory is None or comm.rank:
@@ -213,7 +186,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Within the block, SIGTERM is a KeyboardInterrupt: the lock is removed before the end."""
+    """Within the block, make SIGTERM a KeyboardInterrupt: the lock is removed before the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -229,7 +202,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _uploaded(hparams: Training, process: str) -> contextlib.AbstractContextManager[None]:
-    """Within the block, what is written is uploaded if SAVE_DIR is remote."""
+    """Within the block, upload what is written if SAVE_DIR is remote."""
     directory = hparams.run.directory
     save_dir = hparams.run.save_dir
     assert directory is not None and save_dir is not None
@@ -242,10 +215,7 @@ def _uploaded(hparams: Training, process: str) -> contextlib.AbstractContextMana
 
 
 def resume_hint(hparams: Training) -> str:
-    """What is saved of a run that was interrupted, and the command that resumes it.
-
-    hparams: those of the run.
-    """
+    """Return lines on the saved part of an interrupted run, and the command that resumes it."""
     directory = hparams.run.directory
     save_dir = hparams.run.save_dir
     if directory is None:
@@ -260,44 +230,33 @@ def resume_hint(hparams: Training) -> str:
                 f' {command}'
             )
     members = run_settings.members(hparams)
-    unfinished = [
-        member for member in range(members) if not run_files.has_reward_model(directory, member)
-    ]
-    if not unfinished:
+    finished = 0
+    while finished < members and run_files.has_reward_model(directory, finished):
+        finished += 1
+    if finished == members:
         return f'The reward model is finished and saved; to go on with the policy: {command}'
-    name = 'the reward model' if members == 1 else f'reward model {unfinished[0] + 1} of {members}'
-    saved = names.resumable(os.path.join(directory, REWARD.of_member(unfinished[0]).unfinished))
+    name = 'the reward model' if members == 1 else f'reward model {finished + 1} of {members}'
+    saved = names.resumable(os.path.join(directory, REWARD.of_member(finished).unfinished))
     if saved:
         return f'Step {names.step_of(saved[0])} of {name} is saved; to go on from there: {command}'
-    if unfinished[0] > 0:
-        return f'{unfinished[0]} of {members} reward models are saved; to go on: {command}'
+    if finished > 0:
+        return f'{finished} of {members} reward models are saved; to go on: {command}'
     if has_begun(hparams):
         return f'No step is saved yet; to start again with the same settings: {command}'
     return 'Nothing is saved yet; the same command starts again.'
 
 
 def ranks_of(directory: str | None) -> int | None:
-    """The number of ranks of the run that was interrupted in `directory`.
-
-    None where nothing tells, and where a launcher has decided how many there are.
-    """
+    """Return the ranks of an interrupted run; None if unknown, or if a launcher has decided."""
     if directory is None or launch_methods.current().decides_size:
         return None
-    for files in (POLICY, REWARD):
-        for name in names.resumable(os.path.join(directory, files.unfinished)):
-            size = _ranks_of_checkpoint(os.path.join(directory, files.unfinished, name))
-            if size is not None:
-                return size
-    # A run without a checkpoint may have been ended in good order, and have no lock any more.
-    return run_lock.size_of_holder(directory) or run_settings.ranks_of(directory)
-
-
-def _ranks_of_checkpoint(prefix: str) -> int | None:
-    """The number of ranks that saved a checkpoint; None if its state does not tell."""
     from lm_human_preferences.checkpointing import checkpoints  # loads numpy; --help does not wait
 
-    try:
-        state: Any = checkpoints.restore_state(prefix)
-        return len(state['random'])
-    except (UserError, KeyError, TypeError):  # a TypeError where there is no state
-        return None
+    for files in (POLICY, REWARD):
+        unfinished = os.path.join(directory, files.unfinished)
+        for name in names.resumable(unfinished):
+            # UserError for a damaged state, TypeError where there is none.
+            with contextlib.suppress(UserError, KeyError, TypeError):
+                state: Any = checkpoints.restore_state(os.path.join(unfinished, name))
+                return len(state['random'])
+    return run_settings.ranks_of(directory)

@@ -1,4 +1,4 @@
-"""Which files of a run directory each command writes: what is deleted, resumed and uploaded."""
+"""Files of a run directory by command, for deleting, resuming and uploading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from lm_human_preferences.checkpointing import names
 
 LOCK = 'lock'  # names the process that writes the run now
-UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
+CHECKPOINTS = 'checkpoints'  # in the folder of a network
 RESULTS = 'evaluation.json'  # of `evaluate` with default settings
 REPORT = 'report.html'
 # Files of `evaluate` and `report`: uploaded, but not deleted with a run.
@@ -38,70 +38,71 @@ TOKENISER_FILES = (
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
+ADAPTER = 'adapter.json'  # beside a network of which only adapters are saved: what they adapt
+BASE = 'base'  # folder with a copy of the model that they adapt
 # Beside the weights of a network: its sizes, transformers' config of it, and its encoding with the
 # files of a tokeniser.
-_MODEL_FILES = rf'hparams\.json|config\.json|encoding|{_TOKENISER}'
+_MODEL_FILES = rf'hparams\.json|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
 _EVENTS = r'events\.out\.tfevents\..*'
 
 
 @dataclasses.dataclass(frozen=True)
 class CommandFiles:
-    """The files that one training command writes; directories are relative to SAVE_DIR.
-
-    network: of the network that it trains. events: of TensorBoard's files. finished: of the
-    checkpoints that other commands read. unfinished: of those to resume from; the same directory
-    for a policy. more: a regular expression for other files, if there are any. has_members: whether
-    it may train an ensemble.
-    """
+    """Files that one training command writes; directories are relative to SAVE_DIR."""
 
     command: str
     network: str
     events: str
-    finished: str
-    unfinished: str
-    more: str = ''
-    has_members: bool = False
+    to_resume: str = CHECKPOINTS  # folder of the checkpoints to resume from
+    more: str = ''  # a regular expression for other files
+    has_members: bool = False  # whether it may train an ensemble
+
+    @property
+    def finished(self) -> str:
+        """Directory of the checkpoints that other commands read."""
+        return f'{self.network}/{CHECKPOINTS}'
+
+    @property
+    def unfinished(self) -> str:
+        """Directory of the checkpoints to resume from."""
+        return f'{self.network}/{self.to_resume}'
 
     @property
     def settings(self) -> str:
-        """The name of the JSON file with the command's options, as the original wrote it."""
+        """Name of the JSON file with the command's options, as the original wrote it."""
         return f'{self.command}_hparams.json'
 
     @property
     def more_settings(self) -> str:
-        """The name of the JSON file with the options that the original does not have."""
+        """Name of the JSON file with the options that the original does not have."""
         return f'{self.command}_more_hparams.json'
 
     @property
     def commands(self) -> str:
-        """The name of the file that says which commands have worked on this."""
+        """Name of the file that says which commands have worked on this."""
         return f'{self.command}_commands.jsonl'
 
     def pattern(self) -> str:
-        """A regular expression for all of its files."""
+        """Return a regular expression for all of its files."""
         member = _MEMBER if self.has_members else ''
         network = f'{self.network}{member}'
         files = [*map(re.escape, (self.settings, self.more_settings, self.commands))]
         files.append(f'{network}/({_MODEL_FILES})')
         files.append(f'{self.events}{member}/{_EVENTS}')
-        for directory in dict.fromkeys((self.finished, self.unfinished)):  # each once
-            files.append(f'{network}{directory.removeprefix(self.network)}/{names.ANY_FILE}')
+        files.append(f'{network}/({CHECKPOINTS}|{self.to_resume})/{names.ANY_FILE}')
         return '|'.join(filter(None, [*files, self.more]))
 
     def of_member(self, number: int) -> CommandFiles:
-        """Those of the member of an ensemble that has this number, from 0."""
-        network = member_name(self.network, number)
+        """Return the files of the ensemble's model of this number, from 0."""
         return dataclasses.replace(
             self,
-            network=network,
+            network=member_name(self.network, number),
             events=member_name(self.events, number),
-            finished=network + self.finished.removeprefix(self.network),
-            unfinished=network + self.unfinished.removeprefix(self.network),
         )
 
 
 def member_name(name: str, number: int) -> str:
-    """What belongs to the member of an ensemble that has this number, if the first has `name`."""
+    """Return the name of an ensemble's model of this number, where the first is `name`."""
     return f'{name}_{number}' if number else name
 
 
@@ -109,8 +110,7 @@ REWARD = CommandFiles(
     'train_reward',
     network='reward_model',
     events='tb/reward_model',
-    finished='reward_model/checkpoints',
-    unfinished=f'reward_model/{UNFINISHED}',
+    to_resume='unfinished',
     more=re.escape(LEARNED),
     has_members=True,
 )
@@ -118,8 +118,6 @@ POLICY = CommandFiles(
     'train_policy',
     network='policy',
     events='tb/ppo',
-    finished='policy/checkpoints',
-    unfinished='policy/checkpoints',
     more='|'.join(
         [f'{LABELS}/{_LABEL_FILES}', *map(re.escape, (SAMPLES, FUNCTION, FUNCTION_RECORD))]
     ),
@@ -128,33 +126,33 @@ COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 
 
 def is_network(name: str) -> bool:
-    """Whether a directory of a run that has this name holds a network that a command trains."""
+    """Return whether a directory of a run is called like a network that a command trains."""
     own = any(name == files.network for files in COMMANDS.values())
     return own or re.fullmatch(f'{REWARD.network}{_MEMBER}', name) is not None
 
 
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
-    """A regular expression for the files of these commands, each followed by `more`."""
+    """Return a pattern for the files of these commands, each followed by `more`."""
     patterns = [COMMANDS[command].pattern() for command in commands]
     return re.compile(rf'({"|".join(patterns)}){more}')
 
 
 def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
-    """A regular expression for what is uploaded while these commands run."""
+    """Return a pattern for what is uploaded while these commands run."""
     return re.compile(f'{written_by(commands).pattern}|{EVALUATION}')
 
 
 def labeller_of(path: str) -> str | None:
-    """The labeller whose answers are in the file `path` of a run; None if it is another file."""
+    """Return the labeller whose answers are in a file of a run; None if it is another file."""
     match = re.search(f'/{LABELS}/{_ANSWERS}$', path)
     return match[1] if match else None
 
 
 def has_reward_model(directory: str, member: int = 0) -> bool:
-    """Whether the run in a local directory has a finished reward model, or that member of it."""
+    """Return whether a run in a local directory has a finished reward model of this number."""
     return os.path.exists(os.path.join(directory, REWARD.of_member(member).finished, names.LIST))
 
 
 def has_reward_function(directory: str) -> bool:
-    """Whether the run in a local directory learns from a function of the user's."""
+    """Return whether the run in a local directory learns from a function of the user's."""
     return os.path.exists(os.path.join(directory, FUNCTION_RECORD))

@@ -1,4 +1,4 @@
-"""The settings of a run: what is recorded of them, and which may change when it is resumed."""
+"""Settings of a run: what is recorded of them, and which may change when it is resumed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell, storage
+from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.online_options import PEOPLE
@@ -27,9 +28,15 @@ NEW_MODEL = 'rewards.train_new_model'
 INITIAL_MODEL = 'task.policy.initial_model'  # what settings that name it end with
 # What settings end with that may name a file or a folder, which a resumed run may have to read.
 PATHS = (INITIAL_MODEL, 'task.query_dataset', 'rewards.trained_model', 'labels.source')
-# The outcome of these is in the checkpoint: another value would have no effect on a resumed run.
+# A resumed run may change all settings but these, whose outcome is in its checkpoints; the settings
+# of a reward model that is finished, and a function as the reward of a run that had none
+# (`_refuse_ineffective`); and the commits that `pins` has recorded.
 FIXED_ONCE_BEGUN = {
     'task.policy.initial_model',
+    'task.policy.lora',
+    'task.policy.lora.rank',
+    'task.policy.lora.alpha',
+    'task.policy.lora.targets',
     'rewards.trained_model',
     'rewards.class_name',
     'rewards.ensemble',
@@ -46,24 +53,19 @@ def records(
     ranks: int,
     commands: Collection[str] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The JSON files that say how a run with `hparams` was made, {name: content}.
-
-    They are to be written in this order, so that a run that is killed meanwhile can be resumed.
-
-    What was said of one start of the program, as that it resumes, leaves no trace. experiment: None
-    where that is not known. commands: whose files these are; None: all that the run writes.
-    """
+    """Return a run's JSON files {name: content}, to be written in order; commands None: all."""
     hparams = _with_initial_model_as_begun(hparams)
+    if hparams.run.resume and hparams.run.directory is not None:
+        ranks = ranks_of(hparams.run.directory) or ranks
     nested, additions = hparams.to_nested_dict(original_only=True), _lasting_additions(hparams)
     settings = {hparams.writes()[-1]: (nested, additions)}
     if len(hparams.writes()) > 1:  # the reward model is trained in the same run
-        of_reward = {
-            name.removeprefix(f'{NEW_MODEL}.'): value
-            for name, value in additions.items()
-            if name.startswith(f'{NEW_MODEL}.')
-        }
+        prefix = f'{NEW_MODEL}.'
         assert isinstance(hparams, policy_options.HParams)
-        of_reward['ensemble'] = hparams.rewards.members
+        of_reward: dict[str, Any] = {'ensemble': hparams.rewards.members}
+        for name, value in additions.items():
+            if name.startswith(prefix):
+                of_reward[name.removeprefix(prefix)] = value
         settings[run_files.REWARD.command] = nested['rewards']['train_new_model'], of_reward
     found: dict[str, dict[str, Any]] = {}
     for command in settings if commands is None else commands:
@@ -80,32 +82,51 @@ def records(
     return found
 
 
-def _with_initial_model_as_begun(hparams: Training) -> Training:
-    """`hparams` with the model that the run began with, where it goes on with its own instead.
+def use_own_model(hparams: policy_options.HParams) -> None:
+    """Let a run that goes on take its own model for the initial one, if that is not here."""
+    model, save_dir = hparams.task.policy.initial_model, hparams.run.save_dir
+    path = storage.model_path(model)
+    if path is None:
+        is_here = storage.is_remote(model) or os.path.exists(model)
+    else:
+        is_here = storage.is_here(path)
+    unfinished = os.path.join(str(hparams.run.directory), run_files.POLICY.unfinished)
+    if not is_here and names.resumable(unfinished):
+        print(
+            f'note: {model} is not on this machine; the run has what it needs of it',
+            file=sys.stderr,
+        )
+        base = storage.join(str(save_dir), run_files.BASE)
+        _set_initial_model(hparams, base if storage.exists(base) else str(save_dir))
 
-    That model may be gone from this machine, but what is told of the run is to name it.
-    """
+
+def _with_initial_model_as_begun(hparams: Training) -> Training:
+    """Return `hparams` with the recorded initial model where `use_own_model` has set another."""
     directory = hparams.run.directory
-    if directory is None or hparams.task.policy.initial_model != hparams.run.save_dir:
+    save_dir = hparams.run.save_dir
+    if directory is None or save_dir is None:
+        return hparams
+    if hparams.task.policy.initial_model not in (save_dir, storage.join(save_dir, run_files.BASE)):
         return hparams
     begun = type(hparams)()
     try:
         read_settings(begun, directory)
     except storage.NotFound:
         return hparams
-    name = begun.task.policy.initial_model
     hparams = copy.deepcopy(hparams)
-    hparams.task.policy.initial_model = name
-    if isinstance(hparams, policy_options.HParams) and hparams.rewards.train_new_model is not None:
-        hparams.rewards.train_new_model.task.policy.initial_model = name
+    _set_initial_model(hparams, begun.task.policy.initial_model)
     return hparams
 
 
-def read_settings(hparams: Training, directory: str) -> None:
-    """Override `hparams` from what a run in `directory`, local or remote, has recorded.
+def _set_initial_model(hparams: Training, model: str) -> None:
+    """Set it for a policy and for the reward model that is trained with it."""
+    hparams.task.policy.initial_model = model
+    if isinstance(hparams, policy_options.HParams) and hparams.rewards.train_new_model is not None:
+        hparams.rewards.train_new_model.task.policy.initial_model = model
 
-    NotFound where there is no run of that command; UserError for a damaged file.
-    """
+
+def read_settings(hparams: Training, directory: str) -> None:
+    """Override `hparams` from what a run in `directory` has recorded; NotFound if there is none."""
     files = run_files.COMMANDS[hparams.writes()[-1]]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     more = _more_settings(directory, files)
@@ -115,7 +136,7 @@ def read_settings(hparams: Training, directory: str) -> None:
 
 
 def load_run_hparams(save_dir: str) -> policy_options.HParams:
-    """The hyperparameters of the run of train_policy in `save_dir`, local or remote."""
+    """Return the hyperparameters of the run of train_policy in `save_dir`, local or remote."""
     hparams = policy_options.HParams()
     try:
         read_settings(hparams, save_dir)
@@ -128,39 +149,47 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
 
 
 def experiment_of(directory: str, command: str) -> str | None:
-    """The experiment of the run of `command` in `directory`; None if it is not recorded."""
+    """Return the experiment of the run of `command` in `directory`; None if not recorded."""
     experiment = _more_settings(directory, run_files.COMMANDS[command]).get('experiment')
     return experiment if isinstance(experiment, str) else None
 
 
 def ranks_of(directory: str) -> int | None:
-    """The number of ranks that a run in `directory` began with; None if it is not recorded."""
-    for files in (run_files.POLICY, run_files.REWARD):
-        ranks = _more_settings(directory, files).get('ranks')
-        if isinstance(ranks, int) and ranks > 0:
-            return ranks
-    return None
+    """Return the number of ranks that a run in `directory` began with; None if not recorded."""
+    ranks = _recorded(directory, 'ranks')
+    return ranks if isinstance(ranks, int) and ranks > 0 else None
+
+
+def started_in(directory: str) -> str | None:
+    """Return the folder that a run was started in; None if not recorded."""
+    folder = _recorded(directory, 'directory')
+    return folder if isinstance(folder, str) else None
+
+
+def _recorded(directory: str, name: str) -> Any:
+    """Return a value from the second file of settings of a run, a policy's first."""
+    of_policy, of_reward = (
+        _more_settings(directory, files) for files in (run_files.POLICY, run_files.REWARD)
+    )
+    return of_policy.get(name, of_reward.get(name))
 
 
 def members(hparams: Training) -> int:
-    """How many reward models a run trains, or its policy learns from."""
+    """Return the number of reward models that a run trains, or its policy learns from."""
     if isinstance(hparams, policy_options.HParams):
         return hparams.rewards.members
     return hparams.ensemble
 
 
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
-    """How many reward models the run of a command has trained, or its policy learned from."""
+    """Return the number of reward models that a command has trained, or its policy learned from."""
     option = 'ensemble' if files is run_files.REWARD else 'rewards.ensemble'
     members = _more_settings(directory, files).get('options', {}).get(option)
     return members if isinstance(members, int) and members > 0 else 1
 
 
 def _more_settings(directory: str, files: run_files.CommandFiles) -> dict[str, Any]:
-    """What a run's second file of settings holds.
-
-    Nothing for a run of the original's or of an earlier version, which had one file.
-    """
+    """Return the content of a run's second file of settings, {} for earlier versions."""
     path = storage.join(directory, files.more_settings)
     try:
         more = storage.read_json(path)
@@ -172,7 +201,7 @@ def _more_settings(directory: str, files: run_files.CommandFiles) -> dict[str, A
 
 
 def _lasting_additions(hparams: Training) -> dict[str, Any]:
-    """Options that the original does not have, without those about one start of the program."""
+    """Return the options that only this port has, and a resumed run goes on with."""
     fields = hyperparams.fields(type(hparams))
     return {
         name: value
@@ -182,11 +211,7 @@ def _lasting_additions(hparams: Training) -> dict[str, Any]:
 
 
 def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
-    """Compare `hparams` with those of the run that is resumed in their directory, if there is one.
-
-    explicitly_set: the settings, or groups of them, that the user has given. A difference in one of
-    them is printed; any other one is a UserError.
-    """
+    """Raise UserError where a resumed run's settings differ, unless they are `explicitly_set`."""
     directory = hparams.run.directory
     assert directory is not None
     recorded = type(hparams)()
@@ -195,7 +220,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     except storage.NotFound:
         return
     changes = _changes(_settings(recorded), _settings(hparams), _seed_of_ensemble(hparams))
-    _refuse_what_has_no_effect(hparams, changes, explicitly_set)
+    _refuse_ineffective(hparams, changes, explicitly_set)
     implicit = [text for key, text in changes.items() if not _covers(explicitly_set, key)]
     if implicit:
         save_dir = str(hparams.run.save_dir)
@@ -204,9 +229,8 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
             ' options that are to change, or keep all settings with'
             f' `{shell.typed("./launch.py resume", save_dir)}`'
         )
-    for text in changes.values():
-        print(f'note: going on with {text}', file=sys.stderr)
-    for text in _elsewhere(hparams, directory):
+    going_on = [f'going on with {text}' for text in changes.values()]
+    for text in [*going_on, *_elsewhere(hparams, directory)]:
         print(f'note: {text}', file=sys.stderr)
     if isinstance(hparams, policy_options.HParams) and hparams.rewards.function is not None:
         is_given = _covers(explicitly_set, 'rewards.function')
@@ -214,13 +238,9 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
 
 
 def _elsewhere(hparams: Training, directory: str) -> Iterator[str]:
-    """Yield, for the user, what the settings name that is where the run was started, and not here.
-
-    The run may do without it, if a checkpoint holds it.
-    """
-    files = run_files.COMMANDS[hparams.writes()[-1]]
-    started_in = _more_settings(directory, files).get('directory')
-    if not isinstance(started_in, str):  # it is a run of an earlier version
+    """Yield notes on settings that name what is not here, but where the run was started."""
+    folder = started_in(directory)
+    if folder is None:  # it is a run of an earlier version
         return
     settings = _settings(hparams)
     if settings.get(NEW_MODEL) == 'on':
@@ -228,21 +248,15 @@ def _elsewhere(hparams: Training, directory: str) -> Iterator[str]:
     for key, value in settings.items():
         if not key.endswith(PATHS) or key.startswith(f'{NEW_MODEL}.task.') or value is None:
             continue
-        if not os.path.exists(value) and os.path.exists(os.path.join(started_in, value)):
+        if not os.path.exists(value) and os.path.exists(os.path.join(folder, value)):
             yield (
-                f'--{key} {value} is not here, but in {started_in}, where this run was started: if'
+                f'--{key} {value} is not here, but in {folder}, where this run was started: if'
                 ' it is missing, resume from there'
             )
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
-    """{setting: its value} of what a run decides when it begins: the commit of what is on the hub,
-    and a seed of an ensemble that was given none, as its members are trained on the same labels.
-
-    The commit is the one that a resumed run has recorded, else what the revision means now; what
-    describes a model is fetched. StorageError for what cannot be had. ask: False for that which the
-    cache has, as it was when it was fetched.
-    """
+    """Return {setting: value} of commits and drawn seeds; ask: False for commits in the cache."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
         before = type(hparams)()
@@ -266,7 +280,7 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
 
 
 def _seed_of_ensemble(hparams: Training) -> str | None:
-    """The name of the seed of an ensemble to be trained, if it is None; else None."""
+    """Return the name of the seed of an ensemble to be trained, if it is None; else None."""
     if not isinstance(hparams, policy_options.HParams):
         return 'run.seed' if hparams.ensemble > 1 and hparams.run.seed is None else None
     new_model = hparams.rewards.train_new_model
@@ -276,7 +290,7 @@ def _seed_of_ensemble(hparams: Training) -> str | None:
 
 
 def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
-    """The hf:// path that a setting names, a model also as ORG/NAME; None where it names none."""
+    """Return the hf:// path that a setting names, if any; a model also as ORG/NAME."""
     if not isinstance(value, str):
         return None
     # The directory of a reward model that the run is yet to train may be called like a model.
@@ -291,7 +305,7 @@ def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
 
 
 def simulated_labellers(save_dir: str) -> re.Pattern[str]:
-    """The names of the labellers that are part of the run in `save_dir`, local or remote."""
+    """Return a pattern for the simulated labellers of the run in `save_dir`."""
     online = None
     with contextlib.suppress(UserError):
         online = load_run_hparams(save_dir).rewards.online
@@ -301,7 +315,7 @@ def simulated_labellers(save_dir: str) -> re.Pattern[str]:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], seed: str | None) -> dict[str, str]:
-    """{dotted name: how it has changed, for the user}. seed: see _seed_of_ensemble."""
+    """Return {dotted name: text on its change}. seed: see _seed_of_ensemble."""
     changes = {}
     for key in {**before, **now}:
         if before.get(key) == now.get(key) or key.endswith('run.save_dir'):
@@ -315,7 +329,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], seed: str | None
 
 
 def _settings(hparams: Training) -> dict[str, Any]:
-    """{dotted name: value} of all that a resumed run goes on with."""
+    """Return {dotted name: value} of all that a resumed run goes on with."""
     original = _leaves(hparams.to_nested_dict(original_only=True))
     settings = {**dict(original), **_lasting_additions(hparams)}
     if isinstance(hparams, policy_options.HParams):
@@ -325,17 +339,14 @@ def _settings(hparams: Training) -> dict[str, Any]:
 
 
 def _covers(explicitly_set: Collection[str], key: str) -> bool:
-    """Whether the user has given the setting `key`, or a group that it is in."""
+    """Return whether the user has given the setting `key`, or a group that it is in."""
     return any(f'{key}.'.startswith(f'{name}.') for name in explicitly_set)
 
 
-def _refuse_what_has_no_effect(
+def _refuse_ineffective(
     hparams: Training, changes: Mapping[str, str], explicitly_set: Collection[str]
 ) -> None:
-    """UserError for a change that a resumed run would ignore.
-
-    changes: those of `_changes`. explicitly_set: what the user has given.
-    """
+    """Raise UserError for one of the `changes` that a resumed run would ignore."""
     directory = hparams.run.directory
     assert directory is not None
     fixed = FIXED_ONCE_BEGUN & changes.keys()
@@ -348,12 +359,9 @@ def _refuse_what_has_no_effect(
         )
     if not run_files.has_reward_model(directory):
         return
-    prefix = 'rewards.train_new_model.'
     for key in changes:
-        if not key.startswith(prefix):
-            continue
-        is_copy = key.removeprefix(prefix) in changes  # of the policy's setting
-        if not is_copy and _covers(explicitly_set, key):
+        is_of_policy = key.removeprefix(f'{NEW_MODEL}.') in changes  # and copied from there
+        if not is_of_policy and key.startswith(NEW_MODEL) and _covers(explicitly_set, key):
             raise UserError(
                 f'--{key} cannot change: the reward model of this run is finished; to train another'
                 f' one: {shell.typed("./launch.py train_policy")}'
@@ -361,7 +369,7 @@ def _refuse_what_has_no_effect(
 
 
 def _leaves(nested: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of every setting in nested dicts."""
+    """Yield (dotted name, value) of every setting in nested dicts."""
     for key, value in nested.items():
         if isinstance(value, dict):
             yield from _leaves(value, f'{prefix}{key}.')

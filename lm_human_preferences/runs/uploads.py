@@ -1,12 +1,7 @@
-"""Runs in a remote directory: written to a local one, the staging directory, and uploaded from it.
+"""Upload of a run from a staging directory to a remote one, where listed checkpoints stay whole.
 
-Whoever reads the remote `checkpoint` file finds each checkpoint that it lists whole, at any moment:
-the list is uploaded after them, and what it has listed is deleted after it has changed. While the
-store cannot be reached, training goes on, and uploads wait.
-
-REMOTE/writer is a lease: it says which staging directory wrote last, and which process is writing
-now. The staging directory that wrote last has all that the store has, or more; any other one is out
-of date.
+REMOTE/writer is a lease: the staging directory that wrote last, and the process that writes now.
+That staging directory has everything in the store; any other one is out of date.
 """
 
 from __future__ import annotations
@@ -44,10 +39,7 @@ class LeaseLost(UserError):
 
 
 def last_writer(url: str) -> tuple[str, str, float]:
-    """(lease id, process, age in seconds) of the lease of a remote directory.
-
-    The id is '' where nobody has written it; the process is '' where nobody is writing it.
-    """
+    """Return (lease id or '', process that writes now or '', age in seconds) of a lease."""
     path = storage.join(url, LEASE)
     try:
         age = time.time() - storage.stat(path).mtime
@@ -58,13 +50,11 @@ def last_writer(url: str) -> tuple[str, str, float]:
 
 
 def is_up_to_date(url: str, directory: str) -> bool:
-    """Whether a staging directory has all that the store has.
-
-    LeaseLost if another process is writing to the store.
-    """
+    """Return whether a staging directory has everything in the store; LeaseLost if it is in use."""
     storage.check_access(url)
     lease_id, process, age = last_writer(url)
-    own_leases = _recorded_leases(directory)
+    path = os.path.join(directory, LEASE)  # with those under which it was uploaded or fetched
+    own_leases = storage.read_text(path).split() if os.path.exists(path) else []
     if lease_id in own_leases or (own_leases and not lease_id):
         return True
     if process and age < LEASE_TIMEOUT:
@@ -76,12 +66,6 @@ def is_up_to_date(url: str, directory: str) -> bool:
     return False
 
 
-def _recorded_leases(directory: str) -> list[str]:
-    """The leases under which a staging directory was uploaded, or which it was fetched from."""
-    path = os.path.join(directory, LEASE)
-    return storage.read_text(path).split() if os.path.exists(path) else []
-
-
 def _record_lease(directory: str, lease_id: str) -> None:
     os.makedirs(directory, exist_ok=True)
     with open(os.path.join(directory, LEASE), 'a', encoding='utf-8') as file:
@@ -89,11 +73,7 @@ def _record_lease(directory: str, lease_id: str) -> None:
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
-    """Make a staging directory of what the store has of a run, all that it needs to go on.
-
-    pattern: for the names of the run's files. Values of checkpoints stay in the store, but for the
-    latest one and the latest one to resume from.
-    """
+    """Download a run's files that match `pattern`; values of the latest checkpoints only."""
     lease_id, *_ = last_writer(url)
     for path in local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
@@ -121,27 +101,24 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
 
 
 def _is_list(path: str) -> bool:
-    """Whether a file is a `checkpoint` file, which lists checkpoints."""
+    """Return whether a file is a list of checkpoints."""
     return os.path.basename(path) == names.LIST
 
 
 def _stem(path: str) -> str | None:
-    """The checkpoint that a file belongs to, its path without the suffix; None for other files."""
+    """Return the checkpoint of a file, its path without the suffix; None for other files."""
     match = names.FILE.fullmatch(os.path.basename(path))
     return match and os.path.join(os.path.dirname(path), match[1])
 
 
 def _listed(path: str, text: str) -> list[str]:
-    """The checkpoints that the text of the `checkpoint` file `path` lists, the latest last."""
+    """Return the checkpoints in the list at `path` with this text, the latest last."""
     directory = os.path.dirname(path)
     return [os.path.join(directory, name) for name in names.parse_checkpoint_file(text)]
 
 
 class DirectoryUploader:
-    """Keeps the remote directory `url` as the local `directory` is, for names that match `pattern`.
-
-    process: what to tell others about who writes it.
-    """
+    """Upload of files that match `pattern` to `url`. process: description of this process."""
 
     def __init__(self, url: str, directory: str, pattern: re.Pattern[str], process: str) -> None:
         self.url = url
@@ -173,7 +150,7 @@ class DirectoryUploader:
         return storage.write(storage.join(self.url, path), io.BytesIO(data), len(data))
 
     def _sync_repeatedly(self) -> None:
-        """The thread: upload after each checkpoint, and at intervals."""
+        """Upload after each checkpoint, and at intervals, until closing."""
         seen = None
         due = 0.0
         while not self.closing.wait(POLL_SECONDS):
@@ -187,8 +164,7 @@ class DirectoryUploader:
                     seen = now
 
     def _modification_times(self) -> list[int]:
-        """When the files changed last, but for checkpoints, whose list tells, and those that grow
-        all the time: TensorBoard's, and labels."""
+        """Return the times of files, except checkpoints (see their list), events and labels."""
         times = []
         for path in local_files(self.directory, self.pattern):
             if _stem(path) is None and not path.startswith(('tb/', f'{LABELS}/')):
@@ -196,7 +172,7 @@ class DirectoryUploader:
         return times
 
     def try_sync(self) -> bool:
-        """Whether all is uploaded now. A failure is printed, but not each time that it repeats."""
+        """Upload, and return whether all is there now; print a failure, but not its repetitions."""
         try:
             self.sync()
         except FileNotFoundError:  # deleted meanwhile, for a newer checkpoint
@@ -214,10 +190,7 @@ class DirectoryUploader:
         return True
 
     def sync(self) -> None:
-        """Upload what is new, and delete what is gone.
-
-        A StorageError or OSError may end it at any point; what the store lists is whole even then.
-        """
+        """Upload new files, and delete old ones; an error at any point leaves listed ones whole."""
         self._check_lease()
         if self.remote_files is None:
             self.remote_files = storage.listing(self.url)
@@ -255,7 +228,7 @@ class DirectoryUploader:
         self._remove(gone)
 
     def _check_lease(self) -> None:
-        """LeaseLost if another process has taken the lease; else renew it in time."""
+        """Renew the lease in time; LeaseLost if another process has taken it."""
         lease_id, process, age = last_writer(self.url)
         if lease_id not in ('', self.lease_id):
             raise LeaseLost(f'{self.url} was taken over by {process or "another run"}')
@@ -263,7 +236,7 @@ class DirectoryUploader:
             self._renew_lease(self.process)
 
     def _differs(self, path: str) -> bool:
-        """Whether the store lacks a local file, or has another one of that name."""
+        """Return whether the store lacks a local file, or has another version."""
         assert self.remote_files is not None
         if path not in self.remote_files:
             return True
@@ -271,10 +244,7 @@ class DirectoryUploader:
         return (os.path.getsize(local), storage.md5(local)) != self.remote_files[path]
 
     def _unlist(self, path: str, text: str, changed: list[str]) -> None:
-        """Have the remote list `path` name no checkpoint whose files are to be replaced.
-
-        text: of the local one. changed: the files to be uploaded.
-        """
+        """Remove checkpoints to be replaced from the remote list; text: of the local list."""
         assert self.remote_files is not None
         if path not in self.remote_files:
             return
@@ -318,11 +288,7 @@ class DirectoryUploader:
 
 @contextlib.contextmanager
 def uploaded(url: str, directory: str, pattern: re.Pattern[str], process: str) -> Iterator[None]:
-    """Within the block, the local `directory` is uploaded to `url`.
-
-    After it, the directory is deleted, unless something failed. The arguments are those of
-    DirectoryUploader.
-    """
+    """Upload a directory during the block, and delete it afterwards unless something failed."""
     uploader = DirectoryUploader(url, directory, pattern, process)
     uploader.start()
     try:

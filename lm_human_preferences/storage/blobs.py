@@ -1,9 +1,4 @@
-"""Blobs on a server: their properties, reading, writing, deleting and listing, by blobfile.
-
-The public account is read without credentials; every other one takes what the user has. A server
-that does not answer is given up after seconds, not minutes. Every error is a StorageError of one
-line that names the URL.
-"""
+"""Blobs on a server, by blobfile; every error is a StorageError of one line with the URL."""
 
 from __future__ import annotations
 
@@ -42,22 +37,22 @@ CONNECT_TIMEOUT = 5  # seconds, of one request
 READ_TIMEOUT = 20  # seconds, of one request
 BLOCK_SIZE = 8 << 20  # bytes of one request
 
-# account -> (time until which it is not asked again, reason)
-_unreachable: dict[str, tuple[float, str]] = {}
+# account, or endpoint of a hub -> (time until which it is not asked again, reason)
+unreachable: dict[str, tuple[float, str]] = {}
 
 
 def stat(path: str) -> Stat:
-    """Size, MD5, time and version of a remote file; asks the server even if there is a copy."""
+    """Ask the server for size, MD5, time and version of a file."""
     return stat_blob(Blob(path, for_reading=False))
 
 
 def stat_blob(blob: Blob) -> Stat:
-    """What the server says about a blob, or NotFound: always the first question to a server."""
+    """Ask a server about a blob, before any other question; NotFound if there is none."""
     if is_offline():
         is_damaged = os.path.exists(blob.cached)
         problem = 'damaged since it was fetched' if is_damaged else 'not in the cache'
         raise blob.error(f'{problem}, and LMHP_OFFLINE=1')
-    until, reason = _unreachable.get(blob.account, (0, ''))
+    until, reason = unreachable.get(blob.account, (0, ''))
     if time.monotonic() < until:
         raise blob.error(reason)
     with translate_errors(blob):
@@ -68,15 +63,11 @@ def stat_blob(blob: Blob) -> Stat:
 
 
 def first_answer(question: Callable[[], Answer], server: str) -> Answer:
-    """What `question` returns, or its error; TimeoutError if that takes ANSWER_TIMEOUT.
-
-    One deadline covers name lookup, connection, encryption and all retries. The libraries have
-    no such deadline, so the question is asked in a thread. server: for the thread's name.
-    """
+    """Return the result of `question`; TimeoutError if it takes longer than ANSWER_TIMEOUT."""
     answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
     def ask() -> None:
-        """Hand the server's answer, or the error, to whoever waits for `answer`."""
+        """Hand the answer, or the error, to the thread that waits for it."""
         try:
             answer.set_result(question())
         except BaseException as e:
@@ -87,30 +78,23 @@ def first_answer(question: Callable[[], Answer], server: str) -> Answer:
 
 
 def open_for_reading(blob: Blob, stat: Stat) -> BinaryIO:
-    """A blob as a binary file: the version that `stat` describes, or an error if that is gone."""
+    """Open the version of a blob that `stat` describes."""
     version = None if blob.account == GOOGLE else stat.version  # blobfile has that for Azure only
     return _client(blob).BlobFile(blob.path, 'rb', file_size=stat.size, version=version)
 
 
 def check_access(path: str) -> None:
-    """StorageError if credentials to write a remote file are missing here.
-
-    The server may still refuse: it is not asked.
-    """
+    """Raise StorageError without credentials to write a remote file; the server is not asked."""
     with _writing(path):
         pass
 
 
 def write(path: str, source: BinaryIO, size: int) -> tuple[int, str]:
-    """Make a remote file of the next `size` bytes of `source`: all of it appears, or nothing.
-
-    Returns (its size, its MD5 in hexadecimal), after a comparison with what has arrived; blobfile
-    compares each block as well.
-    """
+    """Upload `size` bytes of `source`, or nothing; return (size, MD5) as they are on the server."""
     digest = hashlib.md5(usedforsecurity=False)
     with _writing(path) as (blob, client):
         target = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
-        with _abandon_on_error(target), target:
+        try:
             while target.tell() < size:
                 block = source.read(min(BLOCK_SIZE, size - target.tell()))
                 if not block:
@@ -118,6 +102,10 @@ def write(path: str, source: BinaryIO, size: int) -> tuple[int, str]:
                 digest.update(block)
                 target.write(block)
             sent = target.tell(), digest.hexdigest()
+            target.close()
+        except BaseException:
+            _discard(target)
+            raise
         arrived = client.stat(blob.path)
         if (arrived.size, arrived.md5) != sent:
             raise blob.error(
@@ -127,7 +115,7 @@ def write(path: str, source: BinaryIO, size: int) -> tuple[int, str]:
 
 
 def remove(path: str) -> None:
-    """Delete a file, local or remote, if it is there."""
+    """Delete a local or remote file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         if not is_remote(path):
             os.remove(path)
@@ -137,7 +125,7 @@ def remove(path: str) -> None:
 
 
 def listing(directory: str) -> dict[str, tuple[int, str | None]]:
-    """{relative path: (size, MD5 or None)} of all files below a remote directory."""
+    """Return {relative path: (size, MD5 or None)} of all files below a remote directory."""
     files = {}
     with _writing(directory) as (blob, client):
         for entry in client.scanglob(f'{blob.path}/**'):
@@ -150,7 +138,7 @@ def listing(directory: str) -> dict[str, tuple[int, str | None]]:
 
 @contextlib.contextmanager
 def _writing(path: str) -> Iterator[tuple[Blob, Context]]:
-    """(a blob, its client) for what the user needs credentials for; StorageError without them."""
+    """Yield (blob, client) for an operation that needs credentials; StorageError without them."""
     blob = Blob(path.rstrip('/'), for_reading=False)
     if is_offline():
         raise blob.error('LMHP_OFFLINE=1, so nothing can be stored there')
@@ -163,24 +151,8 @@ def _writing(path: str) -> Iterator[tuple[Blob, Context]]:
 
 
 @contextlib.contextmanager
-def _abandon_on_error(target: BinaryIO) -> Iterator[None]:
-    """On an error, close `target`, a remote file that is being written, without another upload.
-
-    After close() failed to upload, the file is still open, and Python calls close() once more when
-    it collects the file: at any time, in any thread. That would overwrite what is there by then,
-    and it deadlocks in a thread that holds blobfile's lock.
-    """
-    try:
-        yield
-    except BaseException:
-        _discard_buffer(target)
-        target.close()
-        raise
-
-
-@contextlib.contextmanager
 def translate_errors(blob: Blob) -> Iterator[None]:
-    """Raise the libraries' errors about a blob as StorageErrors; remember a silent server."""
+    """Raise errors of blobfile and urllib3 as StorageErrors; remember a silent server."""
     import blobfile
     import urllib3
 
@@ -195,22 +167,18 @@ def translate_errors(blob: Blob) -> Iterator[None]:
             message = getattr(e, 'message', str(e))
             reason = re.sub(r'^request failed with exception (\w+\(.*?\): )?', '', message)
         if type(e) is TimeoutError or getattr(e, 'response_status', None) == 0:
-            _unreachable[blob.account] = (time.monotonic() + UNREACHABLE_SECONDS, reason)
+            unreachable[blob.account] = (time.monotonic() + UNREACHABLE_SECONDS, reason)
         raise blob.error(reason) from e
 
 
 def _client(blob: Blob) -> Context:
-    """The client for a blob's container in this process: connections do not survive a fork."""
+    """Return the client for a blob's container; connections do not survive a fork."""
     return _make_client(blob.account, blob.container, os.getpid())
 
 
 @functools.lru_cache
 def _make_client(account: str, container: str, pid: int) -> Context:
-    """blobfile with none of its defaults.
-
-    By itself it would retry for ever, ignore proxies, and send the user's own credentials even to
-    the public account, which refuses them.
-    """
+    """Make a client with limited retries, proxies, and no credentials for the public account."""
     import blobfile
 
     if account == PUBLIC or (account != GOOGLE and not _has_credentials()):
@@ -229,7 +197,7 @@ def _make_client(account: str, container: str, pid: int) -> Context:
 
 
 def _connection_pool(host: str) -> PoolManager:
-    """Connections to `host`, through the proxy that the environment names, if any."""
+    """Return connections to `host`, through the proxy in the environment, if any."""
     from urllib.request import getproxies, proxy_bypass
 
     import urllib3.util
@@ -237,27 +205,23 @@ def _connection_pool(host: str) -> PoolManager:
     proxy = getproxies().get('https')
     if not proxy or proxy_bypass(host):
         return urllib3.PoolManager(maxsize=MAX_CONNECTIONS)
-    login = urllib.parse.unquote(urllib3.util.parse_url(proxy).auth or '') or None
-    headers = urllib3.make_headers(proxy_basic_auth=login)
+    login = urllib3.util.parse_url(proxy).auth
+    headers = urllib3.make_headers(proxy_basic_auth=urllib.parse.unquote(login) if login else None)
     return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=MAX_CONNECTIONS)
 
 
-# --- What blobfile has no public name for: tests/unit/test_storage.py tells which has gone. ---
+# --- Private names of blobfile; tests/unit/test_storage.py checks each of them ---
 
 
 def _has_credentials() -> bool:
-    """Whether blobfile finds credentials for Azure in the environment or in the files of `az`."""
+    """Return whether blobfile finds credentials for Azure in the environment or from `az`."""
     from blobfile import _azure
 
     return bool(_azure._load_credentials())
 
 
 def _use_anonymous_access(account: str, container: str) -> None:
-    """Have blobfile read a container of Azure without credentials, for which it has no option.
-
-    A token that never expires also spares the listing by which blobfile finds out whether a
-    container is public, and which public containers need not allow.
-    """
+    """Have blobfile read a container of Azure without credentials: it has no option for that."""
     from blobfile import _azure
 
     manager: Any = _azure.access_token_manager
@@ -265,6 +229,7 @@ def _use_anonymous_access(account: str, container: str) -> None:
     manager._expirations[account, container] = float('inf')
 
 
-def _discard_buffer(target: Any) -> None:
-    """Have close() of a blobfile that is being written upload nothing."""
+def _discard(target: Any) -> None:
+    """Close a blob without the upload that the garbage collector would start at any time."""
     target.had_exception = True
+    target.close()

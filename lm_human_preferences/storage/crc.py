@@ -1,4 +1,4 @@
-"""The checksum in TensorFlow's file formats: those of checkpoints, and those of TensorBoard."""
+"""Checksum of TensorFlow's checkpoints and TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 
 
 def masked_crc(data: bytes | bytearray | memoryview | np.ndarray) -> int:
-    """The CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
+    """Return the CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

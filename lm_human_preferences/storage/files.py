@@ -1,4 +1,4 @@
-"""Local files, written so that a reader finds all of a file or none of it."""
+"""Local files: atomic writing, locks, free space."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
 
@@ -20,18 +21,14 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system th
 
 
 def open_nofollow(path: str, flags: int) -> int:
-    """For open(..., opener=...): a link raises OSError, since its target may be anybody's file."""
+    """Open without following links, for open(..., opener=...); OSError for a link."""
     # A pipe is not waited for, either.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager
 def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
-    """Open files that replace the local `targets`, in this order, once all are on the disk.
-
-    After an error every target is what it was, unless the error came between two renames. A kill
-    leaves TARGET.BY.part behind, where `by` is the number of this process unless given.
-    """
+    """Open files that replace all `targets` in order, or none; a kill leaves TARGET.BY.part."""
     parts = [f'{target}.{by or os.getpid()}.part' for target in targets]
     try:
         with contextlib.ExitStack() as stack:
@@ -53,7 +50,7 @@ def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO
 
 
 def sync_directory(directory: str) -> None:
-    """Have the names in a directory on the disk: without this, only the contents of files are."""
+    """Flush the names in a directory to the disk; fsync of a file flushes its contents only."""
     number = os.open(directory or '.', os.O_RDONLY)
     try:
         os.fsync(number)
@@ -62,7 +59,7 @@ def sync_directory(directory: str) -> None:
 
 
 def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
-    """Add all of `data` to the end of an unbuffered file, or nothing; sync: have it on the disk."""
+    """Append all of `data` to an unbuffered file, or nothing; sync: flush it to the disk."""
     begin = file.seek(0, io.SEEK_END)
     rest = memoryview(data)
     try:
@@ -77,10 +74,7 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
 
 
 def lock_file(file: io.FileIO | TextIO) -> None:
-    """Lock a file until it is closed; BlockingIOError if another process has locked it.
-
-    On a file system without locks nothing happens.
-    """
+    """Lock a file until it is closed, if the file system can; BlockingIOError if another has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -89,14 +83,14 @@ def lock_file(file: io.FileIO | TextIO) -> None:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a local file whole or not at all, and make its directory if need be."""
+    """Write a local file atomically, and make its directory if need be."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     with atomic_write(path) as (file,):
         file.write(data)
 
 
 def write_json(path: str, value: Any) -> None:
-    """Write `value` to a local file, indented as the original did; UserError if that fails."""
+    """Write `value` to a local file, indented as in the original; UserError if that fails."""
     try:
         write_bytes(path, json.dumps(value, indent=2).encode())
     except OSError as e:
@@ -104,7 +98,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def local_files(directory: str, pattern: re.Pattern[str]) -> list[str]:
-    """The files below a local directory whose relative paths match `pattern`, sorted."""
+    """Return the relative paths below a local directory that match `pattern`, sorted."""
     matching = []
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -114,8 +108,20 @@ def local_files(directory: str, pattern: re.Pattern[str]) -> list[str]:
     return sorted(matching)
 
 
+def free_bytes(directory: str) -> int:
+    """Return the free bytes on the disk of a directory, which need not exist yet."""
+    return shutil.disk_usage(existing_part(directory)).free
+
+
+def existing_part(path: str) -> str:
+    """Return the longest part of a path that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path) or '.'
+    return path
+
+
 def md5(path: str) -> str:
-    """The MD5 of a local file, in hexadecimal; computed again only if the file has changed."""
+    """Return the MD5 of a local file in hexadecimal; computed again only if the file changed."""
     stat = os.stat(path)
     return _md5(path, stat.st_size, stat.st_mtime_ns)
 

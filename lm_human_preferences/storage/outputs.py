@@ -1,4 +1,4 @@
-"""Files that a command leaves where the user says: checked before hours of work, not after them."""
+"""Output files and directories of commands, checked before the work begins."""
 
 import contextlib
 import os
@@ -11,11 +11,7 @@ from lm_human_preferences.storage.paths import is_remote
 
 
 def check_output_dir(directory: str, *names: str) -> None:
-    """UserError, which names --output_dir, unless the files `names` can be written there.
-
-    Makes the directory if need be. Permissions alone do not tell: root has all of them, and still
-    cannot write to a read-only disk or below /proc. So a temporary file is made on trial.
-    """
+    """Make the directory of --output_dir; UserError unless files `names` can be written there."""
     if is_remote(directory):
         raise UserError(f'--output_dir: {directory} is remote; give a local directory')
     with translate_errors(directory):
@@ -32,8 +28,10 @@ def check_output_dir(directory: str, *names: str) -> None:
 
 
 def check_new_file(path: str) -> None:
-    """UserError unless a file can be made at `path`: none is overwritten."""
+    """Raise UserError unless a new file can be made at `path`."""
     directory = os.path.dirname(path) or '.'
+    if path == '-':
+        raise UserError('-: give the name of a file; standard output has what the command says')
     if is_remote(path):
         raise UserError(f'{path}: give a local path')
     if os.path.lexists(path):
@@ -45,7 +43,7 @@ def check_new_file(path: str) -> None:
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Write a file at once, replacing one that is there; UserError where that cannot be done."""
+    """Write or replace a file atomically; UserError if that fails."""
     try:
         write_bytes(path, data)
     except OSError as e:
@@ -54,7 +52,7 @@ def write_file(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def translate_errors(directory: str, fix: str = 'give another directory') -> Iterator[None]:
-    """Within the block, failing to write to `directory` is a UserError that tells the `fix`."""
+    """Raise an OSError of the block as a UserError about `directory` with the `fix`."""
     try:
         yield
     except OSError as e:

@@ -1,28 +1,15 @@
-"""What a path is: a local one, or the URL of a blob, whose copy in the cache has a name of its own.
-
-A URL is one of:
-    az://ACCOUNT/CONTAINER/NAME
-    https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME
-    gs://BUCKET/NAME
-The original's buckets, gs://lm-human-preferences and gs://gpt-2, have moved to az://openaipublic.
-A path of the Hugging Face hub is one of:
-    hf://ORG/NAME@REVISION                   a model
-    hf://ORG/NAME@REVISION/FILE              one of its files
-    hf://datasets/ORG/NAME@REVISION/FILE     a file of a data set
-Without @REVISION it is the branch main.
-"""
+"""Local paths, URLs (az://, gs://, https://) and hf:// paths, and those of their cached copies."""
 
 from __future__ import annotations
 
 import os
 import re
 import urllib.parse
-from typing import overload
 
 from lm_human_preferences.errors import UserError
 
 PUBLIC = 'openaipublic'  # the account of what the original published; nothing there ever changes
-HUB = 'hf://'  # what paths of the Hugging Face hub begin with (hub.py)
+HUB = 'hf://'  # prefix of paths of the Hugging Face hub (hub.py)
 GOOGLE = 'gs'  # stands for the account of every gs:// URL
 MOVED_BUCKETS = ('gpt-2', 'lm-human-preferences')
 _URL = re.compile(
@@ -42,10 +29,7 @@ _UNSAFE = re.compile(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
 
 class StorageError(UserError):
-    """A file cannot be read or written.
-
-    reason: why, without the path that str(e) begins with, where the error is of one.
-    """
+    """A file cannot be read or written. reason: the message without the path."""
 
     def __init__(self, text: str, reason: str | None = None) -> None:
         super().__init__(text)
@@ -56,23 +40,30 @@ class NotFound(StorageError):
     """There is no such file."""
 
 
-class Blob:
-    """A URL taken apart, and the path of its copy in the cache. No name leads out of the cache.
+class Remote:
+    """A remote path taken apart. url: as messages name it. advice: the end of each message."""
 
-    for_reading: whether errors may advise the user to put a copy into the cache by hand.
-    """
+    url: str
+    advice = ''
+
+    def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
+        """Return an error of one line that names the path."""
+        one_line = ' '.join(reason.split())
+        return kind(f'{self.url}: {one_line}{self.advice}', one_line)
+
+
+class Blob(Remote):
+    """URL of a blob, and the path of its copy in the cache. for_reading: errors name that."""
 
     def __init__(self, path: str, for_reading: bool = True) -> None:
-        if path.startswith(HUB):
+        if is_hub(path):
             raise StorageError(
                 f'{path}: the hub is only read from; give a local path, az:// or gs://'
             )
         match = _URL.fullmatch(path)
         name = ''
         if match is not None:
-            name = match['name']
-            if match['https']:
-                name = urllib.parse.unquote(name)
+            name = urllib.parse.unquote(match['name']) if match['https'] else match['name']
         if match is None or not is_safe(name):
             raise StorageError(
                 f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '
@@ -92,16 +83,12 @@ class Blob:
             self.url = f'https://{host}/{self.container}/{urllib.parse.quote(name)}'
         self.relative_path = os.path.join(self.account, self.container, name)
         self.cached = os.path.join(cache_root(), self.relative_path)
-        self.advice = f'; to do without it, put the file at {self.cached}' if for_reading else ''
-
-    def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
-        """An error of one line that names the URL."""
-        one_line = ' '.join(reason.split())
-        return kind(f'{self.url}: {one_line}{self.advice}', one_line)
+        if for_reading:
+            self.advice = f'; to do without it, put the file at {self.cached}'
 
 
-class HubPath:
-    """An hf:// path taken apart. name: of the file; '' for the whole model."""
+class HubPath(Remote):
+    """An hf:// path. name: of the file; '' for a whole model."""
 
     def __init__(self, path: str) -> None:
         match = _HUB_PATH.fullmatch(path)
@@ -111,84 +98,63 @@ class HubPath:
                 f'{path!r}: give hf://ORG/NAME for a model, hf://ORG/NAME/FILE, or'
                 ' hf://datasets/ORG/NAME/FILE; @REVISION may follow NAME'
             )
-        self.path = path
+        self.url = path
         self.kind = 'dataset' if match['kind'] else 'model'
         self.repository = match['repository']
         self.revision = urllib.parse.unquote(match['revision'] or 'main')
         self.name = name
-
-    @property
-    def is_commit(self) -> bool:
-        """Whether its revision is a commit, of which nothing ever changes."""
-        return bool(_COMMIT.fullmatch(self.revision))
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What the hub is asked about."""
-        return self.kind, self.repository, self.revision
+        self.is_commit = _COMMIT.fullmatch(self.revision) is not None  # which never changes
+        self.key = (self.kind, self.repository, self.revision)
 
     def at(self, commit: str) -> str:
-        """The same path with `commit` as its revision."""
+        """Return the same path with `commit` as its revision."""
         kind = 'datasets/' if self.kind == 'dataset' else ''
         file = f'/{self.name}' if self.name else ''
         return f'{HUB}{kind}{self.repository}@{commit}{file}'
 
-    def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
-        """An error of one line that names the path."""
-        one_line = ' '.join(reason.split())
-        return kind(f'{self.path}: {one_line}', one_line)
-
 
 def is_hub(path: str) -> bool:
-    """Whether `path` is of the hub."""
+    """Return whether `path` is of the hub."""
     return path.startswith(HUB)
 
 
 def is_model_name(name: str) -> bool:
-    """Whether `name` may be ORG/NAME or ORG/NAME@REVISION; it may be a local path as well."""
+    """Return whether `name` may be ORG/NAME or ORG/NAME@REVISION; it may be a local path, too."""
     return _MODEL.fullmatch(name) is not None
 
 
 def is_safe(name: str) -> bool:
-    """Whether a blob's name is usable as a relative path, and stays below where it is put."""
+    """Return whether a blob's name can be a relative path that stays below its folder."""
     if any(part in ('', '.', '..') for part in name.split('/')):
         return False
     return not _UNSAFE.search(name)
 
 
 def is_offline() -> bool:
-    """Whether the user forbids the network: then there is only what the cache holds."""
+    """Return whether LMHP_OFFLINE=1 forbids the network."""
     return os.environ.get('LMHP_OFFLINE') == '1'
 
 
 def cache_root() -> str:
-    """The folder for what is downloaded, or made once and used again."""
+    """Return the folder for downloads and other results that are used again."""
     return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` is a URL rather than a local path."""
+    """Return whether `path` is a URL."""
     return '://' in path
 
 
 def join(path: str, *names: str) -> str:
-    """`path`, local or remote, extended by `names`."""
+    """Extend a local or remote path by `names`."""
     if is_remote(path):
         return '/'.join([path.rstrip('/'), *names])
     return os.path.join(path, *names)
 
 
-@overload
-def staging_dir(directory: str) -> str: ...
-@overload
-def staging_dir(directory: None) -> None: ...
-def staging_dir(directory: str | None) -> str | None:
-    """The local directory that a run in `directory` is written to.
-
-    That is `directory` itself if it is local (or None); a run in a remote one is written to a
-    directory in the cache and uploaded from there.
-    """
-    if not directory or not is_remote(directory):
+def staging_dir(directory: str) -> str:
+    """Return the local directory for a run in `directory`: in the cache, if that is remote."""
+    if not is_remote(directory):
         return directory
     try:
         blob = Blob(directory.rstrip('/'))

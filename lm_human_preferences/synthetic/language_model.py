@@ -1,4 +1,4 @@
-"""The language model `reviews`: a tiny GPT-2 that learns film reviews when it is first needed."""
+"""Language model `reviews`: a tiny GPT-2 that learns film reviews when it is first needed."""
 
 import itertools
 import os
@@ -15,9 +15,9 @@ from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language import attention, encodings, model
 from lm_human_preferences.language import network as network_module
-from lm_human_preferences.language.gpt2 import parameters, tf_names
+from lm_human_preferences.language.gpt2 import tf_names
 from lm_human_preferences.machine import products
-from lm_human_preferences.synthetic import made_once
+from lm_human_preferences.synthetic import disk_cache
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import progress
@@ -32,24 +32,23 @@ SEED = 0
 
 
 def directory() -> str:
-    """The model's directory in the cache; where it is missing, the model is trained first."""
-    return made_once.directory(NAME, _create, _depends_on())
+    """Return the model's directory in the cache; if it is missing, train the model first."""
+    return disk_cache.directory(NAME, _create, _depends_on())
 
 
 def sizes() -> model.HParams:
-    """The model's sizes, which need not be read."""
+    """Return the model's sizes, which need not be read."""
     return model.HParams(**SIZES)
 
 
 def _depends_on() -> list[ModuleType]:
-    """What decides the weights: texts, training and network."""
+    """Return all that the weights depend on: texts, training and network."""
     return [
         sys.modules[__name__],
         reviews,
         model,
         network_module,
         attention,
-        parameters,
         tf_names,
         optimizer,
         precision,
@@ -69,12 +68,9 @@ def _create(path: str) -> None:
 
 
 def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:
-    """A `Model` of these sizes after `steps` batches of reviews.
-
-    The result is the same each time, whatever random numbers were drawn before.
-    """
+    """Return a `Model` after `steps` batches of reviews, the same each time."""
     encoder = encodings.Reviews.get_encoder()
-    texts = as_batch(encoder, itertools.islice(reviews.reviews_generator('train'), N_REVIEWS))
+    texts = as_batch(encoder, itertools.islice(reviews.generator('train'), N_REVIEWS))
     # How it is computed decides the last digits, so that must not depend on who asks for the model
     # first.
     with core.one_thread(), precision.plain(), torch.random.fork_rng(devices=[]):
@@ -90,7 +86,7 @@ def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:
 
 
 def as_batch(encoder: encodings.Encoder, texts: Iterable[str]) -> torch.Tensor:
-    """Token ids of `texts` as one tensor (batch, longest), padded on the right."""
+    """Return the token ids of `texts` (batch, longest), padded on the right."""
     return torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(encoder.encode(text)) for text in texts],
         batch_first=True,
@@ -99,7 +95,7 @@ def as_batch(encoder: encodings.Encoder, texts: Iterable[str]) -> torch.Tensor:
 
 
 def reviews_loss(network: model.Model, tokens: torch.Tensor, padding_token: int) -> torch.Tensor:
-    """Mean cross entropy in nats per word of `tokens (batch, length)`, of all but the first."""
+    """Return the mean cross entropy in nats of all but the first of tokens (batch, length)."""
     inputs, mask = network.mask_padding(tokens, padding_token)
     logits = network.logits(network.hidden(inputs[:, :-1]))
     return F.cross_entropy(logits[mask[:, 1:]], tokens[:, 1:][mask[:, 1:]])

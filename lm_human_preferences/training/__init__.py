@@ -1,4 +1,1 @@
-"""What trainings share: loop, hooks, optimizer, KL controllers, precision, memory, console.
-
-Knows hyperparameters and the statistics of steps, but not how networks or tasks are made.
-"""
+"""Common parts of trainings: loop, optimizer, KL controllers, precision, memory, console."""

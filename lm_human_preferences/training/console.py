@@ -1,8 +1,4 @@
-"""What a training prints: its settings, a line of a table now and then, and what to do next.
-
-`--run.console original` prints what the original did instead, and `quiet` only warnings, errors and
-the end.
-"""
+"""Console of a training, unless it is that of the original or quiet."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
+from lm_human_preferences.utils.terminal import cut_mark
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import policy_options, reward_options
@@ -32,11 +29,7 @@ SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
 
 class Table:
-    """A table that is printed line by line, with its heads before the first line.
-
-    columns: {head: (width, format of a number)}. A head is the keyword of its value in `add`, with
-    spaces for underscores and /s for _per_second.
-    """
+    """Table that is printed line by line; columns: {head: (width, number format)}."""
 
     def __init__(self, columns: dict[str, tuple[int, str]]) -> None:
         self.columns = columns
@@ -57,7 +50,7 @@ class Table:
 
 
 def reward_table() -> Table:
-    """The table of a reward model's training."""
+    """Return the table of a reward model's training."""
     return Table(
         {
             'step': (11, ''),
@@ -70,10 +63,7 @@ def reward_table() -> Table:
 
 
 def policy_table(*, has_spread: bool) -> Table:
-    """The table of a policy's training; score, spread and KL are those of the last step.
-
-    has_spread: the reward is an ensemble's, whose members differ.
-    """
+    """Return the table of a policy's training; has_spread: the reward is an ensemble's."""
     columns = {
         'step': (11, ''),
         'episodes': (9, ''),
@@ -92,10 +82,7 @@ def policy_table(*, has_spread: bool) -> Table:
 
 
 def is_due(step: int, last: int, interval: int) -> bool:
-    """Whether the table has a line after `step` of `last` steps.
-
-    It has one after the first step, every `interval`-th and the last.
-    """
+    """Return whether the table has a line for `step`: first, last, or every `interval`-th."""
     return step in (1, last) or step % interval == 0
 
 
@@ -110,10 +97,7 @@ def show_start(
     hparams: policy_options.HParams | reward_options.HParams,
     comm: Comm,
 ) -> None:
-    """Print what starts, where, and with which settings.
-
-    hparams: of `command`, train_policy or train_reward.
-    """
+    """Print what starts, where, and with which settings."""
     run = hparams.run
     device = 'GPU' if torch.cuda.is_available() else 'CPU'
     ranks = f'{comm.size} ranks on {device}s'
@@ -130,10 +114,7 @@ def show_start(
 
 
 def show_settings(hparams: HParams, record: str | None) -> None:
-    """Print the settings that differ from the defaults, a paragraph for each group.
-
-    record: the files that have them all.
-    """
+    """Print the settings that differ from the defaults; record: the files that have them all."""
     groups: dict[str, list[str]] = {}
     unchanged = 0
     for name, value, default in _leaves(hparams):
@@ -154,10 +135,7 @@ def show_settings(hparams: HParams, record: str | None) -> None:
 
 
 def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, object]]:
-    """(dotted name, value, default) of every setting.
-
-    The task of a new reward model, which is the policy's, is left out.
-    """
+    """Yield (dotted name, value, default) of settings; both models have one task."""
     for field in dataclasses.fields(hparams):
         value = getattr(hparams, field.name)
         name = prefix + field.name
@@ -174,7 +152,7 @@ def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, o
 
 
 def _paragraph(head: str, settings: list[str]) -> list[str]:
-    """The lines of a paragraph that begins with `head`."""
+    """Wrap a paragraph that begins with `head`."""
     columns = min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
     return textwrap.wrap(
         '  '.join(settings),
@@ -187,7 +165,7 @@ def _paragraph(head: str, settings: list[str]) -> list[str]:
 
 
 class Decoder(Protocol):
-    """What turns token ids into text, as `language.encodings.Encoder`."""
+    """Decoder of token ids, as `language.encodings.Encoder`."""
 
     def decode(self, tokens: torch.Tensor) -> str: ...
 
@@ -203,9 +181,7 @@ def show_samples(
 ) -> None:
     """Print the first few episodes of PPO step `step`; in a summary, only of the first and last.
 
-    episodes: queries (batch, query_length), responses (batch, response_length), scores (batch,) and
-    KL divergences in nats (batch,). is_logged: whether --run.log_interval has this step printed.
-    kl_coef: what the divergences were multiplied with.
+    episodes: queries and truncated responses (batch, length); scores, KLs, tokens cut (batch,).
     """
     in_summary = console_is('summary') and step in (0, total_steps - 1)
     in_original = console_is('original') and is_logged
@@ -215,11 +191,12 @@ def show_samples(
         announce(f'samples of step {step + 1}:')
     count = SAMPLES_IN_SUMMARY if in_summary else SAMPLES_SHOWN
     shown = [values[:count].tolist() for values in episodes]
-    for query_tokens, response_tokens, score, kl in zip(*shown, strict=True):
+    for query_tokens, response_tokens, score, kl, cut in zip(*shown, strict=True):
         query = encoder.decode(query_tokens).replace('\n', '⏎')
         response = encoder.decode(response_tokens).replace('\n', '⏎')
         if in_summary:
-            announce(f'  {query} | {response}   (score {score:.2f}, KL {kl:.2f})')
+            shown_response = f'{response} {cut_mark(cut)}'.rstrip()
+            announce(f'  {query} | {shown_response}   (score {score:.2f}, KL {kl:.2f})')
             continue
         announce(
             query,
@@ -231,10 +208,7 @@ def show_samples(
 
 
 def announce_next(*lines: str, **commands: str) -> None:
-    """Print at the end what there is now, and which commands come next; the original did not.
-
-    commands: {purpose: command}, with '_' for the spaces of the purpose.
-    """
+    """Print the results and the next commands {purpose_with_underscores: command} at the end."""
     if console_is('original'):
         return
     width = max(map(len, commands), default=0) + 1
@@ -246,7 +220,7 @@ def announce_next(*lines: str, **commands: str) -> None:
 
 
 def announce_policy(hparams: policy_options.HParams) -> None:
-    """Print where the policy is, and what to do with it."""
+    """Print where the policy is, and the next commands."""
     save_dir = hparams.run.save_dir
     if save_dir is None:
         announce_next('Nothing was saved, because --save_dir is None.')
@@ -257,30 +231,31 @@ def announce_policy(hparams: policy_options.HParams) -> None:
         commands['evaluate_it'] = f'./launch.py evaluate {path}'
     events = shlex.quote(storage.join(save_dir, 'tb'))
     commands['look_at_its_curves'] = f'tensorboard --logdir {events}'
-    commands['tell_its_story'] = f'./launch.py report {path}'
+    commands['write_a_report'] = f'./launch.py report {path}'
     announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
 
 def announce_reward_model(
-    save_dir: str | None, experiment: str | None, task_options: Mapping[str, object]
+    save_dir: str | None,
+    experiment: str | None,
+    task_options: Mapping[str, object],
+    held_out: object | None,
 ) -> None:
-    """Print where the reward model is, and what to do with it.
-
-    experiment: that it is of, None where that is not known. task_options: {name: value} of those of
-    its task that differ from the experiment's; a policy has to have the same task.
-    """
+    """Print the next commands; task_options: {name: value} that differ from `experiment`."""
     if save_dir is None:
         announce_next('Nothing was saved, because --save_dir is None.')
-        return
-    events = shlex.quote(storage.join(save_dir, 'tb'))
-    words = [os.path.basename(save_dir.rstrip('/'))]
-    for option, value in task_options.items():
-        words += shell.option_words(option, value)
-    announce_next(
-        f'The reward model is in {storage.join(save_dir, "reward_model")}',
-        train_a_policy=(
-            f'./launch.py train_policy {experiment or "EXPERIMENT"} {shlex.join(words)}'
-            f' --rewards.train_new_model off --rewards.trained_model {shlex.quote(save_dir)}'
-        ),
-        look_at_its_curves=f'tensorboard --logdir {events}',
-    )
+    else:
+        events = shlex.quote(storage.join(save_dir, 'tb'))
+        words = [os.path.basename(save_dir.rstrip('/'))]
+        for option, value in task_options.items():
+            words += shell.option_words(option, value)
+        announce_next(
+            f'The reward model is in {storage.join(save_dir, "reward_model")}',
+            train_a_policy=(
+                f'./launch.py train_policy {experiment or "EXPERIMENT"} {shlex.join(words)}'
+                f' --rewards.train_new_model off --rewards.trained_model {shlex.quote(save_dir)}'
+            ),
+            look_at_its_curves=f'tensorboard --logdir {events}',
+        )
+    if held_out is not None and not console_is('original'):
+        announce(f'Held-out labels: {held_out}')

@@ -28,11 +28,8 @@ class AdaptiveKLController:
         self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
 
 
-KLController = FixedKLController | AdaptiveKLController
-
-
-def make_kl_controller(hparams: RewardHParams) -> KLController:
-    """The controller that --rewards.kl_coef and --rewards.adaptive_kl ask for."""
+def make_kl_controller(hparams: RewardHParams) -> FixedKLController | AdaptiveKLController:
+    """Return the controller for --rewards.kl_coef and --rewards.adaptive_kl."""
     if hparams.adaptive_kl is None:
         return FixedKLController(hparams.kl_coef)
     return AdaptiveKLController(hparams.kl_coef, hparams.adaptive_kl)

@@ -1,4 +1,4 @@
-"""The loop of both trainings: one step after another, and the hooks that are called after each."""
+"""Loop of both trainings: one step after another, with hooks before and after each."""
 
 from __future__ import annotations
 
@@ -11,32 +11,36 @@ from lm_human_preferences.checkpointing import checkpointer as checkpointing
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from lm_human_preferences.distributed.comm import Comm
+
 
 class Trainer(checkpointing.Trainer, Protocol):
-    """A training that goes step by step, and can be saved between two of them."""
+    """Training that goes step by step, and can be saved between two steps."""
 
-    @property
-    def steps_done(self) -> int: ...
+    comm: Comm
+    steps_done: int
 
     @property
     def total_steps(self) -> int: ...
 
+    @property
+    def planned_saves(self) -> int:
+        """Number of checkpoints of the whole training."""
+        ...
+
     def step(self) -> dict[str, float]:
-        """Take the next step; returns its statistics, the same on every rank."""
+        """Take the next step; return its statistics, the same on every rank."""
         ...
 
 
 class Hook(contextlib.AbstractContextManager):
-    """What happens beside the steps of a training.
-
-    It is entered before the first step, and left after the last one or at an error.
-    """
+    """Hook of a training, entered before the first step and left at the end or at an error."""
 
     def before_step(self, step: int) -> None:
-        """step: how many steps are done, and so the number of the next one, from 0."""
+        """step: number of steps done."""
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """step: how many steps are done; stats: of the last one."""
+        """step: number of steps done; stats: of the last one."""
 
     def __exit__(
         self,
@@ -48,7 +52,7 @@ class Hook(contextlib.AbstractContextManager):
 
 
 def training_loop(trainer: Trainer, hooks: Sequence[Hook]) -> None:
-    """Take the steps that are left, and call each hook before and after every step, in order."""
+    """Take the steps that are left; call the hooks around each, in order."""
     with contextlib.ExitStack() as stack:
         stack.callback(trainer.logger.close)
         for hook in hooks:

@@ -1,9 +1,10 @@
-"""How much memory training takes, how much there is, and what to do where that is not enough."""
+"""Memory of trainings: estimates, what is available, and advice where it is not enough."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.model_sizes import Sizes
+    from lm_human_preferences.hparams.task_options import TaskHParams
 
 DOUBLE = 8  # bytes
+HOLES = 1.8  # memory of a micro-batch with its holes; 1.1 to 1.9 were measured
+LIBRARIES = 440_000_000  # bytes of Python, PyTorch and transformers at work on a CPU
 # Of a token of an episode: its id, log-probabilities, value, reward, advantage, return and so on.
 BYTES_OF_A_TOKEN = 48
 OUT_OF_MEMORY = re.compile(
@@ -28,81 +32,76 @@ OUT_OF_MEMORY = re.compile(
 
 @dataclass
 class MemoryEstimate:
-    """What one rank works on, for an estimate of its memory in bytes; padding counts as tokens do.
-
-    sizes: of the network. networks: how many of that size there are. learning: how many of
-    them learn. retrained: how many of the others learn at another time, see plans.Networks. rows,
-    tokens: of a backward pass, and sampled_rows, sampled_tokens: of sampling, before micro-batches
-    make rows fewer. predicted: tokens of a row whose logits have a gradient.
-    option: the name of micro_batch_size. batch_options: the names of the options that set rows and
-    sampled_rows. gradient_checkpointing: see language.network.Network. reduced: layers compute in
-    bf16. fused: attention keeps no probabilities, as on GPUs.
-    """
+    """Workload of a rank, for an estimate of its memory in bytes; padding counts as tokens."""
 
     sizes: Sizes
-    networks: int
-    rows: int
+    networks: int  # of these sizes
+    rows: int  # of a backward pass, before micro-batches make them fewer
     tokens: int
     sampled_rows: int
     sampled_tokens: int
-    learning: int = 1
-    retrained: int = 0
-    predicted: int = 0
+    learning: int = 1  # networks
+    retrained: int = 0  # networks that learn at another time, see plans.Networks
+    predicted: int = 0  # tokens of a row whose logits are computed together
     micro_batch_size: int | None = None
     option: str = '--micro_batch_size'
     gradient_checkpointing: bool = False
-    reduced: bool = False
-    fused: bool = False
+    reduced: bool = False  # layers compute in bf16
+    fused: bool = False  # attention keeps no probabilities, as on GPUs
+    lays_out: bool = False  # fp32 products of few rows take copies of weights
     ranks: int = 1
     batch_options: tuple[str, str] = ('--batch_size', '--rollout_batch_size')
+    snapshot: int = 0  # tensors of a network's size in the host's memory for a checkpoint
+    sampling: int = 1  # networks that sample
 
     def peak(self) -> float:
-        """The most that is held at a time."""
+        """Return the most memory that the process takes at a time."""
+        libraries = 0 if self.fused else LIBRARIES
+        if not self.learning:
+            rows = self.sampled_rows
+            working = self.sampling_bytes(rows) + self.logits_bytes(rows)
+            return libraries + self.lasting_bytes() + working
         all_rows = max(self.rows, self.sampled_rows)
         at_once = min(self.micro_batch_size or all_rows, all_rows)
         learning = self.learning_bytes(min(self.rows, at_once))
         sampling = self.sampling_bytes(min(self.sampled_rows, at_once))
-        working = max(learning, sampling)
-        if at_once < all_rows and not self.fused:
-            working *= 2  # on CPUs, micro-batches leave holes between gradients, as much again
-        return self.lasting_bytes() + working
+        gradients = FLOAT * self.sizes.own_parameters()
+        if self.fused:
+            learning += gradients
+        elif at_once < all_rows:
+            # On CPUs, micro-batches leave holes in the heap.
+            learning = gradients + HOLES * learning
+            sampling = HOLES * sampling
+        else:  # gradients come while what blocks keep goes
+            learning = max(gradients, learning)
+        return libraries + self.lasting_bytes() + max(learning, sampling)
 
     def lasting_bytes(self) -> int:
-        """What stays from step to step.
-
-        The networks; of those that learn also gradients, two moments, and buckets that average over
-        ranks. The buckets of those that learn at another time stay as well. In bf16 there is a copy
-        of the blocks of the one at work and, on CPUs, of the others: see precision.linear.
-        """
-        network = self.sizes.parameters()
-        of_each_that_learns = 4 if self.ranks > 1 else 3
+        """Return the bytes that stay from step to step: networks, moments, buckets and copies."""
+        network = self.sizes.own_parameters()
+        of_each_that_learns = 3 if self.ranks > 1 else 2  # moments, and buckets over ranks
         networks = self.networks + self.learning * of_each_that_learns
         if self.ranks > 1:
             networks += self.retrained
-        if not self.reduced:
-            return FLOAT * network * networks
-        copies = 1
-        if self.sizes.copies_all_blocks and not self.fused:
-            copies = self.networks
-        in_bf16 = HALF * self.sizes.parameters_of_blocks() * copies
-        return FLOAT * network * networks + in_bf16
+        if not self.fused:
+            networks += self.snapshot
+        held = FLOAT * network * networks + self.sizes.shared_bytes(self.reduced)
+        if self.reduced:
+            copies = 1 if self.fused or self.sizes.learned else self.networks
+            return held + HALF * self.sizes.parameters_of_blocks() * copies
+        if self.sizes.learned:
+            held += self._laid_out_bytes()
+        return held
 
     def block_bytes(self, rows: int, tokens: int) -> int:
-        """What a block keeps for the gradient.
-
-        Unless attention is fused, there are also its weights of each head.
-        """
+        """Return the activation bytes of a block, with attention weights unless fused."""
         weights = 0 if self.fused else self.sizes.attention_weights * tokens
         number = HALF if self.reduced else FLOAT
         of_a_token = self.sizes.kept_by_block(self.reduced) + weights * number
         return rows * tokens * of_a_token
 
     def learning_bytes(self, rows: int) -> float:
-        """What a backward pass takes.
-
-        What blocks keep and one at work, logits, and the gradients of the embeddings: those of
-        tokens and those of logits.
-        """
+        """Return the bytes of a backward pass beside the gradients of parameters."""
         block = self.block_bytes(rows, self.tokens)
         layers = self.sizes.n_layer
         of_each_block = block
@@ -110,17 +109,25 @@ class MemoryEstimate:
             inputs = FLOAT * rows * self.tokens * self.sizes.n_embd
             of_each_block = inputs + block / layers
         blocks = layers - 1 + self.sizes.kept_by_last_block(self.predicted / self.tokens)
-        logits = FLOAT * rows * self.predicted * self.sizes.n_vocab
-        embeddings = FLOAT * self.sizes.n_vocab * self.sizes.n_embd
+        embeddings = FLOAT * self.sizes.embedding_rows * self.sizes.n_embd
         gradients = 2 if self.predicted > 0 else 1
-        return blocks * of_each_block + block + logits + gradients * embeddings
+        if self.sizes.learned:  # the embeddings are frozen
+            gradients = 0
+        return blocks * of_each_block + block + self.logits_bytes(rows) + gradients * embeddings
+
+    def logits_bytes(self, rows: int) -> int:
+        """Return the bytes of logits of all predicted tokens."""
+        return FLOAT * rows * self.predicted * self.sizes.n_vocab
+
+    def _laid_out_bytes(self) -> int:
+        """Return the bytes of copies of weights in fp32 for products of few rows."""
+        if not self.lays_out:
+            return 0
+        table = self.sizes.embedding_rows * self.sizes.n_embd
+        return FLOAT * (self.sizes.parameters_of_blocks() * self.sampling + table)
 
     def sampling_bytes(self, rows: int) -> int:
-        """What sampling takes.
-
-        Keys and values, a block at work on the queries, logits of one step and what a token is
-        drawn from. In bf16 on CPUs, also a copy of the embeddings.
-        """
+        """Return the bytes of sampling: cache, a block at work, logits and copies of weights."""
         tokens = rows * (self.sampled_tokens + CACHE_HEADROOM)
         numbers = 2 * self.sizes.n_layer * tokens * self.sizes.key_value_width
         cache = numbers * (HALF if self.reduced else FLOAT)
@@ -128,15 +135,14 @@ class MemoryEstimate:
         drawing = rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE)
         copy = 0
         if self.reduced and not self.fused:
-            copy = FLOAT * self.sizes.n_vocab * self.sizes.n_embd
+            copy = FLOAT * self.sizes.embedding_rows * self.sizes.n_embd
+        elif not self.reduced and not self.sizes.learned:
+            copy = self._laid_out_bytes()
         return cache + block + drawing + copy
 
 
 def warning(estimate: MemoryEstimate, free: int) -> str | None:
-    """What to tell the user where `free` bytes are too few for a training, else None.
-
-    It names the largest micro-batch that fits, halving it, first without gradient checkpointing.
-    """
+    """Return a warning with the largest micro-batch that fits in `free` bytes; None if all does."""
     needed = estimate.peak()
     if needed <= free:
         return None
@@ -166,10 +172,7 @@ def warning(estimate: MemoryEstimate, free: int) -> str | None:
 
 
 def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
-    """Print `warning`'s text for the rank with the least free memory, before any model is loaded.
-
-    UserError if no smaller micro-batch would help.
-    """
+    """Print a warning if memory is short on a rank; UserError if no micro-batch would help."""
     free = free_on(device, comm)
     check_rows(estimate, free)
     text = warning(on_ranks(estimate, comm.size, device), free)
@@ -177,9 +180,43 @@ def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
         print(text)
 
 
+def of_sampling(
+    sizes: Sizes, task: TaskHParams, rows: int, *, networks: int, sampling: int, precision: str
+) -> MemoryEstimate:
+    """Return what takes memory where `sampling` of the networks sample `rows` at a time."""
+    return MemoryEstimate(
+        sizes,
+        networks=networks,
+        rows=0,
+        tokens=0,
+        predicted=task.response_length if networks > 1 else 0,  # others look at the responses
+        sampled_rows=rows,
+        sampled_tokens=task.query_length + task.response_length,
+        learning=0,
+        reduced=precision == 'bf16',
+        sampling=sampling,
+    )
+
+
+def check_sampling(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
+    """Print a warning where sampling alone takes more memory than is free, before it begins."""
+    needed, free = on_ranks(estimate, comm.size, device).peak(), free_on(device, comm)
+    if needed > free and comm.rank == 0:
+        print(
+            f'WARNING: sampling takes about {needed / 1e9:.1f} GB of memory for each rank, which'
+            f' has {free / 1e9:.1f} GB: a smaller --batch_size than {estimate.sampled_rows} takes'
+            ' less'
+        )
+
+
 def on_ranks(estimate: MemoryEstimate, ranks: int, device: torch.device) -> MemoryEstimate:
     """`estimate` of one of so many ranks, on such a device."""
-    return replace(estimate, ranks=ranks, fused=device.type == 'cuda')
+    from lm_human_preferences.machine import processors, products  # without which `doctor` imports
+
+    is_gpu = device.type == 'cuda'
+    library = products.choose(estimate.sizes.n_embd)
+    rows = products.prepacked_rows(processors.this_processor(), library)
+    return replace(estimate, ranks=ranks, fused=is_gpu, lays_out=bool(rows) and not is_gpu)
 
 
 def check_rows(estimate: MemoryEstimate, free: int) -> None:
@@ -200,15 +237,18 @@ def free_on(device: torch.device, comm: Comm) -> int:
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info()[0]
     else:
-        free = on_host() // comm.local_size
+        free = on_host() // comm.local_size + resident()  # the estimate counts libraries, too
     return min(comm.all_gather_object(free))
 
 
-def check_fits(option: str, count: int, each: int, free: int) -> None:
-    """UserError if `count` things of `each` bytes take more than `free` bytes.
+def resident() -> int:
+    """Return the bytes of memory that this process takes now."""
+    pages = int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1])
+    return pages * resource.getpagesize()
 
-    option: the one whose value `count` is.
-    """
+
+def check_fits(option: str, count: int, each: int, free: int) -> None:
+    """Raise UserError if the `count` things that `option` sets, of `each` bytes, exceed `free`."""
     if count * each > free:
         raise UserError(
             f'{option}: what {count} of them hold takes {count * each / 1e9:.0f} GB of memory on'
@@ -218,10 +258,7 @@ def check_fits(option: str, count: int, each: int, free: int) -> None:
 
 @contextlib.contextmanager
 def explain_oom(option: str) -> Iterator[None]:
-    """Make running out of memory in the block a UserError.
-
-    option: the name of micro_batch_size.
-    """
+    """Make running out of memory a UserError; option: the name of micro_batch_size."""
     try:
         yield
     except (MemoryError, RuntimeError) as e:  # PyTorch raises RuntimeError on CPUs
@@ -235,10 +272,7 @@ def explain_oom(option: str) -> Iterator[None]:
 
 
 def on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/cgroup')) -> int:
-    """Bytes that processes here may take: what the system has left.
-
-    Or a control group's limit, if that is lower.
-    """
+    """Return the bytes that processes here may take: free memory, or a control group's limit."""
     meminfo = (proc / 'meminfo').read_text(encoding='ascii')
     available = re.search(r'MemAvailable: +(\d+)', meminfo)
     assert available is not None, 'meminfo has no MemAvailable'

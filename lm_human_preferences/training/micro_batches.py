@@ -1,4 +1,4 @@
-"""Working through a batch a few rows at a time, which saves memory and changes no result."""
+"""Work on a few rows of a batch at a time, which saves memory and changes no result."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import torch
 
 @dataclasses.dataclass
 class TensorBatch:
-    """Base of dataclasses of tensors that share their first dimension, the rows.
-
-    A field may be None until it is computed. A batch is indexed and split like a tensor.
-    """
+    """Base of dataclasses of tensors (or None) with the same rows, indexed and split like one."""
 
     def __len__(self) -> int:
         first = dataclasses.fields(self)[0]
@@ -27,21 +24,20 @@ class TensorBatch:
         return type(self)(**selected)
 
     def split(self, size: int) -> Sequence[Self]:
-        """Batches of `size` rows each; the last has the remainder."""
-        starts = range(0, len(self), size)
-        return [self[start : start + size] for start in starts]
+        """Return batches of `size` rows each; the last has the remainder."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
 
 
 Batch = TypeVar('Batch', bound=torch.Tensor | TensorBatch)
 
 
 def micro_batches(batch: Batch, size: int | None) -> Sequence[Batch]:
-    """The rows of `batch`, at most `size` at a time, in order; all at once if `size` is None."""
+    """Return the rows of `batch`, at most `size` at a time, in order; None: all at once."""
     return batch.split(size or len(batch))  # pyright: ignore[reportReturnType]
 
 
 def concatenate(parts: Sequence[Batch]) -> Batch:
-    """One batch of the rows of all `parts`, in order."""
+    """Return one batch of the rows of all `parts`, in order."""
     first: Any = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts)  # pyright: ignore
@@ -55,9 +51,6 @@ def concatenate(parts: Sequence[Batch]) -> Batch:
 def map_micro_batches(
     function: Callable[..., Batch], size: int | None, *batches: torch.Tensor
 ) -> Batch:
-    """`function(*batches)`, computed on at most `size` rows at a time (None: on all at once).
-
-    function: takes the same rows of each of `batches`, and returns a batch of as many rows.
-    """
+    """Return `function(*batches)`, computed on at most `size` rows at a time (None: on all)."""
     parts = zip(*(micro_batches(batch, size) for batch in batches), strict=True)
     return concatenate([function(*part) for part in parts])

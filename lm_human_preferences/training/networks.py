@@ -1,4 +1,4 @@
-"""Which networks a training has, and which of them learn: stated once, for all that follows."""
+"""Networks of a training, and which of them learn."""
 
 from __future__ import annotations
 
@@ -13,52 +13,43 @@ if TYPE_CHECKING:
 
 
 class Network(Protocol):
-    """A network of a training, such as a Policy."""
+    """Network of a training, such as a Policy."""
 
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
-        """Its parameters by their own names, without a scope."""
+        """Return its parameters by their own names, without a scope."""
         ...
+
+
+NetworksByScope = Mapping[str, Network | None]
 
 
 @dataclass(frozen=True)
 class Networks:
-    """The networks of a training, by the scopes that the names of their parameters have.
-
-    learning: those that the optimizer updates. frozen: those that stay as they are loaded, of which
-    a checkpoint need not copy anything before it is written. retrained: those that are trained
-    between two steps, by an optimizer of their own that keeps nothing until the next training.
-
-    What depends on it is derived: the optimizer's parameters, the checkpointer's frozen scopes, the
-    memory estimate, what rank 0 broadcasts, what a checkpoint holds.
-    """
+    """Networks of a training by the scopes of their parameters' names."""
 
     learning: tuple[str, ...]
-    frozen: tuple[str, ...]
-    retrained: tuple[str, ...] = ()
+    frozen: tuple[str, ...]  # never changed, so that saving copies nothing of them
+    retrained: tuple[str, ...] = ()  # between two steps, by optimizers that keep nothing
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Of all networks."""
+        """Scopes of all networks."""
         return self.frozen + self.retrained + self.learning
 
-    def parameters(self, networks: Mapping[str, Network | None]) -> dict[str, nn.Parameter]:
-        """The parameters of all of `networks`, {scope: network}, as {SCOPE/NAME: parameter}."""
+    def parameters(self, networks: NetworksByScope) -> dict[str, nn.Parameter]:
+        """Return {SCOPE/NAME: parameter} of all of `networks`."""
         return _parameters(networks, self.scopes)
 
-    def learning_parameters(
-        self, networks: Mapping[str, Network | None]
-    ) -> dict[str, nn.Parameter]:
-        """Those of the ones among `networks` that learn, see `parameters`."""
+    def learning_parameters(self, networks: NetworksByScope) -> dict[str, nn.Parameter]:
+        """Return {SCOPE/NAME: parameter} of those of `networks` that learn."""
         return _parameters(networks, self.learning)
 
-    def broadcast(self, networks: Mapping[str, Network | None], comm: Comm) -> None:
-        """Give every rank the parameters of `networks`, {scope: network}, that rank 0 has."""
+    def broadcast(self, networks: NetworksByScope, comm: Comm) -> None:
+        """Give every rank the parameters of `networks` that rank 0 has."""
         comm.broadcast_(list(self.parameters(networks).values()))
 
 
-def _parameters(
-    networks: Mapping[str, Network | None], scopes: tuple[str, ...]
-) -> dict[str, nn.Parameter]:
+def _parameters(networks: NetworksByScope, scopes: tuple[str, ...]) -> dict[str, nn.Parameter]:
     parameters: dict[str, nn.Parameter] = {}
     for scope in scopes:
         network = networks[scope]

@@ -18,46 +18,39 @@ EPSILON = 1e-5
 
 
 class Adam:
-    """Minimises a loss over parameters; gradients are averaged over ranks.
-
-    parameters: {name: Parameter}; `moments` has the same names.
-    """
+    """Minimises a loss over `parameters` {name: Parameter}; ranks average their gradients."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
         self.parameters = parameters
         self.steps = 0
         self.gradients = comm.average_gradients(parameters.values())
-        # Of each parameter: its count of updates, first and second moment.
+        # {parameter: (count of updates, first moment, second moment)}
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def minimize(self, loss: torch.Tensor | None, lr: float) -> None:
-        """One update against the gradient of the scalar `loss`.
-
-        None: this rank has nothing to learn from, so its gradient is 0; another rank has a loss.
-        """
-        self.gradients.zero_grad()
+        """Update against the gradient of the scalar `loss`, 0 for None on a rank without data."""
         if loss is not None:
             self.backward(loss, last=True)
         self.update(lr)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of the scalar `loss`; `last`: it is the last one before the update."""
+        """Add the gradient of the scalar `loss`, the `last` one before the update or not."""
         if last:
             self.gradients.require_sync()
         loss.backward()
 
     def update(self, lr: float) -> None:
-        """Average the gradients since `gradients.zero_grad()` over ranks; update the parameters.
-
-        This calls torch.optim's function: its class imports the compiler, which takes a second.
-        """
+        """Average the gradients over ranks, update the parameters, and drop the gradients."""
         self.gradients.synchronize()
         self.steps += 1
         learned: list[torch.Tensor] = [p for p in self.parameters.values() if p.grad is not None]
         gradients = [p.grad for p in learned if p.grad is not None]
         states = [self._state_of(p) for p in learned]
         counts, means, squares = zip(*states)
+        # TensorFlow adds epsilon before bias correction.
+        epsilon = EPSILON / (1 - BETAS[1] ** self.steps) ** 0.5
         with torch.no_grad():
+            # The class in torch.optim imports the compiler, which takes a second.
             adam(
                 learned,
                 gradients,
@@ -69,19 +62,18 @@ class Adam:
                 lr=lr,
                 beta1=BETAS[0],
                 beta2=BETAS[1],
-                eps=_epsilon(self.steps),
+                eps=epsilon,
                 weight_decay=0,
                 amsgrad=False,
                 maximize=False,
             )
         precision.invalidate_prepacked(learned)
+        self.gradients.zero_grad()
 
     def _state_of(
-        self,
-        parameter: torch.Tensor,
-        steps: int = 0,
+        self, parameter: torch.Tensor, steps: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The state of a parameter, created if there is none, as after `steps` updates."""
+        """Return the state of a parameter; a new one is that after `steps` updates of 0."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),
@@ -97,10 +89,7 @@ class Adam:
         self.gradients.zero_grad()
 
     def start_at(self, steps: int) -> None:
-        """Prepare to resume after `steps` updates.
-
-        The caller then fills in the `moments`.
-        """
+        """Prepare to resume after `steps` updates; the caller then fills in the `moments`."""
         self.steps = steps
         if steps == 0:
             return
@@ -108,10 +97,7 @@ class Adam:
             self._state_of(parameter, steps)
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """The first and second moment of each parameter, as 'NAME/mean' and 'NAME/square'.
-
-        They are zeros before the first update.
-        """
+        """Return 'NAME/mean' and 'NAME/square' of each parameter; zeros before the first update."""
         moments = {}
         for name, parameter in self.parameters.items():
             zeros = torch.zeros((), device=parameter.device).expand_as(parameter)
@@ -119,11 +105,3 @@ class Adam:
             moments[f'{name}/mean'] = mean
             moments[f'{name}/square'] = square
         return moments
-
-
-def _epsilon(step: int) -> float:
-    """PyTorch's `eps` that makes update `step` (from 1) equal TensorFlow's.
-
-    TensorFlow adds epsilon before bias correction.
-    """
-    return EPSILON / (1 - BETAS[1] ** step) ** 0.5

@@ -1,7 +1,6 @@
-"""How this process multiplies matrices: in which precision, by which library, in what memory."""
+"""Precision, library and memory layout of this process's products of matrices."""
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import processors, products, threads
+from lm_human_preferences.machine import allocator, processors, products, threads
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.utils.core import default_device
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 # Words of the vocabulary whose logits MKL computes at once: all 50,257 take 1.4 times as long.
 _VOCABULARY_PIECE = 1024
 # Few rows are multiplied faster by prepacked weights, 8 of them 1.4 times. Smaller weights gain
@@ -25,54 +23,32 @@ _LARGE_WEIGHT = 2**18
 
 @dataclass(frozen=True)
 class Kernels:
-    """The ways in which this process computes what it could compute in several.
-
-    The defaults suit PyTorch's own settings. reduced: the type that layers compute in, if it is not
-    that of their weights. prepack: reorders weights for oneDNN; set where products without gradient
-    use it. prepacked_rows: if set, only those of so many rows with a weight that does not learn.
-    fuses_attention: whether scaled_dot_product_attention is faster than two products and a softmax.
-    vocabulary_piece: how many words' logits are computed at once, where all at once take longer.
-    """
+    """Settings of products in this process; the defaults suit PyTorch's own."""
 
     library: Library = 'default'
-    reduced: torch.dtype | None = None
-    prepack: Callable[[torch.Tensor], torch.Tensor] | None = None
-    prepacked_rows: range | None = None
+    reduced: torch.dtype | None = None  # that layers compute in, if not that of their weights
+    prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # reorders weights for oneDNN
+    prepacked_rows: range | None = None  # only products of so many rows, weights that do not learn
     fuses_attention: bool = True
-    vocabulary_piece: int | None = None
+    vocabulary_piece: int | None = None  # words whose logits are computed at once
 
 
 _kernels = Kernels()
 
 
 def configure_for(n_embd: int, precision: str, library: Library | None = None) -> None:
-    """Set this process up for a network of this width: threads, precision, library of products.
-
-    precision, library: see `configure`; None is the library that is fastest on this machine.
-    UserError if the device cannot compute in this precision.
-    """
-    _limit_threads(n_embd)
-    configure(precision, default_device(), library or products.choose(n_embd))
-
-
-def _limit_threads(n_embd: int) -> None:
-    """Have torch compute a network of this width on as many threads as are fastest.
-
-    At most those of threads.limit_alone. For a tiny width it is one: threads synchronise after
-    every operation, and there each takes microseconds; on a busy machine they mostly wait for the
-    last one. OMP_NUM_THREADS prevails.
-    """
+    """Set this process up for a network of this width; library None: the fastest."""
     threads.limit_alone()
+    # Threads synchronise after every operation, which takes microseconds in a tiny network.
     if n_embd <= products.TINY_WIDTH and not threads.is_set_by_user():
         torch.set_num_threads(1)
+    configure(precision, default_device(), library or products.choose(n_embd))
 
 
 def configure(precision: str, device: torch.device, library: Library) -> Kernels:
     """Set this process up for `precision`: fp32, tf32 or bf16, on `device`; UserError if it cannot.
 
-    Weights, the residual stream, logits, losses and statistics stay float32 in any case. With bf16,
-    GPUs compute logits in tf32, whose rounding error is an eighth of that of the layers before.
-    library: multiplies float32 matrices on a CPU (see `products.choose`) unless it loses digits.
+    Weights, the residual stream, logits, losses and statistics stay float32 in any case.
     """
     global _kernels
     check(precision, device)
@@ -81,7 +57,7 @@ def configure(precision: str, device: torch.device, library: Library) -> Kernels
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
         _kernels = Kernels(reduced=reduced)
         return _kernels
-    keep_freed_memory()
+    allocator.keep_freed_memory()
     library = _select(library)
     few_rows = products.prepacked_rows(processors.this_processor(), library)
     _kernels = Kernels(
@@ -96,7 +72,7 @@ def configure(precision: str, device: torch.device, library: Library) -> Kernels
 
 
 def _select(library: Library) -> Library:
-    """Select `library`, or PyTorch's own where that one rounds; returns which it is."""
+    """Select `library`, or PyTorch's own where that one loses digits; return which it is."""
     products.select(library)
     if library == 'onednn' and products.error_of_a_product() > products.LARGEST_ERROR:
         library = 'default'
@@ -119,41 +95,30 @@ def plain() -> Iterator[None]:
 
 
 def check(precision: str, device: torch.device) -> None:
-    """UserError where `device` cannot compute in `precision`."""
+    """Raise UserError where `device` cannot compute in `precision`."""
     if precision == 'tf32' and device.type != 'cuda':
         raise UserError('precision tf32 needs a GPU; without one, take fp32 or bf16')
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """Context in which layers compute in the configured precision.
-
-    Weights are cast once, for the outermost of nested ones.
-    """
+    """Return a context in which layers compute in the configured precision; it may be nested."""
     return torch.autocast(device.type, _kernels.reduced, enabled=_kernels.reduced is not None)
 
 
 def autocast_dtype(default: torch.dtype) -> torch.dtype:
-    """The type that layers compute in; `default` if it is that of their inputs."""
+    """Return the type that layers compute in; `default` if it is that of their inputs."""
     return _kernels.reduced or default
 
 
 def fuses_attention() -> bool:
-    """Whether attention is fastest by scaled_dot_product_attention; else by two products."""
+    """Return whether attention is fastest by scaled_dot_product_attention; else by two products."""
     return _kernels.fuses_attention
 
 
 def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    *,
-    gelu: bool = False,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool = False
 ) -> torch.Tensor:
-    """`x (n, inputs)` times `weight (inputs, outputs)`, plus `bias (outputs,)`, or gelu of that.
-
-    To be called within `autocast`. Without gradient, CPUs may keep a copy of the weight: see
-    _times_prepacked.
-    """
+    """Return `x (n, inputs)` @ `weight (inputs, outputs)` + `bias (outputs,)`, or its gelu."""
     if not _takes_prepacked(x, weight):
         outputs = torch.addmm(bias, x, weight)
         if gelu:
@@ -166,10 +131,7 @@ def linear(
 def linear_transposed(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """`linear` of `x (..., inputs)` with the `weight (outputs, inputs)` of an nn.Linear.
-
-    What a model computes in float32, without autocast, stays in float32.
-    """
+    """Return `linear` with the `weight (outputs, inputs)` of an nn.Linear."""
     computes_in_fp32 = not torch.is_autocast_enabled(x.device.type)
     if not _takes_prepacked(x, weight) or (_kernels.reduced and computes_in_fp32):
         return F.linear(x, weight, bias)
@@ -179,7 +141,7 @@ def linear_transposed(
 
 
 def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """`h (..., n_embd)` times `table (n_vocab, n_embd)` transposed, in their own type."""
+    """Return `h (..., n_embd)` times `table (n_vocab, n_embd)` transposed, in their own type."""
     if not _takes_prepacked(h, table):
         with torch.autocast(h.device.type, enabled=False):
             return times_vocabulary(h, table)
@@ -187,7 +149,7 @@ def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def times_vocabulary(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """`h (..., n_embd)` times `table (n_vocab, n_embd)` transposed, as it lies in memory."""
+    """Return the product of `logits` without prepacked copies."""
     words = _kernels.vocabulary_piece
     rows = h.flatten(0, -2)
     if words is None or torch.is_grad_enabled() or len(rows) == 1:
@@ -199,16 +161,13 @@ def times_vocabulary(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def invalidate_prepacked(weights: Iterable[torch.Tensor]) -> None:
-    """Free the prepacked copies of `weights` that have new values.
-
-    The fused Adam changes weights without PyTorch counting a new version.
-    """
+    """Free the prepacked copies of `weights` that the fused Adam, unknown to PyTorch, changed."""
     for weight in weights:
         weight.prepacked = None, None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _takes_prepacked(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `x (..., inputs)` is multiplied by a prepacked copy of `weight`."""
+    """Return whether `x (..., inputs)` is multiplied by a prepacked copy of `weight`."""
     if _kernels.prepack is None or torch.is_grad_enabled():
         return False
     if _kernels.prepacked_rows is None:
@@ -221,16 +180,11 @@ def _takes_prepacked(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def _times_prepacked(
     x: torch.Tensor,
     weight: torch.Tensor,
-    transposed: Callable[[], torch.Tensor],
+    transposed: Callable[[], torch.Tensor],  # (outputs, inputs), in the type of `x`
     bias: torch.Tensor | None = None,
     gelu: bool = False,
 ) -> torch.Tensor:
-    """`x` times a copy of `weight` in oneDNN's own order, which is kept until the weight changes.
-
-    transposed: returns what is copied, (outputs, inputs), in the type of `x`. In bf16 ordinary
-    products make such a copy each time: the digits are the same, but 16 rows take twice as long and
-    1,000 a fifth longer. gelu is computed before rounding.
-    """
+    """Return `x` times a copy of `weight` in oneDNN's order, kept until the weight changes."""
     source = _version_of(weight), x.dtype
     copied: Any = getattr(weight, 'prepacked', (None, None))
     source_then, prepacked = copied
@@ -241,28 +195,16 @@ def _times_prepacked(
     return _prepacked_product(x, prepacked, bias, gelu)
 
 
-def keep_freed_memory() -> None:
-    """Keep up to 2 GB of freed memory in this process, if its C library is glibc.
-
-    By default the pages of every large tensor come from the system and go back to it. That costs a
-    sixth of the processor's time in bf16, and threads do not share it.
-    """
-    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-# --- What PyTorch has no public name for: tests/unit/test_fast_paths.py tells which has gone. ---
+# --- Names that PyTorch calls private: tests/unit/test_fast_paths.py shows which has gone. ---
 
 
 def _version_of(tensor: torch.Tensor) -> int:
-    """PyTorch's count of changes to a tensor in place."""
+    """Return PyTorch's count of changes to a tensor in place."""
     return tensor._version
 
 
 def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The operator by which PyTorch's compiler prepacks weights of a type; None if it has none."""
+    """Return the operator of PyTorch's compiler that prepacks weights of a type; None without."""
     operators: Any = torch.ops.mkldnn
     try:
         needed = operators._reorder_linear_weight, operators._linear_pointwise
@@ -275,6 +217,6 @@ def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
 def _prepacked_product(
     x: torch.Tensor, prepacked: torch.Tensor, bias: torch.Tensor | None, gelu: bool
 ) -> torch.Tensor:
-    """`x` times what `_prepack_operator` has made of a weight, plus `bias`, or gelu of that."""
+    """Return `x` times a prepacked weight plus `bias`, or gelu of that."""
     activation = ('gelu', [], 'tanh') if gelu else ('none', [], '')
     return torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, *activation)

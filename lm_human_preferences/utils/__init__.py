@@ -1,4 +1,1 @@
-"""What everything else stands on: options, settings, tensor functions, the console.
-
-Knows nothing of models, labels or runs.
-"""
+"""Foundations: options, settings, tensor functions, the console; no models, labels or runs."""

@@ -1,8 +1,4 @@
-"""Experiments as lists of trials, composed from few parts (the original's utils/combos.py).
-
-A trial is a tuple of entries `(variable, value, extra)`; `extra` may hold a `descriptor`, which
-becomes part of the job's name. Every function takes or returns lists of trials.
-"""
+"""Experiments as lists of trials, composed of few parts (the original's utils/combos.py)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,27 +7,27 @@ Trial = tuple[tuple[str | None, Any, dict[str, Any]], ...]
 
 
 def combos(*xs: Sequence[Trial]) -> list[Trial]:
-    """The Cartesian product: one trial for every choice of one trial from each of the lists."""
+    """Return the Cartesian product: a trial for every choice of one from each of the lists."""
     if not xs:
         return [()]
     return [x + rest for x in xs[0] for rest in combos(*xs[1:])]
 
 
 def bind(var: str | None, val: Any, descriptor: str | int | None = '') -> list[Trial]:
-    """One trial that sets one variable. A descriptor may be 0; the original dropped that one."""
+    """Return one trial that sets one variable. A descriptor may be 0; the original dropped it."""
     extra: dict[str, Any] = {} if descriptor in ('', None) else {'descriptor': descriptor}
     return [((var, val, extra),)]
 
 
 def bind_all(prefix: str = '', /, **values: Any) -> list[Trial]:
-    """One trial that sets the variables `prefix.name` for names and values."""
+    """Return one trial that sets the variables `prefix.name` for names and values."""
     return combos(
         *[bind(f'{prefix}.{name}' if prefix else name, value) for name, value in values.items()]
     )
 
 
 def bind_nested(prefix: str, binds: Sequence[Trial]) -> list[Trial]:
-    """The same trials with `prefix.` before every variable."""
+    """Return the trials with `prefix.` before every variable."""
     return [
         tuple((var if var is None else f'{prefix}.{var}', val, extra) for var, val, extra in x)
         for x in binds

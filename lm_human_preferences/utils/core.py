@@ -24,7 +24,7 @@ RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread of the CPU, so that the order of sums is always the same."""
+    """Compute on one thread, so that the order of sums is always the same."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -50,10 +50,7 @@ def set_seed(seed: int | None, rank: int = 0) -> None:
 
 @contextlib.contextmanager
 def random_stream(*key: object) -> Iterator[None]:
-    """Within the block, random numbers are those of `key` alone; after it, those from before go on.
-
-    key: numbers and texts.
-    """
+    """Draw random numbers of `key` (numbers and texts) alone; afterwards those from before."""
     seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], 'big')
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     before = numpy_random.get_state()
@@ -65,22 +62,20 @@ def random_stream(*key: object) -> Iterator[None]:
             numpy_random.set_state(before)
 
 
-def whiten(values: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
-    """Scale to variance 1 (biased, epsilon 1e-8) over all elements.
-
-    The mean becomes 0 if `shift_mean`, else it stays.
-    """
-    var, mean = torch.var_mean(values, correction=0)
+def whiten(
+    values: torch.Tensor, shift_mean: bool = True, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Scale to variance 1 (biased, epsilon 1e-8), and mean 0 if `shift_mean`; 0 outside `mask`."""
+    var, mean = torch.var_mean(values if mask is None else values[mask], correction=0)
     whitened = (values - mean) * torch.rsqrt(var + 1e-8)
-    return whitened if shift_mean else whitened + mean
+    if not shift_mean:
+        whitened = whitened + mean
+    return whitened if mask is None else whitened.masked_fill(~mask, 0)
 
 
 def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of `labels (...)` under `logits (..., n_vocab)`.
-
-    Without log_softmax, which sums so many terms one after another that it errs by 2e-5. The
-    largest logit is subtracted first: at a temperature of 0.001 logits have no digits to spare.
-    """
+    """Return log-probabilities of `labels (...)` under `logits (..., n_vocab)`."""
+    # log_softmax errs by 2e-5. At a temperature of 0.001 logits have no digits to spare.
     maximum = logits.detach().amax(-1, keepdim=True)
     chosen = logits.gather(-1, labels.unsqueeze(-1)) - maximum
     total = (logits - maximum).exp_().sum(-1, keepdim=True)
@@ -94,13 +89,11 @@ def logprobs_and_entropies(
     gradient_type: torch.dtype | None = None,
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.linear,
 ) -> tuple[torch.Tensor, ...]:
-    """Log-probabilities and entropies of `labels (...)`: each (...).
+    """Return log-probabilities and entropies of `labels (...)`: each (...).
 
-    The logits are `h (..., n_embd) @ weight (n_vocab, n_embd).T`.
-
-    The logits are held once, and read in pieces that fit a cache. Entropies have no gradient.
-    gradient_type: what the gradients are multiplied in, if not the type of `h`.
-    product: makes the logits of `h (rows, n_embd)` and `weight`; called without gradient.
+    Logits are `h (..., n_embd) @ weight (n_vocab, n_embd).T`, held once and read in pieces that fit
+    a cache. Entropies have no gradient. gradient_type: of the products of gradients, if not that of
+    `h`. product: makes the logits of `h (rows, n_embd)` and `weight`, without gradient.
     """
     results = _LinearLogProb.apply(
         h.flatten(0, -2), weight, labels.flatten(), gradient_type or h.dtype, product
@@ -109,10 +102,7 @@ def logprobs_and_entropies(
 
 
 class _LinearLogProb(torch.autograd.Function):
-    """Log-probabilities and entropies of a linear layer's logits, in the memory of one table.
-
-    The table holds the logits, then their probabilities, then the gradient of the logits.
-    """
+    """Log-probabilities and entropies of a linear layer's logits, in one table's memory."""
 
     ROWS = 64  # of a piece in the forward pass: a softmax needs whole rows
     COLUMNS = 1024  # of a piece in the backward pass: sums over the vocabulary do not
@@ -126,7 +116,7 @@ class _LinearLogProb(torch.autograd.Function):
         gradient_type: torch.dtype,
         product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See logprobs_and_entropies: `h (rows, n_embd)`, `labels (rows,)` -> two of (rows,)."""
+        """Compute two of (rows,) of `h (rows, n_embd)` and `labels (rows,)`."""
         table = product(h, weight)
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
         rows = _LinearLogProb.ROWS
@@ -151,7 +141,7 @@ class _LinearLogProb(torch.autograd.Function):
         gradient: torch.Tensor,
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
-        """Of a row's logits: its gradient times (one at the label, minus the probabilities)."""
+        """Return a row's gradient times (one at the label, minus the probabilities)."""
         h, weight, labels, table = ctx.saved_tensors
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)
@@ -171,11 +161,7 @@ class _LinearLogProb(torch.autograd.Function):
 
 
 def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """One draw per distribution: `logits (..., n_vocab)` -> int64 `(...)`.
-
-    Inverse CDF with one uniform number each, summed in float64 so that the tail of 50,000
-    probabilities keeps its mass; twenty times faster than torch.multinomial on a CPU.
-    """
+    """Draw from `logits (..., n_vocab)`: int64 `(...)`, by inverse CDF in float64."""
     cdf = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
     uniform = torch.rand((*cdf.shape[:-1], 1), dtype=cdf.dtype, device=cdf.device)
     return (
@@ -186,45 +172,32 @@ def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:
 
 
 def take_top_k_logits(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the `k` largest of `logits (..., n_vocab)`, and what equals the k-th.
-
-    The others become -1e10.
-    """
+    """Keep the `k` largest of `logits (..., n_vocab)` and ties of the k-th; others are -1e10."""
     smallest_kept = logits.topk(k).values[..., -1:]
     return logits.masked_fill(logits < smallest_kept, -1e10)
 
 
 def take_top_p_logits(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Nucleus sampling: keep the fewest tokens whose probability reaches `p`.
-
-    logits: (..., n_vocab). The others become -1e10. Unlike the original's, the token that crosses
-    `p` is kept, and any shape works.
-    """
+    """Keep the fewest of `logits (..., n_vocab)` that reach `p`; others are -1e10."""
     if p >= 1:
         return logits  # in float32 the largest few may already sum to 1
     ordered = logits.sort(dim=-1, descending=True).values
     probs = ordered.softmax(-1)
+    # Unlike the original's, the token that crosses `p` is kept.
     reached_before = probs.cumsum(-1) - probs >= p
     reached_before[..., 0] = False  # one token always stays
     smallest_kept = ordered.masked_fill(reached_before, torch.inf).amin(-1, keepdim=True)
     return logits.masked_fill(logits < smallest_kept, -1e10)
 
 
-def cumulative_max(x: torch.Tensor) -> torch.Tensor:
-    return x.cummax(-1).values
-
-
 def index_each(a: torch.Tensor, ix: torch.Tensor) -> torch.Tensor:
-    """Index row i of `a` by `ix[i]`.
-
-    a (batch, n, ...), ix (batch, ...) -> (batch, ..., *a.shape[2:]).
-    """
+    """Index row i of `a (batch, n, ...)` by `ix[i]`: (batch, *ix.shape[1:], *a.shape[2:])."""
     rows = torch.arange(a.shape[0], device=a.device).reshape(-1, *[1] * (ix.ndim - 1))
     return a[rows, ix]
 
 
 def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Correlation of two vectors; nan where one is constant."""
+    """Return the correlation of two vectors; nan where one is constant."""
     (x_var, x_mean), (y_var, y_mean) = (
         torch.var_mean(x, correction=0),
         torch.var_mean(y, correction=0),
@@ -233,26 +206,21 @@ def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def default_device() -> torch.device:
-    """The GPU where there is one, else the CPU."""
     return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 
 
 def as_numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The same as Python's numbers, sorted by name; a device is waited for once, not for each."""
+    """Return {name: number} sorted by name; a device is waited for once, not for each."""
     names = sorted(scalars)
     values = torch.stack([scalars[name] for name in names]).tolist()
     return dict(zip(names, values, strict=True))
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The mean of `values`, each of which counts as often as its weight says."""
     return float(np.average(values, weights=weights))
 
 
 def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of `values`, in float64.
-
-    In two passes, so that a large mean costs no digits.
-    """
+    """Return mean and standard deviation in float64; in two passes, which keeps digits."""
     values = np.asarray(values, np.float64)
     return float(values.mean()), float(values.std())

@@ -1,10 +1,4 @@
-"""TensorBoard's files of events.
-
-They are written here rather than by TensorBoard's own writer, torch's SummaryWriter: that one takes
-longer to import and to write, and its `purge_step` only hides the events that a resumed run logs
-again, while they stay in the files (benchmarks/README.md has the figures). What is imported here
-takes a tenth of a second, so only a rank that writes such a file imports this module.
-"""
+"""TensorBoard's event files; its own writers import slowly and crash on a full disk."""
 
 from __future__ import annotations
 
@@ -32,13 +26,9 @@ _PREFIX = 'events.out.tfevents.'  # of the names of TensorBoard's files
 
 
 def create(directory: str, first_step: int | None) -> BinaryIO:
-    """A new file in a directory, which is made.
-
-    first_step: that a resumed run begins with, for a TensorBoard that is running; else None.
-    """
+    """Create a file in a directory, which is made. first_step: of a resumed run, else None."""
     os.makedirs(directory, exist_ok=True)
-    # TensorBoard reads files in the order of their names. The clock alone may get that wrong: it
-    # may have been set back, and another machine's may be behind.
+    # TensorBoard reads files in the order of their names, which the clock alone may get wrong.
     second = int(time.time())
     for path in _paths(directory):
         other = os.path.basename(path).split('.')[3]
@@ -55,15 +45,12 @@ def create(directory: str, first_step: int | None) -> BinaryIO:
 
 
 def record_of(stats: Mapping[str, float], step: int) -> bytes:
-    """What a file holds of the numbers `stats` {tag: number} of a step."""
-    summary = Summary()
-    for tag, value in stats.items():
-        summary.value.add(tag=tag, simple_value=value)
-    return _encode(Event(wall_time=time.time(), step=step, summary=summary))
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in stats.items()]
+    return _encode(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
 
 def record_of_text(tag: str, text: str, step: int) -> bytes:
-    """What a file holds of a text, which TensorBoard shows as Markdown."""
+    """Return the record of a text, which TensorBoard shows as Markdown."""
     summary = Summary()
     value = summary.value.add(tag=tag)
     value.metadata.plugin_data.plugin_name = 'text'
@@ -80,12 +67,11 @@ def purge(directory: str, step: int) -> None:
 
 
 def _paths(directory: str) -> list[str]:
-    """The paths of TensorBoard's files in a directory."""
     return glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*'))
 
 
 def _encode(event: Event) -> bytes:
-    """An event as a record of TensorBoard's files: its length, CRC of that, the event, its CRC."""
+    """Return an event as a record: its length, CRC of that, the event, its CRC."""
     data = event.SerializeToString()
     length = struct.pack('<Q', len(data))
     length_crc = struct.pack('<I', masked_crc(length))
@@ -93,7 +79,7 @@ def _encode(event: Event) -> bytes:
 
 
 def _cut(path: str, step: int) -> None:
-    """Cut a file off before the first event of `step` or later, or of which a kill left a part."""
+    """Truncate a file before the first event that is of `step` or later, or damaged."""
     if os.path.islink(path) or not os.path.isfile(path):  # somebody else has put it there
         return
     with open(path, 'rb+') as f:
@@ -112,7 +98,7 @@ def _cut(path: str, step: int) -> None:
 
 
 def _step_of(event: bytes) -> float:
-    """The step of a serialized event; infinity if it is none."""
+    """Return the step of a serialized event; infinity if it is none."""
     try:
         return Event.FromString(event).step
     except Exception:  # protobuf's DecodeError, but only tensorboard imports protobuf

@@ -1,21 +1,20 @@
-"""Hyperparameters: nested dataclasses, overridden by dotted names.
-
-The original's utils/hyperparams.py.
-"""
+"""Hyperparameters: nested dataclasses, overridden by dotted names (the original's)."""
 
 import contextlib
 import dataclasses
-import json
+import functools
+import operator
+import re
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from functools import lru_cache
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils.option_values import check_accepted
 
+MAX_INT = 2**63 - 1
+MAX_FLOAT = 3e38  # what a float32 tensor can hold
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
 TEXTS = tuple[str, ...]  # type of an option that may be given several times
@@ -30,12 +29,13 @@ _WORDS: dict[Any, str] = {
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """A name that no field has.
-
-    The original raised one or the other, or nothing, depending on the method.
-    """
+    """A name that no field has; the original raised one of these errors or the other."""
 
     __str__ = AttributeError.__str__
+
+
+class InvalidOptions(ValueError, AssertionError):
+    """Options that do not go together, which the original asserted."""
 
 
 def option(
@@ -52,35 +52,25 @@ def option(
     formerly: str | None = None,
     also: str | None = None,
 ) -> Any:
-    """A field with a line of help; the other arguments say which values are accepted.
+    """Declare a field with a line of help; the other arguments limit the values accepted.
 
     help: None for an option that is understood but shown nowhere. at_least, at_most: inclusive
-    limits. above: an exclusive one. ours: the original does not know the option, so it is left out
-    of files that the original reads. lasting: False for an option that is about this start of the
-    program only; a resumed run does not go on with it. of_command: for one that is about a whole
-    command; a training that is part of another one's command follows that one, and has no such
-    option. formerly: the name that the field had in an earlier version; it is still understood
-    wherever a name is read, and never written. also: another name that is understood so, such as a
-    word that Python keeps for itself. Groups cannot be renamed.
+    limits. above: an exclusive one. ours: unknown to the original, so left out of files that it
+    reads. lasting: False for an option of this start of the program only, which a resumed run does
+    not go on with. of_command: True for an option of a whole command, which a training that is part
+    of another command does not have. formerly, also: another name that is read and never written;
+    groups cannot be renamed.
     """
-    metadata = {
-        'help': help,
-        'at_least': at_least,
-        'above': above,
-        'at_most': at_most,
-        'one_of': one_of,
-        'ours': ours,
-        'lasting': lasting,
-        'of_command': of_command,
-        'formerly': formerly,
-        'also': also,
-    }
+    metadata = {**locals()}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
+
+
+own_option = functools.partial(option, ours=True)
 
 
 @contextlib.contextmanager
 def reading(filename: str) -> Iterator[None]:
-    """Within the block, what is wrong with the hyperparameters of a file is a UserError."""
+    """Raise errors about the hyperparameters in a file as UserErrors."""
     try:
         yield
     except (AttributeError, TypeError, ValueError) as e:
@@ -89,18 +79,13 @@ def reading(filename: str) -> Iterator[None]:
 
 @dataclasses.dataclass
 class HParams:
-    """Base of all hyperparameter classes, which are dataclasses as well.
-
-    dropped: fields that earlier versions had, where they had no effect. Files may still hold them.
-    A group knows its place, so that what it finds wrong is named as users write it: see
-    option_name.
-    """
+    """Base of all hyperparameter classes. dropped: former fields, which files may still hold."""
 
     dropped: ClassVar[frozenset[str]] = frozenset()
+
     _group = ''  # what the names of its options begin with, such as 'rewards.online.'; no field
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A group is named after the field that holds it, whenever it is put there."""
         super().__setattr__(name, value)
         if isinstance(value, HParams):
             value.name_group(f'{self._group}{name}.')
@@ -114,56 +99,27 @@ class HParams:
                 value.name_group(f'{name}{f.name}.')
 
     def option_name(self, name: str) -> str:
-        """The field `name`, dotted if it is one of a group, as users write it: --task.end_text."""
+        """Return the field `name`, dotted if it is in a group, as an option: --task.end_text."""
         return f'--{self._group}{name}'
 
     def setting(self, name: str) -> str:
-        """The option of the field `name` with its value: --task.query_length 64."""
-        return f'{self.option_name(name)} {getattr(self, name)}'
+        """Return the option of a field with its value: --task.query_length 64."""
+        return f'{self.option_name(name)} {operator.attrgetter(name)(self)}'
 
     def override_from_json_file(self, filename: str) -> None:
-        """Override from a JSON file of nested objects, local or remote, and check all values.
-
-        UserError names the file.
-        """
+        """Override from a JSON file, local or remote, and check; UserError names the file."""
         nested = storage.read_json(filename)
         with reading(filename):
             self.override_from_nested_dict(nested)
             self.check_values()
 
-    def override_from_str(self, hparam_str: str) -> None:
-        """Override from 'x.y=1,name=foobar'; a value cannot hold a comma."""
-        pairs = [pair.partition('=') for pair in hparam_str.split(',')]
-        for key, separator, _ in pairs:
-            if not separator:
-                raise ValueError(f'malformed hyperparameter {key!r}: expected name=value')
-        self.override_from_str_dict({key: value for key, _, value in pairs})
-
-    def override_from_str_dict(self, flat_dict: dict[str, str], separator: str = '.') -> None:
-        """Override from {'x.y': '1'}; values are read as the types of the fields say.
-
-        ValueError if one cannot be read.
-        """
-        self.override_from_dict(
-            {key: parse(self._field(key, separator).type, text) for key, text in flat_dict.items()},
-            separator=separator,
-        )
-
-    def parse_json(self, s: str) -> None:
-        self.override_from_nested_dict(json.loads(s))
-
-    def override_from_dict(self, flat_dict: dict[str, Any], separator: str = '.') -> None:
-        """Override from {'x.y': 1}.
-
-        'on' makes a fresh group and those that hold it, 'off' makes it None. A field of a group
-        that is off is an AttributeError; groups that are on keep their values (the original made
-        those around the one switched on anew).
-        """
-        flat_dict = {self._current(key, separator): value for key, value in flat_dict.items()}
-        groups = {key: group_class(self._field(key, separator).type) for key in flat_dict}
+    def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
+        """Override from {'x.y': 1}; 'on' makes a fresh group; AttributeError in one that is off."""
+        flat_dict = {self._current(key): value for key, value in flat_dict.items()}
+        groups = {key: group_class(self._field(key).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
-            name, nested, rest = key.partition(separator)
+            name, nested, rest = key.partition('.')
             if nested:
                 inner.setdefault(name, {})[rest] = value
                 continue
@@ -172,17 +128,17 @@ class HParams:
                 value = group() if value == 'on' else None
             setattr(self, name, value)
         for name, values in inner.items():
-            on = any(
-                groups[name + separator + key] and value not in ('off', None)
+            is_switched_on = any(
+                groups[f'{name}.{key}'] and value not in ('off', None)
                 for key, value in values.items()
             )
-            if on and name not in flat_dict and getattr(self, name) is None:
+            if is_switched_on and name not in flat_dict and getattr(self, name) is None:
                 group = group_class(self._field(name).type)
                 assert group is not None  # a dotted name was found below it
                 setattr(self, name, group())
             if getattr(self, name) is None:
                 raise AttributeError(f'{name} is None: it has no field {next(iter(values))!r}')
-            getattr(self, name).override_from_dict(values, separator)
+            getattr(self, name).override_from_dict(values)
 
     def override_from_nested_dict(self, nested_dict: dict[str, Any]) -> None:
         """Override from {'x': {'y': 1}}; an object switches its group on."""
@@ -203,12 +159,7 @@ class HParams:
             getattr(self, name).override_from_nested_dict(value)
 
     def to_nested_dict(self, *, original_only: bool = False) -> dict[str, Any]:
-        """What override_from_nested_dict takes.
-
-        It has the fields that the original has too, and others unless at their default.
-
-        original_only: leave out all that the original does not have, see `additions`.
-        """
+        """Return a nested dict without defaults of ours; original_only: without all of ours."""
         nested = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -220,21 +171,30 @@ class HParams:
         return nested
 
     def additions(self) -> dict[str, Any]:
-        """{dotted name: value} of the options that the original does not have, at a default or not.
-
-        override_from_dict takes it. A group is 'on' or 'off'.
-        """
+        """Return {dotted name: value} of all options of ours; a group is 'on' or 'off'."""
         return dict(_additions(self))
 
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Yield (is it there, sentence); {name} becomes the option, {name=} also its value."""
+        yield from ()
+
     def validate(self) -> None:
-        """`check_values`, for one. Subclasses add what must hold between fields."""
+        """Run `check_values`; raise InvalidOptions for the first of the `problems`."""
         self.check_values()
         for f in dataclasses.fields(self):
             if isinstance(value := getattr(self, f.name), HParams):
                 value.validate()
+        for is_there, sentence in self.problems():
+            if is_there:
+                raise InvalidOptions(re.sub(r'\{([\w.]+)(=?)\}', self._named, sentence))
+
+    def _named(self, match: re.Match[str]) -> str:
+        if not hasattr(self, match[1].partition('.')[0]):
+            return match[0]  # of a value, such as a path with braces
+        return self.setting(match[1]) if match[2] else self.option_name(match[1])
 
     def check_values(self) -> None:
-        """TypeError for a value of the wrong type, ValueError for one that is not accepted."""
+        """Raise TypeError for a value of the wrong type, ValueError for one out of range."""
         for f in dataclasses.fields(self):
             name = self.option_name(f.name)
             value = getattr(self, f.name)
@@ -244,13 +204,13 @@ class HParams:
             if isinstance(value, HParams):
                 value.check_values()
 
-    def _current(self, key: str, separator: str = '.') -> str:
-        """Today's name of the field `key`, which may be the name that it had formerly."""
-        return former_names(type(self), separator).get(key, key)
+    def _current(self, key: str) -> str:
+        """Return the present name of the field `key`, which may be a former one."""
+        return _former_names(type(self)).get(key, key)
 
-    def _field(self, key: str, separator: str = '.') -> dataclasses.Field:
+    def _field(self, key: str) -> dataclasses.Field:
         try:
-            return fields(type(self), separator)[self._current(key, separator)]
+            return fields(type(self))[self._current(key)]
         except KeyError:
             raise UnknownFieldError(
                 f'{type(self).__module__}.{type(self).__name__} has no field {key!r}'
@@ -260,7 +220,7 @@ class HParams:
 def _additions(
     hparams: HParams, prefix: str = '', *, all_ours: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """See HParams.additions. all_ours: whether the original does not have the group."""
+    """Yield HParams.additions. all_ours: whether the original does not have the group."""
     for f in dataclasses.fields(hparams):
         name, value = prefix + f.name, getattr(hparams, f.name)
         is_ours = all_ours or f.metadata.get('ours', False)
@@ -272,27 +232,26 @@ def _additions(
             yield from _additions(value, f'{name}.', all_ours=is_ours)
 
 
-@lru_cache
-def fields(cls: type[HParams], separator: str = '.') -> dict[str, dataclasses.Field]:
-    """All fields below `cls`, groups included, by dotted name: dict of str to dataclasses.Field."""
+@functools.cache
+def fields(cls: type[HParams]) -> dict[str, dataclasses.Field]:
+    """Return {dotted name: field} of all fields below `cls`, groups included."""
     by_name = {}
     for f in dataclasses.fields(cls):
         by_name[f.name] = f
         group = group_class(f.type)
         if group:
-            for key, field in fields(group, separator).items():
-                by_name[f'{f.name}{separator}{key}'] = field
+            for key, field in fields(group).items():
+                by_name[f'{f.name}.{key}'] = field
     return by_name
 
 
-@lru_cache
-def former_names(cls: type[HParams], separator: str = '.') -> dict[str, str]:
-    """{other dotted name: the one that is written} of the fields below `cls`: see `option`."""
-    return renamed(fields(cls, separator))
+@functools.cache
+def _former_names(cls: type[HParams]) -> dict[str, str]:
+    return renamed(fields(cls))
 
 
 def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
-    """The same for `fields` {dotted name: field}."""
+    """Return {other dotted name: the one that is written} of fields {dotted name: field}."""
     names = {}
     for name, field in fields.items():
         for kind in ('formerly', 'also'):
@@ -302,19 +261,19 @@ def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
 
 
 def is_of_another_command(name: str, field: dataclasses.Field) -> bool:
-    """Whether `field`, of that dotted name, is about the command that its training is part of."""
+    """Return whether a field is about the command that its training is only a part of."""
     is_own = '.' not in name or name.startswith('run.')
     return field.metadata.get('of_command', False) and not is_own
 
 
 def members(ty: Any) -> tuple[Any, ...]:
-    """The types that `ty` allows: those of a Union, or `ty` alone."""
+    """Return the types that `ty` allows: those of a Union, or `ty` alone."""
     is_union = typing.get_origin(ty) in (typing.Union, types.UnionType)
     return typing.get_args(ty) if is_union else (ty,)
 
 
 def group_class(ty: Any) -> type[HParams] | None:
-    """The HParams class that `ty` or Optional `ty` holds, or None."""
+    """Return the HParams class that `ty` or Optional `ty` holds, or None."""
     return next((t for t in members(ty) if isinstance(t, type) and issubclass(t, HParams)), None)
 
 
@@ -329,24 +288,20 @@ def _is_of_type(value: Any, ty: Any) -> bool:
 
 
 def describe(ty: Any) -> str:
-    """`ty` in words, for error messages."""
     return ' or '.join(
         'on or off' if group_class(t) else _WORDS.get(t) or t.__name__ for t in members(ty)
     )
 
 
-def dump(hparams: HParams, *, name: str = 'hparams', out: TextIO | None = None) -> None:
-    """Write `name:` and sorted, indented `name: value` lines to `out`, else standard output.
-
-    That is what the original printed, so what it does not have is left out: see `dump_additions`.
-    """
+def dump(hparams: HParams, *, name: str = 'hparams') -> None:
+    """Print `name:` and sorted, indented `name: value` lines, as the original did."""
     nested = hparams.to_nested_dict(original_only=True)
-    print(f'{name}:', *_dump_lines(nested, '  '), sep='\n', file=out)
+    print(f'{name}:', *_dump_lines(nested, '  '), sep='\n')
 
 
-def dump_additions(hparams: HParams, *, out: TextIO | None = None) -> None:
-    """The same for the options that the original does not have, by dotted name."""
-    print('more options:', *_dump_lines(hparams.additions(), '  '), sep='\n', file=out)
+def dump_additions(hparams: HParams) -> None:
+    """Print the options that the original does not have, by dotted name."""
+    print('more options:', *_dump_lines(hparams.additions(), '  '), sep='\n')
 
 
 def _dump_lines(nested: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -359,31 +314,52 @@ def _dump_lines(nested: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def parse(ty: Any, s: str | float) -> Any:
-    """Read `s` as type `ty`; ValueError if it is not one, TypeError if a Union is ambiguous."""
-    options = [t for t in members(ty) if t is not types.NoneType]
-    if len(options) < len(members(ty)) and (
-        s == 'None' or (s in ('none', '') and str not in options)
-    ):
+    """Read `s` as type `ty`, which may be Optional; ValueError if it is not one."""
+    (kind,) = [t for t in members(ty) if t is not types.NoneType]
+    words_for_none = ('None',) if kind is str else ('None', 'none', '')
+    if types.NoneType in members(ty) and s in words_for_none:
         return None
-    if len(options) > 1 and (str in options or {int, float} <= set(options)):
-        raise TypeError(f'cannot tell which of {describe(ty)} {s!r} is meant to be')
-    for option in options[:-1]:
-        with contextlib.suppress(ValueError):
-            return _parse_as(option, s)
-    return _parse_as(options[-1], s)
-
-
-def _parse_as(ty: Any, s: str | float) -> Any:
-    if ty is str:
+    if kind is str:
         return s
-    if ty in (int, float):
-        return ty(s)
-    if ty is bool:
+    if kind in (int, float):
+        return kind(s)
+    values: dict[Any, Any] = {}
+    if kind is bool:
         values = _BOOLS
-    elif group_class(ty):
+    elif group_class(kind):
         values = {'on': 'on', 'off': 'off'}
-    else:
-        values = {}
-    if not isinstance(s, str) or s not in values:
-        raise ValueError(f'{s!r} is not {describe(ty)}')
+    if s not in values:
+        raise ValueError(f'{s!r} is not {describe(kind)}')
     return values[s]
+
+
+def check_accepted(name: str, field: dataclasses.Field, value: Any) -> None:
+    """Raise ValueError for a value that no tensor holds, is out of range, or is no choice."""
+    if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
+        raise ValueError(f'{name} must be a number of at most 64 bits')
+    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails this too
+        raise ValueError(f'{name} must be a finite number, got {value}')
+    if isinstance(value, (int, float)):
+        _check_range(name, field.metadata, value)
+    choices = field.metadata.get('one_of')
+    if choices and value not in choices:
+        raise ValueError(f'{name} {value} is none of {", ".join(choices)}')
+
+
+def _check_range(name: str, limits: Mapping[str, Any], value: float) -> None:
+    at_least, above, at_most = limits.get('at_least'), limits.get('above'), limits.get('at_most')
+    accepted = []
+    is_in_range = True
+    if at_least is not None:
+        accepted.append(f'at least {at_least}')
+        is_in_range = value >= at_least
+    if above is not None:
+        accepted.append(f'above {above}')
+        is_in_range = is_in_range and value > above
+    if at_most is not None:
+        accepted.append(f'at most {at_most}')
+        is_in_range = is_in_range and value <= at_most
+    if at_least is not None and at_most is not None:
+        accepted = [f'from {at_least} to {at_most}']
+    if not is_in_range:
+        raise ValueError(f'{name} must be {" and ".join(accepted)}, got {value}')

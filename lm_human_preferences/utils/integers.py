@@ -1,4 +1,4 @@
-"""Division of integers, without PyTorch, so that options can be checked before it is loaded."""
+"""Division of integers, without PyTorch, for checks of options."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from lm_human_preferences.errors import UserError
 
 
 def exact_div(a: int, b: int) -> int:
-    """`a // b`, which must leave no remainder; raises ValueError otherwise."""
+    """Return `a // b`; ValueError if there is a remainder."""
     q = a // b
     if a != q * b:
         raise ValueError(f'Inexact division: {a} / {b} = {a / b}')
@@ -15,15 +15,11 @@ def exact_div(a: int, b: int) -> int:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """`a / b` rounded up, for integers."""
     return (a - 1) // b + 1
 
 
 def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise: str = '') -> None:
-    """UserError unless the product of `factors` {name: number} divides `total`.
-
-    The message names the nearest totals that would do, and ends with `otherwise`.
-    """
+    """Raise UserError unless the product of `factors` {name: number} divides `total`."""
     factors = {factor: number for factor, number in factors.items() if number != 1}
     part = math.prod(factors.values())
     below = total - total % part

@@ -1,4 +1,4 @@
-"""Logging: numbers to TensorBoard's files and the console, and which lines are printed at all."""
+"""Logging of numbers to TensorBoard and the console, and of lines to the console."""
 
 from __future__ import annotations
 
@@ -18,42 +18,40 @@ _console = 'summary'  # a value of --run.console
 
 
 class Rank(Protocol):
-    """One of the processes of a run, as `distributed.comm.Comm`: only rank 0 prints."""
+    """Process of a run, as `distributed.comm.Comm`: only rank 0 prints."""
 
     rank: int
 
 
 def configure_console(console: str) -> None:
-    """Have this process print as `console`, a value of --run.console, wants it."""
     global _console
     _console = console
 
 
 def console_is(console: str) -> bool:
-    """Whether this process prints as `console`, a value of --run.console, wants it."""
     return _console == console
 
 
 def log_line(*lines: object) -> None:
-    """Print lines above a running progress bar; nothing where the console is quiet."""
+    """Print lines above a progress bar, unless the console is quiet."""
     if _console != 'quiet':
         announce(*lines)
 
 
 def log_in_summary(*lines: object) -> None:
-    """Print lines that the original did not print in any form: for the console `summary` only."""
+    """Print lines for the console `summary` only."""
     if _console == 'summary':
         announce(*lines)
 
 
 def log_as_original(*lines: object) -> None:
-    """Print the original's lines that tell a person little: for the console `original` only."""
+    """Print lines for the console `original` only."""
     if _console == 'original':
         announce(*lines)
 
 
 def announce(*lines: object) -> None:
-    """Print lines whatever the console is: warnings, and results at the end."""
+    """Print warnings or final results, whatever the console is."""
     if not lines:
         return
     text = '\n'.join(map(str, lines))
@@ -64,21 +62,14 @@ def announce(*lines: object) -> None:
 
 
 def progress(iterable: Iterable[Any] | None = None, *, comm: Rank, **settings: Any) -> tqdm:
-    """A tqdm bar on rank 0, unless the console is quiet; a file gets fewer lines than a terminal.
-
-    settings: those of tqdm.
-    """
+    """Return a tqdm bar for rank 0, unless the console is quiet. settings: of tqdm."""
     is_hidden = comm.rank != 0 or _console == 'quiet'
-    seconds = 0.5 if sys.stderr.isatty() else 30
+    seconds = 0.5 if sys.stderr.isatty() else 30  # fewer lines in a file
     return tqdm(iterable, disable=is_hidden, mininterval=seconds, **settings)
 
 
 class Logger:
-    """Writes every step to SAVE_DIR/tb/SUBDIR, and prints every `log_interval`-th one.
-
-    Only rank 0 does anything. The original lost its last events; this one flushes with each printed
-    step and when it is closed.
-    """
+    """Log of every step to SAVE_DIR/tb/SUBDIR and of some steps to the console; rank 0 only."""
 
     def __init__(
         self,
@@ -99,49 +90,40 @@ class Logger:
         self.first_step: int | None = None
 
     def purge_from(self, step: int) -> None:
-        """Delete what an interrupted run has logged from `step` on; call it before `log`."""
+        """Delete the events of an interrupted run from `step` on; call it before `log`."""
         if self.directory:
-            from lm_human_preferences.utils import event_files
-
             with self._translate_errors():
-                event_files.purge(self.directory, step)
+                _event_files().purge(self.directory, step)
         self.first_step = step  # is logged, for a TensorBoard that is running
 
     def is_due(self, step: int) -> bool:
-        """Whether this rank prints at `step`."""
+        """Return whether this rank prints at `step`."""
         return self.active and step % self.log_interval == 0
 
     def log(self, stats: Mapping[str, float], step: int, *, tag_prefix: str | None = None) -> None:
-        """Record `stats`, a dict of numbers, under `step` (from 0).
-
-        tag_prefix: of their names in TensorBoard; None: that of the logger.
-        """
+        """Log numbers {name: number} of `step` (from 0). tag_prefix: None: that of the logger."""
         prefix = self.tag_prefix if tag_prefix is None else tag_prefix
         if self.directory:
-            from lm_human_preferences.utils import event_files
-
             named = {prefix + name: value for name, value in stats.items()}
-            self._write(event_files.record_of(named, step))
+            self._write(_event_files().record_of(named, step))
         if self.is_due(step):
-            lines = [f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()]
-            log_as_original(*lines)
+            for name, value in stats.items():
+                # In float32, without meaningless digits.
+                shown = str(np.float32(value)) if isinstance(value, float) else value
+                log_as_original(f'k =  {name} , v =  {shown}')
             self.flush()
 
     def log_text(self, tag: str, text: str, step: int) -> None:
-        """Record a text in Markdown under `step`, for TensorBoard only."""
         if self.directory:
-            from lm_human_preferences.utils import event_files
-
-            self._write(event_files.record_of_text(tag, text, step))
+            self._write(_event_files().record_of_text(tag, text, step))
 
     def _write(self, record: bytes) -> None:
-        """Add a record to the file, which is made for the first one."""
+        """Append a record to the file; the first record creates it."""
         assert self.directory is not None
         with self._translate_errors():
             if self.file is None:
-                from lm_human_preferences.utils import event_files
-
-                self.file = event_files.create(self.directory, self.first_step)
+                self.file = _event_files().create(self.directory, self.first_step)
+            assert self.file is not None
             self.file.write(record)
 
     @contextlib.contextmanager
@@ -152,18 +134,18 @@ class Logger:
             raise UserError(f'cannot write to {self.directory}: {e.strerror}') from e
 
     def flush(self) -> None:
-        """Write what was logged so far."""
         if self.file:
             with self._translate_errors():
                 self.file.flush()
 
     def close(self) -> None:
-        """Write what is still buffered."""
         if self.file:
             with self._translate_errors():
                 self.file.close()
 
 
-def _as_float32(value: object) -> object:
-    """A float as numpy prints it in float32, without digits that mean nothing."""
-    return str(np.float32(value)) if isinstance(value, float) else value
+def _event_files() -> Any:
+    """Import event_files, which is slow, on a rank that writes them."""
+    from lm_human_preferences.utils import event_files
+
+    return event_files

@@ -1,7 +1,4 @@
-"""Standard streams that never end a run with a traceback.
-
-Characters that the encoding lacks are escaped; a closed pipe, as after `| head`, ends it quietly.
-"""
+"""Standard streams without tracebacks: for lacking characters, and closed pipes as of `| head`."""
 
 import atexit
 import contextlib
@@ -13,21 +10,15 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-# The status with which a shell reports a program that wrote to a closed pipe.
-CLOSED_PIPE = 128 + signal.SIGPIPE
+CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status, as shells report it
 
 
 def note(message: str) -> None:
-    """Print a line for the user to standard error: it is not part of the output."""
     print(message, file=sys.stderr, flush=True)
 
 
 def make_safe() -> None:
-    """Let anything be printed; characters that the encoding lacks become escapes such as \\u201c.
-
-    Where a stream is closed from the start, nothing is printed or read. What is still buffered when
-    the process ends, and finds no reader, is dropped without a message.
-    """
+    """Escape characters that the encoding lacks; replace closed streams; drop unread output."""
     if sys.stdin is None:  # the file was closed when Python started, as by `<&-`
         sys.stdin = open(os.devnull, encoding='utf-8')
     for name in ('stdout', 'stderr'):
@@ -42,7 +33,7 @@ def make_safe() -> None:
 
 @contextlib.contextmanager
 def closed_pipe_is_quiet() -> Iterator[None]:
-    """End the process with status 141 if nobody reads any more what the block prints."""
+    """End the process with status 141 if nobody reads the output of the block any more."""
     try:
         yield
     except BrokenPipeError:
@@ -58,7 +49,7 @@ def _has_reader(stream: TextIO) -> bool:
 
 
 def _flush() -> None:
-    """Write what is buffered before Python does, which would complain of a closed pipe."""
+    """Flush before Python does, which would complain about a closed pipe."""
     if sys.stdout.closed:
         return
     try:

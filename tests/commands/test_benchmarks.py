@@ -1,11 +1,12 @@
-"""Each benchmark of speed comes to its end on a tiny model, and prints what it is for. No time is
-judged here."""
+"""Benchmarks of speed run to their end on a tiny model; no time is judged."""
 
 import argparse
 import contextlib
+import csv
 import importlib
 import io
 import json
+import math
 import os
 import re
 import runpy
@@ -17,17 +18,20 @@ from unittest import mock
 import pretend_gpu
 import pytest
 import torch
+from experiments import resolved
 
+from lm_human_preferences.evaluation import optimum
+from lm_human_preferences.reproduction import jobs
 from lm_human_preferences.training import precision
 
-BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
+FOLDER = Path(__file__).parents[2] / 'benchmarks'
 
 
 @pytest.mark.slow
 def test_labelling():
     options = ['many', 'large', '--answers=60', '--pause=0', '--alone', '--questions=300']
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / 'labelling.py', *options],
+        [sys.executable, FOLDER / 'labelling.py', *options],
         capture_output=True,
         text=True,
         env={**os.environ, 'OMP_NUM_THREADS': '1'},
@@ -41,85 +45,85 @@ def test_labelling():
 
 @pytest.fixture
 def ordinary_products():
-    """Afterwards, products are what they are for other tests, and so is the environment."""
     with mock.patch.dict(os.environ):
         yield
     precision.configure('fp32', torch.device('cpu'), 'default')
     torch.set_num_threads(1)
 
 
+# {name: (command, what it prints)}
+BENCHMARKS = {
+    'ppo_update': (
+        'ppo_update --size test --batch 1 --repeats 1 --threads 1',
+        r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 .*epochs.*\nours, 4 members .*reward',
+    ),
+    'million_episodes': (
+        'million_episodes --size test --batch 1 --updates 1 --warm-up 0 --profiled 1'
+        ' --threads 1 --precision bf16',
+        r'\nbf16 .* epochs .*\n( +\d+% .* in .*\n){5}',
+    ),
+    'reward_step': (
+        'reward_step --size test --batch 1 --repeats 1 --threads 1',
+        r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 ',
+    ),
+    'ppo_update llama': (
+        'ppo_update --model llama --size test --batch 1 --repeats 1 --threads 1 --no-bf16',
+        r' llama test, batch 1.*\n(.*\n)*ours, fp32 .*epochs',
+    ),
+    'reward_step transformers': (
+        'reward_step --model transformers-gpt2 --size test --batch 1 --repeats 1 --threads 1',
+        r' transformers-gpt2 test, batch 1.*\n(.*\n)*ours, bf16 ',
+    ),
+    'sampling': (
+        'sampling --size test --batches 2 --repeats 1 --threads 1',
+        r'\n +2( +\d+\.\d+){5}',
+    ),
+    'lengths': (
+        'lengths --size test --batch 2 --limit 20 --repeats 1 --threads 1',
+        r'\nupdate( +\d+\.\d+){5}',
+    ),
+    'sampling llama': (
+        'sampling --model llama --size test --batches 2 --repeats 1 --threads 1',
+        r' llama test, .*\n.*\n +2( +\d+\.\d+){5}',
+    ),
+    'together': (
+        'together update --size test --rounds 1 --seconds 0 --threads 1 --spins ours',
+        r'\nupdate +ours +\d+\.\d+ 1\.000 .*\d\n',
+    ),
+    'tokenise': (
+        'tokenise --size test --repeats 1',
+        r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
+    ),
+    'interval_coverage': ('interval_coverage --trials 3', r'\| 200 \| 1 or 5 \|( \d+\.\d \|){7}\n'),
+    'checkpoint': (
+        'checkpoint --size test --episodes 1 --steps 1 --repeats 1',
+        r'\nshare of training ',
+    ),
+    'scaling': (
+        'scaling --size test --batch 1 --skip batch,responses',
+        r'\nbase .* 1\.00   1\.00 (.*\n)*2 ranks ',
+    ),
+    'startup': (
+        'startup --size test --repeats 1 --threads 1'
+        ' --skip torch,transformers,model,reward,help,value',
+        r'an unknown option .*\ntrain_policy, first step .*\ntrain_policy: .*networks \d',
+    ),
+    'online_step': (
+        'online_step --size test --batch 1 --steps 1 --threads 1',
+        r'a look that finds nothing .*\n5,000 labels in .*\n60,000 labels in .*% of a step',
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'command, printed',
-    [
-        (
-            'ppo_update --size test --batch 1 --repeats 1 --threads 1',
-            r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 .*epochs.*\nours, 4 members .*reward',
-        ),
-        (
-            'million_episodes --size test --batch 1 --updates 1 --warm-up 0 --profiled 1'
-            ' --threads 1 --precision bf16',
-            r'\nbf16 .* epochs .*\n( +\d+% .* in .*\n){5}',
-        ),
-        (
-            'reward_step --size test --batch 1 --repeats 1 --threads 1',
-            r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 ',
-        ),
-        (
-            'ppo_update --model llama --size test --batch 1 --repeats 1 --threads 1 --no-bf16',
-            r' llama test, batch 1.*\n(.*\n)*ours, fp32 .*epochs',
-        ),
-        (
-            'reward_step --model transformers-gpt2 --size test --batch 1 --repeats 1 --threads 1',
-            r' transformers-gpt2 test, batch 1.*\n(.*\n)*ours, bf16 ',
-        ),
-        ('sampling --size test --batches 2 --repeats 1 --threads 1', r'\n +2( +\d+\.\d+){5}'),
-        (
-            'sampling --model llama --size test --batches 2 --repeats 1 --threads 1',
-            r' llama test, .*\n.*\n +2( +\d+\.\d+){5}',
-        ),
-        (
-            'tokenise --size test --repeats 1',
-            r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
-        ),
-        ('interval_coverage --trials 3', r'\| 200 \| 1 or 5 \|( \d+\.\d \|){7}\n'),
-        ('checkpoint --size test --episodes 1 --steps 1 --repeats 1', r'\nshare of training '),
-        (
-            'scaling --size test --batch 1 --skip batch,responses',
-            r'\nbase .* 1\.00   1\.00 (.*\n)*2 ranks ',
-        ),
-        (
-            'startup --size test --repeats 1 --threads 1'
-            ' --skip torch,transformers,model,reward,help,value',
-            r'an unknown option .*\ntrain_policy, first step .*\ntrain_policy: .*networks \d',
-        ),
-        (
-            'online_step --size test --batch 1 --steps 1 --threads 1',
-            r'a look that finds nothing .*\n5,000 labels in .*\n60,000 labels in .*% of a step',
-        ),
-    ],
-    ids=[
-        'ppo_update',
-        'million_episodes',
-        'reward_step',
-        'ppo_update llama',
-        'reward_step transformers',
-        'sampling',
-        'sampling llama',
-        'tokenise',
-        'interval_coverage',
-        'checkpoint',
-        'scaling',
-        'startup',
-        'online_step',
-    ],
-)
-def test_benchmark(command, printed, monkeypatch, capsys, ordinary_products):
+@pytest.mark.parametrize('name', BENCHMARKS)
+def test_benchmark(name, monkeypatch, capsys, ordinary_products):
     """In this process, without seconds of start-up, and so are its variants.
 
     Only startup has processes of its own, which it measures, and scaling its ranks.
     """
-    name, *options = command.split()
+    command, printed = BENCHMARKS[name]
+    program, *options = command.split()
     # A sixth of what is measured otherwise: also for a tiny model each token takes its time.
     for module in ('workload', 'ppo_update'):
         monkeypatch.setattr(importlib.import_module(module), 'RESPONSE_LENGTH', 4)
@@ -127,8 +131,8 @@ def test_benchmark(command, printed, monkeypatch, capsys, ordinary_products):
     measure_on_ranks = on_ranks.measure
 
     def run(*words):
-        monkeypatch.setattr(sys, 'argv', [f'{name}.py', *options, *words])
-        runpy.run_path(str(BENCHMARKS / f'{name}.py'), run_name='__main__')
+        monkeypatch.setattr(sys, 'argv', [f'{program}.py', *options, *words])
+        runpy.run_path(str(FOLDER / f'{program}.py'), run_name='__main__')
 
     def result_of(*words):
         output = io.StringIO()
@@ -153,9 +157,7 @@ def test_benchmark(command, printed, monkeypatch, capsys, ordinary_products):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The mock that stands for waiting for a pretended GPU, which has held 3 GB. Within, benchmarks
-    can be imported."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(FOLDER)
     with (
         pretend_gpu.pretended(),
         mock.patch.multiple(
@@ -198,3 +200,51 @@ def test_a_million_episodes_on_a_gpu(waits, capsys, monkeypatch):
     # A pretended GPU takes no time of its own.
     assert len(found['operators']) == 5
     assert not any(seconds for _, seconds, _ in found['operators'])
+
+
+def test_shares_of_reward_models_from_few_labels_by_hand(monkeypatch):
+    """Two responses, as likely as each other; at this KL the best policy chooses one in .9."""
+    few_labels = importlib.import_module('few_labels')
+    kl = 0.9 * math.log(1.8) + 0.1 * math.log(0.2)
+    monkeypatch.setattr(few_labels, 'KLS', (kl,))
+    scores = torch.tensor([[0.0, 1.0], [2.0, 4.0]]).double()
+    known = jobs.Known(torch.arange(2)[:, None], torch.full_like(scores, math.log(0.5)), scores)
+    # Right about the first query, wrong about the second.
+    (row,) = few_labels.shares(torch.tensor([[1.0, 2.0], [1.0, 0.0]]), known)
+    best = optimum.frontier_reward_at(kl, known.ref_logprobs, known.scores)
+    assert row['known_reward'] == pytest.approx((0.9 + 2.2) / 2, rel=1e-4)
+    assert row['share'] == pytest.approx((1.55 - 1.75) / (best - 1.75), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name, scale',
+    [
+        (
+            'few_labels',
+            {'labels': ((40, 0.1),), 'epochs': (1,), 'members': (1, 2), 'most_learned': 99},
+        ),
+        (
+            'online_labels',
+            {'labels': 64, 'initial': 16, 'episodes': 256, 'retrainings': (0, 1), 'errors': (0.3,)},
+        ),
+    ],
+)
+def test_tables_of_labels(name, scale, tmp_path, monkeypatch):
+    def finish(processes, todo):
+        for path, (job, *arguments) in todo.items():
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            job(path, *arguments)
+
+    monkeypatch.setattr(jobs, 'finish', finish)
+    benchmark = importlib.import_module(name)
+    tiny = benchmark.Scale(**scale, seeds=1)
+    monkeypatch.setattr(benchmark, 'QUICK', tiny)
+    short = resolved('train_policy', 'mock_sentiment')
+    for task in (short.task, short.rewards.train_new_model.task):
+        task.response_length = 2
+    benchmark.figures(short, str(tmp_path), quick=True)
+    rows = list(csv.DictReader((tmp_path / benchmark.TABLE).open()))
+    assert len(rows) == (2 * len(benchmark.KLS) if name == 'few_labels' else 2)
+    assert all(-1 < float(row['share']) < 1 for row in rows)
+    assert (tmp_path / benchmark.PICTURE).read_bytes().startswith(b'\x89PNG')

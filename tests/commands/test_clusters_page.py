@@ -1,5 +1,4 @@
-"""docs/clusters.md: its batch script runs on a cluster of Slurm that is this machine, its manifest
-is one, and its messages and waiting times are the program's."""
+"""docs/clusters.md: its batch script on a Slurm cluster of this machine, manifest and messages."""
 
 import itertools
 import re
@@ -8,7 +7,7 @@ import sys
 
 import documentation
 import pytest
-from command_line import caught_jobs, invoke
+from command_line import caught_jobs, succeed
 from launched import REPOSITORY, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
@@ -38,9 +37,6 @@ def test_messages_are_those_of_the_program():
     assert {*of_launchers} <= {*messages}
 
 
-# ---------------------------------------------------------------- Kubernetes
-
-
 def test_manifest(monkeypatch):
     yaml = pytest.importorskip('yaml')
     service, job = yaml.safe_load_all(documentation.fenced('docs/clusters.md', 'yaml'))
@@ -63,16 +59,11 @@ def test_manifest(monkeypatch):
     assert settings['--save_dir'] == mounted['runs']
     monkeypatch.setattr(run_dir, 'prepare_run_dir', lambda *args, **settings: None)
     started = caught_jobs(monkeypatch)
-    result = invoke(words[words.index('./launch.py') + 1 :])
-    assert result.exit_code == 0, result.output
+    succeed(words[words.index('./launch.py') + 1 :])
     assert len(started) == 1
 
 
-# ---------------------------------------------------------------- Slurm
-
-
 def on_this_machine(script, directory):
-    """The batch script for two ranks without GPUs, which train the experiment `test`."""
     changes = {
         '#SBATCH --ntasks=8\n': '#SBATCH --ntasks=2\n',
         '#SBATCH --gpus-per-task=1\n': '',
@@ -87,10 +78,7 @@ def on_this_machine(script, directory):
 
 @pytest.mark.slow
 def test_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):
-    """The signal is sent by `scancel --batch`, as Slurm itself sends it only after half a minute.
-
-    The job saves a checkpoint, goes back into the queue, and goes on from there.
-    """
+    """The signal is sent by `scancel --batch`: Slurm itself needs half a minute for it."""
     script = tmp_path / 'job.sh'
     script.write_text(on_this_machine(documentation.fenced('docs/clusters.md', 'bash'), tmp_path))
     output = tmp_path / 'output'

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import invoke
+from command_line import invoke, succeed
 from events import CLOCK, events_of
 
 import launch
@@ -21,8 +21,6 @@ TRAIN += ' --rewards.train_new_model off --rewards.trained_model test --run.eval
 
 @pytest.fixture
 def train(monkeypatch, tmp_path):
-    """Function that does what is typed as it is typed, by another process each time."""
-
     def run(words, script='launch.py'):
         number = len(command_record.read(str(tmp_path / 'run')))
         monkeypatch.setattr(command_record, '_THIS_PROCESS', f'process {number}')
@@ -82,9 +80,8 @@ def test_a_command_that_was_killed_has_no_end(tmp_path):
 def test_a_record_that_cannot_be_written_ends_nothing(tmp_path, capsys):
     (tmp_path / 'train_policy_commands.jsonl').mkdir()
     command_record._append(str(tmp_path), POLICY, {'id': 'own'})
-    assert (
-        'train_policy_commands.jsonl cannot be written: Is a directory' in capsys.readouterr().err
-    )
+    told = 'train_policy_commands.jsonl cannot be written: Is a directory'
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,6 @@ def test_the_commit_and_whether_files_were_changed(tmp_path, monkeypatch):
 
 
 def test_a_run_is_repeated_to_the_bit(train, tmp_path):
-    """By the command of its story, though it was given no seeds."""
     words = '--ppo.total_episodes 128 --ppo.batch_size 64 --run.evaluate off'
     words += ' --rewards.train_new_model.labels.num_train 64'
     begun = f'train_policy test run --mpi 1 {words}'
@@ -132,8 +128,7 @@ def test_a_run_is_repeated_to_the_bit(train, tmp_path):
     line = commands.again(found, launch.settings_of_experiments())
     threads, script, *typed = shlex.split(line)
     assert (threads, script) == ('OMP_NUM_THREADS=1', './launch.py')
-    result = invoke([*typed, f'--save_dir={tmp_path}'])
-    assert result.exit_code == 0, result.output
+    succeed([*typed, f'--save_dir={tmp_path}'])
     for part in ('tb/reward_model', 'tb/ppo'):
         first, second = (events_of(tmp_path / name / part) for name in ('run', 'run-again'))
         assert first.keys() == second.keys()

@@ -1,17 +1,17 @@
-"""What trainings print for people: --run.console summary and quiet, the time left, the end.
-Recorded: test_replay."""
+"""Console of a training: --run.console summary and quiet, the time left, the end."""
 
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from command_line import invoke
+from command_line import invoke, succeed
 from experiments import resolved
 from trainers import rollout_of
 
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.training import console, hooks, time_left
+from lm_human_preferences.trainers import hooks
+from lm_human_preferences.training import console, time_left
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils import logging
 
@@ -27,44 +27,24 @@ def summary_afterwards():
 
 
 def test_summary(tmp_path):
-    """Settings once; a line for each log interval in both trainings; samples; what is there at the
-    end."""
-    result = invoke(
+    result = succeed(
         f'train_policy test first --mpi 1 --save_dir {tmp_path} {SMALL} --run.log_interval 2 '
         f'{NEW}.run.log_interval 4'
     )
-    assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == f'train_policy: 1 rank on a CPU, fp32, saving to {tmp_path}/first'
     assert result.stdout.count('settings:') == 1
     assert any(re.match(r'  ppo: .*total_episodes=320', line) for line in lines)
-    assert any(
-        re.match(
-            r'  \d+ others have their defaults; train_policy_hparams.json and'
-            r' train_policy_more_hparams.json there hold them all',
-            line,
-        )
-        for line in lines
+    others = (
+        r'  \d+ others have their defaults; train_policy_hparams.json and'
+        r' train_policy_more_hparams.json there hold them all'
     )
+    assert any(re.match(others, line) for line in lines)
     reward_heads, policy_heads = [line.split() for line in lines if line.startswith('       step')]
     assert reward_heads == ['step', 'labels', 'loss', 'labels/s', 'time', 'left']
-    assert policy_heads == [
-        'step',
-        'episodes',
-        'score',
-        'KL',
-        'KL',
-        'coef',
-        'loss',
-        'episodes/s',
-        'time',
-        'left',
-    ]
-    assert re.findall(r'^ +(\d+)/8 +(\d+) ', result.stdout, re.M) == [
-        ('1', '32'),
-        ('4', '128'),
-        ('8', '256'),
-    ]
+    assert policy_heads == 'step episodes score KL KL coef loss episodes/s time left'.split()
+    rows = re.findall(r'^ +(\d+)/8 +(\d+) ', result.stdout, re.M)
+    assert rows == [('1', '32'), ('4', '128'), ('8', '256')]
     rows = re.findall(r'^ +(\d+)/5 +(\d+) ', result.stdout, re.M)
     assert rows == [('1', '64'), ('2', '128'), ('4', '256'), ('5', '320')]
     assert re.search(r'^ +5/5 .* 0:00$', result.stdout, re.M)
@@ -76,12 +56,11 @@ def test_summary(tmp_path):
         f'  sample from it:     ./sample.py sample --save_dir {tmp_path}/first --nsamples 8',
         f'  evaluate it:        ./launch.py evaluate {tmp_path}/first',
         f'  look at its curves: tensorboard --logdir {tmp_path}/first/tb',
-        f'  tell its story:     ./launch.py report {tmp_path}/first',
+        f'  write a report:     ./launch.py report {tmp_path}/first',
     ]
 
 
 def test_rows_fit_a_terminal(capsys):
-    """80 columns, with numbers as large as they come."""
     for has_spread in (False, True):
         console.policy_table(has_spread=has_spread).add(
             step='62500/62500',
@@ -102,44 +81,27 @@ def test_rows_fit_a_terminal(capsys):
 
 def test_a_policy_has_the_task_of_its_reward_model_and_paths_are_quoted(tmp_path):
     folder = tmp_path / 'a b'
-    result = invoke(
-        [
-            'train_reward',
-            'test',
-            'first',
-            '--mpi=1',
-            f'--save_dir={folder}',
-            '--labels.num_train=64',
-            '--task.query_suffix= ',
-        ]
-    )
-    assert result.exit_code == 0, result.output
+    words = 'train_reward test first --mpi=1 --labels.num_train=64'.split()
+    result = succeed([*words, f'--save_dir={folder}', '--task.query_suffix= '])
     assert result.stdout.splitlines()[-2].endswith(
         "./launch.py train_policy test first --task.query_suffix ' '"
         f" --rewards.train_new_model off --rewards.trained_model '{folder}/first'"
     )
 
 
-@pytest.mark.parametrize('words', [f'train_policy test first {SMALL}', 'train_reward test first'])
-def test_quiet(words, tmp_path):
-    result = invoke(f'{words} --mpi 1 --save_dir {tmp_path} --run.console quiet')
-    assert result.exit_code == 0, result.output
+def test_quiet(tmp_path):
+    words = f'train_policy test first {SMALL} --mpi 1 --save_dir {tmp_path} --run.console quiet'
+    result = succeed(words)
     lines = result.stdout.strip().splitlines()
-    assert lines[0] in (
-        f'The policy is in {tmp_path}/first/policy',
-        f'The reward model is in {tmp_path}/first/reward_model',
-    )
+    assert lines[0] == f'The policy is in {tmp_path}/first/policy'
     assert all(line.startswith('  ') for line in lines[1:])
     assert 'reward model:' not in result.stderr  # no progress bar either
 
 
 def test_the_console_is_no_setting_of_the_run(tmp_path):
-    """It is not recorded, so that a run goes on with another one."""
     words = f'train_reward test first --mpi 1 --save_dir {tmp_path} --labels.num_train 64'
-    result = invoke(f'{words} --run.console original')
-    assert (
-        result.exit_code == 0 and 'hparams:\n' in result.stdout and 'console:' not in result.stdout
-    )
+    result = succeed(f'{words} --run.console original')
+    assert 'hparams:\n' in result.stdout and 'console:' not in result.stdout
     assert '"console"' not in (tmp_path / 'first/train_reward_hparams.json').read_text()
 
 
@@ -158,7 +120,6 @@ def test_the_seed_of_the_reward_model_is_its_own(tmp_path):
 
 
 def test_settings(capsys):
-    """Those of an experiment, the task that both models share only once."""
     console.show_settings(resolved('train_policy', 'descriptiveness'), None)
     shown = capsys.readouterr().out
     assert "  task: query_length=64  query_dataset='books'" in shown
@@ -190,7 +151,8 @@ def test_a_line_of_the_policy_has_its_speed(capsys):
     clock.begin('policy', share=0.25)
     hparams = resolved('train_policy', 'test')
     hparams.ppo.batch_size, hparams.run.log_interval = 128, 2
-    table = hooks.PolicyTable(hparams, LocalComm(), clock, steps=4)
+    trainer = SimpleNamespace(hparams=hparams, comm=LocalComm(), total_steps=4)
+    table = hooks.PolicyTable(trainer, clock)
     now[0] += 8
     names = 'objective/score', 'objective/kl', 'objective/kl_coef', 'ppo/loss/total'
     table.after_step(2, dict.fromkeys(names, 0.5))
@@ -202,9 +164,9 @@ def test_pauses_are_no_part_of_the_time_left():
     now = [100.0]
     clock = TimeLeft({'policy': 60}, clock=lambda: now[0])
     clock.begin('policy')
-    trainer = SimpleNamespace(total_steps=10, steps_done=0)
+    trainer = SimpleNamespace(total_steps=10, steps_done=0, comm=LocalComm())
     settings = dict(name='policy', unit='episode', per_step=4, shown={})
-    with hooks.ProgressBar(trainer, LocalComm(), clock, **settings) as bar:
+    with hooks.ProgressBar(trainer, clock, **settings) as bar:
         started = bar.bar.start_t
         now[0] += 5
         with clock.pause():
@@ -234,7 +196,6 @@ def test_durations(seconds, text):
 
 
 def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
-    """Of a training of both models, of its dry run, and of a training of one."""
     (tmp_path / 'x.jsonl').write_text('"abc"\n"a.b"\n')
     (tmp_path / 'x.test.jsonl').write_text('"x.z"\n')
     words = f'--mpi 1 --task.query_dataset {tmp_path}/x.jsonl --task.start_text .'
@@ -245,11 +206,9 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
     ]
     for command, more in (
         ('train_policy', '--dry_run'),
-        ('train_policy', f'--ppo.total_episodes 64 --save_dir {tmp_path}'),
         ('train_reward', f'--labels.num_train 32 --save_dir {tmp_path}/reward'),
     ):
-        result = invoke(f'{command} test x {words} {more}')
-        assert result.exit_code == 0, result.output
+        result = succeed(f'{command} test x {words} {more}')
         lines = result.output.splitlines()
         begin = lines.index(told[0])
         assert lines[begin : begin + 3] == told
@@ -277,10 +236,25 @@ def test_samples_are_shown_with_the_kl_of_each(monkeypatch):
     )
     hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
     assert shown[0][3].tolist() == [0.75, -0.25]
+    trainer.comm = SimpleNamespace(rank=1)  # which shows nothing
+    hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
+    assert len(shown) == 1
 
 
-@pytest.mark.parametrize('rank, rollout', [(1, object()), (0, None), (1, None)])
-def test_samples_are_shown_by_rank_0_once_there_are_any(monkeypatch, rank, rollout):
-    monkeypatch.setattr(console, 'show_samples', lambda *arguments, **more: pytest.fail('shown'))
-    trainer = SimpleNamespace(rollout=rollout, comm=SimpleNamespace(rank=rank))
-    hooks.Samples(trainer, None).after_step(1, {})
+@pytest.mark.parametrize(
+    'console_name, line',
+    [('summary', '  ab | cd [2 tokens cut]   (score 1.00, KL 0.50)'), ('original', 'cd')],
+)
+def test_a_response_that_was_cut_has_a_mark(capsys, console_name, line):
+    logging.configure_console(console_name)
+    tokens = torch.tensor([[0, 1, 2, 3]]).split(2, dim=1)
+    values = [torch.tensor([number]) for number in (1.0, 0.5, 2)]
+    console.show_samples(
+        SimpleNamespace(decode=lambda ids: ''.join('abcd'[each] for each in ids)),
+        (*tokens, *values),
+        step=0,
+        total_steps=1,
+        is_logged=True,
+        kl_coef=0.1,
+    )
+    assert line in capsys.readouterr().out.splitlines()

@@ -27,7 +27,6 @@ TIMEOUT_SECONDS = 900  # an idle machine needs a tenth of it
 
 
 def run_by_mpiexec(size, directory, command):
-    """Run the command of on_mpi_command on `size` ranks; returns what rank 0 printed."""
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     environment = launcher.rank_environment(str(directory), size, is_open_mpi)
     options = launcher.mpiexec_options(is_open_mpi, size, processors=1)
@@ -35,7 +34,6 @@ def run_by_mpiexec(size, directory, command):
 
 
 def run(command, environment):
-    """What the command and its ranks, each with one thread, print; it has to succeed."""
     run = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -49,7 +47,6 @@ def run(command, environment):
 
 
 def lines_by_engine(size, output):
-    """{engine: the lines printed after the one that says that ranks average by it}."""
     lines = {}
     for line in output.splitlines():
         announced = re.fullmatch(rf'{size} ranks, averaging by (\w+).*', line)
@@ -62,7 +59,6 @@ def lines_by_engine(size, output):
 
 @pytest.mark.slow
 def test_two_ranks(tmp_path):
-    """All in one start: what one engine does for all, and then what each of them does."""
     for_all = on_mpi_command(OF_ONE_ENGINE, 'torch')
     output = run_by_mpiexec(2, tmp_path, [*for_all, '--', *on_mpi_words(OF_EACH_ENGINE)])
     passed = lines_by_engine(2, output)
@@ -77,7 +73,6 @@ def test_two_ranks(tmp_path):
 
 
 def assert_passed(lines, size, tests):
-    """A line for each rank that names the tests, and no warnings."""
     assert len(lines) == size and len(set(lines)) == 1, lines
     for test in tests:
         name = re.split('[:/]', test)[-1].removesuffix('.py').partition('[')[0]

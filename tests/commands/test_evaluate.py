@@ -5,13 +5,11 @@ import json
 import math
 import os
 import re
-import shutil
 import types
 
 import pytest
 import torch
-from best_policy import optimal_logprobs
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from events import events_of
 from experiments import resolved
 
@@ -22,29 +20,25 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import (
     comparison,
     evaluate,
-    kl_history,
     measure,
     optimum,
     picture,
     plots,
-    point_names,
     report,
 )
-from lm_human_preferences.hparams.evaluation_options import HParams as EvaluateHParams
+from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.runs.run_settings import load_run_hparams
-from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils import logging
 
 LN2, LN3 = math.log(2), math.log(3)
 
 
 def test_against_the_frontier_by_hand():
-    """A reward of 0 or 1, equally likely; half the way to the optimum of beta 1 / ln 3, which is
-    (1/4, 3/4)."""
+    """A reward of 0 or 1, equally likely; half way to the optimum of beta 1 / ln 3: (1/4, 3/4)."""
     ref_logprobs, scores = (
         torch.tensor([[0.5, 0.5]]).double().log(),
         torch.tensor([[0.0, 1.0]]).double(),
@@ -92,12 +86,7 @@ def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):
     of_policy = optimum.expected(ref_logprobs, scores)
     of_policy += 1e-9  # sums in another order
     points = comparison.compare(
-        ref_logprobs,
-        torch.full((4,), kl).double(),
-        scores,
-        of_policy,
-        kl_coef=None,
-        exact=exact,
+        ref_logprobs, torch.full((4,), kl).double(), scores, of_policy, kl_coef=None, exact=exact
     )
     found = comparison.summarize(points, with_errors=True)
     assert found['policy']['share'] is None
@@ -107,24 +96,7 @@ def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):
     assert lines[-1].startswith('-: ') and told in lines[-1]
 
 
-def test_kl_to_the_optimum_is_that_of_the_distributions():
-    torch.manual_seed(0)
-    ref_logprobs, logprobs, scores = torch.randn(3, 5, 8).double()
-    ref_logprobs, logprobs = ref_logprobs.log_softmax(-1), logprobs.log_softmax(-1)
-    points = comparison.compare(
-        ref_logprobs,
-        optimum.kl(logprobs, ref_logprobs),
-        scores,
-        optimum.expected(logprobs, scores),
-        kl_coef=0.3,
-        exact=True,
-    )
-    best = optimal_logprobs(ref_logprobs, scores, 0.3)
-    torch.testing.assert_close(points['policy']['kl_to_optimum'], optimum.kl(logprobs, best))
-
-
 def test_standard_errors_are_the_spread_of_results():
-    """Of 80 sets of 30 queries."""
     torch.manual_seed(0)
     found = {'frontier': [], 'share': []}
     for _ in range(80):
@@ -145,37 +117,6 @@ def test_standard_errors_are_the_spread_of_results():
     for name, results in found.items():
         means, errors = torch.tensor(results).T
         assert means.std() == pytest.approx(errors.mean(), rel=0.25), name
-
-
-def test_best_of_n_by_either_reward():
-    """Two of four draws that the reward model likes all the same: (1/16) * 0 + (15/16) * (3 + 1) /
-    2."""
-    ref_logprobs = torch.tensor([[0.5, 0.25, 0.25]]).double().log()
-    scores, chooser = torch.tensor([[[0.0, 3.0, 1.0]], [[0.0, 1.0, 1.0]]]).double()
-    points = comparison.compare(
-        ref_logprobs,
-        torch.tensor([0.1]).double(),
-        scores,
-        torch.tensor([1.5]).double(),
-        kl_coef=None,
-        exact=True,
-        chooser=chooser,
-    )
-    by_reward_model = points['best_of_4_by_reward_model']
-    assert by_reward_model['reward'].item() == pytest.approx(15 / 8)
-    assert by_reward_model['kl'].item() == pytest.approx(
-        math.log(1 / 8) / 16 + 15 / 16 * math.log(15 / 8)
-    )
-    own = 3 * (1 - (3 / 4) ** 4) + 1 * ((3 / 4) ** 4 - 1 / 16)
-    assert points['best_of_4']['reward'].item() == pytest.approx(own)
-    assert [point for point in points if 'best' in point] == [
-        'best_of_4',
-        'best_of_16',
-        'best_of_64',
-        'best_of_4_by_reward_model',
-        'best_of_16_by_reward_model',
-        'best_of_64_by_reward_model',
-    ]
 
 
 def test_best_of_n_by_either_reward_from_samples():
@@ -210,9 +151,7 @@ def results_of(own_curve=None, **more):
         'standard_errors': [0.1, 0.2, 0.3],
     }
     base = {'kl': 0.0, 'reward': 0.0, 'standard_errors': {'kl': 0.0, 'reward': 0.5}}
-    bests = {
-        f'best_of_{n}': {**point, 'kl': math.log(n) - (n - 1) / n} for n in point_names.BEST_OF
-    }
+    bests = {f'best_of_{n}': {**point, 'kl': math.log(n) - (n - 1) / n} for n in report.BEST_OF}
     chosen = {
         f'{name}_by_reward_model': {**values, 'reward': 2.5} for name, values in bests.items()
     }
@@ -252,7 +191,7 @@ def test_the_table_says_who_chose():
         *(
             f'best of {n} by {reward}'
             for reward in ('known reward', 'reward model')
-            for n in point_names.BEST_OF
+            for n in report.BEST_OF
         ),
         'optimum for reward model',
         'reward model: trusted up to KL 3.0: beyond, more of it is less by the known reward',
@@ -352,18 +291,7 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch)
     assert [list(line.get_xdata()) for line in dashed] == [pytest.approx([0, 1, 3, 1.2 * largest])]
 
 
-def test_the_frontier_ends_where_it_is_asked_to():
-    figure, (axes,) = plots.panels()
-    plots.draw_frontier(axes, [0, 1, 3], [0, 2, 4], [0, 1, 2], up_to=2)
-    (line,) = axes.lines
-    assert line.get_xdata().tolist() == [0, 1, 2] and line.get_ydata().tolist() == [0, 2, 3]
-
-
-# ---------------------------------------------------------------- the KL coefficient
-
-
 def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
-    """hparams of a run in `tmp_path` that logged the coefficients `parts`, {step: value} each."""
     for part in parts:
         logger = logging.Logger(str(tmp_path), 'ppo', log_interval=10**9, comm=LocalComm())
         logger.purge_from(min(part))
@@ -377,39 +305,30 @@ def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
 
 
 def test_the_coefficient_is_the_last_in_force_though_it_is_fixed(tmp_path):
-    assert kl_history.final_kl_coef(str(tmp_path), kl_coef_run(tmp_path)) == 0.15
+    assert evaluate.last_kl_coef(str(tmp_path), kl_coef_run(tmp_path)) == (0.15, None)
     hparams = kl_coef_run(tmp_path, {0: 0.15, 1: 0.15})
-    assert kl_history.final_kl_coef(str(tmp_path), hparams) == 0.15  # to the digit
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == (0.15, None)  # to the digit
     hparams = kl_coef_run(tmp_path, {2: 0.03, 3: 0.03})
-    assert kl_history.final_kl_coef(str(tmp_path), hparams) == pytest.approx(0.03)
-    assert kl_history.kl_control(str(tmp_path), hparams) is None
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == (pytest.approx(0.03), None)
 
 
 def test_steering_of_the_last_tenth(tmp_path):
     hparams = kl_coef_run(tmp_path, target=6.0)
-    assert kl_history.final_kl_coef(str(tmp_path), hparams) is None
-    assert kl_history.kl_control(str(tmp_path), hparams) is None
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == (None, None)
     kl_coef_run(
         tmp_path, {step: step / 2 for step in range(12)}, {step: step / 4 for step in range(8, 40)}
     )
-    assert kl_history.final_kl_coef(str(tmp_path), hparams) == 39 / 4
-    assert kl_history.logged_kl_coefs(str(tmp_path)) == [i / 2 for i in range(8)] + [
-        i / 4 for i in range(8, 40)
-    ]
-    assert kl_history.kl_control(str(tmp_path), hparams) == {
+    control = {
         'target': 6.0,
         'steps': 40,
         'recent_steps': 4,
         'kl_coef_before': 9,
         'kl_coef': 39 / 4,
     }
-
-
-# ---------------------------------------------------------------- queries
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == (39 / 4, control)
 
 
 def test_queries_are_those_of_the_test_part(tmp_path):
-    """Each once, where a file has fewer than there are to be."""
     write = lambda name, words: (tmp_path / name).write_text(  # noqa: E731
         ''.join(f'"{word}"\n' for word in words)
     )
@@ -445,7 +364,6 @@ def test_queries_of_reviews_are_drawn_by_the_seed():
 
 @pytest.fixture
 def measured(monkeypatch):
-    """A function that measures a policy with two responses, which are known or sampled."""
     half = torch.full((2, 2), -LN2).double()
     scores = {
         'reward model': (torch.tensor([[0.0, 1.0]] * 2).double(), torch.tensor([0.5, 1]).double()),
@@ -460,12 +378,14 @@ def measured(monkeypatch):
     task = HParams().task
     task.response_length = 3
 
+    models = measure.Models(policy, None, scores, task)
+
     def measure_(*, most=9**3, is_enumerable=True, count=None):
         info = types.SimpleNamespace(is_enumerable=is_enumerable)
         monkeypatch.setattr(registry, 'info', lambda name: info)
         monkeypatch.setattr(measure, 'MOST_RESPONSES', most)
-        settings = EvaluateHParams(queries=count, samples=7)
-        return measure.measure(policy, None, scores, task, torch.zeros(2, 1), settings, 0.5)
+        settings = EvaluationHParams(queries=count, samples=7)
+        return measure.measure(models, torch.zeros(2, 1), settings, 0.5)
 
     return measure_
 
@@ -510,19 +430,16 @@ def test_what_is_exact_and_of_all_queries_has_no_standard_errors(measured, setti
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    """A short run of the experiment `test` whose 27 ** 2 responses can be enumerated."""
     folder = tmp_path_factory.mktemp('runs')
-    result = invoke(
+    succeed(
         f'train_policy test first --mpi 1 --save_dir {folder} --task.response_length 2 '
         '--ppo.total_episodes 1280 --rewards.train_new_model.labels.num_train 256'
     )
-    assert result.exit_code == 0, result.output
     return folder / 'first'
 
 
 def evaluated(run, words=''):
-    result = invoke(f'evaluate {run} {words}')
-    assert result.exit_code == 0, result.output
+    result = succeed(f'evaluate {run} {words}')
     name = re.search(r'^Saved (\S+) and', result.stdout, re.MULTILINE)[1]
     text = (run / name).read_text()
     assert text == json.dumps(json.loads(text), indent=2)  # people read it too
@@ -539,7 +456,7 @@ def evaluated(run, words=''):
     ],
 )
 def test_an_evaluation_with_other_settings_has_files_of_its_own(settings, name):
-    names = evaluate.file_names(EvaluateHParams(**settings))
+    names = evaluate.file_names(EvaluationHParams(**settings))
     assert names == (f'{name}.json', f'{name}.png')
     assert all(run_files.uploaded_by([]).fullmatch(name) for name in names)
 
@@ -551,29 +468,18 @@ def test_an_exact_evaluation(run):
         events_of(run / 'tb' / 'ppo')['objective/kl_coef'][-1][1]
     )
     points = found['rewards']['reward model']
-    policy, base = points['policy'], points['base']
-    assert base['reward'] < policy['reward'] < policy['frontier']
-    assert policy['share'] == pytest.approx(
-        (policy['reward'] - base['reward']) / (policy['frontier'] - base['reward'])
-    )
+    policy = points['policy']
     assert policy['kl_to_optimum'] > 0 and 0.3 < policy['share'] < 1
     assert policy['standard_errors']['reward'] > 0
-    for n in (4, 16, 64):
-        assert (
-            base['reward']
-            < points[f'best_of_{n}']['reward']
-            <= points[f'best_of_{n}']['frontier'] + 1e-9
-        )
     assert (run / 'evaluation-queries_5.png').read_bytes().startswith(b'\x89PNG')
     for number in (policy['reward'], policy['frontier'], points['best_of_16']['kl']):
         assert f'{number:.3f}' in output
 
 
 def test_the_expected_score_is_the_mean_over_all_responses(run):
-    """Query by query, through the functions that PPO uses."""
     found = evaluated(run, '--queries 2')[1]['rewards']['reward model']
     hparams = load_run_hparams(str(run))
-    policy, reference, models = measure.load_models(str(run), hparams)
+    policy, reference, models, _ = measure.load_models(str(run), hparams)
     torch.manual_seed(1)
     queries = measure.queries_of(hparams, policy.encoder, 2).repeat_interleave(27**2, 0)
     responses = optimum.all_responses(27, 2).repeat(2, 1)
@@ -629,7 +535,7 @@ def test_a_policy_out_of_reach_of_its_samples_is_reported(run, monkeypatch):
 
 def test_results_go_where_they_are_asked_to(run, tmp_path):
     before = set(os.listdir(run))
-    assert invoke(f'evaluate {run} --queries 3 --output_dir {tmp_path}/new').exit_code == 0
+    succeed(f'evaluate {run} --queries 3 --output_dir {tmp_path}/new')
     name = 'evaluation-queries_3'
     assert json.loads((tmp_path / 'new' / f'{name}.json').read_text())['queries'] == 3
     assert set(os.listdir(tmp_path / 'new')) == {f'{name}.json', f'{name}.png'}
@@ -668,19 +574,6 @@ def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_
         assert told.startswith(f'--output_dir: {reason}') and 'give a' in told
 
 
-def test_a_run_that_nothing_can_be_added_to_is_refused_before_the_work(run, no_work, monkeypatch):
-    """Root may write wherever it likes: the trial of it fails here."""
-
-    def full(dir):
-        raise OSError(errno.EROFS, 'Read-only file system', dir)
-
-    monkeypatch.setattr(outputs.tempfile, 'TemporaryFile', full)
-    assert (
-        error_of(invoke(f'evaluate {run}'))
-        == f'--output_dir: cannot write to {run}: Read-only file system; give another directory'
-    )
-
-
 @pytest.mark.parametrize('name', ['evaluation-queries_2.json', 'evaluation-queries_2.png'])
 def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch, name):
     original = storage.open_nofollow
@@ -701,69 +594,6 @@ def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monke
     )
 
 
-def test_training_that_ends_with_a_table_prints_it_though_it_cannot_be_kept(tmp_path):
-    """The run is saved; status and message are those of `evaluate`."""
-    directory = tmp_path / 'first'
-    (directory / 'evaluation.json').mkdir(parents=True)
-    result = invoke(
-        f'train_policy test first --mpi 1 --save_dir {tmp_path} --task.response_length 1 '
-        '--ppo.total_episodes 64 --rewards.train_new_model off --rewards.trained_model test '
-        '--run.evaluate on'
-    )
-    assert result.exit_code == 2, result.output
-    assert re.search(r'^policy +\d', result.stdout, re.MULTILINE)
-    assert (
-        result.stderr.splitlines()[-1]
-        == f'error: --output_dir: cannot write to {directory}: Is a directory; '
-        f'`./launch.py evaluate {directory} --output_dir ANOTHER` writes elsewhere'
-    )
-    assert (directory / 'policy' / 'checkpoints' / 'checkpoint').exists()
-
-
-def test_what_the_run_was_trained_on_may_be_gone(run, tmp_path):
-    """The reward model's own directory, and the events that hold the coefficient."""
-    result = invoke(
-        f'train_policy test second --mpi 1 --save_dir {tmp_path} --task.response_length 1 '
-        '--ppo.total_episodes 64 --rewards.train_new_model off --rewards.trained_model test'
-    )
-    assert result.exit_code == 0, result.output
-    first = evaluated(tmp_path / 'second', '--queries 3')[1]
-    hparams = json.loads((tmp_path / 'second' / 'train_policy_hparams.json').read_text())
-    hparams['rewards']['trained_model'] = str(tmp_path / 'nowhere')
-    (tmp_path / 'second' / 'train_policy_hparams.json').write_text(json.dumps(hparams))
-    shutil.rmtree(tmp_path / 'second' / 'tb')
-    second = evaluated(tmp_path / 'second', '--queries 3')[1]
-    assert second['kl_coef'] is None and 'optimum' not in second['rewards']['reward model']
-    assert (
-        second['rewards']['reward model']['best_of_4']
-        == first['rewards']['reward model']['best_of_4']
-    )
-    given = evaluated(tmp_path / 'second', f'--queries 3 --kl_coef {first["kl_coef"]}')[1]
-    assert given['rewards'] == first['rewards']
-
-
-@pytest.mark.slow
-def test_training_on_the_known_reward_ends_with_a_table_that_agrees_with_ppo(tmp_path):
-    """What PPO saw in its last 4 of 20 steps, where the learning rate is low, is what enumeration
-    finds."""
-    result = invoke(
-        f'train_policy mock_sentiment first --mpi 1 --save_dir {tmp_path} --rewards.trained_model'
-        ' mock --rewards.train_new_model off --ppo.total_episodes 5120 --task.response_length 2'
-    )
-    assert result.exit_code == 0, result.output
-    assert 'exact, from all 2500 responses to each of 32 queries' in result.stdout
-    found = json.loads((tmp_path / 'first' / 'evaluation.json').read_text())
-    assert list(found['rewards']) == ['known reward']
-    policy = found['rewards']['known reward']['policy']
-    assert 'standard_errors' not in policy and 0.5 < policy['share'] < 1
-    for name, exact in [('score', policy['reward']), ('kl', policy['kl'])]:
-        seen = torch.tensor(events_of(tmp_path / 'first' / 'tb' / 'ppo')[f'objective/{name}'])[
-            -4:, 1
-        ].double()
-        # It still learns a little in these steps, from other queries than those of the table.
-        assert abs(seen.mean() - exact) < 4 * optimum.standard_error(seen) + 0.05, name
-
-
 @pytest.mark.parametrize(
     'words, told',
     [
@@ -771,7 +601,7 @@ def test_training_on_the_known_reward_ends_with_a_table_that_agrees_with_ppo(tmp
             '/nowhere',
             '--save_dir /nowhere is no run of train_policy: it has no train_policy_hparams.json',
         ),
-        ('. --kl_coef 0', '--kl_coef 0.0 must be above 0'),
+        ('. --kl_coef 0', '--kl_coef must be above 0, got 0.0'),
         ('. --samples 8', '--samples must be at least 64, got 8'),
     ],
 )

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from experiments import resolved
 from hub_server import commit_of, files_in, forget
 from sample_files import write_hugging_face
@@ -28,7 +28,6 @@ DATA = 'hf://datasets/org/data'
 
 @pytest.fixture
 def hub(hub_server, tmp_path):
-    """Holds the model org/gpt2, and in the data set org/data labels and queries."""
     directory = tmp_path / 'gpt2'
     directory.mkdir()
     write_hugging_face(directory)
@@ -79,8 +78,7 @@ def test_a_run_records_its_commits_and_goes_on_with_them(hub, tmp_path, monkeypa
     assert recorded(tmp_path) == settings
     shutil.rmtree(tmp_path / 'run' / 'reward_model' / 'checkpoints')  # so it has to learn again
     monkeypatch.setenv('LMHP_OFFLINE', '1')
-    result = invoke(['resume', str(tmp_path / 'run')])
-    assert result.exit_code == 0, result.output
+    succeed(['resume', str(tmp_path / 'run')])
     for other in ('org/other', f'org/gpt2@{40 * "a"}'):
         told = error_of(train_reward(tmp_path, '--run.resume', model=other))
         assert told.startswith('--task.policy.initial_model cannot change')
@@ -130,8 +128,7 @@ def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
     result = invoke(f'{argv} --dry_run')
     assert result.exit_code == 0 and hub.log == [], result.output
     assert '--rewards.trained_model org/sentiment' in result.stderr.splitlines()[-1]
-    result = invoke(argv)
-    assert result.exit_code == 0, result.output
+    succeed(argv)
     settings = json.loads((tmp_path / 'run/train_policy_hparams.json').read_text())
     commit = commit_of(hub.holds['org/sentiment']['main'])
     assert settings['rewards']['trained_model'] == f'hf://org/sentiment@{commit}'
@@ -148,7 +145,6 @@ def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
 
 
 def test_where_a_new_reward_model_will_be_is_not_looked_up_on_the_hub(hub):
-    """Though a relative path may look like ORG/NAME."""
     hparams = resolved('train_policy', 'test')
     hparams.rewards.trained_model = 'org/gpt2'
     hparams.rewards.train_new_model = None
@@ -158,12 +154,11 @@ def test_where_a_new_reward_model_will_be_is_not_looked_up_on_the_hub(hub):
 
 
 def test_questions_record_the_commit_that_they_are_drawn_from(hub, tmp_path):
-    result = invoke(
+    succeed(
         f'ask test {tmp_path}/folder --count=1 --task.policy.initial_model=org/gpt2'
         f' --labels.type=best_of_2 --task.query_dataset={DATA}/queries.jsonl --task.query_length=3'
         ' --task.response_length=2 --task.start_text=None --task.truncate_token=None'
     )
-    assert result.exit_code == 0, result.output
     task = json.loads((tmp_path / 'folder/task.json').read_text())['task']
     commit = commit_of(hub.holds['org/gpt2']['main'])
     assert task['policy']['initial_model'] == f'org/gpt2@{commit}'

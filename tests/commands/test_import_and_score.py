@@ -1,25 +1,24 @@
-"""`./launch.py import_labels` and `score`, a text file as source of labels, `ask` with questions of
-one's own, and the export as texts."""
+"""`./launch.py import_labels` and `score`, `ask` with own questions, labels as texts."""
 
 import json
 import random
+import re
 import time
 
 import pytest
 import torch
 from click.testing import CliRunner
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
 
 import launch
+from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import queries
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.evaluation.reward_on_labels import record_of
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
-from lm_human_preferences.language import encodings
-from lm_human_preferences.synthetic.known_reward import KnownReward
 
 GOOD, BAD = ('good', 'great', 'funny', 'clever'), ('bad', 'dull', 'awful', 'stale')
 
@@ -30,7 +29,6 @@ def write_lines(path, values):
 
 
 def preferences(count, seed=0):
-    """Pairs in which the good review was chosen, as texts."""
     rng = random.Random(seed)
     beginnings = queries()
     return [
@@ -43,18 +41,11 @@ def preferences(count, seed=0):
     ]
 
 
-def run(line):
-    result = invoke(line)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
-
-
 @pytest.fixture(scope='module')
 def reward_model(tmp_path_factory):
-    """(the run of a reward model that was trained on a file of preferences, what it printed)."""
     directory = tmp_path_factory.mktemp('reward')
     pairs = write_lines(directory / 'pairs.jsonl', preferences(700))
-    result = run(
+    result = succeed(
         f'train_reward mock_sentiment pairs --mpi 1 --save_dir {directory} --labels.source {pairs}'
         ' --labels.type best_of_2 --labels.num_train None --labels.held_out 0.1'
     )
@@ -64,16 +55,11 @@ def reward_model(tmp_path_factory):
 def test_preferences_train_a_reward_model_by_one_command(reward_model):
     run, printed = reward_model
     assert 'Num labels found in source: 700' in printed
-    (percent,) = [
-        float(line.split()[6])
-        for line in printed.splitlines()
-        if line.startswith('held out: as the labeller')
-    ]
-    assert percent > 90
+    (percent,) = re.findall(r'^held out: as the labeller in (\S+)', printed, re.MULTILINE)
+    assert float(percent) > 90
 
 
 def test_scores(reward_model, tmp_path):
-    """The same as the reward model gives for padded tokens, for every form of a record."""
     query = 'the film was'
     file = write_lines(
         tmp_path / 'texts.jsonl',
@@ -84,16 +70,11 @@ def test_scores(reward_model, tmp_path):
             {'query': query, 'sample0': 'great', 'sample1': '', 'sample2': 'very good'},
         ],
     )
-    results = [
-        run(f'score {reward_model[0]} {file} --batch_size {size}').stdout for size in (2, 64)
-    ]
+    command = f'score {reward_model[0]} {file} --batch_size'
+    results = [succeed(f'{command} {size}').stdout for size in (2, 64)]
     first, second = ([json.loads(line) for line in lines.splitlines()] for lines in results)
-    assert [list(found) for found in first] == [
-        ['score'],
-        ['score'],
-        ['chosen', 'rejected'],
-        ['sample0', 'sample1', 'sample2'],
-    ]
+    names = [' '.join(found) for found in first]
+    assert names == ['score', 'score', 'chosen rejected', 'sample0 sample1 sample2']
     model = reward_on_labels.load(reward_on_labels.saved_model(str(reward_model[0])))
     tokeniser = tokenise.Tokeniser(model.encoder, 5, 3, 'refuse', '--too_long')
     label = records.TextLabel(query, ('very good', 'dull', 'great', 'awful indeed', ''), None)
@@ -103,22 +84,42 @@ def test_scores(reward_model, tmp_path):
         text: model.score(queries, torch.tensor([tokens[name]])).item()
         for name, text in zip('abcde', label.samples, strict=True)
     }
+    scored = ('very good', 'dull', 'great', 'awful indeed', 'great', '', 'very good')
     for found in (first, second):
-        assert found[0]['score'] == pytest.approx(expected['very good'], abs=1e-5)
-        assert found[1]['score'] == pytest.approx(expected['dull'], abs=1e-5)
-        assert list(found[2].values()) == pytest.approx(
-            [expected['great'], expected['awful indeed']], abs=1e-5
-        )
-        assert list(found[3].values()) == pytest.approx(
-            [expected['great'], expected[''], expected['very good']], abs=1e-5
-        )
+        scores = [score for line in found for score in line.values()]
+        assert scores == pytest.approx([expected[text] for text in scored], abs=1e-5)
     assert expected['great'] > expected['dull']
     # the directory of the model itself, and the record beside it
-    assert run(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
+    assert succeed(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
     for name in ('-', '/dev/stdin'):
         command = ['score', str(reward_model[0]), name]
         piped = CliRunner().invoke(launch.cli, command, input=file.read_text())
         assert piped.stdout == results[1], piped.output
+
+
+def test_a_terminal_gets_a_table_of_scores(monkeypatch, capsys, reward_model, tmp_path):
+    query = 'the film was'
+    file = write_lines(
+        tmp_path / 'texts.jsonl',
+        [
+            {'query': query, 'response': 'very good'},
+            {'prompt': query, 'chosen': 'great', 'rejected': 'awful indeed'},
+            {'query': query, 'response': f'good {"really " * 40}'},
+        ],
+    )
+    lines = succeed(f'score {reward_model[0]} {file} --too_long skip').stdout.splitlines()
+    (good,), pair, _ = (list(json.loads(line).values()) for line in lines)
+    monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
+    score.score(str(reward_model[0]), str(file), 64, 'skip')
+    head, *rows, long = capsys.readouterr().out.splitlines()
+    assert head.split() == ['score', 'query', 'text']
+    assert [row.split() for row in rows] == [
+        [f'{good:.3f}', 'response', *query.split(), 'very', 'good'],
+        [f'{pair[0]:.3f}', 'chosen', *query.split(), 'great'],
+        [f'{pair[1]:.3f}', 'rejected', *query.split(), 'awful', 'indeed'],
+    ]
+    assert long.split()[0] == '-' and long.endswith('…') and len(long) < 100
+    assert score._fitted('a\x1b[31m\nb', 20) == 'a\\x1b[31m b'
 
 
 def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
@@ -134,14 +135,14 @@ def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
     assert error.endswith(
         'line 1: a response has 4 tokens, more than 3; give --too_long cut, cut_start or skip'
     )
-    skipped = run(f'score {reward_model[0]} {file} --too_long skip')
+    skipped = succeed(f'score {reward_model[0]} {file} --too_long skip')
     scores = [json.loads(line)['score'] for line in skipped.stdout.splitlines()]
     assert scores[:2] == [None, None] and scores[2] is not None
     assert 'note: Skipped: 2 records with longer texts' in skipped.stderr
-    cut = run(f'score {reward_model[0]} {file} --too_long cut_start')
+    cut = succeed(f'score {reward_model[0]} {file} --too_long cut_start')
     assert None not in [json.loads(line)['score'] for line in cut.stdout.splitlines()]
     assert 'note: Cut: 1 queries to 5 tokens, 1 responses to 3' in cut.stderr
-    longer = run(f'score {reward_model[0]} {file} --query_length 7 --response_length 4')
+    longer = succeed(f'score {reward_model[0]} {file} --query_length 7 --response_length 4')
     assert len(longer.stdout.splitlines()) == 3 and not longer.stderr
 
 
@@ -174,35 +175,19 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     assert 't.jsonx' in error_of(invoke(f'score {run} {tmp_path}/t.jsonx'))
 
 
-# ---------------------------------------------------------------- import_labels
-
-
-def test_the_known_reward_scores_texts(tmp_path):
-    path = tmp_path / 'reviews.jsonl'
-    path.write_text('{"query": "the film was", "response": "great"}\n')
-    lengths = '--query_length 5 --response_length 3'
-    (line,) = invoke(f'score mock {path} {lengths}').stdout.splitlines()
-    encoder = encodings.Reviews.get_encoder()
-    query, response = (torch.tensor([encoder.encode(text)]) for text in ('the film was', 'great'))
-    expected = KnownReward(encodings.Reviews).score(query, response).item()
-    assert json.loads(line)['score'] == pytest.approx(expected, abs=1e-6)
-    assert 'give --query_length and --response_length' in error_of(invoke(f'score mock {path}'))
-
-
 def test_preferences_become_a_folder_and_come_back(tmp_path):
-    """Twice: nothing is added again. Exported, they are the same preferences."""
     given = preferences(30)
     pairs = write_lines(tmp_path / 'pairs.jsonl', given)
     words = f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2'
-    printed = run(words).stdout
+    printed = succeed(words).stdout
     distinct = [dict(texts) for texts in {tuple(pair.items()) for pair in given}]
     assert f'{len(distinct)} questions added, {len(distinct)} in all' in printed
     assert '30 answers of imported added' in printed
-    assert '0 questions added' in run(words).stdout
+    assert '0 questions added' in succeed(words).stdout
     folder = LabelFolder(str(tmp_path / 'f'))
     assert len(folder.logs['imported'].uuids) == 30
     exported = tmp_path / 'back.jsonl'
-    result = run(f'labels {tmp_path}/f --export {exported} --export_as preferences')
+    result = succeed(f'labels {tmp_path}/f --export {exported} --export_as preferences')
     back = [json.loads(line) for line in exported.read_text().splitlines()]
     key = lambda pair: tuple(pair.values())  # noqa: E731
     assert sorted(back, key=key) == sorted(distinct, key=key)
@@ -217,19 +202,9 @@ def test_an_answer_that_has_changed_is_brought_in_and_counts(tmp_path):
     several = [([0, 1], 0), ([1, 0], 1), ([1, 0], 0), ([0, 1], 1), ([1, 1, 1], 0)]
     for answers, added in [*once, *several]:
         write_lines(file, [{**given, 'best': best} for best in answers])
-        assert f'{added} answers of imported added' in run(words).stdout
+        assert f'{added} answers of imported added' in succeed(words).stdout
         counted = LabelFolder(str(tmp_path / 'f')).counted()
         assert [answer.value for answer in counted] == answers[-1:], (answers, added)
-
-
-@pytest.mark.parametrize('answers', [[0, 1], [0, 1, 1]])
-def test_all_answers_to_a_question_are_brought_in_and_the_last_one_counts(tmp_path, answers):
-    given = {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'}
-    file = write_lines(tmp_path / 'labels.jsonl', [{**given, 'best': best} for best in answers])
-    printed = run(f'import_labels mock_sentiment {file} {tmp_path}/f --labels.type best_of_2')
-    assert f'{len(answers)} answers of imported added' in printed.stdout
-    (log,) = LabelFolder(str(tmp_path / 'f')).logs.values()
-    assert [answer.value for answer in log.uuids.values()] == answers
 
 
 SHORT_PAIRS = {
@@ -252,8 +227,7 @@ def test_all_who_answered_a_question_count_where_each_has_a_file(tmp_path):
 
 
 def test_imported_labels_keep_their_order(tmp_path):
-    """Of which training takes the first ones. Each has a time of its own, in the order of the file,
-    also where labellers take turns."""
+    """In that order training takes them; each has a time of its own, whoever labelled it."""
     questions = [
         (
             records.TextLabel(
@@ -278,7 +252,7 @@ def test_imported_labels_keep_their_order(tmp_path):
 def test_a_label_file_has_the_tokens_that_training_would_have(tmp_path):
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(5))
     output = tmp_path / 'labels.json'
-    run(f'import_labels mock_sentiment {pairs} {output} --labels.type best_of_2')
+    succeed(f'import_labels mock_sentiment {pairs} {output} --labels.type best_of_2')
     labels = json.loads(output.read_text())
     assert [label['best'] for label in labels] == [0] * 5
     assert {len(label['query']) for label in labels} == {5}
@@ -299,12 +273,12 @@ def test_annotators_of_label_studio_become_labellers(tmp_path):
         {'data': {**data, 'answer2': 'dull'}, 'annotations': []},
     ]
     (tmp_path / 'export.json').write_text(json.dumps(tasks))
-    printed = run(
+    printed = succeed(
         f'import_labels mock_sentiment {tmp_path}/export.json {tmp_path}/f --labels.type best_of_2'
     ).stdout
     assert '1 answers of annotator-1 added' in printed
     assert 'Left out: 1 records without an answer' in printed
-    run(f'labels {tmp_path}/f --output {tmp_path}/report.json')
+    succeed(f'labels {tmp_path}/f --output {tmp_path}/report.json')
     report = json.loads((tmp_path / 'report.json').read_text())
     assert report['agreement']['pairs'] == 1 and report['agreement']['raw'] == 0
     assert report['training_labels'] == 2
@@ -327,14 +301,11 @@ def test_mistakes_of_import_are_one_line(tmp_path):
     assert not (tmp_path / 'f').exists() and not (tmp_path / 'f.jsonl').exists()
 
 
-# ---------------------------------------------------------------- the report
-
-
 def test_imported_answers_have_no_places_and_no_time_unless_it_is_known(tmp_path):
     """Nobody looked at them on a screen of ours; only Label Studio says how long they took."""
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(30))
-    run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
-    run(f'labels {tmp_path}/f --output {tmp_path}/report.json')
+    succeed(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
+    succeed(f'labels {tmp_path}/f --output {tmp_path}/report.json')
     report = json.loads((tmp_path / 'report.json').read_text())
     imported = report['labellers']['imported']
     assert imported['answers'] == 30
@@ -345,8 +316,8 @@ def test_imported_answers_have_no_places_and_no_time_unless_it_is_known(tmp_path
 def test_report_with_a_reward_model(reward_model, tmp_path):
     """What its training held out is told from the rest by the questions alone."""
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(300))
-    run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
-    result = run(
+    succeed(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
+    result = succeed(
         f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 2'
         f' --picture {tmp_path}/p.png --output {tmp_path}/report.json'
     )
@@ -374,7 +345,7 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
 
 def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(2))
-    run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
+    succeed(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
 
     def error(more):
         return error_of(invoke(f'labels {tmp_path}/f {more}'))
@@ -398,9 +369,6 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     )
 
 
-# ---------------------------------------------------------------- ask
-
-
 def test_questions_of_ones_own_and_gold_ones(tmp_path):
     own = write_lines(
         tmp_path / 'own.jsonl',
@@ -411,12 +379,12 @@ def test_questions_of_ones_own_and_gold_ones(tmp_path):
         ],
     )
     words = f'ask mock_sentiment {tmp_path}/f --labels.type best_of_2'
-    printed = run(f'{words} --questions {own} --repeated 0.5 --labellers 2').stdout
+    printed = succeed(f'{words} --questions {own} --repeated 0.5 --labellers 2').stdout
     assert '2 questions added, 2 in all' in printed
     assert '1 questions whose samples are all equal were not asked' in printed
-    assert '2 questions that are there already' in run(f'{words} --questions {own}').stdout
+    assert '2 questions that are there already' in succeed(f'{words} --questions {own}').stdout
     gold = write_lines(tmp_path / 'gold.jsonl', preferences(4))
-    run(f'{words} --gold {gold}')
+    succeed(f'{words} --gold {gold}')
     folder = LabelFolder(str(tmp_path / 'f'))
     questions = list(folder.questions.values())
     assert [(question.kind, question.labellers) for question in questions[:2]] == [
@@ -426,8 +394,8 @@ def test_questions_of_ones_own_and_gold_ones(tmp_path):
     assert questions[0].policies == ('own.jsonl', 'own.jsonl') and questions[0].gold is None
     assert {(question.kind, question.gold) for question in questions[2:]} == {('gold', 0)}
     for name, error in (('anna', 0), ('bob', 1)):
-        run(f'label {tmp_path}/f --labeller {name} --simulate.error {error}')
-    run(f'labels {tmp_path}/f --output {tmp_path}/report.json')
+        succeed(f'label {tmp_path}/f --labeller {name} --simulate.error {error}')
+    succeed(f'labels {tmp_path}/f --output {tmp_path}/report.json')
     report = json.loads((tmp_path / 'report.json').read_text())
     assert report['training_labels'] == 3  # gold ones are not trained on
     gold_of = {name: row['gold'] for name, row in report['labellers'].items()}
@@ -450,15 +418,3 @@ def test_mistakes_of_questions_are_one_line(tmp_path):
     assert 'nothing is sampled where --questions says' in error_of(unused)
     unused = invoke(f'{words} --gold {own} --repeated 0.5')
     assert 'every labeller gets the questions of --gold' in error_of(unused)
-
-
-def test_known_answers_are_those_of_the_known_reward():
-    """What the other tests take for granted."""
-    encoder = encodings.Reviews.get_encoder()
-    model = KnownReward(encodings.Reviews)
-    query = torch.tensor([encoder.encode('the film was')])
-    scores = {
-        word: model.score(query, torch.tensor([encoder.encode(f'{word} indeed')])).item()
-        for word in (*GOOD, *BAD)
-    }
-    assert min(scores[word] for word in GOOD) > max(scores[word] for word in BAD)

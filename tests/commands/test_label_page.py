@@ -1,5 +1,4 @@
-"""The page's server by HTTP: what it gives, records and refuses. See test_label_browser.py for the
-page itself."""
+"""HTTP server of the page for labellers: replies, records, refusals."""
 
 import base64
 import concurrent.futures
@@ -9,9 +8,7 @@ import itertools
 import json
 import os
 import re
-import resource
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -33,7 +30,7 @@ from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHPar
 from lm_human_preferences.labels.answers import asking_rank, question_id, shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.page import app, connections, guard, key, server
+from lm_human_preferences.labels.page import app, key, server
 from lm_human_preferences.labels.page.key import folder_key
 
 ROOT = Path(__file__).parents[2]
@@ -42,15 +39,11 @@ TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in ran
 
 @pytest.fixture(scope='module')
 def one(tmp_path_factory):
-    """(folder, server, anna, bob) of a page whose answers no test changes."""
     path = tmp_path_factory.mktemp('page') / 'f'
     write_texts(path, TEXTS)
     with served(path, 'anna', 'bob') as (page, anna, bob):
         yield path, page, anna, bob
     assert written(path) == []
-
-
-# ---------------------------------------------------------------- the page and its headers
 
 
 def test_the_page_runs_its_own_script_and_nothing_else(one):
@@ -97,13 +90,11 @@ def test_a_link_is_exchanged_for_a_cookie_that_scripts_cannot_read(one):
     assert all(len(link.partition('#')[2]) >= 43 for link in page.links.values())
 
 
-# ---------------------------------------------------------------- what is refused
-
-
 def outcome(client, method='POST', path='/questions', body=None, **headers):
     body = json.dumps({'labeller': client.name, 'held': [], 'count': 0}) if body is None else body
     status, _, text = client.request(method, path, body, **headers)
-    return status, json.loads(text).get('error', '')
+    is_json = text.startswith(b'{')  # starlette refuses long bodies in plain words
+    return status, json.loads(text).get('error', '') if is_json else text.decode()
 
 
 def test_a_request_of_the_page_is_granted(one):
@@ -167,11 +158,11 @@ def test_other_methods_and_paths_are_refused(one, method):
 
 def test_long_bodies_are_refused_unread(one):
     _, _, anna, _ = one
-    body = json.dumps({'labeller': 'anna', 'held': [], 'count': 0, 'x': 'y' * guard.MOST_BYTES})
+    body = json.dumps({'labeller': 'anna', 'held': [], 'count': 0, 'x': 'y' * app.MOST_BYTES})
     assert outcome(anna, body=body)[0] == 413
     assert outcome(anna, body=iter([body.encode()]))[0] == 413  # in chunks
     anna.close()
-    assert outcome(anna, body=body[: guard.MOST_BYTES - 2] + '"}')[0] == 200
+    assert outcome(anna, body=body[: app.MOST_BYTES - 2] + '"}')[0] == 200
 
 
 GOOD = {'answer': str(uuid.uuid4()), 'question': '0' * 64, 'choice': 1, 'seconds': 1}
@@ -204,9 +195,7 @@ GOOD = {'answer': str(uuid.uuid4()), 'question': '0' * 64, 'choice': 1, 'seconds
 def test_fields_of_other_kinds_are_refused(one, change):
     _, _, anna, _ = one
     status, reply = anna.post('/answer', **{**GOOD, **change})
-    assert (status == 400 and 'no valid' in reply['error']) or (
-        status == 400 and 'labeller' in reply
-    )
+    assert (status, bool(reply['error'])) == (400, True)
 
 
 @pytest.mark.parametrize('body', ['', '[]', '7', '{', '"x"', '[' * 60000, '\udcff', '{"a": 1e999}'])
@@ -244,8 +233,6 @@ def test_nothing_about_source_or_place_goes_to_the_browser(tmp_path):
 
 
 def test_who_has_the_program_and_a_reply_cannot_find_the_order_of_the_samples(path):
-    """For each order that the samples may have in the folder there is one id, and one order that
-    would be public, and one rank."""
     with served(path, 'anna') as (_, anna):
         questions = []
         for _ in TEXTS:
@@ -269,15 +256,15 @@ def test_who_has_the_program_and_a_reply_cannot_find_the_order_of_the_samples(pa
 
 def test_slow_clients_are_cut_off(one, monkeypatch):
     _, page, anna, _ = one
-    monkeypatch.setattr(connections, 'REQUEST_SECONDS', 0.3)
-    monkeypatch.setattr(guard, 'BODY_SECONDS', 0.3)
+    monkeypatch.setattr(server, 'REQUEST_SECONDS', 0.3)
+    monkeypatch.setattr(app, 'BODY_SECONDS', 0.3)
 
     def reply_to(data):
         with socket.create_connection(('127.0.0.1', page.port), timeout=10) as client:
             client.sendall(data)
             return client.recv(100)  # which ends when the server closes
 
-    head = f'POST /questions HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: {anna.origin}\r\n'
+    head = f'POST /session HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: {anna.origin}\r\n'
     assert reply_to(b'') == reply_to(b'GET / HT') == reply_to(head.encode()) == b''
     head += 'Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{'
     assert b' 408 ' in reply_to(head.encode())
@@ -291,40 +278,6 @@ def test_slow_clients_are_cut_off(one, monkeypatch):
         assert reply.startswith(b'HTTP/1.1 401 ') and reply.endswith(b'}')
         client.sendall(request)
         assert client.recv(4096) == b''
-
-
-def test_at_the_limit_of_open_files_there_is_one_line(path, monkeypatch):
-    tracebacks = []
-    monkeypatch.setattr(
-        connections.LimitedLoop,
-        'default_exception_handler',
-        lambda loop, context: tracebacks.append(context),
-    )
-    monkeypatch.setattr('asyncio.constants.ACCEPT_RETRY_DELAY', 0.1)
-    notes = []
-    with served(path, 'anna', notes=notes) as (page, anna), socket.socket() as client:
-        client.settimeout(10)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        next_number = os.dup(client.fileno())
-        os.close(next_number)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (next_number, hard))
-        try:
-            client.connect(('127.0.0.1', page.port))
-            eventually(lambda: notes)
-            time.sleep(0.25)  # it tries again meanwhile
-            page.service._refreshed = 0
-            status, reply = anna.post('/questions', held=[], count=3)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert (status, 'Too many open files' in reply['error']) == (503, True)
-        assert len(anna.questions()) == 3
-        client.sendall(f'GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n'.encode())
-        assert client.recv(100).startswith(b'HTTP/1.1 200 ')
-    assert [note for note in notes if 'answers' not in note and 'questions' not in note] == [
-        'note: no more connections are accepted for now: Too many open files; ulimit -n sets how'
-        ' many there may be'
-    ]
-    assert tracebacks == []
 
 
 def test_pages_that_wait_are_told_when_the_server_ends(path, monkeypatch):
@@ -341,15 +294,15 @@ def test_pages_that_wait_are_told_when_the_server_ends(path, monkeypatch):
 def test_uvicorn_still_says_when_a_reply_is_complete(one, monkeypatch):
     """It may take longer than a request may, and then the time for the next request begins."""
     _, page, anna, _ = one
-    monkeypatch.setattr(connections, 'REQUEST_SECONDS', 1.0)
+    monkeypatch.setattr(server, 'REQUEST_SECONDS', 1.0)
     completed = []
-    on_response_complete = connections.TimedProtocol.on_response_complete
+    on_response_complete = server.TimedProtocol.on_response_complete
 
     def note_completion(protocol):
         on_response_complete(protocol)
         completed.append(protocol)
 
-    monkeypatch.setattr(connections.TimedProtocol, 'on_response_complete', note_completion)
+    monkeypatch.setattr(server.TimedProtocol, 'on_response_complete', note_completion)
     task = page.service.task
 
     def task_at_leisure(name):
@@ -362,12 +315,8 @@ def test_uvicorn_still_says_when_a_reply_is_complete(one, monkeypatch):
     eventually(lambda: completed)
 
 
-# ---------------------------------------------------------------- what is recorded
-
-
 @pytest.fixture
 def path(tmp_path):
-    """A folder of six questions."""
     write_texts(tmp_path / 'f', TEXTS)
     return tmp_path / 'f'
 
@@ -384,24 +333,6 @@ def test_a_choice_is_recorded_as_the_sample_that_was_shown_there(path):
             assert question['samples'][number - 1].endswith(f'sample {answer.value}')
             assert answer.order.index(answer.value) == number - 1 and answer.seconds == 2.5
             assert reply['last'] == answer.uuid
-
-
-def test_comparisons(tmp_path):
-    write_texts(tmp_path / 'f', [row[:3] for row in TEXTS], 'scalar_compare')
-    with served(tmp_path / 'f', 'anna') as (_, anna):
-        task = anna.task()
-        control = task['control']
-        assert (task['samples'], control['template'], control['choices']) == (2, 'scale', 9)
-        for number in (1, 5, 9, 9, 9):
-            (question,) = anna.questions(count=1)
-            assert anna.answer(question['id'], 10)[0] == 400
-            assert anna.answer(question['id'], number)[0] == 200
-            answer = answers_of(tmp_path / 'f', 'anna')[-1]
-            # 9: what is shown second is far better; above 0: sample1 is
-            is_second_sample_better = question['samples'][1].endswith('sample 1')
-            assert answer.value == (number - 5) * (1 if is_second_sample_better else -1)
-    orders = {answer.order for answer in answers_of(tmp_path / 'f', 'anna')}
-    assert orders == {(0, 1), (1, 0)}
 
 
 def test_the_same_uuid_twice_is_one_answer_and_one_question_has_one(path):
@@ -525,45 +456,6 @@ def test_the_link_and_the_cookie_outlive_the_server(path):
     assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_given_before_a_restart_may_be_given_again_and_both_answers_are_kept(tmp_path):
-    write_texts(tmp_path / 'f', [('the only question', 'a', 'b', 'c', 'd')])
-    with served(tmp_path / 'f', 'anna', 'bob') as (page, anna, bob):
-        port = page.port
-        (question,) = anna.questions()
-        assert bob.questions() == []
-        anna.close()  # as the page does that tries again
-    with served(tmp_path / 'f', 'anna', 'bob', port=port) as (_, _, bob):
-        (again,) = bob.questions()
-        assert again['id'] == question['id']
-        assert anna.post('/questions', held=[question['id']], count=0)[1]['lost'] == [
-            question['id']
-        ]
-        assert anna.answer(question['id'])[0] == bob.answer(question['id'])[0] == 200
-        anna.close()
-    folder = LabelFolder(str(tmp_path / 'f'))
-    assert len(written(tmp_path / 'f')) == 2
-    assert [answer.labeller for answer in folder.counted()] == ['anna']
-
-
-def test_a_full_disk_is_told_and_what_comes_later_fits(path):
-    notes = []
-    with served(path, 'anna', notes=notes) as (_, anna):
-        first, second, _ = anna.questions()
-        assert anna.answer(first['id'])[0] == 200
-        size = (path / 'answers/anna.jsonl').stat().st_size
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        key = str(uuid.uuid4())
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
-        try:
-            status, reply = anna.answer(second['id'], 1, key)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert (status, reply['error']) == (507, 'It could not be saved: File too large.')
-        assert len(written(path)) == 1 and 'anna.jsonl cannot be written' in notes[0]
-        assert anna.answer(second['id'], 1, key)[0] == 200
-    assert len(written(path)) == 2
-
-
 def test_a_deleted_file_of_answers_is_told_and_blocks(path):
     notes = []
     with served(path, 'anna', notes=notes) as (_, anna):
@@ -638,9 +530,6 @@ def test_what_others_damage_does_not_stop_the_page(path):
     assert 'bob.jsonl, line 1 is not JSON' in notes[0]
 
 
-# ---------------------------------------------------------------- one writer, and mistakes
-
-
 def error_of(path, *names, **options):
     with pytest.raises(UserError) as error:
         server.LabelServer(str(path), names, web_options(**options))
@@ -678,50 +567,47 @@ def test_mistakes_are_told(path, tmp_path):
 
 
 def test_links_are_new_where_others_could_read_the_key(path):
-    with served(path, 'anna') as (page, _):
-        links = page.links
-    (path / 'page.key').chmod(0o644)
+    file, before = path / 'page.key', folder_key(str(path))
+    file.chmod(0o644)
     notes = []
     with served(path, 'anna', notes=notes) as (page, _):
-        assert page.links['anna'].partition('#')[2] != links['anna'].partition('#')[2]
+        assert page.links['anna'].partition('#')[2] != key.Access(before, ['anna']).code(
+            'link', 'anna'
+        )
     assert 'could be read by others: all links are new' in notes[0]
-    assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
-    (path / 'page.key').write_text('nonsense')
-    with served(path, 'anna', notes=notes):
-        assert 'is damaged: all links are new' in notes[1]
-    (path / 'page.key').unlink()
-    (path / 'page.key').symlink_to('/etc/passwd')
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text('nonsense')
+    assert 'is damaged: all links are new' in folder_key(str(path)).notes[0]
+    file.unlink()
+    file.symlink_to('/etc/passwd')
     assert 'page.key cannot be used' in error_of(path, 'anna')
 
 
 def test_a_key_of_somebody_else_is_neither_used_nor_changed(path, monkeypatch):
-    other = path / 'other'
-    text = (path / 'page.key').read_text()
-    (path / 'page.key').rename(other)
-    (path / 'page.key').hardlink_to(other)
+    file, other = path / 'page.key', path / 'other'
+    text = file.read_text()
+    file.rename(other)
+    file.hardlink_to(other)
     assert 'page.key is a hard link' in error_of(path, 'anna')
-    (path / 'page.key').unlink()
-    with served(path, 'anna') as (page, _):
-        link = page.links['anna']
-    assert (path / 'page.key').read_text() != text == other.read_text()
-    text = (path / 'page.key').read_text()
-    assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
-    notes = []
+    file.unlink()
+    own = folder_key(str(path))
+    assert file.read_text() != text == other.read_text()
+    text = file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
     owner = os.geteuid()
-    monkeypatch.setattr(key.os, 'geteuid', lambda: owner + 1)
-    for _ in range(2):
-        with served(path, 'anna', notes=notes) as (page, _):
-            assert page.links['anna'].partition('#')[2] != link.partition('#')[2]
-            link = page.links['anna']
-    assert len(notes) == 2 and 'belongs to another user: links, and the order' in notes[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(key.os, 'geteuid', lambda: owner + 1)
+        first, second = folder_key(str(path)), folder_key(str(path))
+    assert len({own.secret, first.secret, second.secret}) == 3
+    assert 'belongs to another user: links, and the order' in first.notes[0]
 
     def refuse(path, flags):
         raise PermissionError(errno.EACCES, 'Permission denied')
 
     monkeypatch.setattr(key, '_open_private', refuse)
-    with served(path, 'anna', notes=notes):
-        assert 'cannot be opened (Permission denied): links, and the order' in notes[2]
-    assert (path / 'page.key').read_text() == text
+    (note,) = folder_key(str(path)).notes
+    assert 'cannot be opened (Permission denied): links, and the order' in note
+    assert file.read_text() == text
 
 
 @pytest.mark.parametrize('host', ['localhost', '::1'])
@@ -734,47 +620,29 @@ def test_other_names_of_this_machine(path, host):
 
 
 def test_another_address_has_its_own_name(path):
-    """The address of the network, as others would type it."""
     with served(path, 'anna', host='0.0.0.0') as (page, anna):
         assert socket.gethostname() in page.url
         assert outcome(anna, Host='127.0.0.1:1', Origin='http://127.0.0.1:1') == (200, '')
         assert outcome(anna, Host='192.0.2.1', Origin='http://192.0.2.1')[0] == 403
 
 
-def test_tls(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(connections, 'REQUEST_SECONDS', 1.0)
-    if shutil.which('openssl') is None:
-        pytest.skip('no openssl to make a certificate with')
-    names = ['-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost']
-    command = ['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-days', '1', *names]
-    made = subprocess.run(
-        [*command, '-keyout', 'key.pem', '-out', 'cert.pem'], cwd=tmp_path, capture_output=True
-    )
-    assert made.returncode == 0, made.stderr
-    files = {name: str(tmp_path / f'{name[:4].rstrip("i")}.pem') for name in ('certificate', 'key')}
-    files['certificate'] = str(tmp_path / 'cert.pem')
-    options = web_options(host='localhost', **files)
+def test_tls(path, certificate):
+    options = web_options(host='localhost', certificate=certificate, key=certificate)
     with server.LabelServer(str(path), ['anna'], options) as page:
         assert page.url.startswith('https://localhost:')
-        anna = Client(page.links['anna'], certificate=files['certificate'])
+        anna = Client(page.links['anna'], certificate=certificate)
         _, headers, _ = anna.request('POST', '/session', json.dumps({'token': anna.token}))
         assert 'Secure' in headers['Set-Cookie'].split('; ')
         assert anna.answer(anna.questions()[0]['id'])[0] == 200
         assert outcome(anna, Origin=anna.origin.replace('https', 'http'))[0] == 403
         anna.close()
-        with socket.create_connection(('localhost', page.port), timeout=10) as silent:
-            assert silent.recv(100) == b''
     assert Path(path, 'answers/anna.jsonl').read_text().count('\n') == 1
 
-
-# ---------------------------------------------------------------- the command
 
 LINK = re.compile(r'(\w+) +(http://127\.0\.0\.1:\d+/#[\w-]{43})')
 
 
 class Command:
-    """`./launch.py label PATH --labeller NAMES --web.port 0 OPTIONS` at work."""
-
     def __init__(self, path, names, *options):
         words = ['label', str(path), '--labeller', names]
         self.process = subprocess.Popen(
@@ -842,7 +710,6 @@ def test_mistakes_of_the_command_are_one_line(path):
 
 
 def test_the_commands_of_the_documentation(path):
-    """Those of docs/labelling.md that serve a page, each until Ctrl-C."""
     page = (ROOT / 'docs/labelling.md').read_text(encoding='utf-8')
     lines = re.findall(r'^    pipenv run ./launch.py label (.* --web.*)$', page, re.MULTILINE)
     assert len(lines) > 1

@@ -1,5 +1,4 @@
-"""The experiment `mock_sentiment`: film reviews from a grammar, a model that has read them, a
-reward that is known."""
+"""Experiment `mock_sentiment`: reviews from a grammar, a model of them, a known reward."""
 
 import itertools
 import json
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command_line import invoke
+from command_line import invoke, succeed
 from console import printed, responses
 from experiments import resolved
 
@@ -27,7 +26,7 @@ from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.machine import processors
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.synthetic import known_reward, language_model, made_once
+from lm_human_preferences.synthetic import disk_cache, known_reward, language_model
 
 ENCODER = encodings.Reviews.get_encoder()
 
@@ -46,28 +45,24 @@ def test_grammar_and_encoding():
     starts = reviews.queries()
     assert len(set(starts)) == len(starts) == 32
     for part in ('train', 'valid', 'test'):
-        for text in itertools.islice(reviews.reviews_generator(part), 500):
+        for text in itertools.islice(reviews.generator(part), 500):
             query, response = text.rsplit(maxsplit=3)[0], ' '.join(text.split()[-3:])
             assert query in starts and len(response.split()) == reviews.RESPONSE
             assert response in reviews.responses(True) or response in reviews.responses(False)
             assert ENCODER.decode(ENCODER.encode(text)) == text
     assert all(math.isclose(sum(reviews.responses(liked).values()), 1) for liked in (True, False))
-    assert next(reviews.reviews_generator('train')) != next(reviews.reviews_generator('valid'))
+    assert next(reviews.generator('train')) != next(reviews.generator('valid'))
 
 
 def test_queries_end_where_the_response_begins():
-    """The task's settings cut reviews into exactly the queries that there are, padded where they
-    are shorter."""
+    """The task's settings cut reviews into exactly the queries of the grammar, padded."""
     task = resolved('train_policy', 'mock_sentiment').task
     sequences = get_dataset(task.query_dataset).sequences(
         task.query_length, mode='train', encoder=ENCODER, end_token=ENCODER.encode(task.end_text)[0]
     )
     found = list(itertools.islice(sequences, 1000))
-    assert (
-        {len(tokens) for tokens in found}
-        == {task.query_length}
-        == {max(len(q.split()) for q in reviews.queries())}
-    )
+    assert task.query_length == max(len(query.split()) for query in reviews.queries())
+    assert {len(tokens) for tokens in found} == {task.query_length}
     assert {ENCODER.decode(tokens) for tokens in found} == set(reviews.queries())
 
 
@@ -146,7 +141,7 @@ def test_base_model_has_learnt_the_grammar():
     policy = Policy(lm_tasks.initial_model('reviews'))
     texts = [
         text
-        for text in itertools.islice(reviews.reviews_generator('test'), 20000)
+        for text in itertools.islice(reviews.generator('test'), 20000)
         if len(text.split()) == 6
     ]
     queries, answers = tokens(*texts)[:, :3], tokens(*texts)[:, 3:]
@@ -154,8 +149,7 @@ def test_base_model_has_learnt_the_grammar():
     assert abs(loss - cross_entropy_of_the_grammar()) < 0.1
 
 
-def test_what_is_made_once_finds_an_empty_directory(monkeypatch, tmp_path):
-    """Also where a process that made it was killed."""
+def test_a_cached_result_is_made_in_an_empty_directory(monkeypatch, tmp_path):
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
     found = []
 
@@ -166,25 +160,22 @@ def test_what_is_made_once_finds_an_empty_directory(monkeypatch, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        made_once.directory('thing', create, [made_once])
+        disk_cache.directory('thing', create, [disk_cache])
     for _ in range(2):
-        path = made_once.directory('thing', create, [made_once])
+        path = disk_cache.directory('thing', create, [disk_cache])
     assert found == [[], []] and os.listdir(path) == ['made']
 
 
 def test_base_model_is_made_once_and_always_the_same():
     model = lm_tasks.initial_model('reviews')
-    assert (
-        lm_tasks.initial_model('reviews').savedir == model.savedir
-        and model.encoding == encodings.Reviews
-    )
+    assert lm_tasks.initial_model('reviews').savedir == model.savedir
+    assert model.encoding == encodings.Reviews
     state = torch.get_rng_state()
     first, again = (
         dict(language_model.train(model.hparams(), steps=5).named_parameters()) for _ in range(2)
     )
-    assert torch.equal(torch.get_rng_state(), state), (
-        'what follows must not depend on whether the model was there'
-    )
+    # What follows must not depend on whether the model was there.
+    assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
@@ -193,9 +184,8 @@ def labels_of(kind, seed=0):
     hparams.override_from_nested_dict(resolved('train_reward', 'mock_sentiment').to_nested_dict())
     hparams.labels.type, hparams.labels.num_train = kind, 64
     torch.manual_seed(seed)
-    return simulated.simulated_labels(
-        hparams, Policy(lm_tasks.initial_model('reviews')), LocalComm()
-    )
+    policy = Policy(lm_tasks.initial_model('reviews'))
+    return simulated.simulated_labels(hparams, policy, LocalComm())
 
 
 def test_best_is_the_best(reward):
@@ -215,30 +205,14 @@ def test_the_same_seed_gives_the_same_labels():
 def test_other_kinds_of_labels(reward):
     rated, compared = labels_of('scalar_rating'), labels_of('scalar_compare')
     torch.testing.assert_close(rated['score'], reward.score(rated['query'], rated['sample']))
-    torch.testing.assert_close(
-        compared['difference'],
-        reward.score(compared['query'], compared['sample1'])
-        - reward.score(compared['query'], compared['sample0']),
-    )
+    worse, better = (reward.score(compared['query'], compared[f'sample{i}']) for i in (0, 1))
+    torch.testing.assert_close(compared['difference'], better - worse)
 
 
 def train(folder, *words, name='run'):
-    result = invoke(
-        [
-            'train_policy',
-            'mock_sentiment',
-            name,
-            '--mpi=1',
-            f'--save_dir={folder}',
-            '--run.log_interval=1',
-            '--run.console=original',
-            '--run.evaluate=false',
-            '--ppo.total_episodes=2560',
-            *words,
-        ]
-    )
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    short = '--run.log_interval=1 --run.console=original --run.evaluate=false'
+    training = f'train_policy mock_sentiment {name} --mpi=1 --ppo.total_episodes=2560 {short}'
+    return succeed([*training.split(), f'--save_dir={folder}', *words]).stdout
 
 
 FEW = '--rewards.train_new_model.labels.num_train=256'
@@ -254,8 +228,7 @@ def test_a_policy_learns_what_is_liked(tmp_path, words):
     assert len(scores) == 10 and np.mean(scores[-2:]) > scores[0] + 0.3
     checkpoint = Bundle(checkpoints.latest(f'{tmp_path}/run/policy/checkpoints'))
     assert any(name.startswith('reward_model/') for name in checkpoint) == (words == (FEW,))
-    sampled = invoke(f'sample --save_dir {tmp_path}/run --nsamples 8 --mpi 1', sample.cli)
-    assert sampled.exit_code == 0, sampled.output
+    sampled = succeed(f'sample --save_dir {tmp_path}/run --nsamples 8 --mpi 1', sample.cli)
     for query, response in responses(sampled.stdout):
         assert query in reviews.queries() and set(response.split()) <= set(reviews.WORDS)
 
@@ -268,40 +241,25 @@ def test_a_policy_learns_what_is_liked(tmp_path, words):
 def test_bf16_ends_where_float32_does(tmp_path):
     """After a quarter of the run's steps. Six seeds in float32: .959 +- .004 of the gain at a KL of
     1.971 +- .057; in bf16 .961 +- .003, 1.937."""
-    train(
-        tmp_path,
-        *DIRECT,
-        '--run.precision=bf16',
-        '--ppo.total_episodes=12800',
-        '--run.evaluate=true',
-    )
+    words = '--run.precision=bf16 --ppo.total_episodes=12800 --run.evaluate=true'.split()
+    train(tmp_path, *DIRECT, *words)
     results = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
     policy = results['rewards']['known reward']['policy']
     assert abs(policy['share'] - 0.959) < 4 * 0.004 and abs(policy['kl'] - 1.971) < 4 * 0.057
 
 
+JUDGES_REVIEWS = (
+    "the known reward ('mock') judges film reviews only, encoding 'reviews', not 'test': set"
+    ' --task.policy.initial_model reviews'
+)
+NEW_LABELS = '--rewards.train_new_model.labels'
+
+
 @pytest.mark.parametrize(
     'words, told',
     [
-        (
-            DIRECT,
-            (
-                "the known reward ('mock') judges film reviews only, encoding 'reviews', not"
-                " 'test': set --task.policy.initial_model reviews"
-            ),
-        ),
-        (
-            [
-                '--rewards.train_new_model.labels.source',
-                'mock',
-                '--rewards.train_new_model.labels.num_train',
-                '32',
-            ],
-            (
-                "the known reward ('mock') judges film reviews only, encoding 'reviews', not"
-                " 'test': set --task.policy.initial_model reviews"
-            ),
-        ),
+        (DIRECT, JUDGES_REVIEWS),
+        ([f'{NEW_LABELS}.source=mock', f'{NEW_LABELS}.num_train=32'], JUDGES_REVIEWS),
         (['--task.policy.initial_model', 'reviews'], "encoding 'reviews' has no word '"),
     ],
 )
@@ -314,10 +272,8 @@ def test_mock_labels_are_as_many_as_asked_for(tmp_path):
     result = invoke(
         f'train_reward mock_sentiment mine --mpi 1 --save_dir {tmp_path} --labels.num_train None'
     )
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
-        2,
-        (
-            'error: --labels.source mock answers as many queries as it is asked: give'
-            ' --labels.num_train'
-        ),
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        'error: --labels.source mock answers as many queries as it is asked: give'
+        ' --labels.num_train'
     )

@@ -22,7 +22,6 @@ SMALL = (
 
 
 def commands(section):
-    """The commands in a section of the page, without `pipenv run`."""
     (text,) = re.findall(rf'^## {section}\n(.*?)^## ', page('docs/models.md'), re.M | re.S)
     return re.findall(r'^    pipenv run (.*)$', text, re.MULTILINE)
 
@@ -49,7 +48,6 @@ def test_how_a_model_is_used(tmp_path, monkeypatch):
 
 @pytest.fixture(scope='module')
 def reviews(tmp_path_factory):
-    """A folder with a Llama that has read some reviews, and the line that trains a policy of it."""
     folder = tmp_path_factory.mktemp('reviews')
     make, train = commands('Proof')
     script, directory = make.removeprefix('python ').split()

@@ -1,24 +1,19 @@
-"""A policy's training that collects labels: what it asks, when it trains its reward model, and that
-it is repeated exactly."""
+"""Trainings that collect labels: questions asked, reward model trained, exactly repeated."""
 
 import contextlib
-import csv
 import http.client
 import json
 import re
 import shlex
 import shutil
-import threading
 import time
 import types
 from collections import Counter
 
 import numpy as np
 import pytest
-import torch
-from command_line import caught_jobs, error_of, hparams_of, invoke
+from command_line import caught_jobs, error_of, hparams_of, invoke, succeed, told
 from events import events_of
-from experiments import resolved
 from interrupted import assert_same
 from launched import REPOSITORY, Launch, eventually, needs_mpi
 from online_runs import (
@@ -45,12 +40,9 @@ from lm_human_preferences.labels.held_out import split
 from lm_human_preferences.labels.label_files import of_answers
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.page.key import folder_key
-from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
-from lm_human_preferences.online import collection
-from lm_human_preferences.online.collected_answers import collected
-from lm_human_preferences.reproduction import online_figures
+from lm_human_preferences.labels.simulated import simulate, small_tokens
+from lm_human_preferences.online import collection, run_labels
 from lm_human_preferences.train_reward import RewardModelTrainer
-from lm_human_preferences.training import memory, precision
 from lm_human_preferences.training.time_left import TimeLeft
 
 PEOPLE = {
@@ -64,12 +56,11 @@ ONE_BY_ONE = {'rewards__online__ahead': 0, 'rewards__online__validation': 0.0}
 
 @pytest.fixture(scope='module')
 def live(tmp_path_factory):
-    """The directory of a run whose simulated labellers have answered while it trained."""
     directory = tmp_path_factory.mktemp('online') / 'live'
     learned = []  # labels that went through an update, of each reward model
-    judged = []  # (step, reward model)
+    judged = []  # reward models
     train_batch = RewardModelTrainer.train_batch
-    check = collection.RetrainingHealth.check
+    alarms = collection.retraining_alarms
 
     def counted(trainer, indices, lr):
         if trainer.steps_done == 0:
@@ -77,13 +68,13 @@ def live(tmp_path_factory):
         learned[-1] += len(indices)
         return train_batch(trainer, indices, lr)
 
-    def noted(health, step, model, prediction):
-        judged.append((step, model))
-        check(health, step, model, prediction)
+    def noted(model, prediction):
+        judged.append(model)
+        return alarms(model, prediction)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RewardModelTrainer, 'train_batch', counted)
-        patched.setattr(collection.RetrainingHealth, 'check', noted)
+        patched.setattr(collection, 'retraining_alarms', noted)
         (directory.parent / 'said').write_text(train(directory))
     (directory.parent / 'learned').write_text(json.dumps(learned))
     (directory.parent / 'judged').write_text(json.dumps(judged))
@@ -92,11 +83,7 @@ def live(tmp_path_factory):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Looks for answers often."""
     monkeypatch.setattr(collection, 'POLL_SECONDS', 0.01)
-
-
-# ---------------------------------------------------------------- what is asked and learned
 
 
 def test_reward_models_are_trained_at_the_computed_steps(live):
@@ -117,9 +104,8 @@ def test_every_label_that_is_recorded_is_learned(live):
 
 
 def test_labels_judge_the_reward_model_before_they_are_learned(live):
-    """None are held out here, so new ones tell of the model that has not seen them."""
-    judged = json.loads((live.parent / 'judged').read_text())
-    assert judged == [[step, before] for before, step in enumerate([0, *RETRAINED])]
+    """None are held out here, so new ones judge the model before; the fourth one has none."""
+    assert json.loads((live.parent / 'judged').read_text()) == [1, 2, 4]
 
 
 def test_questions_are_of_the_policy_in_training(live):
@@ -165,7 +151,6 @@ def test_tensorboard_and_console_tell_of_each_model(live):
 
 
 def test_the_last_reward_model_is_saved_with_the_policy(live):
-    """And it is not the first one: checkpoints copy it."""
     values = [
         np.array(
             Bundle(str(live / f'policy/checkpoints/model.ckpt-{step}'))[
@@ -195,7 +180,7 @@ def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_pat
     folder = LabelFolder(str(tmp_path / 'run/labels'))
     settings = online_hparams(live, rewards__train_new_model__labels__held_out=0.3)
     new_model = settings.rewards.train_new_model
-    labels = of_answers(folder, collected(folder))
+    labels = of_answers(folder, run_labels.collected(folder))
     learned, held_out, _ = split(labels, new_model)
     found = reward_on_labels.report(folder, str(tmp_path / 'run/policy'))
     assert found['held_out_share'] == 0.3
@@ -204,32 +189,11 @@ def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_pat
     assert others == len(learned['query'])
 
 
-# ---------------------------------------------------------------- exactly again
-
-
 def test_a_run_replayed_from_its_files_is_the_same(live, tmp_path):
     """Nobody answers here: there is nothing to wait for."""
     shutil.copytree(live / 'labels', tmp_path / 'run/labels')
     train(tmp_path / 'run', **PEOPLE, run__resume=True)
     assert_same(online_result(tmp_path / 'run'), online_result(live))
-
-
-def test_in_bf16_a_run_is_repeated_as_well(live, tmp_path):
-    reduced = {
-        'run__precision': 'bf16',
-        'rewards__train_new_model__run__precision': 'bf16',
-        'ppo__total_episodes': 256,
-        'rewards__online__retrainings': 2,
-    }
-    try:
-        train(tmp_path / 'run', **reduced)
-        shutil.copytree(tmp_path / 'run/labels', tmp_path / 'again/labels')
-        train(tmp_path / 'again', **{**reduced, **PEOPLE}, run__resume=True)
-    finally:
-        precision.configure('fp32', torch.device('cpu'), 'default')
-    result = online_result(tmp_path / 'run')
-    assert_same(online_result(tmp_path / 'again'), result)
-    assert result['ppo', 'online/loss'] != online_result(live)['ppo', 'online/loss'][:3]
 
 
 def test_the_policy_is_not_disturbed_by_questions(live, tmp_path):
@@ -249,7 +213,6 @@ ALIKE = {**ONE_BY_ONE, 'rewards__online__repeated': 0.0, 'rewards__online__label
 
 @pytest.fixture(scope='module')
 def one_by_one():
-    """Questions are asked as they are needed, not in batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('lm_human_preferences.hparams.online_options.ASKED_AT_ONCE', 1)
         yield
@@ -257,14 +220,12 @@ def one_by_one():
 
 @pytest.fixture(scope='module')
 def simulated(tmp_path_factory, one_by_one):
-    """The directory of a run whose simulated labeller makes no errors."""
     directory = tmp_path_factory.mktemp('simulated') / 'run'
     train(directory, **ALIKE, rewards__online__error=0.0)
     return directory
 
 
 def folder_when_asked(directory, count=24):
-    """The folder of a run that has asked its first questions, and seen that nobody is there."""
     eventually((directory / 'labels/task.json').exists, 60)
     folder = LabelFolder(str(directory / 'labels'))
     eventually(lambda: (folder.refresh(), len(folder.questions) >= count)[1], 60)
@@ -273,7 +234,6 @@ def folder_when_asked(directory, count=24):
 
 
 def answer_in_terminal(directory, done):
-    """Answer whatever is asked, as small_tokens would."""
     with Labeller(folder_when_asked(directory), 'anna') as labeller:
         while not done.is_set():
             simulate(labeller, small_tokens)
@@ -293,42 +253,27 @@ def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick, m
 
 
 def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, monkeypatch):
-    """The same answers by way of the page give the same run, whose end the page is told of."""
-    said, told = [], []
-    monkeypatch.setattr(collection, 'announce', lambda *lines: said.extend(lines))
-
-    def wait_for_the_end(link):
-        client = Client(link)
-        while not client.post('/ending')[1]['ended']:
-            pass
-        client.close()
-        told.append(True)
+    said = []
+    monkeypatch.setattr(run_labels, 'announce', lambda *lines: said.extend(lines))
 
     def answer_on_page(directory, done):
         folder = folder_when_asked(directory)
-        link = said[0].partition(': ')[2]
-        client = Client(link)
-        waiting = threading.Thread(target=wait_for_the_end, args=[link])
-        waiting.start()
+        client = Client(said[0].partition(': ')[2])
         with contextlib.suppress(OSError, http.client.HTTPException):  # when the run ends
             while not done.is_set():
                 for question in client.questions():
                     folder.refresh()
                     id = id_of_token(folder, question['id'])
-                    tokens = folder.tokens(folder.questions[id])
-                    (rewards,) = small_tokens([tokens])
-                    best = rewards.index(max(rewards))
+                    (rewards,) = small_tokens([folder.tokens(folder.questions[id])])
                     order = shown_order('anna', id, 4, folder_key(folder.path).order)
-                    position = order.index(best)
-                    client.answer(question['id'], position + 1)
+                    client.answer(question['id'], order.index(rewards.index(max(rewards))) + 1)
                 time.sleep(0.01)
         client.close()
-        waiting.join()
 
     serve = {'run__serve': 'on', 'run__serve__labellers': 'anna', 'run__serve__port': 0}
     with meanwhile(answer_on_page, tmp_path / 'run'):
         train(tmp_path / 'run', **{**ALIKE, **PEOPLE, **serve})
-    assert said[0].startswith('answer as anna: http://127.0.0.1:') and told
+    assert said[0].startswith('answer as anna: http://127.0.0.1:')
     assert_same(alike(tmp_path / 'run'), alike(simulated))
 
 
@@ -353,9 +298,6 @@ def test_two_ranks_ask_and_learn_what_one_does(tmp_path):
     assert len(names) > 20
     for name in names:
         np.testing.assert_allclose(np.array(two[name]), np.array(one[name]), rtol=0, atol=5e-6)
-
-
-# ---------------------------------------------------------------- waiting
 
 
 def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, monkeypatch):
@@ -430,9 +372,6 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
     assert 2 < given.count('tie') < 22  # which the reward model has learned from
 
 
-# ---------------------------------------------------------------- mistakes
-
-
 def test_answers_that_were_used_stay(live, tmp_path):
     shutil.copytree(live / 'labels', tmp_path / 'labels')
     with Labeller(LabelFolder(str(tmp_path / 'labels')), 'test1') as labeller:
@@ -446,62 +385,43 @@ def test_changed_answers_are_noticed(live, tmp_path):
     shutil.copytree(live / 'labels', directory / 'labels')
     path = directory / 'labels/answers/test1.jsonl'
     lines = path.read_text().splitlines(keepends=True)
-    best = '"best": 0' if '"best": 0' in lines[0] else '"best": 1'
-    path.write_text(''.join([lines[0].replace(best, '"best": 3'), *lines[1:]]))
-    if lines[0] == path.read_text().splitlines(keepends=True)[0]:
-        path.write_text(''.join([lines[0].replace('"best": 2', '"best": 3'), *lines[1:]]))
+    chosen = json.loads(lines[0])['best']
+    other = lines[0].replace(f'"best": {chosen}', f'"best": {(chosen + 1) % 4}')
+    path.write_text(''.join([other, *lines[1:]]))
     with pytest.raises(UserError, match='answers from which a reward model has learned were chang'):
         train(directory, **PEOPLE, run__resume=True)
 
 
-MISTAKES = [
-    (
-        ['--rewards.online.labels=9', '--rewards.online.initial=10'],
-        '--rewards.online.initial 10 is more than --rewards.online.labels 9',
-    ),
-    (
-        ['--rewards.online=on'],
-        '--rewards.online.labels must be a whole number (int), got None',
-    ),
-    (
-        ['--rewards.online.labels=960', '--rewards.online.retrainings=99'],
-        '--rewards.online.retrainings 99: two of them would be at one of the 100 steps of'
-        ' --ppo.total_episodes; take fewer',
-    ),
-    (
-        ['--rewards.online.labels=960', '--rewards.train_new_model=off'],
-        '--rewards.online trains a reward model of its own: it needs --rewards.train_new_model on',
-    ),
-    (
-        ['--rewards.online.labels=960', '--rewards.online.error=0.1'],
-        '--rewards.online.error 0.1: --rewards.online.source is people, who make errors of their'
-        ' own: give --rewards.online.source mock, or no error',
-    ),
-    (
-        ['--rewards.online.labels=960', '--rewards.train_new_model.labels.type=scalar_rating'],
-        '--rewards.online.validation 0.05: --rewards.train_new_model.labels.type scalar_rating'
-        ' shows 1 sample(s), which two policies cannot share equally; take 0',
-    ),
-    (
-        ['--rewards.online.labels=960', '--rewards.train_new_model.labels.type=ranking_of_3'],
-        "--rewards.train_new_model.labels.type 'ranking_of_3' is none of best_of_N (as in"
-        ' best_of_4, up to 1000), scalar_rating, scalar_compare',
-    ),
-    (
-        ['--run.serve=on'],
-        '--run.serve shows people what to answer: it needs --rewards.online with the source people',
-    ),
-    (
-        ['--rewards.online.labels=960', '--save_dir=None'],
-        '--rewards.online.source people: a run with --save_dir None has no folder in which they'
-        ' could answer',
-    ),
-]
+MISTAKES = """
+--rewards.online.labels=9 --rewards.online.initial=10
+    --rewards.online.initial 10 is more than --rewards.online.labels 9
+--rewards.online=on
+    --rewards.online.labels must be a whole number (int), got None
+--rewards.online.labels=960 --rewards.online.retrainings=99
+    --rewards.online.retrainings 99: two of them would be at one of the 100 steps of
+    --ppo.total_episodes; take fewer
+--rewards.online.labels=960 --rewards.train_new_model=off
+    --rewards.online trains a reward model of its own: it needs --rewards.train_new_model on
+--rewards.online.labels=960 --rewards.online.error=0.1
+    --rewards.online.error 0.1: --rewards.online.source is people, who make errors of their own:
+    give --rewards.online.source mock, or no error
+--rewards.online.labels=960 --rewards.train_new_model.labels.type=scalar_rating
+    --rewards.online.validation 0.05: --rewards.train_new_model.labels.type scalar_rating shows
+    1 sample(s), which two policies cannot share equally; take 0
+--rewards.online.labels=960 --rewards.train_new_model.labels.type=ranking_of_3
+    --rewards.train_new_model.labels.type 'ranking_of_3' is none of best_of_N (as in best_of_4,
+    up to 1000), scalar_rating, scalar_compare
+--run.serve=on
+    --run.serve shows people what to answer: it needs --rewards.online with the source people
+--rewards.online.labels=960 --save_dir=None
+    --rewards.online.source people: a run with --save_dir None has no folder in which they could
+    answer
+"""
 
 
-@pytest.mark.parametrize('words, message', MISTAKES)
+@pytest.mark.parametrize('words, message', told(MISTAKES))
 def test_mistakes_are_told_before_anything_starts(tmp_path, words, message):
-    command = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--dry_run', *words]
+    command = f'train_policy test run --save_dir={tmp_path} --dry_run {words}'
     assert error_of(invoke(command)) == message
 
 
@@ -513,9 +433,10 @@ def test_what_people_have_answered_is_not_overwritten(live, tmp_path, monkeypatc
         pass  # has looked, and answered nothing
     words = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--mpi=1', '--overwrite']
     words += WORDS
-    assert invoke([*words, '--dry_run']).exit_code == 0
+    succeed([*words, '--dry_run'])
     path = directory / 'labels/answers/anna.jsonl'
-    path.write_text(lines_of_text(live / 'labels/answers/test1.jsonl')[0])
+    others = (live / 'labels/answers/test1.jsonl').read_text()
+    path.write_text(others.splitlines(keepends=True)[0])
     before = online_result(directory)
     expected = (
         f'--overwrite would delete what anna answered in {directory}/labels: move that folder away,'
@@ -534,43 +455,19 @@ def test_what_people_have_answered_is_not_overwritten(live, tmp_path, monkeypatc
     assert not (directory / 'labels/questions.jsonl').exists()
 
 
-def lines_of_text(path):
-    return path.read_text().splitlines(keepends=True)
-
-
 def test_online_cannot_be_switched_when_a_run_goes_on(live):
     message = error_of(invoke(['resume', str(live), '--rewards.online=off']))
     assert message.startswith('--rewards.online cannot change: a run that has begun goes on')
 
 
-def test_a_dry_run_counts_the_reward_model_that_learns(tmp_path, monkeypatch):
-    """For 124M, from numbers of parameters: 124,439,808."""
-    words = ['train_policy', 'sentiment', 'run', f'--save_dir={tmp_path}', '--dry_run']
-    words += ['--mpi=1', '--ppo.batch_size=16', '--rewards.train_new_model.batch_size=4']
-    words += ['--rewards.train_new_model.rollout_batch_size=16', '--rewards.online.labels=1000']
-    monkeypatch.setattr(memory, 'on_host', lambda: 100 * 10**9)
-    (line,) = [line for line in invoke(words).stderr.splitlines() if 'memory expected' in line]
-    # Three networks, and for two of them gradients and moments: nine times 0.4978 GB.
-    lasting = 9 * 4 * 124_439_808
-    # Four labels of 64 tokens and 4 * 24: 640 tokens, for each of which 13 blocks keep 16 * 768
-    # numbers and 12 * 160 probabilities; the gradient of 50257 embeddings.
-    learning = 13 * 640 * (16 * 768 + 12 * 160) * 4 + 4 * 50257 * 768
-    assert line.startswith(f'memory expected: {(lasting + learning) / 1e9:.2f} GB for each rank')
-
-
 def test_a_dry_run_looks_at_what_an_online_run_uses(tmp_path):
     words = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--dry_run', *WORDS]
-    result = invoke([*words, f'--rewards.train_new_model.labels.source={tmp_path}/none.json'])
-    assert result.exit_code == 0, result.stderr
+    succeed([*words, f'--rewards.train_new_model.labels.source={tmp_path}/none.json'])
     result = invoke([*words, '--rewards.online.source=mock'])
     assert result.exit_code == 2 and "('mock') judges film reviews only" in result.stderr
 
 
-# ---------------------------------------------------------------- docs/online.md
-
-
 def commands_of_the_page():
-    """The words after ./launch.py of each command in docs/online.md."""
     text = (REPOSITORY / 'docs/online.md').read_text(encoding='utf-8')
     lines = re.findall(r'^    pipenv run \./launch\.py (.*)$', text, re.MULTILINE)
     return {line.split()[1]: shlex.split(line) for line in lines}
@@ -578,95 +475,17 @@ def commands_of_the_page():
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
-    """The run without people, then a labeller in its folder, and the figures."""
     commands = commands_of_the_page()
-    assert set(commands) == {'sentiment', 'mock_sentiment', './figures', './ensembles'} | {
-        '/tmp/save/train_policy/mine/labels'
-    }
+    assert set(commands) == {'sentiment', 'mock_sentiment', '/tmp/save/train_policy/mine/labels'}
     words = [*commands['mock_sentiment'], f'--save_dir={tmp_path}', '--ppo.total_episodes=512']
     words += ['--rewards.online.labels=64', '--rewards.online.retrainings=0']
-    result = invoke([*words, '--run.evaluate=false'])
-    assert result.exit_code == 0, result.output
+    result = succeed([*words, '--run.evaluate=false'])
     assert 'reward model 1 of 1, before step 1: 32 labels' in result.output
     _, _, *labeller = commands['/tmp/save/train_policy/mine/labels']
     folder = str(tmp_path / 'online/labels')
     result = invoke(['label', folder, *labeller, '--simulate', 'on'])
     assert result.exit_code == 0 and 'anna (simulated) has given 0 answers' in result.output
     started = caught_jobs(monkeypatch)
-    assert invoke([*commands['sentiment'], f'--save_dir={tmp_path}']).exit_code == 0
+    succeed([*commands['sentiment'], f'--save_dir={tmp_path}'])
     hparams = hparams_of(started)
     assert (hparams.rewards.online.labels, hparams.run.serve.labellers) == (5000, 'me')
-    started.clear()
-    assert invoke(commands['./ensembles']).exit_code == 0
-    ((_, arguments, _),) = started
-    assert (arguments['ensemble'], arguments['epochs'], arguments['initial']) == (4, 4, 128)
-
-
-@pytest.mark.slow
-def test_figures_of_labels_while_the_policy_trains(tmp_path, monkeypatch):
-    """Tiny runs, in this process: the rows are those of the plan, and the picture is there.
-
-    Responses of two tokens, 2,500 in all, are measured in a fraction of the time.
-    """
-
-    def finish(processes, todo):
-        for path, (job, *arguments) in todo.items():
-            job(path, *arguments)
-
-    monkeypatch.setattr(online_figures.jobs, 'finish', finish)
-    tiny = online_figures.Scale(
-        labels=64, initial=16, episodes=512, retrainings=(0, 1), errors=(0.3,), seeds=1
-    )
-    monkeypatch.setattr(online_figures, 'QUICK', tiny)
-    short = resolved('train_policy', 'mock_sentiment')
-    for task in (short.task, short.rewards.train_new_model.task):
-        task.response_length = 2
-    online_figures.figures(short, str(tmp_path), quick=True, processes=1)
-    rows = list(csv.DictReader((tmp_path / 'online.csv').open()))
-    assert [(row['retrainings'], row['models']) for row in rows] == [('0', '1'), ('1', '2')]
-    for row in rows:
-        assert 0 < float(row['own_accuracy']) < 1 and float(row['kl']) > 0
-        gain = float(row['known_reward']) / float(row['optimal_reward'])
-        assert gain < 1
-    assert (tmp_path / 'online.png').read_bytes().startswith(b'\x89PNG')
-    assert len(list(tmp_path.glob('online1/*.json'))) == 2
-
-
-def test_online_figures_differ_in_what_they_say():
-    plan = online_figures.runs_of(online_figures.FULL)
-    assert len(plan) == len(set(plan)) == 3 * 2 * 5
-    for run in plan:
-        hparams = run.hparams(resolved('train_policy', 'mock_sentiment'), online_figures.FULL)
-        options = hparams.rewards.online
-        assert (options.retrainings, options.error) == (run.retrainings, run.error)
-        assert options.initial == (256 if run.retrainings else 1024)
-        assert (hparams.run.seed, options.labels) == (run.seed, 1024)
-        assert len(options.schedule(50).training_steps()) == run.retrainings + 1
-        new_model = hparams.rewards.train_new_model
-        assert (hparams.rewards.ensemble, new_model.epochs, new_model.batch_size) == (1, 1, 8)
-
-
-def test_online_figures_take_no_more_initial_labels_than_a_run_has(tmp_path):
-    policy = resolved('train_policy', 'mock_sentiment')
-    with pytest.raises(UserError, match='^--initial 257 is more than the 256 labels that each'):
-        online_figures.figures(policy, str(tmp_path), quick=True, initial=257)
-
-
-def test_online_figures_of_ensembles(monkeypatch, tmp_path):
-    asked = {}
-    monkeypatch.setattr(online_figures.jobs, 'finish', lambda processes, todo: asked.update(todo))
-    monkeypatch.setattr(online_figures.storage, 'read_json', lambda path: {})
-    monkeypatch.setattr(online_figures, 'summary', lambda rows: [])
-    monkeypatch.setattr(online_figures, 'write_table', lambda path, rows: None)
-    monkeypatch.setattr(online_figures.online_picture, 'draw', lambda path, rows, labels: None)
-    policy = resolved('train_policy', 'mock_sentiment')
-    settings = {'ensemble': 4, 'epochs': 3, 'initial': 128, 'seeds': 1, 'processes': 1}
-    online_figures.figures(policy, str(tmp_path), **settings)
-    assert len(asked) == 3 * 2
-    for _, hparams, _ in asked.values():
-        new_model = hparams.rewards.train_new_model
-        assert (hparams.rewards.ensemble, new_model.epochs, new_model.batch_size) == (4, 3, 32)
-        options = hparams.rewards.online
-        assert options.initial == (128 if options.retrainings else 1024)
-    words = f'figures --ensemble 4 --output_dir {tmp_path}'
-    assert '--ensemble, --epochs and --initial are options of --online' in error_of(invoke(words))

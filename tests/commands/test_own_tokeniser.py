@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from label_folders import HEADER
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import END, write_byte_level, write_words
@@ -24,16 +24,9 @@ PAIRS = [
 
 
 def write_model(directory, write=write_byte_level, **settings):
-    """The directory of a model, without its weights."""
     write(directory, **settings)
     (directory / 'config.json').write_text('{"model_type": "llama"}')
     return directory
-
-
-def run(line):
-    result = invoke(line)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
 
 
 @pytest.fixture
@@ -53,31 +46,27 @@ def import_line(model, pairs, output):
 def test_files_of_token_ids_say_which_tokeniser_they_are_of(tmp_path, pairs):
     """Whether they are imported or exported; those of the original's encodings are as before."""
     model, folder = write_model(tmp_path / 'model'), tmp_path / 'labels'
-    run(import_line(model, pairs, folder))
-    run(f'labels {folder} --export {tmp_path}/exported.json')
-    run(import_line(model, pairs, tmp_path / 'imported.json'))
+    succeed(import_line(model, pairs, folder))
+    succeed(f'labels {folder} --export {tmp_path}/exported.json')
+    succeed(import_line(model, pairs, tmp_path / 'imported.json'))
     name = LabelFolder(str(folder)).task['encoding']
     for file in ('exported.json', 'imported.json'):
         labels = json.loads((tmp_path / file).read_text())
         assert [label['encoding'] for label in labels] == [name] * len(PAIRS)
     pairs.write_text('{"prompt": "ab", "chosen": "c", "rejected": "d"}\n')
     options = '--labels.type best_of_2 --task.truncate_token None'
-    run(f'import_labels test {pairs} {tmp_path}/test.json {options}')
-    assert json.loads((tmp_path / 'test.json').read_text())[0].keys() == {
-        'query',
-        'sample0',
-        'sample1',
-        'best',
-    }
+    succeed(f'import_labels test {pairs} {tmp_path}/test.json {options}')
+    label = json.loads((tmp_path / 'test.json').read_text())[0]
+    assert label.keys() == {'query', 'sample0', 'sample1', 'best'}
 
 
 def test_a_folder_of_labels_has_the_tokeniser_with_it(tmp_path, pairs):
     """It can be read where the model is not, and takes no tokens of another encoding."""
     model, folder = write_model(tmp_path / 'model'), tmp_path / 'labels'
-    run(import_line(model, pairs, folder))
+    succeed(import_line(model, pairs, folder))
     assert LabelFolder(str(folder)).task['encoding'].startswith('tokenizer-')
     shutil.rmtree(model)
-    run(f'labels {folder} --export {tmp_path}/out.jsonl --export_as preferences')
+    succeed(f'labels {folder} --export {tmp_path}/out.jsonl --export_as preferences')
     lines = (tmp_path / 'out.jsonl').read_text().splitlines()
     assert [json.loads(line) for line in lines] == PAIRS
     words = ' '.join(value for pair in PAIRS for value in pair.values()).split()
@@ -91,7 +80,6 @@ DIALOGUE = [
     {'role': 'assistant', 'content': 'The dog.'},
     {'role': 'user', 'content': 'Which?'},
 ]
-READ = 'user: Who is lazy?\n\nassistant: The dog.\n\nuser: Which?'
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}"
     f'{END}{{% endfor %}}[assistant]'
@@ -106,13 +94,6 @@ def queries(tmp_path):
     return path
 
 
-def ask_line(model, queries, folder):
-    return (
-        f'ask sentiment {folder} --count 1 --task.chat on --task.policy.initial_model {model}'
-        f' --task.query_dataset {queries} --task.truncate_text {END} --task.truncate_after 0'
-    )
-
-
 @pytest.fixture
 def chat_model(tmp_path):
     model = write_model(tmp_path / 'model', chat_template=TEMPLATE)
@@ -121,7 +102,6 @@ def chat_model(tmp_path):
 
 @pytest.fixture
 def contexts(monkeypatch):
-    """The texts that policies have gone on from, as they come."""
     found, own = [], chat.ChatTemplate.contexts
 
     def seen(self, rows):
@@ -137,51 +117,35 @@ RENDERED = f'[user] Who is lazy?{END}[assistant] The dog.{END}[user] Which?{END}
 RENDERED_TEST = {f'[user] {text}{END}[assistant]' for text in ('It was late. Why?', 'Who is lazy?')}
 
 
-def test_a_policy_is_asked_in_its_chat_template_and_people_read_the_dialogue(
-    tmp_path, queries, chat_model, contexts
-):
-    run(ask_line(chat_model, queries, tmp_path / 'labels'))
-    folder = LabelFolder(str(tmp_path / 'labels'))
-    (question,) = folder.questions.values()
-    encoder = folder.encoding().get_encoder()
-    assert encoder.decode(folder.tokens(question)['query']) == READ
-    assert set(contexts) == {RENDERED}
-
-
 def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
-    """Trained, resumed, sampled from and evaluated, it goes on from a rendered dialogue."""
     reward = tmp_path / 'reward.py'
     reward.write_text(
         'def score(queries, responses):\n    return [len(each) for each in responses]'
     )
-    run(
+    started = succeed(
         f'train_policy test run --mpi 1 --save_dir {tmp_path} --task.policy.initial_model'
         f' {chat_model} --task.chat on --task.query_dataset {queries} --task.query_length 40'
-        f' --task.truncate_text {END} --task.truncate_after 0 --ppo.total_episodes 64'
+        f' --task.response_length 20 --ppo.total_episodes 64'
         f' --rewards.train_new_model off --rewards.function {reward}:score --run.evaluate off'
     )
+    assert f'A response ends with {END!r} (0), or after 20 tokens' in started.stdout
     assert set(contexts) == {RENDERED}
     contexts.clear()
-    run(f'resume {tmp_path}/run --ppo.total_episodes 128')
+    succeed(f'resume {tmp_path}/run --ppo.total_episodes 128')
     assert set(contexts) == {RENDERED}
     contexts.clear()
     printed = invoke(f'sample --save_dir {tmp_path}/run --nsamples 2 --mpi 1', sample.cli).stdout
     assert 'It was late. Why?' in printed and END not in printed and '[user]' not in printed
     assert set(contexts) == RENDERED_TEST
     contexts.clear()
-    run(f'evaluate {tmp_path}/run --queries 2 --samples 64')
+    succeed(f'evaluate {tmp_path}/run --queries 2 --samples 64')
     assert set(contexts) == RENDERED_TEST
-
-
-def test_a_model_without_a_chat_template_is_refused(tmp_path, queries):
-    model = write_model(tmp_path / 'model')
-    save(tiny('llama', vocab_size=512, max_position_embeddings=128), model)
-    told = error_of(invoke(ask_line(model, queries, tmp_path / 'labels')))
-    assert told.startswith(f'--task.chat: {model} has no chat template')
+    succeed(f'export {tmp_path}/run {tmp_path}/exported')
+    settings = json.loads((tmp_path / 'exported' / 'generation_config.json').read_text())
+    assert settings['eos_token_id'] == [0]
 
 
 def test_labellers_of_a_chat_see_no_marks(tmp_path):
-    """Neither on a terminal nor on the page."""
     encoding = tokenisers.read(write_byte_level(tmp_path / 'model'))
     encoder = encoding.get_encoder()
 

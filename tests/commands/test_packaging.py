@@ -1,5 +1,4 @@
-"""What a fresh machine installs: everything that is imported, and nothing that ties the lock to one
-machine."""
+"""Installation on a fresh machine: all that is imported, nothing tied to one machine."""
 
 import ast
 import importlib.metadata
@@ -26,7 +25,6 @@ PRODUCT = ['launch.py', 'sample.py', 'lm_human_preferences/**/*.py']
 
 
 def imported(patterns):
-    """The top-level names that the files imported from elsewhere, at any level of their code."""
     names = set()
     for path in (p for pattern in patterns for p in ROOT.glob(pattern)):
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
@@ -43,7 +41,6 @@ def imported(patterns):
 
 
 def undeclared(names, packages):
-    """Those of the imported `names` that none of `packages` provides."""
     providers = importlib.metadata.packages_distributions()
     return sorted(
         name
@@ -59,10 +56,7 @@ def test_imports_are_declared():
     names = imported(PRODUCT)
     assert 'torch' in names
     assert undeclared(names, packages) == []
-    packages |= {
-        *PIPFILE['dev-packages'],
-        'trl',
-    }  # which a benchmark compares with, where it is installed
+    packages |= {*PIPFILE['dev-packages'], 'trl'}  # with which a benchmark compares, if it is there
     assert undeclared(imported(['tests/**/*.py', 'benchmarks/*.py']), packages) == []
 
 
@@ -86,15 +80,12 @@ def test_lock_is_portable():
 
 def test_version_is_the_same_everywhere():
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
-    assert (project['name'], project['version']) == (
-        'lm-human-preferences',
-        lm_human_preferences.__version__,
-    )
+    assert project['name'] == 'lm-human-preferences'
+    assert project['version'] == lm_human_preferences.__version__
     assert f'\n## [{project["version"]}]' in (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
 
 
 def lock_tool():
-    """tools/lock.py as a module."""
     spec = importlib.util.spec_from_file_location('lock_tool', ROOT / 'tools/lock.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -127,9 +118,8 @@ def test_lock_meets_what_packages_require_on_every_python():
     assert set(LOCK['default']) <= installed
     requires = {package: importlib.metadata.requires(package) or [] for package in installed}
     for python in tool.PYTHONS:
-        assert [
-            line for category in CATEGORIES for line in tool.unmet(LOCK, category, requires, python)
-        ] == []
+        for category in CATEGORIES:
+            assert list(tool.unmet(LOCK, category, requires, python)) == []
 
 
 # A command that claims to be the Python of some version. It runs the program that it is given by
@@ -148,7 +138,6 @@ esac
 
 @pytest.fixture
 def setup(tmp_path):
-    """A project with nothing but tools/setup.sh, where no Python can be found but fake ones."""
     return FakeProject(tmp_path)
 
 
@@ -162,15 +151,10 @@ class FakeProject:
             (self.bin / tool).symlink_to(shutil.which(tool))
 
     def add(self, path, minor, has_venv=True):
-        """A fake Python 3.`minor` at `path`, which is in the folder on the PATH unless it is
-        absolute."""
         path = self.bin / path
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            FAKE_PYTHON.format(
-                python=sys.executable, version=(3, minor, 1), no_venv=int(not has_venv)
-            )
-        )
+        facts = dict(version=(3, minor, 1), no_venv=int(not has_venv))
+        path.write_text(FAKE_PYTHON.format(python=sys.executable, **facts))
         path.chmod(0o755)
         return path
 
@@ -179,7 +163,6 @@ class FakeProject:
         (self.root / '.venv/bin/pip').write_text(f'#!{self.root.resolve()}/.venv/bin/python\n')
 
     def run(self, **environment):
-        """(exit status, last line of standard output, standard error) of tools/setup.sh."""
         done = subprocess.run(
             [shutil.which('sh'), self.root / 'tools/setup.sh'],
             capture_output=True,
@@ -189,7 +172,6 @@ class FakeProject:
         return done.returncode, done.stdout.rpartition('\n')[0].rpartition('\n')[2], done.stderr
 
     def chosen(self, **environment):
-        """The command that tools/setup.sh makes .venv with."""
         status, output, error = self.run(**environment)
         assert (status, error) == (9, '')
         command, _, arguments = output.partition(' ')
@@ -197,7 +179,6 @@ class FakeProject:
         return command
 
     def keeps_venv(self, **environment):
-        """Whether .venv stays, so that what comes next is pipenv's own environment."""
         status, output, error = self.run(**environment)
         assert (status, error) == (9, '')
         return output == '.venv/bin/python -m venv --without-pip .venv/pipenv'
@@ -210,7 +191,6 @@ def test_setup_takes_the_newest_supported_python(setup):
 
 
 def test_setup_without_an_index_ends_with_what_to_do(setup):
-    """After pip's own words."""
     setup.add_venv(13)
     python = setup.root / '.venv/bin/python'
     others = "'-m venv '*)"
@@ -229,9 +209,8 @@ def test_setup_says_which_pythons_there_may_be(setup):
     setup.add('python', 15)
     status, _, error = setup.run()
     assert status == 2 and not (setup.root / '.venv').exists()
-    assert (
-        error
-        == 'error: found no Python 3.11 to 3.14 (tried: python3.14 python3.13 python3.12 python3.11'
+    assert error == (
+        'error: found no Python 3.11 to 3.14 (tried: python3.14 python3.13 python3.12 python3.11'
         ' python3 python); install one, or name one: PYTHON=/path/to/python3.14 sh'
         ' tools/setup.sh\n'
     )
@@ -241,12 +220,10 @@ def test_setup_says_which_package_brings_ensurepip(setup):
     setup.add('python3.12', 12, has_venv=False)
     setup.add('python3', 12, has_venv=False)
     status, _, error = setup.run()
-    assert (status, error) == (
-        2,
-        (
-            'error: Python 3.12 has no ensurepip, which a virtual environment needs; '
-            'on Debian or Ubuntu: apt install python3.12-venv\n'
-        ),
+    assert status == 2
+    assert error == (
+        'error: Python 3.12 has no ensurepip, which a virtual environment needs; on Debian or'
+        ' Ubuntu: apt install python3.12-venv\n'
     )
     setup.add('python3.11', 11)
     assert setup.chosen() == str(setup.bin / 'python3.11')
@@ -310,9 +287,8 @@ def test_a_kept_horovod_finds_the_libraries_of_any_venv(tmp_path, rpath):
 
 def test_ci_runs_the_readme_test_command():
     assert (ROOT / '.ci/run').stat().st_mode & 0o111
-    (command,) = re.findall(
-        r'^sh tools/setup\.sh --dev .*$', (ROOT / '.ci/run').read_text(), re.MULTILINE
-    )
+    script = (ROOT / '.ci/run').read_text()
+    (command,) = re.findall(r'^sh tools/setup\.sh --dev .*$', script, re.MULTILINE)
     assert command.endswith('pytest') and f'\n    {command}\n' in (ROOT / 'README.md').read_text()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pretend_gpu
 import pytest
 import torch
-from command_line import flat, invoke
+from command_line import flat, invoke, succeed
 from interrupted import assert_same, result_anywhere
 from trainers import LARGE
 
@@ -34,9 +34,6 @@ def there(*shape):
     return torch.zeros(shape, device='cuda')
 
 
-# Parts
-
-
 class Twins:
     """What the communicator of two ranks does that hold the same."""
 
@@ -46,6 +43,9 @@ class Twins:
 
     def Bcast(self, array):
         array[...] = 7
+
+    def Ibarrier(self):
+        return mock.Mock()  # whose Test() is true
 
 
 def test_ranks_meet_in_host_memory(gpu):
@@ -61,9 +61,8 @@ def test_ranks_meet_in_host_memory(gpu):
     gradients.require_sync()
     layer(x).sum().backward()
     gradients.synchronize()
-    assert [
-        parameter.grad.tolist() for parameter in layer.parameters()
-    ] == alone and layer.weight.grad.is_cuda
+    assert [parameter.grad.tolist() for parameter in layer.parameters()] == alone
+    assert layer.weight.grad.is_cuda
     comm.broadcast_(list(layer.parameters()))
     assert layer.bias.is_cuda and layer.bias.tolist() == [7, 7]
 
@@ -76,10 +75,8 @@ def test_what_is_said_of_it(gpu, monkeypatch, capsys):
     assert capsys.readouterr().out == ''
     monkeypatch.setattr(pretend_gpu, 'MEMORY', 10**10)
     memory.check(LARGE, comms.LocalComm(), core.default_device())
-    assert (
-        'GB of memory for each rank, which has 10.0 GB: --ppo.micro_batch_size'
-        in capsys.readouterr().out
-    )
+    told = 'GB of memory for each rank, which has 10.0 GB: --ppo.micro_batch_size'
+    assert told in capsys.readouterr().out
 
 
 def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):
@@ -92,7 +89,6 @@ def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):
 
 
 def test_the_known_reward_judges_alike(gpu, monkeypatch):
-    """Tokens of either device, as labels and responses are."""
     padding = encodings.Reviews.get_encoder().padding_token
     weights = torch.rand(3, padding + 1, padding + 1, dtype=torch.float64)
     monkeypatch.setattr(known_reward, '_weights', lambda: weights)
@@ -105,8 +101,6 @@ def test_the_known_reward_judges_alike(gpu, monkeypatch):
         scores = reward.score(queries.to(place), responses.to(place))
         assert scores.is_cuda and torch.equal(scores.cpu(), expected)
 
-
-# Workflows
 
 LABELS = '--labels.num_train 96 --normalize_samples 64'
 POLICY = 'train_policy test run --ppo.total_episodes 128'
@@ -129,15 +123,11 @@ RUNS = {
 
 
 def ran(words, directory, cli=launch.cli):
-    """What a command has printed, which must have done its work."""
-    result = invoke(f'{words} --save_dir {directory} --mpi 1', cli)
-    assert result.exit_code == 0, (result.output, result.exc_info)
-    return result.stdout
+    return succeed(f'{words} --save_dir {directory} --mpi 1', cli).stdout
 
 
 def assert_close(ours, reference, *, steps, rtol):
-    """The same files, of `steps` the same statistics, and the same weights; rtol: of the norm of an
-    array."""
+    """Compare files, statistics of `steps`, and weights; rtol: of the norm of an array."""
     ours, reference = (result_anywhere(directory) for directory in (ours, reference))
     assert ours.keys() == reference.keys()
     for what, expected in reference.items():
@@ -155,8 +145,7 @@ def assert_close(ours, reference, *, steps, rtol):
 # 'both' has the others.
 @pytest.mark.parametrize('name', [name for name in RUNS if name not in ('reward', 'policy')])
 def test_the_same_as_on_the_cpu(tmp_path, name):
-    """To rounding, where numbers are drawn from the same generator; in bf16, the first step's
-    statistics."""
+    """To rounding, with the same random numbers; in bf16, the statistics of the first step."""
     words = f'{RUNS[name]} --run.save_interval 1'
     ran(words.replace('tf32', 'fp32'), tmp_path / 'cpu')
     with pretend_gpu.pretended(shared=True):
@@ -190,12 +179,8 @@ def cut(tmp_path, monkeypatch):
 
         with pretend_gpu.pretended(), monkeypatch.context() as patch:
             patch.setattr(*STEPS[name], failing)
-            assert (
-                invoke(
-                    f'{RUNS[name]} --run.save_interval 1 --save_dir {tmp_path}/cut --mpi 1'
-                ).exit_code
-                == 130
-            )
+            words = f'{RUNS[name]} --run.save_interval 1 --save_dir {tmp_path}/cut --mpi 1'
+            assert invoke(words).exit_code == 130
         return tmp_path / 'cut'
 
     return run
@@ -208,25 +193,20 @@ def test_going_on(cut, tmp_path, name):
     with pretend_gpu.pretended():
         torch.rand(1, device='cuda')
         result = invoke(f'resume {directory}/run')
-    assert (
-        result.exit_code == 0 and 'Going on from' in result.stdout and 'note:' not in result.stdout
-    ), result.output
+    assert result.exit_code == 0, result.output
+    assert 'Going on from' in result.stdout and 'note:' not in result.stdout
     with pretend_gpu.pretended():
         ran(f'{RUNS[name]} --run.save_interval 1', tmp_path / 'whole')
     assert_same(result_anywhere(directory), result_anywhere(tmp_path / 'whole'))
 
 
 def test_going_on_without_the_gpu(cut):
-    result = invoke(f'resume {cut("reward")}/run')
-    assert (
-        result.exit_code == 0
-        and 'note: 1 rank(s) on CPU, before 1 rank(s) on GPU: ' in result.stdout
-    )
+    result = succeed(f'resume {cut("reward")}/run')
+    assert 'note: 1 rank(s) on CPU, before 1 rank(s) on GPU: ' in result.stdout
 
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """The directory of a policy that was trained on the CPU."""
     directory = tmp_path_factory.mktemp('trained')
     ran(f'{TEST} --task.response_length 2', directory)
     return directory / 'run'
@@ -246,7 +226,6 @@ def test_samples(trained, options):
 
 @pytest.mark.parametrize('most', [measure.MOST_RESPONSES, 1])
 def test_evaluation(trained, tmp_path, monkeypatch, most):
-    """Exact, and from samples."""
     monkeypatch.setattr(measure, 'MOST_RESPONSES', most)
     settings = dict(queries=2, samples=64, batch_size=16)
     reference = evaluate.evaluate(str(trained), output_dir=str(tmp_path), **settings)

@@ -1,9 +1,4 @@
-"""Starting ranks: how mpiexec is found and called, and what a user sees of two ranks, by our
-launcher and by torchrun.
-
-Errors of ranks that torchrun starts: test_torchrun.py. Ranks and launchers that are killed:
-tests/faults/test_kill.py.
-"""
+"""Starting ranks: how mpiexec is found and called, and two ranks as a user sees them."""
 
 import contextlib
 import fcntl
@@ -18,7 +13,7 @@ import sys
 import termios
 
 import pytest
-from command_line import invoke
+from command_line import succeed
 from launched import (
     CONSOLE,
     MPIEXEC,
@@ -34,7 +29,6 @@ from launched import (
     torchrun,
 )
 
-import sample
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.cli import launch
 from lm_human_preferences.distributed import channel, launch_methods, launcher, waiting, worker
@@ -49,9 +43,6 @@ import sys
 for name in ('mpi4py', 'mpi4py.MPI', 'horovod'):
     sys.modules[name] = None
 """
-
-
-# ---------------------------------------------------------------- calling mpiexec
 
 
 @pytest.mark.parametrize(
@@ -97,7 +88,6 @@ def test_environment(monkeypatch, paths, expected):
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
-    """The folder of this environment's programs, empty."""
     folder = tmp_path / 'own'
     folder.mkdir()
     monkeypatch.setattr(sys, 'executable', str(folder / 'python'))
@@ -106,7 +96,6 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def path_folder(tmp_path, monkeypatch):
-    """The only folder on PATH, empty."""
     folder = tmp_path / 'path'
     folder.mkdir()
     monkeypatch.setenv('PATH', str(folder))
@@ -114,7 +103,6 @@ def path_folder(tmp_path, monkeypatch):
 
 
 def install(folder, version):
-    """An mpiexec that prints its version."""
     program = folder / 'mpiexec'
     program.write_text(f'#!/bin/sh\necho "{version}"\n')
     program.chmod(0o755)
@@ -149,11 +137,7 @@ def test_no_mpiexec(own_folder, path_folder):
         launcher.launch_ranks('job:job', {}, 2)
 
 
-# ---------------------------------------------------------------- which rank failed
-
-
 def supervisor(directory, size, command):
-    """That of `size` ranks, whose mpiexec is `command`."""
     return launcher.RankSupervisor(
         str(directory), size, command, dict(os.environ), waiting.DEFAULT_TIMEOUTS
     )
@@ -161,10 +145,7 @@ def supervisor(directory, size, command):
 
 @pytest.fixture
 def supervised(tmp_path, monkeypatch):
-    """A function (status of mpiexec) -> (the supervisor of two ranks, their pipes).
-
-    This process holds the pipes, and is not to be killed as their rank.
-    """
+    """Return a function (status of mpiexec) -> (supervisor of two ranks, their pipes)."""
     monkeypatch.setattr(launcher.RankSupervisor, '_signal_ranks', lambda self, number: None)
     supervisors = []
 
@@ -182,7 +163,6 @@ def supervised(tmp_path, monkeypatch):
 
 
 def close(pipe):
-    """As the kernel does when a rank ends."""
     os.close(pipe.fd)
     os.close(pipe.life)
 
@@ -269,9 +249,6 @@ def test_an_error_of_all_ranks_is_shown_once(supervised, capsys):
     assert re.fullmatch('error: rank [01] failed, so all 2 ranks were stopped', told)
 
 
-# ---------------------------------------------------------------- being a rank
-
-
 @pytest.fixture
 def no_mpi(monkeypatch):
     forget_launcher(monkeypatch)
@@ -352,9 +329,6 @@ def test_what_a_job_imports_is_no_garbage(tmp_path, monkeypatch, last_line, erro
         sys.modules.pop(name, None)
 
 
-# ---------------------------------------------------------------- two ranks
-
-
 def shape_of(text):
     """What the console shows without what differs between runs: numbers, samples, the engine."""
     text = re.sub(r'^\d ranks, averaging by .*\n', '', text)
@@ -364,19 +338,16 @@ def shape_of(text):
 
 @pytest.fixture(scope='module')
 def one(tmp_path_factory):
-    """What the embedded experiment prints with one rank, and its directory."""
     save_dir = tmp_path_factory.mktemp('one')
-    result = invoke(
+    result = succeed(
         ['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={save_dir}', *CONSOLE, *SHORT]
     )
-    assert result.exit_code == 0, result.output
     return result.stdout, save_dir / 'run'
 
 
 @pytest.fixture(scope='module')
 def launched_at_once(tmp_path_factory):
-    """The same with two ranks, twice at the same time: by our launcher, and by torchrun, whose
-    ranks find neither mpi4py nor Horovod."""
+    """Two ranks by our launcher, and at the same time by torchrun without mpi4py and Horovod."""
     blocker = tmp_path_factory.mktemp('blocker')
     (blocker / 'sitecustomize.py').write_text(WITHOUT_MPI)
     launches = [
@@ -396,13 +367,11 @@ def launched_at_once(tmp_path_factory):
 
 @pytest.fixture
 def two(launched_at_once):
-    """Two ranks of our launcher, with the engine that it takes by itself."""
     return launched_at_once[0]
 
 
 @needs_mpi
 def test_two_ranks_look_like_one(one, two):
-    """One line per fact, not one per rank."""
     expected = shape_of(one[0].replace(str(one[1]), 'RUN'))
     assert shape_of(two.output().replace(str(two.run), 'RUN')) == expected
     assert expected.count('hparams:') == 2
@@ -460,7 +429,6 @@ def test_torchrun_shows_what_our_launcher_does(launched_at_once):
 
 
 def without_times(launched):
-    """What it printed, without what differs between runs that are the same."""
     text = launched.output().replace(str(launched.run), 'RUN')
     return re.sub(r'(eps/s|step_time)=\S+|.*(fps|elapsed).*', '', text)
 
@@ -472,28 +440,11 @@ def test_one_of_two_ranks_evaluates(one, no_mpi, monkeypatch, tmp_path):
     for variables in reversed(torch_variables(2, 'localhost', 29500)):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        result = invoke(['evaluate', str(run), '--queries=2'])
-        assert result.exit_code == 0, result.output
+        result = succeed(['evaluate', str(run), '--queries=2'])
         is_rank_0 = variables['RANK'] == '0'
         note = 'note: one of 2 ranks does all of this command\n'
         assert result.stderr.count(note) == is_rank_0
         assert (run / 'evaluation-queries_2.json').exists() == is_rank_0
-
-
-def queries_in(text):
-    return re.findall(r'^={80}\n(.*)\n.*$', text, re.MULTILINE)
-
-
-@needs_mpi
-def test_sampling_by_two_ranks(one, tmp_path):
-    """The same queries in the same order, even where ranks cannot share them equally."""
-    options = [f'--save_dir={one[1]}', '--nsamples=5', '--seed=1']
-    sampling = Launch(tmp_path, *options, '--mpi=2', command=('sample.py', 'sample'))
-    assert sampling.wait() == 0, sampling.errors()
-    by_one = invoke(['sample', '--mpi=1', *options], sample.cli)
-    queries = queries_in(sampling.output())
-    assert len(queries) == 5
-    assert queries == queries_in(by_one.stdout)
 
 
 @needs_mpi
@@ -550,11 +501,7 @@ def test_on_a_terminal(tmp_path):
     size = struct.pack('4H', rows, columns, 0, 0)
     fcntl.ioctl(terminal_of_job, termios.TIOCSWINSZ, size)
     draw = start_job(
-        tmp_path,
-        'draw',
-        stdout=terminal_of_job,
-        stderr=terminal_of_job,
-        PYTHONPATH=WITHOUT_TORCH,
+        tmp_path, 'draw', stdout=terminal_of_job, stderr=terminal_of_job, PYTHONPATH=WITHOUT_TORCH
     )
     os.close(terminal_of_job)
     text = read_until_closed(terminal)
@@ -567,7 +514,6 @@ def test_on_a_terminal(tmp_path):
 
 
 def read_until_closed(terminal):
-    """All that is written to a terminal until nobody has it open any more."""
     content = b''
     with contextlib.suppress(OSError):  # raised at its end
         while True:

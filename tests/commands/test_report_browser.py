@@ -1,5 +1,7 @@
 """The report of runs in a real browser: all of it can be read, by everybody, and it asks nobody."""
 
+import re
+
 import pytest
 from browser import Window, needs_chromium
 from hostile_texts import HOSTILE, write_hostile_run
@@ -20,14 +22,17 @@ from lm_human_preferences.report_page import render
 pytestmark = needs_chromium
 
 
+def write_page(runs, path):
+    path.write_bytes(render.page(runs, EXPERIMENTS).encode(errors='replace'))
+
+
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
-    """{name: URL} of the page of each run, and of all of them as 'all'."""
     place = tmp_path_factory.mktemp('runs')
     runs = {name: [str(run)] for name, run in make_three_runs(place).items()}
     runs['all'] = [run for (run,) in runs.values()]
     for name, several in runs.items():
-        render.write(render.page(several, EXPERIMENTS, render.Asked()), str(place / f'{name}.html'))
+        write_page(several, place / f'{name}.html')
     return {name: (place / f'{name}.html').as_uri() for name in runs}
 
 
@@ -40,7 +45,6 @@ def browser():
 
 @pytest.fixture
 def window(browser):
-    """The browser; afterwards nothing but the page was asked for, and no error was logged."""
     browser.emulate(1200)
     browser.console(), browser.requests()
     yield browser
@@ -59,11 +63,12 @@ def test_all_can_be_read_on_every_screen(window, pages, name):
 
 
 def test_all_can_be_read_on_paper(window, pages):
-    """Also when somebody prints it whose screen is dark."""
+    """Also when somebody prints it whose screen is dark. A run takes about four pages."""
     window.open(pages['all'])
     emulate_paper(window, 'dark')
     assert weak_texts(window) == []
-    assert printed(window).startswith(b'%PDF')
+    pdf = printed(window)
+    assert pdf.startswith(b'%PDF') and len(re.findall(rb'/Type\s*/Page\b', pdf)) <= 15
 
 
 def test_a_keyboard_and_a_screen_reader_come_everywhere(window, pages):
@@ -104,11 +109,10 @@ def test_the_page_is_whole_without_scripts(window, pages):
 
 
 def test_hostile_texts_do_nothing(window, tmp_path):
-    """What a test without a browser finds to be text is text in one, too."""
     texts = [text for text in HOSTILE.values() if len(text) < 10_000]
     run = write_hostile_run(tmp_path / 'run', HOSTILE['the end of a style'])
     write_samples(run, {9: [(text, text, 0.5, 9.0) for text in texts]})
-    render.write(render.page([str(run)], EXPERIMENTS, render.Asked()), str(tmp_path / 'page.html'))
+    write_page([str(run)], tmp_path / 'page.html')
     window.open((tmp_path / 'page.html').as_uri())
     assert window.script('document.title').startswith('run')
     assert window.script("document.querySelectorAll('script, img, iframe, base').length") == 1

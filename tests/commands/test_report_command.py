@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from blobserver.fixtures import KEY
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from page_rules import problems, sections_of
 from run_folders import write_command, write_settings
 from three_runs import LABELLERS, amber, birch, make_three_runs
@@ -56,7 +56,7 @@ def test_the_page_is_in_the_folder_of_the_run_and_need_not_name_labellers(tmp_pa
         for names in ('on', 'off'):
             output = '' if len(runs) == 1 else f'--output {tmp_path}/both.html'
             words = ' '.join(map(str, runs))
-            assert invoke(f'report {words} --names {names} {output}').exit_code == 0
+            succeed(f'report {words} --names {names} {output}')
             path = runs[0] / 'report.html' if len(runs) == 1 else tmp_path / 'both.html'
             page = path.read_text()
             title = runs[0].name if len(runs) == 1 else '2 runs'
@@ -69,7 +69,7 @@ def test_the_page_is_in_the_folder_of_the_run_and_need_not_name_labellers(tmp_pa
 def test_a_run_that_has_only_begun(tmp_path, command):
     """A run without a policy has nothing to say of one."""
     write_settings(tmp_path / 'run', command, 'test', ranks=1)
-    assert invoke(f'report {tmp_path}/run').exit_code == 0
+    succeed(f'report {tmp_path}/run')
     page = (tmp_path / 'run/report.html').read_text()
     assert problems(page) == []
     said = sections_of(page)
@@ -83,8 +83,7 @@ def test_a_remote_run(server, blobs, monkeypatch, tmp_path):
     for path in run.rglob('*'):
         if path.is_file():
             blobs['private/runs'][f'amber/{path.relative_to(run)}'] = path.read_bytes()
-    result = invoke(f'report az://private/runs/amber --output {tmp_path}/page.html')
-    assert result.exit_code == 0, result.output
+    succeed(f'report az://private/runs/amber --output {tmp_path}/page.html')
     said = sections_of((tmp_path / 'page.html').read_text())
     assert '90.7 ± 1.1 %' in said['What happened'] and '9, 13' in said['Curves']
     assert 'moving and superb' in said['Samples'] and 'was killed' in said['Where it comes from']

@@ -38,7 +38,7 @@ QUESTIONS = [
     ('birch', 'Did it come to its end?', HAPPENED, 'after 768 of 6,400 episodes'),
     ('birch', 'What went wrong?', HAPPENED, 'alarm at step 12 .the policy has moved far'),
     ('birch', 'Who gave the labels, how many?', LABELS, '8 labels .* people gave .* 2 labellers'),
-    ('birch', 'Do they agree?', LABELS, r'75\.0 % of 4 pairs .* chance is 25\.0 %'),
+    ('birch', 'Do they agree?', LABELS, r'75\.0 % of 4 pairs .* Chance is 25\.0 %'),
     ('birch', 'Who took how long?', LABELS, r'hedda .* 2\.0 .* ivo .* 5\.0'),
     ('birch', 'Can its reward model be trusted?', LABELS, r'62\.5 % of the labels .* held out'),
     ('birch', 'How far from the best is it?', UNKNOWN, 'How close the policy comes to the best'),
@@ -57,12 +57,8 @@ QUESTIONS = [
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
-    """{name: {heading: text}} of a page for each run."""
     runs = make_three_runs(tmp_path_factory.mktemp('runs'))
-    return {
-        name: sections_of(render.page([str(run)], EXPERIMENTS, render.Asked()))
-        for name, run in runs.items()
-    }
+    return {name: sections_of(render.page([str(run)], EXPERIMENTS)) for name, run in runs.items()}
 
 
 def test_twenty_questions_are_answered(pages):

@@ -1,27 +1,11 @@
-"""Ranks that torchrun starts, or an srun without MPI: the errors that a user sees.
+"""Ranks that torchrun starts, or an srun without MPI: the errors that a user sees."""
 
-A training that works: test_ranks.py. Ranks that are killed or stopped:
-tests/faults/test_torchrun_kill.py.
-"""
-
-import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launched import (
-    PYTHONPATH,
-    REPOSITORY,
-    TORCHRUN,
-    Launch,
-    eventually,
-    job,
-    start_by_slurm,
-)
+from launched import TORCHRUN, Launch, eventually, job, start_by_slurm
 
 pytestmark = pytest.mark.slow
 
@@ -37,10 +21,7 @@ def test_an_error_of_one_rank_ends_all(tmp_path):
 
 
 def test_a_wrong_option_is_told_once(tmp_path):
-    """Before the ranks meet: once by rank 0, once in torchrun's report.
-
-    The exit status of torchrun itself is always 1.
-    """
+    """Before the ranks meet: once by rank 0, once in the report of torchrun, whose status is 1."""
     failed = Launch(tmp_path, '--ppo.batch=8', started_by=TORCHRUN)
     assert failed.wait() == 1
     lines = failed.errors().splitlines()
@@ -48,9 +29,6 @@ def test_a_wrong_option_is_told_once(tmp_path):
     assert lines.count(f'error: {told}') == 1
     assert lines.count(f'  traceback : {told}') == 1
     assert re.search(r'exitcode  : 2 \(pid: \d+\)', failed.errors())
-
-
-# ---------------------------------------------------------------- srun without MPI
 
 
 def ignores_sigterm(launch):
@@ -82,27 +60,3 @@ def test_a_killed_rank_under_srun_ends_the_other(tmp_path):
     second.process.send_signal(signal.SIGKILL)
     assert first.wait(60) == 1
     assert re.fullmatch('error: rank 0: the connection to another rank is lost: .*', first.errors())
-
-
-def test_a_taken_port_is_one_line(tmp_path):
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        port = server.getsockname()[1]
-        failed = subprocess.run(
-            [sys.executable, REPOSITORY / 'tests/helpers/rank_jobs.py', 'talk'],
-            env={
-                **os.environ,
-                'PYTHONPATH': PYTHONPATH,
-                'SLURM_STEP_NUM_TASKS': '2',
-                'SLURM_PROCID': '0',
-                'MASTER_ADDR': '127.0.0.1',
-                'MASTER_PORT': str(port),
-            },
-            capture_output=True,
-            text=True,
-        )
-    assert failed.returncode == 2
-    (line,) = failed.stderr.splitlines()
-    assert line.startswith(f'error: rank 0 cannot listen at 127.0.0.1, TCP port {port} (')
-    assert line.endswith(
-        "): set MASTER_PORT to a free port, and MASTER_ADDR to its host's name, for all ranks"
-    )

@@ -1,15 +1,11 @@
-"""SAVE_DIR/samples.jsonl: what a policy answers to the same queries on the way.
-
-That an interrupted run goes on with it exactly is in tests/faults, where all files of a run are
-compared.
-"""
+"""SAVE_DIR/samples.jsonl: responses of a policy to the same queries during training."""
 
 import json
 import math
 
 import numpy as np
 import pytest
-from command_line import invoke
+from command_line import invoke, succeed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm_human_preferences import tracked_samples
@@ -25,8 +21,7 @@ WORDS = (
 
 
 def train(directory, words=''):
-    result = invoke(f'{WORDS} --save_dir {directory} {words}')
-    assert result.exit_code == 0, (result.output, result.exception)
+    succeed(f'{WORDS} --save_dir {directory} {words}')
     return directory / 'run'
 
 
@@ -51,6 +46,24 @@ def test_the_same_queries_are_answered_before_on_the_way_and_after(run):
         assert sample['response'] == ENCODER.decode(sample['response_tokens'])
         assert math.isfinite(sample['score'])
         assert 0 < abs(sample['kl']) < 2  # both policies began at random, and much alike
+
+
+def test_what_follows_the_end_of_a_response_is_not_shown(tmp_path):
+    """Not in the file, on TensorBoard or on the console; the number of its tokens is."""
+    words = '--task.truncate_token 3 --run.sample_queries 60 --run.sample_interval 2'
+    succeed(f'{WORDS} --save_dir {tmp_path} {words}')
+    cut = 0
+    for sample in samples_of(tmp_path / 'run'):
+        tokens = sample['response_tokens']
+        end = tokens.index(3) + 1 if 3 in tokens else 4
+        assert len(tokens) == 4 and sample['response'] == ENCODER.decode(tokens[:end])
+        assert sample['tokens_after_end'] == 4 - end
+        cut += end < 4
+    assert cut > 0
+    events = EventAccumulator(str(tmp_path / 'run/tb/ppo'), size_guidance={'tensors': 0}).Reload()
+    (tag,) = [tag for tag in events.Tags()['tensors'] if 'samples' in tag]
+    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)]
+    assert ''.join(texts).count(' cut]') == cut
 
 
 def test_ten_times_in_a_run_unless_told_otherwise(tmp_path):
@@ -83,7 +96,6 @@ def test_tensorboard_shows_them_as_text(run):
 
 
 def test_what_comes_again_is_dropped(run, tmp_path):
-    """Lines of later steps, and one of which a kill has left a part."""
     whole = (run / 'samples.jsonl').read_text()
     lines = whole.splitlines(keepends=True)
     assert tracked_samples._lines_before(whole, 2) == lines[:8]

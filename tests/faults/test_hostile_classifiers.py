@@ -1,5 +1,4 @@
-"""Directories of classifiers that are damaged or mean harm: each is one line, and nothing of theirs
-is executed."""
+"""Damaged and malicious classifiers: each is one line, and nothing of theirs is executed."""
 
 import json
 import pickle
@@ -26,8 +25,6 @@ VARIANTS = 100  # that are drawn
 
 
 class Harmful:
-    """An object whose pickle creates a file when it is read."""
-
     def __init__(self, path):
         self.path = path
 
@@ -68,8 +65,6 @@ def config(**changes):
 
 
 def weights(change):
-    """Changes the tensors {name: tensor}."""
-
     def damage(directory):
         from safetensors.torch import load_file, save_file
 
@@ -136,10 +131,10 @@ def head_of(size):
     'damage, told',
     [
         (config(architectures=['BertForMaskedLM']), 'is not of a sequence classifier'),
-        (config(architectures='x'), 'is not of a sequence classifier'),
-        (config(model_type=None), 'transformers knows no sequence classifier None'),
-        (config(model_type='own'), "transformers knows no sequence classifier 'own'"),
-        (config(model_type=['bert']), 'transformers knows no sequence classifier'),
+        (config(model_type=None), 'transformers knows no model None'),
+        (config(model_type='own'), "transformers knows no model 'own'"),
+        (config(model_type='vit_mae'), 'does not describe a model that can be'),
+        (config(model_type=['bert']), 'does not describe a model that can be'),
         (config(quantization_config={'bits': 4}), 'is of a quantised model'),
         (own_code(AutoConfig='modeling.C'), 'code of its own \\(auto_map\\), which is not run'),
         (own_code_of_a_known_family, 'code of its own \\(auto_map\\), which is not run'),
@@ -147,12 +142,8 @@ def head_of(size):
         (config(num_hidden_layers=10**9), 'num_hidden_layers 1e\\+09 is not what a model can have'),
         (config(num_hidden_layers=3), 'lacks bert.encoder.layer.2'),
         (config(hidden_size=1 << 20), 'its config.json describes'),
-        (config(vocab_size=1 << 40), 'its config.json describes|does not describe a model'),
-        (config(max_position_embeddings=1 << 40), 'its config.json describes|does not describe'),
         (config(hidden_size=32), r'bert\..* \(.*16.*\), the model needs \(.*32.*\)'),
         (config(hidden_size=0), 'does not describe a model that can be|lacks'),
-        (config(hidden_size='wide'), 'does not describe a model that can be'),
-        (config(num_attention_heads=3), 'does not describe a model that can be'),
         (config(hidden_act='exec'), 'does not describe a model that can be'),
         (config(id2label=None, num_labels=10**9), 'it must have 1 to 10000 classes'),
         (config(id2label={}), 'it must have 1 to 10000 classes, not'),
@@ -161,17 +152,14 @@ def head_of(size):
         (config(reward_constant=1e400), 'reward_constant inf is no number'),
         (weights(set_nan), 'classifier.weight has values that are not finite'),
         (weights(lambda tensors: tensors.pop('classifier.weight')), 'lacks classifier.weight'),
-        (weights(lambda tensors: tensors.clear()), 'bytes of weights|lacks'),
         (
             weights(lambda tensors: tensors.update({'classifier.weight': torch.ones(2, 16)})),
             r'classifier.weight is \(2, 16\), the model needs \(1, 16\)',
         ),
         (pickles_only, 'pickled weights are not read'),
         (pickle_by_the_name, 'is damaged or missing'),
-        (index_elsewhere, 'names a file elsewhere'),
+        (index_elsewhere, 'must map tensors to files in the same folder'),
         (head_of(1 << 60), 'is damaged or missing'),
-        (head_of(2), 'bytes of weights|lacks'),
-        (lambda directory: (directory / WEIGHTS).write_bytes(b''), 'is damaged or missing'),
         (lambda directory: (directory / WEIGHTS).unlink(), 'no model.safetensors'),
         (lambda directory: (directory / CONFIG).write_text('{'), 'is not JSON'),
         (lambda directory: (directory / 'tokenizer.json').write_text('{}'), 'tokeniser cannot be'),

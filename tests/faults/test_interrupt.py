@@ -1,12 +1,10 @@
-"""Ctrl-C while a training starts: what comes next is said, no lock stays behind; caches that cannot
-be written. Ctrl-C in the midst of training: test_resume_kill.py."""
+"""Ctrl-C while a training starts; caches that cannot be written."""
 
-import os
+import errno
 import signal
-import stat
 
 import pytest
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from launched import REPOSITORY, SMALL, Launch, eventually, needs_mpi
 
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
@@ -42,6 +40,10 @@ def test_while_ranks_start(mpi, number, tmp_path):
     assert training.errors().endswith(hints)
 
 
+def read_only(dir):
+    raise OSError(errno.EROFS, 'Read-only file system', dir)
+
+
 @pytest.mark.parametrize('place', ['file', '/proc/nothing', 'read-only'])
 def test_a_cache_that_cannot_be_written(place, tmp_path, monkeypatch):
     """The first command of README makes a base model there."""
@@ -49,41 +51,16 @@ def test_a_cache_that_cannot_be_written(place, tmp_path, monkeypatch):
     if place == 'file':
         cache.write_text('')
     if place == 'read-only':
-        cache.mkdir()
-        monkeypatch.setattr(os, 'access', lambda path, mode: not str(path).startswith(str(cache)))
+        monkeypatch.setattr('tempfile.TemporaryFile', read_only)
     monkeypatch.setenv('LMHP_CACHE', str(cache))
     result = invoke(f'train_policy mock_sentiment first --mpi 1 --save_dir {tmp_path}/runs')
-    assert result.exit_code == 2
     assert error_of(result).startswith(f'the cache folder {cache} cannot be written (')
     assert result.stderr.endswith('): set LMHP_CACHE to a folder that can\n')
     assert not (tmp_path / 'runs/first').exists()
 
 
-def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.delenv('LMHP_CACHE', raising=False)
-    monkeypatch.setenv('HOME', '/proc')
-    assert 'set LMHP_CACHE' in error_of(
-        invoke('train_reward mock_sentiment first --mpi 1 --save_dir None')
-    )
-
-
-def test_a_cache_that_others_wrote_is_read(tmp_path, monkeypatch):
-    """What is in it already needs no writing."""
-    assert (
-        invoke(
-            'train_reward mock_sentiment a --mpi 1 --save_dir None --labels.num_train 32 '
-            '--normalize_samples 8'
-        ).exit_code
-        == 0
-    )
-    access = os.access
-    monkeypatch.setattr(
-        os, 'access', lambda path, mode: mode & stat.S_IWOTH == 0 and access(path, mode)
-    )
-    assert (
-        invoke(
-            'train_reward mock_sentiment b --mpi 1 --save_dir None --labels.num_train 32 '
-            '--normalize_samples 8'
-        ).exit_code
-        == 0
-    )
+def test_a_cache_that_others_wrote_is_read(monkeypatch):
+    few = '--mpi 1 --save_dir None --labels.num_train 32 --normalize_samples 8'
+    succeed(f'train_reward mock_sentiment a {few}')
+    monkeypatch.setattr('tempfile.TemporaryFile', read_only)
+    succeed(f'train_reward mock_sentiment b {few}')

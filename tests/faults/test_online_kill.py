@@ -1,9 +1,4 @@
-"""kill -9 of a run that collects labels, at moments of every kind: asking, answering, deciding,
-training the reward model, learning, saving. What goes on gives the result of a run left alone.
-
-LMHP_FAULTS=80 is the whole test, 30 kills. Moments come from a seed, LMHP_TEST_SEED or a new one
-each time; it is printed with a failure.
-"""
+"""kill -9 of a run that collects labels, at random moments (LMHP_FAULTS=80: 30 kills)."""
 
 import os
 import random
@@ -25,7 +20,6 @@ def words(directory):
 
 @pytest.fixture(scope='module')
 def alone(tmp_path_factory):
-    """(the result of a run left alone, how many moments it had)."""
     directory = tmp_path_factory.mktemp('alone')
     assert run(words(directory), directory / 'out', counter=directory / 'count') == 0
     assert len(models_of(directory / 'run')) == 5
@@ -34,7 +28,6 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize('attempt', range(KILLS))
 def test_killed_run_goes_on(tmp_path, alone, attempt):
-    """Killed once, and what goes on a second time."""
     expected, count = alone
     seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10**6)))
     chance = random.Random(f'{seed} {attempt}')

@@ -7,7 +7,7 @@ from online_runs import WORDS, lines_of, meanwhile, models_of
 
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
+from lm_human_preferences.labels.simulated import simulate, small_tokens
 
 SHORTEST_TIMEOUT = 10  # seconds that the options allow
 # Before the second step, when ranks have averaged gradients already, 28 labels are needed.

@@ -9,7 +9,7 @@ import urllib.parse
 import pytest
 import urllib3
 from blobfile import _common
-from command_line import invoke
+from command_line import invoke, succeed
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
@@ -19,9 +19,6 @@ STORE = 'gs://my-bucket/runs'
 
 
 class Bucket(dict):
-    """{name: bytes}, and requests answered as the service answers them: stat, read, list, resumable
-    upload, delete."""
-
     def request(self, conf, build_request):
         request = build_request()
         url, params = urllib.parse.urlsplit(request.url), request.params or {}
@@ -83,14 +80,12 @@ def test_a_run_is_kept_and_goes_on(bucket):
         'train_policy test run --mpi 1 --rewards.train_new_model off --rewards.trained_model test '
         f'--run.save_interval 1 --save_dir {STORE} --ppo.total_episodes'
     )
-    assert invoke(f'{words} 128').exit_code == 0
-    assert (
-        'runs/run/policy/checkpoints/model.ckpt-2.index' in bucket
-        and 'runs/run/train_policy_hparams.json' in bucket
-    )
+    succeed(f'{words} 128')
+    assert 'runs/run/policy/checkpoints/model.ckpt-2.index' in bucket
+    assert 'runs/run/train_policy_hparams.json' in bucket
     assert 'holds a run already' in invoke(f'{words} 128').stderr
-    assert invoke(f'resume {STORE}/run --ppo.total_episodes 192').exit_code == 0
+    succeed(f'resume {STORE}/run --ppo.total_episodes 192')
     text = storage.read_text(f'{STORE}/run/policy/checkpoints/checkpoint')
     assert checkpoints.parse_checkpoint_file(text) == [f'model.ckpt-{n}' for n in (1, 2, 3)]
-    assert invoke(f'{words} 64 --overwrite').exit_code == 0
+    succeed(f'{words} 64 --overwrite')
     assert sum('model.ckpt' in name for name in bucket) == 3

@@ -5,16 +5,15 @@ import shutil
 import signal
 
 import pytest
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from events import CLOCK, events_of
 from interrupted import TRAIN_BATCH, assert_same, result_anywhere, run
 from label_folders import make_folder
 
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.folder_labels import training_labels
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
+from lm_human_preferences.labels.simulated import simulate, small_tokens
 from lm_human_preferences.utils import hyperparams
 
 NEW = 'rewards.train_new_model'
@@ -33,6 +32,7 @@ EFFECTS = {
     'task.truncate_text': ('c', 'objective/score'),
     'task.penalty_reward_value': (-7.5, 'objective/score'),
     'task.truncate_after': (2, 'objective/score'),
+    'task.stop': ('on', 'objective/entropy'),
     'task.query_length': (2, 'objective/score'),
     'task.query_suffix': ('a', 'objective/entropy'),
     'task.query_prefix': ('a', 'objective/entropy'),
@@ -63,28 +63,19 @@ REFUSED = {
     f'{NEW}.labels.num_train': 96,
 }
 # These change how the run is done, shown or kept, not its numbers; or are tested elsewhere.
-WITHOUT_NUMBERS = {
-    'run.log_interval',
-    'run.save_interval',
-    'run.save_dir',
-    'run.resume',
-    'run.evaluate',
-    'run.console',
-    'run.allreduce',
-    'run.rank_timeout',
-    'run.allreduce_timeout',
-    'run.stop_timeout',
-    'run.on_anomaly',
-    'run.gradient_checkpointing',
-    'run.sample_queries',
-    'run.sample_interval',
-    'ppo.micro_batch_size',
-}
+OF_HOW = (
+    'run.log_interval run.save_interval run.save_dir run.resume run.evaluate run.console'
+    ' run.allreduce run.rank_timeout run.allreduce_timeout run.stop_timeout run.on_anomaly'
+    ' run.gradient_checkpointing run.keep_base run.sample_queries run.sample_interval'
+    ' ppo.micro_batch_size'
+)
+WITHOUT_NUMBERS = set(OF_HOW.split())
 # They name the reward itself: tests/unit/test_reward_function.py, test_classifier_reward.py
 OF_OTHER_REWARDS = {'rewards.function', 'rewards.class_name'}
 OF_TEXTS = {
     'task.query_dataset',
     'task.chat',
+    'task.special_tokens',
     'task.start_text',
     'task.end_text',
 }  # the run's data set has no texts
@@ -92,28 +83,20 @@ OF_TEXTS = {
 
 @pytest.fixture(scope='module')
 def begun(tmp_path_factory):
-    """The directory of a run of two steps.
-
-    It has a truncate token, as `test` has none.
-    """
+    """Return the directory of a run of two steps, with a truncate token as `test` has none."""
     directory = tmp_path_factory.mktemp('begun')
-    result = invoke(
+    succeed(
         f'train_policy test run --mpi 1 --save_dir {directory} {SMALL} --ppo.total_episodes {BEGUN}'
         ' --task.truncate_token 5'
     )
-    assert result.exit_code == 0, result.output
     return directory
 
 
 def resumed(begun, folder, words=''):
-    """What TensorBoard shows of the run, resumed in `folder` with the options `words`.
-
-    That is {tag: [(step, value), ...]}.
-    """
+    """Resume with the options `words`: {tag: [(step, value), ...]} of TensorBoard."""
     shutil.copytree(begun, folder)
     total = '' if 'total_episodes' in words else f'--ppo.total_episodes {ALL}'
-    result = invoke(f'resume {folder}/run {total} {words}')
-    assert result.exit_code == 0, result.output
+    succeed(f'resume {folder}/run {total} {words}')
     return {
         tag: events for tag, events in events_of(folder / 'run/tb/ppo').items() if tag not in CLOCK
     }
@@ -135,9 +118,8 @@ def test_named_settings_hold(option, begun, unchanged, tmp_path):
 @pytest.mark.parametrize('option', REFUSED)
 def test_settings_without_effect_are_refused(option, begun, tmp_path):
     shutil.copytree(begun, tmp_path / 'save')
-    assert f'--{option}' in error_of(
-        invoke(f'resume {tmp_path}/save/run --{option} {REFUSED[option]}')
-    )
+    words = f'resume {tmp_path}/save/run --{option} {REFUSED[option]}'
+    assert f'--{option}' in error_of(invoke(words))
 
 
 @pytest.mark.parametrize('words, mode', [('', 'stop'), ('--run.andon off', 'off')])
@@ -148,8 +130,7 @@ def test_a_run_that_recorded_the_former_name_goes_on(words, mode, begun, tmp_pat
     recorded['run']['andon'] = 'stop'
     path.write_text(json.dumps(recorded))
     (tmp_path / 'save/run/train_policy_more_hparams.json').unlink()
-    result = invoke(f'resume {tmp_path}/save/run --ppo.total_episodes {ALL} {words}')
-    assert result.exit_code == 0, result.output
+    result = succeed(f'resume {tmp_path}/save/run --ppo.total_episodes {ALL} {words}')
     assert ('--run.on_anomaly off (before: stop)' in result.stderr) == bool(words)
     assert 'andon' not in json.loads(path.read_text())['run']
     assert more_options(tmp_path / 'save/run')['run.on_anomaly'] == mode
@@ -171,8 +152,7 @@ def test_a_run_of_an_earlier_version_goes_on(begun, tmp_path):
     earlier['ppo']['micro_batch_size'] = 8
     earlier['rewards']['train_new_model']['run'] |= {'evaluate': True, 'rank_timeout': 60}
     path.write_text(json.dumps(earlier))
-    result = invoke(f'resume {run} --ppo.total_episodes 192')
-    assert result.exit_code == 0, result.output
+    result = succeed(f'resume {run} --ppo.total_episodes 192')
     assert '1 rank on a CPU, bf16' in result.stdout
     assert more_options(run)['run.precision'] == 'bf16'
     assert more_options(run)['ppo.micro_batch_size'] == 8
@@ -183,8 +163,9 @@ def test_every_option_is_looked_at():
     options = {
         key
         for key, field in hyperparams.fields(policy_options.HParams).items()
-        # Labels while the policy trains: tests/commands/test_online_runs.py
-        if not key.startswith((f'{NEW}.', 'rewards.online.', 'run.serve'))
+        # Labels while the policy trains: tests/commands/test_online_runs.py; adapters:
+        # tests/unit/test_adapters.py
+        if not key.startswith((f'{NEW}.', 'rewards.online.', 'run.serve', 'task.policy.lora'))
         and (not hyperparams.group_class(field.type) or field.default is None)
     }
     refused = {key for key in REFUSED if not key.startswith(f'{NEW}.')}
@@ -196,26 +177,20 @@ def test_a_named_coefficient_is_the_one_in_force_and_stays(begun, tmp_path):
     shutil.copytree(begun, tmp_path / 'save')
     run = tmp_path / 'save/run'
     words = '--rewards.adaptive_kl off --rewards.kl_coef 0.875'
-    assert invoke(f'resume {run} --ppo.total_episodes 192 {words}').exit_code == 0
-    assert invoke(f'resume {run} --ppo.total_episodes 256').exit_code == 0
+    succeed(f'resume {run} --ppo.total_episodes 192 {words}')
+    succeed(f'resume {run} --ppo.total_episodes 256')
     coefficients = [value for _, value in events_of(run / 'tb/ppo')['objective/kl_coef']]
     assert coefficients[2:] == [0.875, 0.875] and coefficients[0] != 0.875
-    assert (
-        json.loads((run / 'train_policy_hparams.json').read_text())['rewards']['kl_coef'] == 0.875
-    )
+    recorded = json.loads((run / 'train_policy_hparams.json').read_text())
+    assert recorded['rewards']['kl_coef'] == 0.875
 
 
 def test_an_adapting_coefficient_goes_on_from_a_named_one(begun, tmp_path):
     shutil.copytree(begun, tmp_path / 'save')
-    assert (
-        invoke(
-            f'resume {tmp_path}/save/run --ppo.total_episodes 256 --rewards.kl_coef 0.875'
-        ).exit_code
-        == 0
-    )
-    coefficients = [
-        value for _, value in events_of(tmp_path / 'save/run/tb/ppo')['objective/kl_coef']
-    ]
+    run = tmp_path / 'save/run'
+    words = f'resume {run} --ppo.total_episodes 256 --rewards.kl_coef 0.875'
+    succeed(words)
+    coefficients = [value for _, value in events_of(run / 'tb/ppo')['objective/kl_coef']]
     assert coefficients[2] == 0.875 and coefficients[3] not in (0.875, coefficients[2])
 
 
@@ -235,16 +210,21 @@ def test_a_finished_run_says_so_and_does_nothing(words, begun, tmp_path):
     (tmp_path / 'save/run/train_policy_hparams.json').write_text(
         hparams.replace(str(begun), str(tmp_path / 'save'))
     )
-    files = {
-        path: path.stat().st_mtime_ns for path in (tmp_path / 'save').rglob('*') if path.is_file()
-    }
-    result = invoke(words.format(tmp_path / 'save'))
-    assert result.exit_code == 0, result.output
+    before = times_in(tmp_path / 'save')
+    result = succeed(words.format(tmp_path / 'save'))
     assert 'The policy in ' in result.stdout and ' is finished: 2 of 2 steps.' in result.stdout
     assert 'settings:' not in result.stdout and '1/2' not in result.stdout
-    assert files == {
-        path: path.stat().st_mtime_ns for path in (tmp_path / 'save').rglob('*') if path.is_file()
-    }
+    assert times_in(tmp_path / 'save') == before
+
+
+def times_in(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob('*') if path.is_file()}
+
+
+def test_a_finished_run_of_which_fewer_episodes_are_asked_says_what_it_has(begun, tmp_path):
+    shutil.copytree(begun, tmp_path / 'save')
+    result = invoke(f'resume {tmp_path}/save/run --ppo.total_episodes 64')
+    assert ' is finished: 2 steps, more than the 1 that are asked for.' in result.stdout
 
 
 def test_a_finished_reward_model_says_so(tmp_path):
@@ -252,20 +232,13 @@ def test_a_finished_reward_model_says_so(tmp_path):
         f'train_reward test run --mpi 1 --save_dir {tmp_path} --labels.num_train 64'
         ' --normalize_samples 16'
     )
-    assert invoke(words).exit_code == 0
-    result = invoke(f'resume {tmp_path}/run')
-    assert (
-        result.exit_code == 0
-        and f'The reward model in {tmp_path}/run/reward_model is finished' in result.stdout
-    )
+    succeed(words)
+    result = succeed(f'resume {tmp_path}/run')
+    assert f'The reward model in {tmp_path}/run/reward_model is finished' in result.stdout
     assert 'settings:' not in result.stdout
 
 
-# ---------------------------------------------------------------- labels that have grown
-
-
 def answered_folder(path):
-    """Forty questions that anna has answered."""
     make_folder(path, 40)
     with Labeller(LabelFolder(str(path)), 'anna') as anna:
         simulate(anna, small_tokens)
@@ -282,7 +255,7 @@ def test_a_folder_that_has_grown(tmp_path):
     """The run goes on with the labels that it began with, as if nobody had answered since."""
     folder = tmp_path / 'labels'
     answered_folder(folder)
-    assert invoke(reward_words(tmp_path / 'alone', folder)).exit_code == 0
+    succeed(reward_words(tmp_path / 'alone', folder))
     words = reward_words(tmp_path / 'killed', folder)
     assert run(words, tmp_path / 'out', kill_at=4, moments=[TRAIN_BATCH]) == -signal.SIGKILL
     make_folder(folder, 20, seed=1)
@@ -291,8 +264,7 @@ def test_a_folder_that_has_grown(tmp_path):
             if name == 'anna':
                 labeller.undo()
             simulate(labeller, small_tokens, answers=12)
-    result = invoke(f'resume {tmp_path}/killed/run')
-    assert result.exit_code == 0, result.output
+    result = succeed(f'resume {tmp_path}/killed/run')
     assert 'Num labels found in source: 40' in result.output
     assert_same(result_anywhere(tmp_path / 'killed'), result_anywhere(tmp_path / 'alone'))
 
@@ -302,7 +274,7 @@ def test_what_a_run_learned_from_is_recorded(tmp_path):
     folder = tmp_path / 'labels'
     answered_folder(folder)
     words = reward_words(tmp_path, folder)
-    assert invoke(words).exit_code == 0
+    succeed(words)
     path = tmp_path / 'run/reward_model/labels.json'
     first = json.loads(path.read_text())
     assert (first['source'], first['labels']) == (str(folder), 40)
@@ -314,7 +286,7 @@ def test_what_a_run_learned_from_is_recorded(tmp_path):
     make_folder(folder, 8, seed=1)
     with Labeller(LabelFolder(str(folder)), 'anna') as anna:
         simulate(anna, small_tokens)
-    assert invoke([*words, '--overwrite']).exit_code == 0
+    succeed([*words, '--overwrite'])
     second = json.loads(path.read_text())
     assert (second['labels'], second['answers']) == (48, {'anna': 48})
     assert second['digest'] != first['digest'] and second['ids'][:40] == first['ids']
@@ -337,7 +309,7 @@ def test_a_file_whose_labels_were_replaced(tmp_path):
         f' of {file}: restore them, or begin again with --overwrite'
     )
     label_file(file, best=1)
-    assert invoke(f'resume {tmp_path}/run').exit_code == 0
+    succeed(f'resume {tmp_path}/run')
 
 
 def test_labels_that_change_before_a_step_is_saved_are_told(tmp_path):
@@ -345,8 +317,7 @@ def test_labels_that_change_before_a_step_is_saved_are_told(tmp_path):
     words = reward_words(tmp_path, file)
     assert run(words, tmp_path / 'out', kill_at=1, moments=[TRAIN_BATCH]) == -signal.SIGKILL
     label_file(file, best=2)
-    result = invoke(f'resume {tmp_path}/run')
-    assert result.exit_code == 0, result.output
+    result = succeed(f'resume {tmp_path}/run')
     assert f'note: the labels have changed since this run was started: 32 of {file}' in (
         result.stdout + result.stderr
     )
@@ -362,7 +333,7 @@ def test_a_folder_is_read_once_when_a_training_starts(tmp_path, monkeypatch):
         begin(folder, *args)
 
     monkeypatch.setattr(LabelFolder, '__init__', noted)
-    assert invoke(reward_words(tmp_path, tmp_path / 'labels')).exit_code == 0
+    succeed(reward_words(tmp_path, tmp_path / 'labels'))
     assert len(opened) == 1
 
 
@@ -372,7 +343,7 @@ def last_line(result):
 
 
 def test_labels_that_are_not_as_they_were(tmp_path):
-    """Answers that are gone, and a file that has grown: the fix is named, and works."""
+    """Answers that are gone; a file that has grown: tests/unit/test_label_files.py."""
     folder = tmp_path / 'labels'
     answered_folder(folder)
     words = reward_words(tmp_path, folder)
@@ -384,15 +355,3 @@ def test_labels_that_are_not_as_they_were(tmp_path):
         f'error: --labels.source {folder} has fewer answers of anna than when the run was begun:'
         ' restore them, or begin again with --overwrite'
     )
-    file = tmp_path / 'labels.json'
-    labels = list(training_labels(LabelFolder(str(folder))))
-    file.write_text(json.dumps(labels[:32]))
-    words = reward_words(tmp_path, file)
-    words += ['--overwrite']
-    assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL
-    file.write_text(json.dumps([*labels, *labels]))
-    assert last_line(invoke(f'resume {tmp_path}/run')) == (
-        'error: the run was begun with 32 labels, not 78: name them as before (--labels.num_train'
-        ' 32, if more were added at the end), or begin again with --overwrite'
-    )
-    assert invoke(f'resume {tmp_path}/run --labels.num_train 32').exit_code == 0

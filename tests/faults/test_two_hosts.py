@@ -1,8 +1,4 @@
-"""Two hosts, imitated by two network namespaces, do one job together.
-
-Each has a loopback of its own, and addresses instead of names. Both also have the same address of a
-bridge that leads nowhere, as hosts with containers do. Needs root; the tests of mpiexec need MPICH.
-"""
+"""Two hosts, imitated by two network namespaces, do one job together. Needs root and MPICH."""
 
 import os
 import re
@@ -40,7 +36,6 @@ def ip(command):
 
 
 def connect(namespaces):
-    """A cable between the two hosts, and the bridge on each."""
     first, second = namespaces
     ip(f'link add cable netns {first} type veth peer name cable netns {second}')
     for namespace, address in zip(namespaces, ADDRESSES):
@@ -53,7 +48,6 @@ def connect(namespaces):
 
 @pytest.fixture(scope='module')
 def hosts():
-    """Names of the two namespaces."""
     if shutil.which('ip') is None or os.geteuid():
         pytest.skip('network namespaces need root and the command ip')
     namespaces = [f'lmhp-{uuid.uuid4().hex[:8]}' for _ in ADDRESSES]
@@ -72,10 +66,7 @@ def hosts():
 
 @pytest.fixture
 def run_on_hosts(hosts, tmp_path):
-    """Function that runs a command on three ranks, two of the first host, by a user's own mpiexec.
-
-    Its remote shell enters the namespace that has the address.
-    """
+    """Return a function that runs a command on three ranks, two of the first host, by mpiexec."""
     if launcher.find_mpiexec()[1]:
         pytest.skip("starts ranks with an option of MPICH's mpiexec")
     remote_shell = tmp_path / 'remote_shell'
@@ -89,17 +80,8 @@ def run_on_hosts(hosts, tmp_path):
     remote_shell.chmod(0o700)
     mpiexec, _ = launcher.find_mpiexec()
     slots = ','.join(f'{address}:{ranks}' for address, ranks in zip(ADDRESSES, RANKS))
-    start = ['ip', 'netns', 'exec', hosts[0], mpiexec]
-    start += [
-        '-launcher',
-        'rsh',
-        '-launcher-exec',
-        remote_shell,
-        '-hosts',
-        slots,
-        '-n',
-        str(sum(RANKS)),
-    ]
+    start = ['ip', 'netns', 'exec', hosts[0], mpiexec, '-launcher', 'rsh']
+    start += ['-launcher-exec', remote_shell, '-hosts', slots, '-n', str(sum(RANKS))]
 
     def run(command):
         process = subprocess.run(
@@ -144,9 +126,6 @@ def test_ranks_without_a_launcher(hosts, tmp_path):
     assert last.endswith('model.ckpt-2')
 
 
-# ---------------------------------------------------------------- Kubernetes
-
-
 class Pod:
     """One of the pods of docs/clusters.md, on a host of its own: it is started again when it fails.
 
@@ -181,10 +160,7 @@ class Pod:
 
 
 def test_pods(hosts, tmp_path):
-    """The command of docs/clusters.md: a pod dies, and both go on from the last checkpoint.
-
-    The first pod starts last, and its name is known after that.
-    """
+    """A pod dies, and both go on from the last checkpoint. The first starts last."""
     yaml = pytest.importorskip('yaml')
     _, job = yaml.safe_load_all(documentation.fenced('docs/clusters.md', 'yaml'))
     (container,) = job['spec']['template']['spec']['containers']

@@ -16,8 +16,6 @@ needs_chromium = pytest.mark.skipif(
 
 
 class Window:
-    """A browser that shows a page."""
-
     def __init__(self):
         options = webdriver.ChromeOptions()
         for flag in FLAGS.split():
@@ -35,14 +33,12 @@ class Window:
         self.driver.get(link)
 
     def begin(self, link):
-        """Open a link, and close the help that comes first."""
         self.open(link)
         self.until("document.querySelector('dialog[open]')")
         self.press('h')
         self.ready()
 
     def until(self, code, seconds=20):
-        """Wait until a script is true, and return what it is."""
         end = time.monotonic() + seconds
         while not (found := self.script(code)):
             assert time.monotonic() < end, (code, self.script('document.body.innerText'))
@@ -50,7 +46,6 @@ class Window:
         return found
 
     def ready(self):
-        """Wait until a question takes an answer: the question's text."""
         self.until("main.dataset.state === 'asking' && isReady()")
         return self.text('.query .text')
 
@@ -63,14 +58,12 @@ class Window:
         webdriver.ActionChains(self.driver).double_click(element).perform()
 
     def drag_over(self, element):
-        """Select most of an element's text with the mouse."""
         width = element.size['width']
         actions = webdriver.ActionChains(self.driver)
         actions.move_to_element_with_offset(element, -width // 2 + 2, 0).click_and_hold()
         actions.move_to_element_with_offset(element, 0, 0).release().perform()
 
     def tap(self, element):
-        """Touch an element with a finger."""
         box = element.rect
         where = {'x': box['x'] + 5, 'y': box['y'] + 5}
         touch = functools.partial(self.driver.execute_cdp_cmd, 'Input.dispatchTouchEvent')
@@ -78,7 +71,6 @@ class Window:
         touch({'type': 'touchEnd', 'touchPoints': []})
 
     def answer(self, *keys):
-        """Press each key when a question is ready, and wait until it has been answered."""
         for key in keys:
             self.ready()
             shown = self.script('shownAt')
@@ -105,7 +97,6 @@ class Window:
         return [entry['message'] for entry in self.driver.get_log('browser')]
 
     def requests(self):
-        """The addresses of all requests since the last call."""
         messages = [
             json.loads(entry['message'])['message'] for entry in self.driver.get_log('performance')
         ]

@@ -39,14 +39,12 @@ STEPS, BATCH, LR = 2000, 64, 3e-3
 
 
 def write(directory: Path, steps: int = STEPS) -> str:
-    """Train the classifier and save it with its tokeniser; returns the directory as a string."""
     model = train(steps)
     model.save_pretrained(directory)
     return write_words(directory, reviews.WORDS)
 
 
 def train(steps: int) -> torch.nn.Module:
-    """The classifier after so many batches of reviews, which is always the same."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     encoder = encodings.Reviews.get_encoder()  # whose token ids are those of the words in order
@@ -82,7 +80,6 @@ def train(steps: int) -> torch.nn.Module:
 
 
 def main() -> None:
-    """Write the classifier to the directory that is given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

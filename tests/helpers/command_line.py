@@ -1,7 +1,9 @@
 """Running the command line inside a test, without starting a job."""
 
+import contextlib
 import io
 
+import pytest
 from click.testing import CliRunner
 
 import launch
@@ -27,12 +29,28 @@ def invoke(argv, cli=launch.cli):
     return CliRunner().invoke(cli, argv.split() if isinstance(argv, str) else argv)
 
 
+def succeed(argv, cli=launch.cli):
+    result = invoke(argv, cli)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
 def error_of(result):
-    """The one line of a user's mistake."""
     assert (result.exit_code, result.stdout) == (2, ''), result.output
     (line,) = result.stderr.splitlines()
     assert line.startswith('error: ')
     return line.removeprefix('error: ')
+
+
+def told(table):
+    """Read a table of command lines, each followed by indented lines of what is said of it."""
+    cases = []
+    for line in table.strip().splitlines():
+        if line.startswith(' '):
+            cases[-1][1].append(line.strip())
+        elif line:
+            cases.append((line, []))
+    return [pytest.param(words, ' '.join(lines), id=words) for words, lines in cases]
 
 
 def hparams_of(started):
@@ -41,9 +59,9 @@ def hparams_of(started):
 
 
 def dumped(hparams):
-    out = io.StringIO()
-    hyperparams.dump(hparams, out=out)
-    hyperparams.dump_additions(hparams, out=out)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        hyperparams.dump(hparams)
+        hyperparams.dump_additions(hparams)
     return out.getvalue()
 
 

@@ -8,13 +8,11 @@ SUM_ATOL = 2e-6
 
 
 def array(value):
-    """A numpy array of a tensor, array or number."""
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def assert_close(ours, recorded, *, rtol=1e-4, atol=0.0, name=''):
-    """Every element within rtol * |recorded| + atol, nan where nan was recorded, and the same
-    shape."""
+    """Check shapes, and each element to rtol * |recorded| + atol, nan where nan was recorded."""
     ours, recorded = array(ours), array(recorded)
     assert ours.shape == recorded.shape, f'{name}: shape {ours.shape}, recorded {recorded.shape}'
     np.testing.assert_allclose(ours, recorded, rtol=rtol, atol=atol, err_msg=name)
@@ -29,17 +27,12 @@ def assert_norm_close(ours, recorded, *, rtol=1e-4, name=''):
 
 
 def assert_equal(ours, recorded, *, name=''):
-    """The same shape and exactly the same elements; integer widths may differ."""
     np.testing.assert_array_equal(array(ours), np.asarray(recorded), err_msg=name)
     assert array(ours).shape == np.shape(recorded), name
 
 
 def assert_stats(ours, recorded, *, rtol=1e-4, atol=2e-7, elements=None):
-    """Each recorded statistic, a number or one number per step, against ours of the same name.
-
-    elements: how many elements the 'clipfrac' statistics count; one of them may fall on the other
-    side.
-    """
+    """Compare statistics; one of `elements` may fall on the other side of 'clipfrac'."""
     assert set(ours) == set(recorded)
     for name in sorted(recorded):
         may_flip = 1.01 / elements if elements and name.endswith('clipfrac') else 0
@@ -53,5 +46,4 @@ def assert_stats(ours, recorded, *, rtol=1e-4, atol=2e-7, elements=None):
 
 
 def tokens(recorded):
-    """Recorded token ids as the port takes them."""
     return torch.from_numpy(np.asarray(recorded, np.int64))

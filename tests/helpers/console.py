@@ -1,7 +1,4 @@
-"""Reading printed lines, and comparing them with recorded ones.
-
-Words are compared exactly, numbers to the digits that are printed of them.
-"""
+"""Parsing of printed lines: words are compared exactly, numbers to their printed digits."""
 
 import re
 
@@ -80,7 +77,6 @@ def last_digit(*numbers):
 
 
 def printed(name, stdout):
-    """The values of the statistic `name`, in the original's form."""
     return [
         float(v)
         for v in re.findall(rf'^k =  {re.escape(name)} , v =  (\S+)$', stdout, re.MULTILINE)
@@ -88,5 +84,4 @@ def printed(name, stdout):
 
 
 def responses(stdout):
-    """(query, response) pairs that sample.py printed."""
     return [tuple(block.strip('\n').split('\n')) for block in stdout.split('=' * 80 + '\n')[1:]]

@@ -6,12 +6,10 @@ from launched import REPOSITORY
 
 
 def page(path):
-    """The text of a page, such as 'docs/clusters.md'."""
     return (REPOSITORY / path).read_text(encoding='utf-8')
 
 
 def fenced(path, language):
-    """The one block of that language on a page."""
     (block,) = re.findall(rf'^```{language}\n(.*?)^```$', page(path), re.MULTILINE | re.DOTALL)
     return block
 

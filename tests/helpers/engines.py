@@ -13,7 +13,11 @@ TESTS = Path(__file__).resolve().parents[1]
 # after it.
 ENGINES = ('torch', 'mpi', 'horovod')
 COMMUNICATION = ['unit/test_comm.py']
-OF_EACH_ENGINE = [*COMMUNICATION, 'unit/test_one_against_many.py::test_policy_training']
+OF_EACH_ENGINE = [
+    *COMMUNICATION,
+    'unit/test_one_against_many.py::test_policy_training',
+    'unit/test_stop.py::test_tokens_count_alike_on_whichever_rank_they_are[test]',
+]
 OF_ONE_ENGINE = [
     # Not in parts: torch would import its compiler in each rank, for longer than the tests take.
     'unit/test_one_against_many.py::test_reward_training[2-False]',
@@ -28,8 +32,7 @@ OF_ONE_ENGINE = [
 
 
 def why_not(engine, mpi=MPICH):
-    """Why ranks that speak `mpi`, or none if that is None, cannot average by an engine here; None
-    if they can."""
+    """Return why ranks that speak `mpi` (None: no MPI) cannot average by an engine, or None."""
     if mpi is None:
         return None if engine == 'torch' else 'it needs MPI'
     reason = why_not_import('mpi4py.MPI')
@@ -44,17 +47,12 @@ def why_not(engine, mpi=MPICH):
 @functools.cache
 def why_not_import(module):
     """The error of importing `module`, in an interpreter of its own; None if there is none."""
-    run = subprocess.run(
-        [sys.executable, '-c', f'import {module}'],
-        capture_output=True,
-        text=True,
-    )
+    run = subprocess.run([sys.executable, '-c', f'import {module}'], capture_output=True, text=True)
     return run.stderr.strip().splitlines()[-1] if run.returncode else None
 
 
 def available_engines(mpi=MPICH):
-    """Names of the engines that ranks which speak `mpi`, or none if that is None, can average by
-    here."""
+    """Return the names of the engines of ranks that speak `mpi` (None: no MPI)."""
     return [engine for engine in ENGINES if why_not(engine, mpi) is None]
 
 

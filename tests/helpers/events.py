@@ -7,7 +7,6 @@ CLOCK = ('elapsed/fps', 'elapsed/time')
 
 
 def events_of(directory):
-    """{tag: [(step, value), ...]} of all event files in `directory`."""
     accumulator = EventAccumulator(
         str(directory), size_guidance={'scalars': 0, 'tensors': 0}
     ).Reload()
@@ -18,8 +17,7 @@ def events_of(directory):
 
 
 def assert_events(directory, recorded, *, rtol):
-    """Every recorded event is in `directory`/FOLDER: {folder: [[tag, step, value], ...]}; the last
-    ones were lost."""
+    """Check each recorded event, {folder: [[tag, step, value], ...]}; the last ones were lost."""
     for folder, expected in recorded.items():
         ours = events_of(directory / folder)
         for tag, step, value in expected:

@@ -27,8 +27,7 @@ def resolved(command, name):
 
 
 def recorded_hparams(entry):
-    """Nested hyperparameters of a recorded experiment; original-defects 1 where the original
-    failed."""
+    """Return the nested hyperparameters of a recorded experiment (original-defects 1)."""
     return (
         entry['ok'] if 'ok' in entry else entry[f'with_rewards.whiten_replaced_by_{WHITEN}']['ok']
     )

@@ -1,5 +1,4 @@
-"""Hostile input, and what no input may do: hang, allocate beyond measure, write outside its place,
-execute anything."""
+"""Hostile input, and its limits: no hang, no huge allocation, no write elsewhere, no execution."""
 
 import contextlib
 import json
@@ -10,89 +9,23 @@ import sys
 
 PATIENCE = 60  # seconds for one input
 ALLOWANCE = 1 << 30  # bytes of address space beyond what the process has; an input has a few KiB
-FORBIDDEN = {
-    'pickle.find_class',
-    'os.system',
-    'os.exec',
-    'os.fork',
-    'os.posix_spawn',
-    'os.spawn',
-    'subprocess.Popen',
-    'socket.connect',
-    'ctypes.dlopen',
-    'os.symlink',
-    'os.link',
-    'os.chmod',
-    'shutil.rmtree',
-}
+FORBIDDEN = set(
+    'pickle.find_class os.system os.exec os.fork os.posix_spawn os.spawn subprocess.Popen'
+    ' socket.connect ctypes.dlopen os.symlink os.link os.chmod shutil.rmtree'.split()
+)
 CHANGING = {'os.remove', 'os.rename', 'os.rmdir', 'os.mkdir', 'os.truncate'}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _place = None  # the only folder that may be written to while inputs are judged, else None
 _refused = []  # what was tried meanwhile all the same
 
-NASTY = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    27,
-    1 << 31,
-    1 << 63,
-    -(1 << 64),
-    10**30,
-    1.5,
-    -0.0,
-    1e308,
-    float('nan'),
-    float('inf'),
-    '',
-    'a',
-    '\0',
-    '\n',
-    '\ud800',
-    'on',
-    'off',
-    'None',
-    '../../x',
-    '/etc/passwd',
-    '/dev/zero',
-    'x' * 1000,
-    [],
-    {},
-    [[]],
-    [1, [2, [3]]],
-    {'a': {'b': {}}},
-    {'': None},
-    [0] * 300,
-    {'__class__': 'os.system'},
-]
-SNIPPETS = [
-    b'',
-    b'\0',
-    b'\xff' * 9,
-    b'{',
-    b'}',
-    b'[' * 3000,
-    b'"',
-    b'\\u',
-    b'\\ud800',
-    b'9' * 5000,
-    b'-',
-    b'1e999',
-    b'NaN',
-    b'\n',
-    b'\r\n',
-    b'\xef\xbb\xbf',
-    b'\xed\xa0\x80',
-    b'\x80\x80\x80\x80\x01',
-    b'null',
-    b'../',
-    b'"model"',
-    b' ',
-    b':',
-]
+NASTY = [None, True, False, 0, -1, 1, 27, 1 << 31, 1 << 63, -(1 << 64), 10**30]
+NASTY += [1.5, -0.0, 1e308, float('nan'), float('inf')]
+NASTY += ['', 'a', '\0', '\n', '\ud800', 'on', 'off', 'None', '../../x', '/etc/passwd', '/dev/zero']
+NASTY += ['x' * 1000, [], {}, [[]], [1, [2, [3]]], {'a': {'b': {}}}, {'': None}, [0] * 300]
+NASTY += [{'__class__': 'os.system'}]
+SNIPPETS = [b'', b'\0', b'\xff' * 9, b'{', b'}', b'[' * 3000, b'"', b'\\u', b'\\ud800', b'9' * 5000]
+SNIPPETS += [b'-', b'1e999', b'NaN', b'\n', b'\r\n', b'\xef\xbb\xbf', b'\xed\xa0\x80']
+SNIPPETS += [b'\x80\x80\x80\x80\x01', b'null', b'../', b'"model"', b' ', b':']
 
 
 # PyTorch's build for CUDA loads the driver's library, of this fixed name, to count GPUs.
@@ -118,7 +51,6 @@ sys.addaudithook(_judge)
 
 @contextlib.contextmanager
 def little_memory():
-    """Within the block, this process gets only ALLOWANCE more of address space."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open('/proc/self/statm', encoding='ascii') as f:
         used = int(f.read().split()[0]) * resource.getpagesize()
@@ -134,11 +66,7 @@ def _give_up(number, frame):
 
 
 def confined(place, call, *arguments):
-    """What `call` returns, within PATIENCE; meanwhile nothing is executed, and nothing written but
-    in `place`.
-
-    Nor what Python keeps of a module that is imported for the first time.
-    """
+    """Return `call()` within PATIENCE; it executes nothing and writes nothing but in `place`."""
     global _place
     writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     handler = signal.signal(signal.SIGALRM, _give_up)
@@ -157,7 +85,6 @@ def confined(place, call, *arguments):
 
 
 def damaged(random, data):
-    """`data` (bytes) with a few bytes flipped, cut out, put in or moved."""
     data = bytearray(data)
     for _ in range(random.choice([1, 1, 2, 5])):
         start = random.randrange(len(data) + 1)
@@ -177,7 +104,6 @@ def damaged(random, data):
 
 
 def changed(random, value):
-    """A JSON value with something in it replaced, left out, renamed or added."""
     if not isinstance(value, (dict, list)) or not value or random.random() < 0.1:
         return random.choice(NASTY)
     value = value.copy()
@@ -195,7 +121,6 @@ def changed(random, value):
 
 
 def json_bytes(random, value):
-    """A changed or damaged JSON text of `value`."""
     for _ in range(random.choice([0, 1, 1, 2])):
         value = changed(random, value)
     text = json.dumps(value).encode()

@@ -2,14 +2,12 @@
 
 The set at hand is one directory: $LMHP_GOLDEN, else ../shared/golden beside the repository, else
 the small set in tests/golden. Files of different sets belong to different runs, so they are never
-mixed. A test whose file the set lacks is skipped, and the reason names the file. This holds for
-parametrised tests, too, of which no case is left then: conftest.py asks why_no_cases.
+mixed. A test whose file the set lacks is skipped, and the reason names the file.
 """
 
 import functools
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +15,6 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 OUTSIDE = TESTS.parent.parent / 'shared'
-
-
-_missing: dict[str, list[str]] = {}  # by the module that asked for it while it was imported
 
 
 def _root():
@@ -48,28 +43,8 @@ def require(*parts):
     return path
 
 
-def _is_there(name):
-    """Whether the set has a match for the glob pattern `name`; notes what is missing."""
-    there = any(ROOT.glob(name))
-    if not there:
-        module = sys._getframe(2).f_globals['__name__']
-        _missing.setdefault(module, []).append(name)
-    return there
-
-
-def why_no_cases(module):
-    """Which files are missing for a parametrised test in the module of that name to have cases."""
-    asked = [module] if module in _missing else [m for m in _missing if not m.startswith('test_')]
-    names = [name for asker in asked for name in _missing[asker]]
-    if not names:
-        return None
-    return f'{", ".join(dict.fromkeys(names))}: not in the golden set {ROOT}'
-
-
 def found(pattern):
     """Names (relative to the set) that match a glob pattern, sorted; for parametrising tests."""
-    if not _is_there(pattern):
-        return []
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
@@ -80,13 +55,12 @@ def _npz(path):
 
 
 def load_npz(*parts):
-    """All arrays of a .npz file of the set: {key: numpy array}."""
     return dict(_npz(require(*parts)))
 
 
 def npz_keys(*parts):
     """Keys of a .npz file of the set, none where it is missing; for parametrising tests."""
-    if not _is_there('/'.join(parts)):
+    if not golden(*parts).exists():
         return ()
     with np.load(golden(*parts)) as arrays:
         return tuple(arrays)
@@ -99,24 +73,21 @@ def load_json(*parts):
 def json_if_there(*parts, default=()):
     """Contents of a JSON file of the set, or `default` where it is missing; for parametrising
     tests."""
-    if not _is_there('/'.join(parts)):
+    if not golden(*parts).exists():
         return default
     return json.loads(golden(*parts).read_text(encoding='utf-8'))
 
 
 def under(arrays, prefix):
-    """The entries whose key starts with `prefix`, which is taken off."""
     return {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
 
 
 def bpe_directory():
-    """Folder with encoder.json and vocab.bpe of GPT-2, or None. They are not part of any golden
-    set."""
+    """Return the folder of GPT-2's encoder.json and vocab.bpe, or None; no golden set has them."""
     given = os.environ.get('LMHP_GPT2_ENCODINGS')
     folder = Path(given) if given else OUTSIDE / 'gpt-2' / 'encodings' / 'main'
-    return (
-        folder if (folder / 'encoder.json').exists() and (folder / 'vocab.bpe').exists() else None
-    )
+    is_there = (folder / 'encoder.json').exists() and (folder / 'vocab.bpe').exists()
+    return folder if is_there else None
 
 
 def require_bpe():

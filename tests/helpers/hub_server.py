@@ -12,19 +12,17 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from lm_human_preferences.storage import hub, hub_client
+from lm_human_preferences.storage import blobs, hub
 
 API = re.compile(r'/api/(models/|datasets/)([^/]+/[^/]+)/(revision|tree)/(.+)')
 FILE = re.compile(r'/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)')
 
 
 def commit_of(files):
-    """The commit of {name: bytes}: other files, another commit."""
     return hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
 
 
 def files_in(directory):
-    """{name: bytes} of the files in a directory."""
     return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
 
 
@@ -44,20 +42,16 @@ class HubServer(ThreadingHTTPServer):
         self.url = f'http://127.0.0.1:{self.server_port}'
 
     def requests(self, text):
-        """How many requests had `text` in their method and path."""
         return sum(text in line for line in self.log)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
-
     server: HubServer
 
     def log_message(self, *args):
         """Nothing on the screen of the tests."""
 
     def do_GET(self):
-        """Answer with what the server holds."""
         path = unquote(urlsplit(self.path).path)
         self.server.log.append(f'{self.command} {path}')
         api, file = API.fullmatch(path), FILE.fullmatch(path)
@@ -98,14 +92,12 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def refuse(self, status, code):
-        """An answer without a file."""
         self.send_response(status)
         self.send_header('X-Error-Code', code)
         self.send_header('Content-Length', '0')
         self.end_headers()
 
     def send(self, data, name=''):
-        """`data`, or as much of it as is to come."""
         self.send_response(200)
         self.send_header('ETag', f'"{hashlib.sha1(data).hexdigest()}"')
         self.send_header('X-Repo-Commit', self.commit)
@@ -116,10 +108,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def forget():
-    """Have this process ask the hub anew, as another one would."""
     hub._commits.clear()
-    hub_client._answered.clear()
-    hub_client._unreachable.clear()
+    hub._answered.clear()
+    blobs.unreachable.clear()
 
 
 @pytest.fixture

@@ -1,23 +1,18 @@
 """Trainings in processes of their own, killed at a chosen moment, and what they leave behind."""
 
-import atexit
-import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
-import tempfile
-import time
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
+import forked_job
 import numpy as np
 from events import CLOCK, events_of
-from launched import PATIENCE, REPOSITORY, with_console
+from launched import PATIENCE, PYTHONPATH, with_console
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -38,117 +33,65 @@ MOMENTS = (
 )
 
 
-class Zygote:
-    """This side of zygote.py, a process that forks a child for each training.
-
-    It ends when pytest does.
-    """
-
-    def __init__(self) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
-        self.said = tempfile.TemporaryFile()
-        self.requests = 0
-        self.running: dict[int, Child] = {}
-        with theirs:
-            # One thread: torch and OpenBLAS would start others, which a fork leaves behind with
-            # their locks.
-            one = dict.fromkeys(('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'), '1')
-            self.process = subprocess.Popen(
-                [sys.executable, REPOSITORY / 'tests/helpers/zygote.py', str(theirs.fileno())],
-                env={**os.environ, **one},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self.said,
-                stderr=self.said,
-                start_new_session=True,
-            )  # Ctrl-C is for pytest
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        self.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
-        self.process.kill()
-
-    def request(self, **content: Any) -> dict:
-        """The answer to a request."""
-        self.requests += 1
-        try:
-            self.connection.send_bytes(json.dumps({**content, 'number': self.requests}).encode())
-        except OSError as e:
-            raise self.failed() from e
-        answer = None
-        while (
-            answer is None or answer.get('number') != self.requests
-        ):  # a test that was stopped may have left one
-            answer = self.receive(PATIENCE)
-            assert answer, f'zygote.py did not answer within {PATIENCE} seconds'
-        return answer
-
-    def receive(self, seconds: float) -> dict | None:
-        """The next message, if one comes within so many seconds; a child's end is noted."""
-        if not self.connection.poll(max(0, seconds)):
-            return None
-        try:
-            message = json.loads(self.connection.recv_bytes())
-        except (EOFError, OSError) as e:
-            raise self.failed() from e
-        if 'ended' in message and message['ended'] in self.running:
-            self.running.pop(message['ended']).status = message['status']
-        return message
-
-    def failed(self) -> RuntimeError:
-        self.process.wait(PATIENCE)
-        self.said.seek(0)
-        zygote.cache_clear()  # the next test gets another
-        return RuntimeError(
-            f'zygote.py ended with status {self.process.returncode}:\n{self.said.read().decode()}'
-        )
+# What trainings import when they start: each child would spend seconds on it.
+PRELOADED = ['forked_job'] + [
+    f'{PACKAGE}.{name}'
+    for name in (
+        'train_policy',
+        'train_reward',
+        'checkpointing.checkpointer',
+        'runs.uploads',
+        'datasets.books',
+        'datasets.reviews',
+    )
+]
+# Torch and OpenBLAS would start threads, which a fork leaves behind with their locks.
+ONE_THREAD = dict.fromkeys(('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'), '1')
 
 
 @functools.cache
-def zygote() -> Zygote:
-    """The one of this pytest process."""
-    return Zygote()
+def _fork_server() -> multiprocessing.context.ForkServerContext:
+    """The fork server of this pytest process: a fork of pytest would have the locks of threads."""
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload(PRELOADED)
+    with mock.patch.dict(os.environ, ONE_THREAD, PYTHONPATH=PYTHONPATH):
+        forkserver.ensure_running()
+    return context
 
 
 class Child:
-    """A process that runs `./launch.py` and writes to the file `output`."""
-
     def __init__(self, output: Path, job: dict) -> None:
         self.output = output
-        self.zygote = zygote()
-        self.status: int | None = None
-        self.process: int = self.zygote.request(job=job)['process']
-        self.zygote.running[self.process] = self
+        self._process = _fork_server().Process(target=forked_job.run, args=[job], daemon=True)
+        self._process.start()
+        self.process = self._process.pid
+        _children.append(self)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal, unless the process has ended; whoever else has its id by now does not get
-        it."""
-        self.zygote.request(kill=self.process, signal=number)
+        if self._process.is_alive():
+            os.kill(self.process, number)
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """The exit status, or minus the number of the signal that ended it; a hang shows all its
-        threads."""
-        until = time.monotonic() + seconds
-        while self.status is None and time.monotonic() < until:
-            self.zygote.receive(until - time.monotonic())
-        if self.status is None:
+        """Return the exit status, or minus the signal's number; a hang shows all threads."""
+        self._process.join(seconds)
+        if self._process.exitcode is None:
             self.kill(signal.SIGABRT)
-            self.zygote.receive(10)
+            self._process.join(10)
             self.kill()
             raise AssertionError(
                 f'not ended within {seconds} seconds:\n{self.output.read_text()[-10_000:]}'
             )
-        return self.status
+        return self._process.exitcode
+
+
+_children: list[Child] = []  # of the present test
 
 
 def kill_children() -> None:
-    """End what a test has left running."""
-    if zygote.cache_info().currsize:
-        for child in list(zygote().running.values()):
-            child.kill()
-            child.wait()
+    while _children:
+        child = _children.pop()
+        child.kill()
+        child.wait()
 
 
 def start(
@@ -188,7 +131,6 @@ def start(
 
 
 def run(words, output, **settings) -> int:
-    """The exit status of `start` with the same arguments."""
     return start(words, output, **settings).wait()
 
 

@@ -33,15 +33,11 @@ def random_questions(seed=0, samples=4, task=TASK['task'], tokens=26):
 
 
 def questions(count, seed=0):
-    """The first of random_questions."""
     return list(itertools.islice(random_questions(seed), count))
 
 
 def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, **header):
-    """A folder at `path` with `count` more questions.
-
-    task: what differs from TASK. tokens: how many there are. header: what differs from HEADER.
-    """
+    """Add `count` questions to a folder, with differences from TASK (`task`) and HEADER."""
     task = {**TASK, **(task or {})}
     header = {**HEADER, 'policies': ['initial'] * samples, **header}
     new = random_questions(seed, samples, task['task'], tokens)

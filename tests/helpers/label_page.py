@@ -1,15 +1,16 @@
 """Pages for labellers that tests serve, with texts of their own."""
 
 import contextlib
-import threading
-import uuid
 from pathlib import Path
 
+from click.testing import CliRunner
 from label_folders import HEADER, TASK, fix_key
-from page_client import Client, insist
+from page_client import Client
 
+import launch
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.server import LabelServer
 
 
@@ -23,10 +24,7 @@ class ByteEncoder:
 
 
 def write_texts(path, texts, label_type='best_of_4', **header):
-    """A folder whose questions are texts: each (query, sample, ...); see ByteEncoder.
-
-    Its key is always the same, so that the order on the screen is.
-    """
+    """Write a folder of (query, sample, ...) in ByteEncoder, with a key that is always the same."""
     samples = len(texts[0]) - 1
     names = ['sample'] if samples == 1 else [f'sample{i}' for i in range(samples)]
     task = {**TASK, 'label_type': label_type}
@@ -41,14 +39,12 @@ def write_texts(path, texts, label_type='best_of_4', **header):
 
 
 def web_options(**options):
-    """Those of `label --web`, by default with a port that is free."""
     return LabelHParams(web=WebHParams(**{'port': 0, **options})).web
 
 
 @contextlib.contextmanager
 def served(path, *names, notes=None, **options):
-    """The server of a folder's page, and a signed-in client for each labeller; notes: a list that
-    gets what is said to who started it."""
+    """Yield the server of a page, a signed-in client for each labeller; `notes` gets its notes."""
     note = (lambda line: None) if notes is None else notes.append
     with LabelServer(str(path), names, web_options(**options), note=note) as server:
         server.service.encoder = ByteEncoder()
@@ -61,30 +57,28 @@ def served(path, *names, notes=None, **options):
 
 
 def written(path):
-    """All lines of all files of answers."""
     files = sorted(Path(path, 'answers').glob('*.jsonl'))
     return [line for file in files for line in file.read_text().splitlines()]
 
 
 def answers_of(path, name):
-    """The answers, and skips, of a labeller that were not taken back, the oldest first."""
     log = LabelFolder(str(path)).logs[name]
     return [answer for answer in log.uuids.values() if not log.is_taken_back(answer)]
 
 
-class StubbornLabeller(threading.Thread):
-    """Answers without a pause; what gets no reply is sent again under the same uuid, as the page
-    does. given: {uuid: question} of what was acknowledged."""
+def press(path, keys, *options, name='anna'):
+    argv = ['label', str(path), '--labeller', name, *options]
+    result = CliRunner().invoke(launch.cli, argv, input=keys)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
-    def __init__(self, client):
-        super().__init__(daemon=True)
-        self.client, self.given = client, {}
-        self.is_over = threading.Event()
 
-    def run(self):
-        while not self.is_over.is_set():
-            for question in insist(lambda: self.client.questions(count=3)):
-                key = str(uuid.uuid4())
-                status, reply = insist(lambda: self.client.answer(question['id'], 1, key))  # noqa: B023
-                assert status == 200, reply
-                self.given[key] = question['id']
+def say(path, name, *values, decides=False):
+    """Return the answers that a labeller gives to the questions in their order; None: no answer."""
+    folder = LabelFolder(str(path))
+    with Labeller(folder, name, decides=decides) as labeller:
+        return [
+            labeller.answer(question, value, 2.0)
+            for question, value in zip(folder.questions.values(), values, strict=False)
+            if value is not None
+        ]

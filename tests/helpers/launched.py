@@ -1,5 +1,4 @@
-"""Jobs of several ranks, started by the command line in processes of their own and watched from
-outside."""
+"""Jobs of several ranks, started by the command line and watched from outside."""
 
 import contextlib
 import os
@@ -43,7 +42,6 @@ MPIEXEC = Path(sys.executable).with_name('mpiexec')
 
 
 def torchrun(ranks):
-    """The words before the command that so many ranks are to run."""
     # As the script torchrun; nothing that is imported is garbage to look for.
     program = 'import gc; gc.disable(); from torch.distributed.run import main; main()'
     words = ('--standalone', '--no-python', f'--nproc-per-node={ranks}')
@@ -54,15 +52,13 @@ TORCHRUN = torchrun(2)
 
 
 def torch_variables(size, address, port):
-    """For each of `size` ranks the variables that say so, as Kubernetes and clouds set them, which
-    start ranks without torchrun."""
+    """Return the variables of each of `size` ranks, as Kubernetes and clouds set them."""
     common = {'WORLD_SIZE': str(size), 'MASTER_ADDR': address, 'MASTER_PORT': str(port)}
     return [{**common, 'RANK': str(rank)} for rank in range(size)]
 
 
 def run_without_launcher(commands, address, port, seconds=PATIENCE):
-    """What each rank prints that one of `commands` starts; they meet at the address of the first,
-    and all have to succeed."""
+    """Return what each rank prints; they meet at the address of the first, and all succeed."""
     processes = []
     with contextlib.ExitStack() as stack:
         for command, variables in zip(commands, torch_variables(len(commands), address, port)):
@@ -98,8 +94,7 @@ TRAININGS = {'train_policy', 'train_reward', 'resume'}
 
 
 def with_console(words) -> list[str]:
-    """The words of a command line, with CONSOLE if it is a training; all that tests start go
-    through here."""
+    """Add CONSOLE to the words of a command line, if it is a training."""
     words = list(map(str, words))
     return [*words, *CONSOLE] if TRAININGS & set(words[:2]) else words
 
@@ -112,8 +107,7 @@ def forget_launcher(monkeypatch):
 
 
 def eventually(found, seconds=PATIENCE):
-    """What `found()` returns as soon as it is true; AssertionError when it stays false for so many
-    seconds."""
+    """Return what `found()` returns as soon as it is true, within so many seconds."""
     until = time.monotonic() + seconds
     while not (result := found()):
         assert time.monotonic() < until, f'not within {seconds} seconds: {found}'
@@ -133,12 +127,7 @@ def end_what_was_started():
 
 
 class Launch:
-    """`./launch.py train_policy test run WORDS`, or another command, whose files are all in
-    `directory`.
-
-    Every process that it starts inherits a mark in its environment, and is found by it wherever its
-    parents go.
-    """
+    """A command with all files in `directory`; its processes share a mark in the environment."""
 
     def __init__(
         self,
@@ -185,11 +174,9 @@ class Launch:
         return self.stdout.read_text()
 
     def errors(self):
-        """What it wrote to standard error, without progress bars."""
         return re.sub(r'.*\r|(reward model|policy):.*', '', self.stderr.read_text()).strip()
 
     def saved_step(self):
-        """A regular expression for what is said when a training of a policy is asked to end."""
         script = REPOSITORY / 'launch.py'
         return (
             r'Step \d+ of the policy is saved; to go on from there:'
@@ -197,26 +184,21 @@ class Launch:
         )
 
     def assert_checkpoint_is_intact(self):
-        """The policy's last one, and every checksum in it."""
         bundle = Bundle(checkpoints.latest(self.run / 'policy' / 'checkpoints'))
         assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)
 
     def wait(self, seconds=PATIENCE):
-        """The exit status."""
         return self.process.wait(seconds)
 
     def reach(self, step):
-        """Return when PPO step `step` is done."""
         eventually(lambda: f'[ppo_step {step}]' in self.output() or self.process.poll() is not None)
         assert self.process.poll() is None, self.errors()
 
     def reach_line(self, line):
-        """Return when `line` is printed."""
         eventually(lambda: line in self.output() or self.process.poll() is not None)
         assert self.process.poll() is None, self.errors()
 
     def processes(self):
-        """{process: its environment} of all that live, the launcher as well."""
         found = {}
         for path in Path('/proc').glob('[0-9]*/environ'):
             try:
@@ -228,7 +210,6 @@ class Launch:
         return found
 
     def ranks(self):
-        """The processes of the ranks, in their order."""
         numbered = {}
         for process, env in self.processes().items():
             rank = next((env[name] for name in RANK_VARIABLES if name in env), None)
@@ -242,6 +223,13 @@ class Launch:
             assert re.search(r'/dev/shm/.* \(deleted\)$', mapped, re.MULTILINE)
             assert not re.search(r'/dev/shm/[^ \n]+$', mapped, re.MULTILINE)
 
+    def end_within(self, seconds):
+        """Return the exit status; within so many seconds everything has to end."""
+        since = time.monotonic()
+        status = self.wait(seconds)
+        self.assert_nothing_left(since + seconds - time.monotonic())
+        return status
+
     def assert_nothing_left(self, seconds):
         """All processes end within so many seconds; the folder of their job is gone."""
         eventually(lambda: not self.processes(), seconds)
@@ -249,7 +237,6 @@ class Launch:
 
 
 def job(directory, name, **settings):
-    """A Launch of one of rank_jobs that has ended."""
     launch = start_job(directory, name, **settings)
     launch.wait()
     launch.assert_nothing_left(10)
@@ -257,7 +244,6 @@ def job(directory, name, **settings):
 
 
 def start_job(directory, name, **settings):
-    """A Launch of one of rank_jobs."""
     return Launch(
         directory,
         command=('tests/helpers/rank_jobs.py', name),
@@ -266,8 +252,7 @@ def start_job(directory, name, **settings):
 
 
 def start_by_slurm(directory, name):
-    """Launches of both ranks of one of rank_jobs, with the variables that an srun without MPI
-    sets."""
+    """Launch both ranks of one of rank_jobs, with the variables of an srun without MPI."""
     job_id = random.randrange(10**6)
     return [
         start_job(

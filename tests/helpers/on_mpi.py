@@ -34,8 +34,6 @@ Adam = worker.import_for_good('lm_human_preferences.training.optimizer').Adam
 
 
 class PassedCounter:
-    """A pytest plugin that counts how many tests of each function passed."""
-
     def __init__(self):
         self.counts = collections.Counter()
 

@@ -46,7 +46,6 @@ def online_hparams(directory, **settings):
 
 
 def train(directory, comm=None, **settings):
-    """Train such a policy in this process; returns what it has printed."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         train_policy.train(online_hparams(directory, **settings), comm or LocalComm())
@@ -54,17 +53,14 @@ def train(directory, comm=None, **settings):
 
 
 def lines_of(path):
-    """The objects in a file of JSON lines."""
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def models_of(directory):
-    """What used.jsonl tells each reward model to have learned from."""
     return [line for line in lines_of(directory / 'labels/used.jsonl') if 'digest' in line]
 
 
 def said_in(directory):
-    """{labeller: sorted (question, choice)} of a folder of labels."""
     return {
         path.stem: sorted((line['question'], line['best']) for line in lines_of(path))
         for path in directory.glob('answers/*.jsonl')
@@ -72,8 +68,7 @@ def said_in(directory):
 
 
 def online_result(directory):
-    """Everything that a finished run has left, see result_of, but for when people answered and how
-    the run was started."""
+    """Return the result of a finished run, but for when people answered and how it began."""
     directory = Path(directory)
     found = {
         key: value
@@ -97,7 +92,6 @@ def meanwhile(work, directory):
 
 
 def alike(directory):
-    """The result of a run, but for who has answered and when."""
     result = online_result(directory)
     (result['answers'],) = result['answers'].values()
     used = models_of(directory)

@@ -85,7 +85,6 @@ def unreachable(window):
 
 
 def focused(window, most=300):
-    """What Tab goes through, as `TAG text`, and what of that does not show that it is there."""
     found, hidden = {}, []
     window.script('document.activeElement.blur()')
     for _ in range(most):
@@ -104,7 +103,6 @@ def focused(window, most=300):
 
 
 def printed(window):
-    """The page as PDF on paper of A4."""
     settings = {'paperWidth': 8.27, 'paperHeight': 11.69, 'printBackground': True}
     return base64.b64decode(window.driver.execute_cdp_cmd('Page.printToPDF', settings)['data'])
 

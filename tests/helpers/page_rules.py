@@ -19,8 +19,6 @@ TURNING = frozenset('\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u206
 
 
 class Element:
-    """An element of a page: its name, attributes, parent, children and text, in their order."""
-
     def __init__(self, tag, attributes, parent):
         self.tag = tag
         self.attributes = {name: value or '' for name, value in attributes}
@@ -29,7 +27,6 @@ class Element:
 
     @property
     def text(self):
-        """What it says, its elements included."""
         return ''.join(each if isinstance(each, str) else each.text for each in self.inside)
 
     @property
@@ -37,14 +34,12 @@ class Element:
         return [each for each in self.inside if isinstance(each, Element)]
 
     def all(self, *tags):
-        """The elements in it of these names, or all, in the page's order."""
         for child in self.children:
             if not tags or child.tag in tags:
                 yield child
             yield from child.all(*tags)
 
     def above(self):
-        """The elements that it is in, from the inside."""
         parent = self.parent
         while parent is not None:
             yield parent
@@ -88,7 +83,6 @@ class _Parser(html.parser.HTMLParser):
 
 
 def parsed(text):
-    """The root Element of a page."""
     return _parser_after(text).root
 
 
@@ -135,7 +129,7 @@ def problems(text):
     parser = _parser_after(text)
     root = parser.root
     found = _problems_of_document(text, parser)
-    for rule in (policy, requests, headings, ids, pictures, tables, controls, handlers):
+    for rule in (policy, requests, headings, ids, pictures):
         found += rule(root)
     return found + characters(text)
 
@@ -239,47 +233,6 @@ def pictures(root):
     return found
 
 
-def tables(root):
-    """Each table has a caption, and heads that say of what."""
-    found = []
-    for table in root.all('table'):
-        if not table.children or table.children[0].tag != 'caption':
-            found.append(f'{table} has no caption')
-        heads = list(table.all('th'))
-        if not heads:
-            found.append(f'{table} has no heads')
-        found += [f'{head} has no scope' for head in heads if 'scope' not in head.attributes]
-    return found
-
-
-def controls(root):
-    """Whatever takes input has a name that is read out."""
-    labelled = {each.attributes.get('for') for each in root.all('label')}
-    found = []
-    for each in root.all('input', 'select', 'textarea', 'output'):
-        is_inside = any(above.tag == 'label' for above in each.above())
-        if not (is_inside or _is_named(each) or each.attributes.get('id') in labelled):
-            found.append(f'<{each.tag}> has no label')
-    for each in root.all('button', 'a', 'summary'):
-        if not each.text.strip() and not _is_named(each):
-            found.append(f'<{each.tag}> has no text')
-    return found
-
-
-def _is_named(element):
-    return bool(element.attributes.keys() & {'aria-label', 'aria-labelledby'})
-
-
-def handlers(root):
-    """No element runs a script of its own, which the policy would block."""
-    return [
-        f'<{each.tag}> has {name}'
-        for each in root.all()
-        for name in each.attributes
-        if name.startswith('on')
-    ]
-
-
 def characters(text):
     """No control character is left in it, nor one that turns the direction of text."""
     bad = {
@@ -288,34 +241,3 @@ def characters(text):
         if unicodedata.category(character) in ('Cc', 'Cs') or character in TURNING
     }
     return [f'the character U+{ord(each):04X}' for each in sorted(bad)]
-
-
-def colours(css, scheme='light'):
-    """{name: value} of the custom properties of :root in a style, for 'light' or 'dark'.
-
-    Those for dark come from `@media (prefers-color-scheme: dark)` and replace the others.
-    """
-    dark = re.search(r'@media[^{]*prefers-color-scheme:\s*dark[^{]*\{((?:[^{}]*\{[^{}]*\})*)', css)
-    rest = css if dark is None else css.replace(dark[0], '')
-    found = {}
-    for part in [rest, *([dark[1]] if dark and scheme == 'dark' else [])]:
-        for block in re.findall(r':root\s*\{([^{}]*)\}', part):
-            found.update(re.findall(r'(--[\w-]+)\s*:\s*([^;]+?)\s*(?:;|$)', block))
-    return found
-
-
-def contrast(one, other):
-    """The contrast of two colours, #rgb or #rrggbb, as WCAG 2 defines it: from 1 to 21."""
-    lights = sorted([_luminance(one), _luminance(other)])
-    return (lights[1] + 0.05) / (lights[0] + 0.05)
-
-
-def _luminance(colour):
-    digits = colour.removeprefix('#')
-    if len(digits) == 3:
-        digits = ''.join(2 * digit for digit in digits)
-    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-    linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    ]
-    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

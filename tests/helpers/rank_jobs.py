@@ -44,35 +44,24 @@ def meet(comm, hparams):
 
 
 def fail(comm):
-    """Rank 1 fails while rank 0 waits for it."""
     if comm.rank == 1:
         raise ArithmeticError('rank 1 cannot count')
     comm.barrier()
 
 
 def talk(comm):
-    """All ranks print and warn, and have the same error of the user."""
     print(f'rank {comm.rank} of {comm.all_gather_object(comm.rank)} speaks')
     warnings.warn('everybody warns', stacklevel=1)
     raise UserError('/labels.json is\nno label file')
 
 
 def draw(comm):
-    """A full progress bar, and a line above it."""
     bar = logging.progress(range(3), comm=comm, desc='bar')
     for i in bar:
         logging.log_line(f'line {i}')
 
 
-JOBS = (
-    wait,
-    wait_for_rank_1,
-    wait_for_life,
-    meet,
-    fail,
-    talk,
-    draw,
-)
+JOBS = (wait, wait_for_rank_1, wait_for_life, meet, fail, talk, draw)
 RANK_TIMEOUTS = {'wait_for_life': 10, 'meet': 3}  # in seconds
 
 

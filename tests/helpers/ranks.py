@@ -1,7 +1,4 @@
-"""Ranks as threads of one process: what each computes, without the machinery that starts them.
-
-Under `mpiexec`, tests/helpers/on_mpi.py sets WORLD, and the same tests run on the ranks of MPI.
-"""
+"""Ranks as threads of one process, or, under helpers/on_mpi.py, as those of WORLD."""
 
 import threading
 from pathlib import Path
@@ -37,12 +34,10 @@ class ThreadComm(comms.Comm):
     def average_gradients(self, parameters):
         return OverlappedGradients(parameters, self.size, self)
 
-    def all_reduce_async_(self, tensor):
+    def begin_sum(self, tensor):
         terms = self.all_gather_object(tensor.clone())
         tensor.copy_(sum(terms))
-
-    def synchronize(self, handle):
-        """The sum is there already."""
+        return lambda: None  # the sum is there already
 
     def broadcast_(self, tensors):
         copies = [tensor.detach().clone() for tensor in tensors]
@@ -92,12 +87,10 @@ def need(size):
 
 
 def ranks_here(size):
-    """Which of `size` ranks are in this process."""
     return [WORLD.rank] if WORLD else range(size)
 
 
 def same_for_all(path):
-    """Rank 0's `path`."""
     return Path(WORLD.all_gather_object(str(path))[0]) if WORLD else path
 
 

@@ -138,10 +138,7 @@ def send_sigterm(started_by: Launcher, launch) -> None:
 def run(
     started_by: Launcher, command, variables=None, **settings
 ) -> subprocess.CompletedProcess[str]:
-    """A Python command on the ranks of a launcher, which has ended; each has one thread.
-
-    variables: more of its environment.
-    """
+    """Run Python code on the ranks of a launcher, with one thread each and more `variables`."""
     return subprocess.run(
         [*(started_by.starter or started_by.command), sys.executable, *map(str, command)],
         env={**os.environ, 'OMP_NUM_THREADS': '1', **started_by.variables, **(variables or {})},

@@ -1,4 +1,4 @@
-"""What children of zygote.py do in the middle of a training whose run is kept remotely."""
+"""What children of interrupted.py do in the middle of a training whose run is kept remotely."""
 
 import os
 import signal

@@ -1,5 +1,4 @@
-"""Running the real training functions on recorded queries and responses, and keeping what passes
-through them."""
+"""Training functions run on recorded queries and responses; all that passes through is kept."""
 
 import copy
 import re
@@ -25,8 +24,7 @@ INITIAL_MODELS = {
 
 
 def local_paths(hparams, save_dir):
-    """Point recorded hyperparameters, of either command, at the files of the set and at
-    `save_dir`."""
+    """Point recorded hyperparameters at the files of the set and at `save_dir`."""
     for group in (hparams, getattr(getattr(hparams, 'rewards', None), 'train_new_model', None)):
         if group is None:
             continue
@@ -52,7 +50,7 @@ class TracedRewardTrainer(train_reward.RewardModelTrainer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.batches, self.scales, self.rewards = [], [], []
+        self.traced, self.scales, self.rewards = [], [], []
         get_rewards = self.reward_model.get_rewards
 
         def traced(queries, responses):
@@ -63,7 +61,7 @@ class TracedRewardTrainer(train_reward.RewardModelTrainer):
 
     def train_batch(self, indices, lr):
         stats = super().train_batch(indices, lr)
-        self.batches.append((indices, lr, stats))
+        self.traced.append((indices, lr, stats))
         return stats
 
     def sampled_mean_std(self, n_samples):
@@ -114,7 +112,7 @@ class TracedPPOTrainer(train_policy.PPOTrainer):
         self.steps[-1].update(
             kl_coef=kl_coef,
             non_score_reward=non_score_reward,
-            global_step=self.global_step,
+            global_step=self.steps_done,
             step_stats=stats,
         )
         return stats
@@ -224,11 +222,10 @@ def episodes_of_normalizations(arrays, size):
 
 
 def check_batches(trainers, recorded, stats, permutation):
-    """Order, learning rate and statistics of all batches; `recorded` per rank, the others of all
-    ranks together."""
+    """Check the order, learning rates and statistics of all batches; recorded: per rank."""
     for rank, trainer in trainers.items():
         arrays = recorded[rank]
-        indices, lr, ours = zip(*trainer.batches, strict=True)
+        indices, lr, ours = zip(*trainer.traced, strict=True)
         assert_equal(np.stack(indices), arrays['indices'], name='indices')
         assert_equal(
             np.concatenate(indices), permutation[rank :: len(recorded)], name='permutation'

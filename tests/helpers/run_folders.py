@@ -66,7 +66,6 @@ def write_settings(run, command, experiment, *, ranks, **settings):
 
 
 def write_learned(run, **record):
-    """What a run's reward model has learned from."""
     (run / run_files.LEARNED).parent.mkdir(parents=True, exist_ok=True)
     storage.write_json(str(run / run_files.LEARNED), {'digest': '', **record})
 
@@ -87,24 +86,18 @@ def write_curves(directory, curves, begin=0, *, is_resumed=False):
 
 
 def write_alarm(directory, step, alarm):
-    """An alarm after `step` steps, as it is kept beside the curves."""
     with event_files.create(str(directory), None) as file:
         file.write(event_files.record_of_text(ALARMS, f'    {alarm}', step - 1))
 
 
 def write_lines(path, values):
-    """Add lines of JSON to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open('a') as file:
         file.writelines(f'{json.dumps(value)}\n' for value in values)
 
 
 def write_command(run, command, began, ended=None, how='finished', seeds=None, **machine):
-    """A command that has worked on a run of train_policy.
-
-    began, ended: as 2026-11-02T08:00:00Z; ended None: it was killed. seeds: {network: seed}.
-    machine: what differs from MACHINE.
-    """
+    """Write a command's record; ended None: it was killed. machine: differences from MACHINE."""
     own = {'id': f'id of {began}'}
     lines = [{**own, 'began': began, 'command': command, **MACHINE, **machine}]
     lines += [{**own, 'seeds': {network: seed}} for network, seed in (seeds or {}).items()]

@@ -46,8 +46,7 @@ def label_hparams(path, **changes):
 
 
 def tf_variables(named, scope=''):
-    """Tensors by own names, {name: tensor} or pairs, as the original's checkpoints have them below
-    `scope`."""
+    """Return tensors by own names, a dict or pairs, by the original's names below `scope`."""
     tensors = {scoped(scope, name): tensor for name, tensor in dict(named).items()}
     return TensorFlowNames().variables(tensors)
 
@@ -67,7 +66,6 @@ def write_model(folder):
 
 
 def write_hugging_face(folder):
-    """A model as Hugging Face saves it."""
     config = {theirs: SIZES[ours] for ours, (theirs, _) in HUGGING_FACE_SIZES.items()}
     storage.write_json(str(folder / 'config.json'), {'model_type': 'gpt2', **config})
     storage.write_json(str(folder / 'encoding'), 'test')

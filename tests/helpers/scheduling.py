@@ -30,8 +30,7 @@ IN_NAMES = (
 
 @functools.cache
 def group_of(path):
-    """What tests of this file are done with in one process; None if each goes wherever there is
-    time."""
+    """Return the group of tests that share a process with those of a file; None: no group."""
     text = path.read_text(encoding='utf-8')
     if any(name in text for name in IN_FILES):
         return 'transformers'

@@ -114,7 +114,6 @@ class Cluster:
             )
 
     def run(self, *command, **settings):
-        """A command of Slurm, and what it has printed."""
         return subprocess.run(
             command,
             env={**os.environ, **self.variables},
@@ -125,7 +124,6 @@ class Cluster:
         )
 
     def stop(self):
-        """End all jobs, then the daemons."""
         if len(self.daemons) == 3:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.run('scancel', '--user=root')

@@ -21,7 +21,7 @@ from run_folders import (
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.training.health import EXPLOITING, FAR_FROM_START, Alarm
+from lm_human_preferences.trainers.health import EXPLOITING, FAR_FROM_START, Alarm
 
 QUERIES = [f'the {noun} was' for noun in 'acting plot cast script score film pace ending'.split()]
 LABELLERS = ('hedda', 'ivo')
@@ -29,7 +29,6 @@ NEW_MODEL = 'rewards__train_new_model__'
 
 
 def make_three_runs(directory):
-    """{name: path} of the three, in a directory."""
     return {make.__name__: make(directory / make.__name__) for make in (amber, birch, cedar)}
 
 
@@ -204,7 +203,6 @@ def _evaluate(run, rewards, **found):
 
 
 def _answer(folder):
-    """Labels of two people, who agree on three of four questions."""
     make_folder(folder, 4, labellers=2)
     for name, seconds in zip(LABELLERS, (2.0, 5.0), strict=True):
         number = 0

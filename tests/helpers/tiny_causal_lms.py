@@ -62,6 +62,5 @@ def tiny(family, seed=0, **settings):
 
 
 def save(model, directory):
-    """Write the model as transformers saves it; returns the directory."""
     model.save_pretrained(directory)
     return directory

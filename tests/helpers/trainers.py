@@ -31,8 +31,7 @@ LARGE = memory.MemoryEstimate(
 
 
 def hparams_of(cls, nested, **overrides):
-    """Hyperparameters of class `cls` from a recorded nested dict; overrides by dotted name
-    (run__seed=3)."""
+    """Make hyperparameters of a recorded nested dict; overrides: with __ for dots."""
     hparams = cls()
     hparams.override_from_nested_dict(nested)
     hparams.override_from_dict(
@@ -42,7 +41,6 @@ def hparams_of(cls, nested, **overrides):
 
 
 def trained_model(*parts):
-    """A model directory of the set, such as train_model/."""
     return TrainedModel(str(require(*parts)))
 
 
@@ -58,8 +56,7 @@ def policy_for(task, model=('train_model',), scope='policy', **settings):
 
 
 def ppo_trainer(nested, comm):
-    """A PPOTrainer of train_model/ on recorded hyperparameters; minibatches come from the test, not
-    from sampling."""
+    """Make a PPOTrainer of train_model/ on recorded hyperparameters, which samples nothing."""
     hparams = hparams_of(HParams, nested)
     policy = policy_for(hparams.task)
     return PPOTrainer(
@@ -94,8 +91,7 @@ def rollout_of(**tensors):
 
 
 def assert_parameters(parameters, recorded, *, start=None, atol=PARAMETERS_ATOL, change_rtol=None):
-    """Variables, see `tf_variables`, against recorded ones: absolutely, and their change since
-    `start`."""
+    """Compare variables with recorded ones: absolutely, and their change since `start`."""
     assert recorded
     ours = {name: array(parameters[name]) for name in recorded}
     for name, values in recorded.items():
@@ -109,8 +105,7 @@ def assert_parameters(parameters, recorded, *, start=None, atol=PARAMETERS_ATOL,
 
 
 def assert_checkpoint(ours, recorded, *, rtol=1e-4, parameters_atol=PARAMETERS_ATOL, without=()):
-    """Two checkpoints with the same variables, Adam's moments included; `without` are not
-    compared."""
+    """Compare two checkpoints, Adam's moments included, but for the variables `without`."""
     assert list(ours) == list(recorded)
     for name in recorded:
         if name in without:
@@ -125,8 +120,17 @@ def assert_checkpoint(ours, recorded, *, rtol=1e-4, parameters_atol=PARAMETERS_A
         assert_close(ours[name], recorded[name], rtol=rtol, atol=atol, name=name)
 
 
+def shapes_in(bundle):
+    """Return {name: [shape, type]} of a checkpoint's variables, as recordings have it."""
+    return {name: [list(bundle[name].shape), str(bundle[name].dtype)] for name in bundle}
+
+
+def files_in(directory):
+    paths = [path for path in directory.rglob('*') if path.is_file()]
+    return {str(path.relative_to(directory)): path for path in paths}
+
+
 def snapshot(variables):
-    """A copy of the values of `tf_variables`."""
     return {name: array(value).copy() for name, value in variables.items()}
 
 

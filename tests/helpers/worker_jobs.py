@@ -1,5 +1,4 @@
-"""Jobs for the workers of `./launch.py figures` that are done in no time: nothing here loads
-torch. Run as a program, this is a pool whose jobs never end."""
+"""Quick jobs for the workers of `figures`, without torch; as a program, a pool that never ends."""
 
 import json
 import os
@@ -12,8 +11,7 @@ from lm_human_preferences.reproduction import worker_pool
 
 
 def write_number(path, number, folder):
-    """A job that leaves a mark each time it is called, and fails while `folder` holds
-    broken-NUMBER."""
+    """Leave a mark for each call, and fail while `folder` holds broken-NUMBER."""
     Path(folder, f'{number}-{time.time_ns()}').touch()
     print('number', number, 'torch' in sys.modules, os.environ['OMP_NUM_THREADS'])
     if Path(folder, f'broken-{number}').exists():
@@ -22,8 +20,7 @@ def write_number(path, number, folder):
 
 
 def run_policy(path, hparams, reward_model, task):
-    """In place of jobs.run_policy: numbers that tell of which run they are; seed 2 fails if told
-    to `stop`."""
+    """Write numbers that show of which run they are; seed 2 fails if there is a file `stop`."""
     if Path(path).parents[1].joinpath('stop').exists() and hparams.run.seed == 2:
         raise RuntimeError('stopped')
     reward = hparams.run.seed + hparams.rewards.adaptive_kl.target / hparams.ppo.total_episodes
@@ -51,7 +48,6 @@ def write_frontier(path, task):
 
 
 def wait(path):
-    """A job that never ends by itself."""
     while True:
         time.sleep(1)
 

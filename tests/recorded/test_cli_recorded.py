@@ -4,7 +4,17 @@ import copy
 import os
 
 import pytest
-from command_line import NEW, PUBLISHED, caught_jobs, dumped, error_of, flat, hparams_of, invoke
+from command_line import (
+    NEW,
+    PUBLISHED,
+    caught_jobs,
+    dumped,
+    error_of,
+    flat,
+    hparams_of,
+    invoke,
+    succeed,
+)
 from experiments import CLASSES, EXPERIMENTS, RECORDED, recorded_hparams, resolved
 
 from lm_human_preferences.utils import hyperparams
@@ -21,8 +31,7 @@ class Refused(Exception):
 
 
 def meaning(ty, value, words):
-    """What a value that fire had read, as words or as a Python literal, means for a field of type
-    `ty`."""
+    """Return what a value that fire had read means for a field of type `ty`."""
     if group_class(ty):
         return {True: 'on', False: 'off', None: 'off'}.get(value, value)
     if value is None and type(None) in members(ty):
@@ -158,7 +167,7 @@ def test_recorded_changes(case, started):
         expected_hparams(case)
     except Refused as refused:
         pytest.skip(f'refused, which test_recorded checks: {refused}')
-    assert invoke(case['argv']).exit_code == 0
+    succeed(case['argv'])
     command = case['argv'][0].replace('-', '_')
     expected = flat(recorded_hparams(RECORDED['experiments'][command][experiment_of(case)]))
     for key, value in case['hparams_changed'].items():

@@ -1,5 +1,4 @@
-"""The first half of two seeds' learning curves: their means agree with those of the original's ten
-(curves/) within the errors."""
+"""First half of two seeds' learning curves: their means agree with the original's (curves/)."""
 
 import contextlib
 import io
@@ -33,7 +32,6 @@ class EnoughUpdates(Exception):
 
 
 def one_seed(seed):
-    """{statistic: [its value at the first UPDATES]} of one run."""
     hparams, steps = hparams_of_curves(), []
     hparams.run.seed = seed
 
@@ -55,7 +53,6 @@ def one_seed(seed):
 
 
 def trained_curves():
-    """({tag: our (seeds, updates)}, {tag: the original's})."""
     recorded = {
         name: values[:, :UPDATES] for name, values in load_npz('curves', 'curves.npz').items()
     }
@@ -76,7 +73,8 @@ def test_curves():
     curves = trained_curves()
     assert_means_agree(curves)
     assert_the_task_is_learned(curves)
-    assert_the_score_is_the_originals(curves)
+    last = [runs['objective/score'][:, -10:].mean() for runs in curves]
+    assert_close(last[0], last[1], rtol=0.03)
 
 
 def assert_means_agree(curves):
@@ -94,14 +92,7 @@ def assert_means_agree(curves):
 
 
 def assert_the_task_is_learned(curves):
-    """The comparison means something: seeds differ, and the score rises far beyond what they differ
-    by."""
     for runs in curves:
         score = runs['objective/score'].astype(np.float64)
         assert score[:, -10:].mean() - score[:, :10].mean() > LEARNED * score[:, :10].mean(1).std()
         assert len(np.unique(score[:, 0])) > 1
-
-
-def assert_the_score_is_the_originals(curves):
-    last = [runs['objective/score'][:, -10:].mean() for runs in curves]
-    assert_close(last[0], last[1], rtol=0.03)

@@ -70,9 +70,6 @@ def test_unknown_encoding():
         encodings.by_name('mian')
 
 
-# --- against the definition ---
-
-
 @functools.cache
 def merge_ranks():
     lines = (require_bpe() / 'vocab.bpe').read_text(encoding='utf-8').split('\n')[1:-1]
@@ -85,8 +82,7 @@ def vocabulary():
 
 
 def byte_pairs(word):
-    """Merge the pair of lowest rank, wherever it occurs, until no pair can be merged (Sennrich et
-    al., 2016)."""
+    """Merge the pair of lowest rank until none can be merged (Sennrich et al., 2016)."""
     letters = {byte: letter for letter, byte in encodings._byte_of().items()}
     pieces = [letters[byte] for byte in word.encode()]
     while True:
@@ -123,9 +119,6 @@ def test_any_text_is_encoded_as_defined(text):
 def test_half_a_character_is_replaced():
     encoder = encoder_of('main')
     assert encoder.decode(encoder.encode('a\ud83d!')) == 'a\ufffd!'
-
-
-# --- where the files are ---
 
 
 @pytest.fixture

@@ -87,19 +87,6 @@ def test_odd_names(name):
         label_types.get(name)
 
 
-def test_best_of_two_by_hand():
-    labels = {
-        'query': torch.zeros(2, 1),
-        'sample0': torch.tensor([[1], [2]]),
-        'sample1': torch.tensor([[3], [2]]),
-        'best': torch.tensor([1, 0]),
-    }
-    stats = label_types.get('best_of_2').loss(
-        lambda queries, responses: responses[:, 0].float(), labels
-    )
-    assert_close(stats['loss'], (np.log1p(np.exp(-2)) + np.log(2)) / 2, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     'name, number, order, expected',
     [

@@ -7,7 +7,6 @@ from compare import assert_close, assert_equal, tokens
 from golden_data import found, load_json, load_npz, npz_keys, require, under
 from sample_files import tf_variables
 
-from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.language.attention import KVCache
 from lm_human_preferences.language.weights import CheckpointWeights, load_parameters
@@ -28,7 +27,6 @@ PREFIXES = [
 
 @pytest.fixture(scope='module')
 def build():
-    """Function of a name in the set ('test', 'main') -> the model with those weights."""
     built = {}
 
     def get(name):
@@ -69,8 +67,6 @@ def padding_of(name):
 
 
 def check(results, recorded, columns):
-    """Compare all recorded outputs; of the logits some columns and, over the whole vocabulary,
-    three summaries."""
     logits = results['lm_logits']
     for key in sorted(recorded):
         if key in ('X', 'mask', 'context', 'past') or key.endswith(UNUSED):
@@ -103,20 +99,6 @@ def test_outputs(build, name, prefix):
 
 @pytest.mark.parametrize('name', NAMES)
 @torch.no_grad()
-def test_past_of_a_context_is_its_present(build, name):
-    recorded = under(load_npz('model', f'{name}.npz'), 'past_plain/')
-    if not recorded:
-        pytest.skip('no recording of past_plain in this set')
-    assert_close(
-        outputs(build(name), tokens(recorded['context']))['present'],
-        recorded['past'],
-        rtol=1e-5,
-        atol=ATOL,
-    )
-
-
-@pytest.mark.parametrize('name', NAMES)
-@torch.no_grad()
 def test_incremental(build, name):
     """A context with padding, then its continuation in chunks through the cache."""
     arrays = load_npz('model', f'{name}.npz')
@@ -141,24 +123,6 @@ def test_incremental(build, name):
             step + 1,
         )
     assert step and not new.numel()
-
-
-@pytest.mark.parametrize('name', NAMES)
-@torch.no_grad()
-def test_cache_gives_what_a_full_pass_gives(build, name):
-    recorded = under(load_npz('model', f'{name}.npz'), 'incremental/')
-    if not recorded:
-        pytest.skip('no recording of incremental in this set')
-    padding, context, new = (
-        padding_of(name),
-        tokens(recorded['context']),
-        tokens(recorded['new_tokens']),
-    )
-    whole = outputs(build(name), torch.cat([context, new], dim=1), padding_token=padding)
-    past = outputs(build(name), context, padding_token=padding)['present']
-    part = outputs(build(name), new, past=past, past_tokens=context, padding_token=padding)
-    for key in ('h', 'lm_logits', *HEADS):
-        assert_close(part[key], whole[key][:, context.shape[1] :], rtol=1e-5, atol=ATOL, name=key)
 
 
 @pytest.mark.parametrize('name', [n for n in NAMES if n == 'test'])
@@ -206,15 +170,3 @@ def test_fresh_models_start_as_the_original_did():
     ):
         assert not parameters[f'model/{name}'].any(), name
     assert (parameters['model/ln_f/g'] == 1).all()
-
-
-def test_names_and_shapes_of_a_tiny_checkpoint():
-    """Every variable of the trained runs' starting point has its place in our model, and the other
-    way round."""
-    bundle = Bundle(str(require('train_model') / 'model.ckpt'))
-    net = model.Model(
-        trained_models.load_hparams(str(require('train_model', 'hparams.json'))), HEADS
-    )
-    variables = tf_variables(net.named_parameters())
-    ours = {name: tuple(variable.shape) for name, variable in variables.items()}
-    assert ours == {name: bundle[name].shape for name in bundle}

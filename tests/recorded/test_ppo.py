@@ -32,12 +32,8 @@ SMALL_LR = 1e-4  # a run that hardly moves is held to what it moves
 def case(request):
     """(folder, complete configuration, ranks, recorded arrays)."""
     folder, name = request.param
-    return (
-        folder,
-        CONFIGS[request.param],
-        RECORDED[folder]['ranks'],
-        load_npz(folder, f'{name}.npz'),
-    )
+    arrays = load_npz(folder, f'{name}.npz')
+    return folder, CONFIGS[request.param], RECORDED[folder]['ranks'], arrays
 
 
 def elements_of(config):
@@ -64,7 +60,6 @@ def check_parameters(trainer, recorded, start, config):
 
 
 def test_loss_targets_and_gradients(case):
-    """At the initial parameters, on each rank's own rows."""
     folder, config, size, arrays = case
     for rank in range(size):
         recorded = under(arrays, f'{rank_prefix(rank, size)}initial/')
@@ -130,7 +125,7 @@ def test_updates_without_shuffling(case):
             zip(recorded['global_step'], recorded['lr'], recorded['minibatch'], strict=True),
             start=1,
         ):
-            trainer.global_step = int(step)
+            trainer.steps_done = int(step)
             stats.append(trainer.train_minibatch(minibatch(rollouts, int(i), config)))
             assert_close(rates[-1], lr, rtol=1e-12)
             after = under(arrays, f'after{call}/')
@@ -157,7 +152,7 @@ def test_train_shuffles_as_the_original(case, monkeypatch):
         recorded = under(arrays, f'{rank_prefix(comm.rank, size)}train/')
         np.random.seed(int(recorded['np_seed']))
         trainer = ppo_trainer(config['hparams'], comm)
-        trainer.global_step = RECORDED[folder]['global_step_start']
+        trainer.steps_done = RECORDED[folder]['global_step_start']
         stats = trainer.train(rollouts_of(folder, config['id'], comm.rank, size))
         assert_stats(
             {name: [value.item() for value in values] for name, values in stats.items()},

@@ -1,7 +1,5 @@
-"""The parts of a PPO step around the updates: rewards, logged statistics, KL controllers,
-schedule."""
+"""PPO step around the updates: rewards, logged statistics, KL controllers, schedule."""
 
-import numpy as np
 import pytest
 import torch
 from compare import assert_close
@@ -16,10 +14,6 @@ FOLDERS = [folder for folder in ('ppo', 'ppo_2ranks') if json_if_there(folder, '
 CLOCK = {'elapsed/fps', 'elapsed/time'}
 
 
-def recorded_of(folder):
-    return load_json(folder, 'configs.json'), load_npz(folder, 'pieces.npz')
-
-
 def with_rewards(configs, **rewards):
     hparams = configs['configs'][0]['hparams']
     return {**hparams, 'rewards': {**hparams['rewards'], **rewards}}
@@ -27,7 +21,7 @@ def with_rewards(configs, **rewards):
 
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_rewards_and_step_statistics(folder):
-    configs, arrays = recorded_of(folder)
+    configs, arrays = load_json(folder, 'configs.json'), load_npz(folder, 'pieces.npz')
     inputs, size = under(arrays, 'inputs/'), configs['ranks']
     kl_coef = float(arrays['compute_rewards/kl_coef'])
 
@@ -37,7 +31,7 @@ def test_rewards_and_step_statistics(folder):
             torch.from_numpy(inputs[name][rows]) for name in ('scores', 'logprobs', 'ref_logprobs')
         )
         trainer = ppo_trainer(with_rewards(configs, kl_coef=kl_coef), comm)
-        trainer.global_step = int(arrays['record_step_stats_global_step'])
+        trainer.steps_done = int(arrays['record_step_stats_global_step'])
         rewards, non_score_reward = ppo.compute_rewards(
             scores, logprobs, ref_logprobs, trainer.kl_ctl.value
         )
@@ -119,8 +113,6 @@ def test_the_controller_chosen(folder):
 
 
 class SpyController:
-    """Notes what it is told; its value changes with every update."""
-
     def __init__(self):
         self.value, self.told = 0.5, []
 
@@ -150,13 +142,3 @@ def test_steps_tell_the_controller_their_kl_and_use_its_coefficient(folder):
         assert_close(
             s['objective/score_total'], 1 - s['objective/kl_coef'] * s['objective/kl'], atol=1e-6
         )
-
-
-def test_advantages_by_hand():
-    """Two steps, gamma 0.5, lambda 0.5."""
-    values, rewards = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
-    advantages, returns = ppo.advantages_and_returns(values, rewards, gamma=0.5, lam=0.5)
-    last = 4 - 2
-    first = 3 + 0.5 * 2 - 1 + 0.5 * 0.5 * last
-    np.testing.assert_allclose(advantages, [[first, last]])
-    np.testing.assert_allclose(returns, [[first + 1, last + 2]])

@@ -1,5 +1,4 @@
-"""Whole runs of train_policy, replayed on their recorded queries and responses: both trainings,
-console, files."""
+"""Whole runs replayed on their recorded queries and responses: training, console, files."""
 
 import re
 
@@ -8,15 +7,7 @@ import pytest
 from compare import SUM_ATOL, assert_close, assert_equal, assert_stats, tokens
 from console import assert_lines
 from events import CLOCK, assert_events, events_of
-from golden_data import (
-    found,
-    golden,
-    load_json,
-    load_npz,
-    require,
-    require_bpe,
-    under,
-)
+from golden_data import found, golden, load_json, load_npz, require, require_bpe, under
 from ranks import rank_prefix, ranks_here, same_for_all
 from replay import (
     Replay,
@@ -27,7 +18,7 @@ from replay import (
     numbered,
 )
 from sample_files import tf_variables
-from trainers import assert_checkpoint, assert_parameters
+from trainers import assert_checkpoint, assert_parameters, files_in, shapes_in
 
 from lm_human_preferences import train_policy
 from lm_human_preferences.checkpointing import checkpoints
@@ -38,8 +29,6 @@ LATER_RTOL = 1e-3  # errors add up over steps
 
 
 class Run:
-    """A recorded run and ours on the same episodes."""
-
     def __init__(self, name, save_dir, monkeypatch, capsys):
         self.name, self.save_dir = name, same_for_all(save_dir)
         self.info, self.arrays = (
@@ -55,8 +44,6 @@ class Run:
         self.stdout = capsys.readouterr().out
 
     def of_rank(self, rank, kind):
-        """What was recorded of `kind` ('reward' or 'policy') on a rank; what all ranks share is
-        told once for all."""
         return {
             **under(self.arrays, f'{kind}/'),
             **under(self.arrays, f'{rank_prefix(rank, self.size)}{kind}/'),
@@ -98,7 +85,6 @@ def run(request, tmp_path, monkeypatch, capsys):
 
 
 def test_run(run):
-    """One recorded run after the other."""
     check_reward_training(run)
     for rank in ranks_here(run.size):
         check_steps(run, rank)
@@ -160,8 +146,6 @@ def check_step(ours, arrays, hparams, rtol):
 
 
 def check_reference(run):
-    """What the trainer does not use but the recordings have: entropies and values of the reference
-    policy."""
     trainer = run.replay.ppo_trainers[0]
     step = numbered(run.of_rank(0, 'policy'), 'step')[-1]
     queries, responses = tokens(step['queries']), tokens(step['respond/responses'])
@@ -192,11 +176,7 @@ def check_events(run):
 
 def check_files(run):
     """The recorded files but for TensorFlow's graphs; their variables as recorded."""
-    written = {
-        str(path.relative_to(run.save_dir)): path
-        for path in run.save_dir.rglob('*')
-        if path.is_file()
-    }
+    written = files_in(run.save_dir)
     for name, size in run.info['files']:
         if name.endswith('.meta'):
             continue
@@ -207,49 +187,27 @@ def check_files(run):
         if '.data-' in name or name.endswith(('checkpoint', 'encoding')):
             assert written[name].stat().st_size == size, name
     for kind in ('policy', 'reward'):
-        bundle = newest(run.save_dir, kind)
-        assert run.info[f'{kind}_checkpoint'] == {
-            name: [list(bundle[name].shape), str(bundle[name].dtype)] for name in bundle
-        }
-
-
-def newest(directory, kind):
-    folder = 'policy' if kind == 'policy' else 'reward_model'
-    return Bundle(checkpoints.latest(str(directory / folder / 'checkpoints')))
+        folder = {'policy': 'policy', 'reward': 'reward_model'}[kind]
+        newest = Bundle(checkpoints.latest(str(run.save_dir / folder / 'checkpoints')))
+        assert run.info[f'{kind}_checkpoint'] == shapes_in(newest)
 
 
 def check_saved_values(run):
-    """Where the set has the original's run directory: all checkpoints, with reference policy and
-    Adam's moments."""
     if not golden(run.name).exists():
         return
     for index in found(f'{run.name}/*/checkpoints/*.index'):
         name = index.removeprefix(f'{run.name}/').removesuffix('.index')
         recorded = Bundle(str(golden(run.name, name)))
-        # The reference policy of the reward training was random where the initial model is, and is
-        # not in the trace.
-        random = [
-            variable
-            for variable in recorded
-            if variable.startswith('ref_policy/')
-            and name.startswith('reward_model/')
-            and run.hparams.task.policy.initial_model == 'test'
-        ]
-        assert_checkpoint(
-            Bundle(str(run.save_dir / name)),
-            recorded,
-            rtol=LATER_RTOL,
-            without=['start_time', 'last_time', *random],
-        )
-    for name in (
-        'policy/hparams.json',
-        'policy/encoding',
-        'reward_model/hparams.json',
-        'reward_model/encoding',
-        'policy/checkpoints/checkpoint',
-        'reward_model/checkpoints/checkpoint',
-    ):
-        assert (run.save_dir / name).read_text() == golden(run.name, name).read_text()
+        without = ['start_time', 'last_time']
+        is_random = run.hparams.task.policy.initial_model == 'test'
+        if name.startswith('reward_model/') and is_random:  # it is not in the trace
+            without += [each for each in recorded if each.startswith('ref_policy/')]
+        ours = Bundle(str(run.save_dir / name))
+        assert_checkpoint(ours, recorded, rtol=LATER_RTOL, without=without)
+    for folder in ('policy', 'reward_model'):
+        for name in ('hparams.json', 'encoding', 'checkpoints/checkpoint'):
+            written = (run.save_dir / folder / name).read_text()
+            assert written == golden(run.name, folder, name).read_text()
 
 
 def check_console(run):
@@ -267,12 +225,10 @@ def check_totals(run):
     kl_coefs, checked = [step['kl_coef'] for step in run.replay.ppo_trainers[0].steps], 0
     blocks = re.split(r'^\[ppo_step \d+\].*$', run.stdout, flags=re.M)
     for kl_coef, block in zip(kl_coefs, blocks, strict=False):
-        for score, kl, total in re.findall(
-            r'score = (\S+)\n  kl = (\S+)\n  total = (\S+)$', block, flags=re.M
-        ):
-            assert (
-                abs(float(total) - (float(score) - kl_coef * float(kl)))
-                < 0.005 + 0.005 + 0.005 * kl_coef + 1e-6
-            )
+        sample = r'score = (\S+)\n  kl = (\S+)\n  total = (\S+)$'
+        for values in re.findall(sample, block, flags=re.M):
+            score, kl, total = map(float, values)
+            rounding = 0.005 + 0.005 + 0.005 * kl_coef + 1e-6
+            assert abs(total - (score - kl_coef * kl)) < rounding
             checked += 1
     assert checked

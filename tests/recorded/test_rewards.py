@@ -14,7 +14,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.reward_models import places
+from lm_human_preferences.reward_models import locations
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel, scoring_model
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.synthetic.known_reward import KnownReward
@@ -49,16 +49,6 @@ def test_set_reward_norm(fresh, case):
     fresh.reset_reward_scale()
     fresh.set_reward_norm(**scales)
     assert_close(fresh.reward_gain, case['gain'], rtol=1e-6)
-
-
-def test_normalised_rewards_have_the_new_scale(fresh):
-    queries, responses = torch.randint(27, (2, 64, 8), generator=torch.Generator().manual_seed(0))
-    before = fresh.get_rewards(queries, responses)
-    std, mean = torch.std_mean(before, correction=0)
-    fresh.set_reward_norm(old_mean=mean.item(), old_std=std.item(), new_mean=3.0, new_std=0.5)
-    after = fresh.get_rewards(queries, responses)
-    assert_close(after.mean(), 3.0, atol=1e-5)
-    assert_close(after.std(correction=0), 0.5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +129,10 @@ def test_where_the_reward_of_a_run_is_that_has_no_directory_of_its_own(tmp_path)
 
 def test_a_run_whose_reward_model_was_deleted_has_a_copy_in_its_policy(tmp_path):
     hparams = resolved('train_policy', 'test')
-    assert places.reward_model_of(str(tmp_path), hparams) == f'{tmp_path}/policy'
+    assert locations.reward_model_of(str(tmp_path), hparams) == f'{tmp_path}/policy'
     (tmp_path / 'reward_model').mkdir()
     (tmp_path / 'reward_model/hparams.json').touch()
-    assert places.reward_model_of(str(tmp_path), hparams) == f'{tmp_path}/reward_model'
+    assert locations.reward_model_of(str(tmp_path), hparams) == f'{tmp_path}/reward_model'
 
 
 @pytest.mark.parametrize('rank', [0, 1])

@@ -1,11 +1,10 @@
-"""Policies and reward models out of the original's run directories, against
-original_save_dir_*_inputs/analyze.npz."""
+"""Models out of the original's run directories, against original_save_dir_*_inputs/analyze.npz."""
 
 import json
 import re
 
 import pytest
-from command_line import invoke
+from command_line import invoke, succeed
 from compare import assert_close, assert_equal, tokens
 from golden_data import found, load_json, load_npz, require, require_bpe, under
 from trainers import hparams_of
@@ -23,7 +22,6 @@ RUNS = [path.removesuffix('_inputs/analyze.npz') for path in found('*_inputs/ana
 
 @pytest.fixture(params=RUNS)
 def run(request):
-    """(path of the run directory, its task, encoding, recorded arrays)."""
     directory = require(request.param)
     if load_json(request.param, 'policy', 'encoding') == 'main':
         require_bpe()
@@ -40,9 +38,7 @@ def policy_of(directory, task, temperature):
 def test_analyze_responses(run):
     directory, task, arrays = run
     queries, responses = tokens(arrays['queries']), tokens(arrays['responses'])
-    temperatures = {
-        m[1] for m in (re.match(r'policy_temperature_(.+?)/', key) for key in arrays) if m
-    }
+    temperatures = set(re.findall(r'policy_temperature_(.+?)/', ' '.join(arrays)))
     assert temperatures
     for temperature in sorted(temperatures):
         ours = policy_of(directory, task, float(temperature)).analyze_responses(queries, responses)
@@ -65,10 +61,8 @@ def test_rewards(run):
     directory, task, arrays = run
     encoding = TrainedModel('policy', savedir=str(directory / 'policy')).encoding
     model = TrainedRewardModel(str(directory), encoding)
-    for key, responses in (
-        ('rewards', 'responses'),
-        ('rewards_padded_responses', 'padded_responses'),
-    ):
+    scored = {'rewards': 'responses', 'rewards_padded_responses': 'padded_responses'}
+    for key, responses in scored.items():
         scores = model.score(tokens(arrays['queries']), tokens(arrays[responses]))
         assert_close(scores, arrays[key], rtol=1e-5, atol=ATOL, name=key)
     assert_close(model.reward_gain, arrays['reward_gain'], rtol=0)
@@ -95,8 +89,7 @@ def test_score_with_a_published_reward_model(server, blobs, tmp_path):
     texts.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
     run = 'az://openaipublic/lm-human-preferences/runs/test'
     for path in (run, f'{run}/reward_model', run.replace('az://openaipublic', 'gs:/')):
-        result = invoke(f'score {path} {texts}')
-        assert result.exit_code == 0, result.output
+        result = succeed(f'score {path} {texts}')
         scores = [json.loads(line)['score'] for line in result.stdout.splitlines()]
         assert_close(scores, arrays['rewards'], rtol=1e-5, atol=ATOL, name=path)
     # Where the settings of the run are not there, the lengths of the texts are to be given.

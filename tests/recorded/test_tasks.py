@@ -25,8 +25,6 @@ def by_id(kind):
 
 
 class SumOfTokens:
-    """The score model of the recordings."""
-
     encoder = None
 
     def __init__(self, padding_token):
@@ -37,12 +35,8 @@ class SumOfTokens:
 
 
 def truncating(case):
-    return lm_tasks.TaskHParams(
-        **{
-            name: case[name]
-            for name in ('truncate_token', 'truncate_after', 'penalty_reward_value')
-        }
-    )
+    names = ('truncate_token', 'truncate_after', 'penalty_reward_value')
+    return lm_tasks.TaskHParams(**{name: case[name] for name in names})
 
 
 @by_id('truncate')
@@ -74,22 +68,10 @@ def test_query_formatter(case):
     encoder = encodings.by_name(case['encoding']).get_encoder()
     assert encoder.encode(case['query_prefix']) == case['prefix_tokens']
     assert encoder.encode(case['query_suffix']) == case['suffix_tokens']
-    hparams = lm_tasks.TaskHParams(
-        query_prefix=case['query_prefix'], query_suffix=case['query_suffix']
-    )
+    affixes = {name: case[name] for name in ('query_prefix', 'query_suffix')}
+    embed_queries = lm_tasks.query_formatter(lm_tasks.TaskHParams(**affixes), encoder)
     recorded = under(load_npz('tasks.npz'), case['id'] + '/')
-    assert_equal(
-        lm_tasks.query_formatter(hparams, encoder)(tokens(recorded['queries'])),
-        recorded['contexts'],
-    )
-
-
-def test_truncation_by_hand():
-    hparams = lm_tasks.TaskHParams(truncate_token=9, truncate_after=1, penalty_reward_value=-5)
-    responses = torch.tensor([[9, 1, 9, 9, 2], [9, 1, 2, 3, 4]])
-    scores, truncated, _ = make_score_fn(hparams, SumOfTokens(0))(torch.zeros(2, 1), responses)
-    assert truncated.tolist() == [[9, 1, 9, 0, 0], [9, 1, 2, 3, 4]]
-    assert_close(scores, [0.019, -5], rtol=1e-6)
+    assert_equal(embed_queries(tokens(recorded['queries'])), recorded['contexts'])
 
 
 def test_a_text_ends_a_response_at_each_token_that_holds_it(tmp_path):
@@ -168,8 +150,7 @@ def drawn_queries(seed, batch_size, comm=None):
 
 
 def test_letters_follow_the_seed_of_the_run():
-    """Runs of different seeds are independent samples, queries included; the same seed repeats
-    (defect 19)."""
+    """Defect 19: queries follow the seed, too."""
     assert torch.equal(drawn_queries(1, 4), drawn_queries(1, 4))
     assert not torch.equal(drawn_queries(1, 4), drawn_queries(2, 4))
 
@@ -196,7 +177,6 @@ def test_queries_of_labels_stand_in_where_they_are_a_file(tmp_path, monkeypatch,
 
 
 def test_without_a_network_all_that_is_missing_is_named(tmp_path, monkeypatch):
-    """Files of the model, of the data set and the labels."""
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
     task = lm_tasks.TaskHParams(query_length=4, query_dataset='tldr')
     task.policy.initial_model = '124M'
@@ -222,8 +202,6 @@ def test_ranks_take_turns_in_one_stream_of_letters():
     """Defect 19: in the original ranks could draw the same texts."""
 
     class Other(comms.LocalComm):
-        """Rank 1 of two, after rank 0 has drawn."""
-
         rank, size = 1, 2
 
         def all_gather_object(self, value):
@@ -242,13 +220,8 @@ class Rank(comms.LocalComm):
 
 
 def sampler_of_lines(path, batch_size, comm):
-    """Of texts some of which make no query."""
-    path.write_text(
-        ''.join(
-            f'{text!r}\n'.replace("'", '"')
-            for text in ['ab', '', 'cde', 'x', '', 'fx', 'ghi', 'jkl']
-        )
-    )
+    texts = ['ab', '', 'cde', 'x', '', 'fx', 'ghi', 'jkl']
+    path.write_text(''.join(f'{json.dumps(text)}\n' for text in texts))
     hparams = lm_tasks.TaskHParams(query_length=3, query_dataset=str(path), start_text=None)
     return lm_tasks.make_query_sampler(
         hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=batch_size, comm=comm
@@ -258,8 +231,7 @@ def sampler_of_lines(path, batch_size, comm):
 @pytest.mark.parametrize('before, after', [(1, 1), (2, 2), (3, 3), (1, 2), (2, 1), (3, 2), (2, 6)])
 @pytest.mark.parametrize('batches', range(6))
 def test_samplers_go_on_from_a_position(tmp_path, before, after, batches):
-    """Six queries at a time, at whatever number of ranks: in the midst of an epoch, at its end, in
-    a later one."""
+    """Six queries at a time, at any number of ranks, in this epoch or a later one."""
 
     def samplers(size):
         return [

@@ -2,7 +2,6 @@
 
 import collections.abc
 import contextlib
-import io
 import itertools
 import os
 import random
@@ -15,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from fuzzing import damaged
 from golden_data import found, golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +55,6 @@ def put(path, data):
 
 
 def flip(data, position):
-    """`data` with one bit of the byte at `position` flipped."""
     damaged = bytearray(data)
     damaged[position] ^= 1 << position % 8
     return damaged
@@ -71,7 +70,6 @@ def field(number, value):
 
 
 def entry(dtype=1, shape=(2,), shard=0, offset=0, size=8, crc=0, extra=b''):
-    """A serialized BundleEntryProto."""
     dimensions = b''.join(field(2, field(1, n)) for n in shape)
     fields = (
         field(1, dtype) + field(2, dimensions) + field(3, shard) + field(4, offset) + field(5, size)
@@ -83,14 +81,10 @@ HEADER = field(1, 1) + field(3, field(1, 1))
 
 
 def crafted(tmp_path, entries, header=HEADER, data=bytes(8)):
-    """A checkpoint with these index entries, sealed with right checksums."""
     rows = [(b'', header), *((name.encode(), message) for name, message in entries.items())]
     put(tmp_path / 'x.index', encode_table(rows))
     put(tmp_path / 'x.data-00000-of-00001', data)
     return tmp_path / 'x'
-
-
-# Equal to TensorFlow's
 
 
 @pytest.mark.parametrize('name', found('**/*.index'))
@@ -112,7 +106,6 @@ def test_successor(key, expected):
 
 
 def seal(block, compression=0):
-    """A block as it is in a file."""
     block += bytes([compression])
     return block + struct.pack('<I', masked_crc(block))
 
@@ -122,7 +115,6 @@ def table_end(meta_handle, handle):
 
 
 def split(rows, count):
-    """The table of `rows` in blocks of `count`, as TensorFlow splits one beyond 256 KiB."""
     table, index = b'', []
     for start in range(0, len(rows), count):
         block = encode_block(rows[start : start + count])
@@ -142,37 +134,9 @@ def test_long_index_is_read(encode):
     assert list(Table(encode(rows)).rows()) == rows
 
 
-def test_an_entry_by_hand(tmp_path):
-    """The smallest checkpoint, its table written out byte by byte.
-
-    Each row is: bytes shared with the key before, other bytes of the key, bytes of the value, the
-    other bytes of the key, the value.
-    """
-    write_bundle(tmp_path / 'x', {'a': np.float32(1)})
-    crc = struct.pack('<I', masked_crc(np.float32(1).tobytes()))
-    block = (
-        bytes([0, 0, 6])
-        + bytes.fromhex('0801 1a02 0801')
-        + bytes([0, 1, 11])
-        + b'a'
-        + bytes.fromhex('0801 1200 2804')
-        + bytes([0x35])
-        + crc
-        + bytes.fromhex('00000000 01000000')
-    )
-    assert contents(tmp_path / 'x.index').startswith(block + b'\0')
-    assert (
-        masked_crc(b'123456789')
-        == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    )
-
-
-# Round trips
-
-
 def test_round_trip(prefix):
     bundle = Bundle(prefix)
-    assert set(bundle) == set(TENSORS)
+    assert list(bundle) == sorted(TENSORS, key=str.encode)
     assert len(bundle) == len(TENSORS)
     assert 'scalar' in bundle
     assert 'x' not in bundle
@@ -212,27 +176,6 @@ def test_torch_tensors_and_views_are_written(tmp_path):
     assert read['number'].dtype == 'i8'
 
 
-@given(
-    st.dictionaries(
-        st.text(min_size=1, max_size=20).filter(lambda s: s[0] != '\0' and s.isprintable()),
-        st.tuples(
-            st.sampled_from(['f4', 'i8', 'u1', '?']), st.lists(st.integers(0, 3), max_size=4)
-        ),
-    )
-)
-@settings(max_examples=60, deadline=None)
-def test_any_names_and_shapes(tmp_path_factory, layout):
-    path = tmp_path_factory.mktemp('any') / 'x'
-    tensors = {name: np.ones(shape, code) for name, (code, shape) in layout.items()}
-    write_bundle(path, tensors)
-    read = read_all(path)
-    assert list(read) == sorted(tensors, key=str.encode)
-    assert all(
-        read[n].dtype == t.dtype and np.array_equal(read[n], t) and read[n].shape == t.shape
-        for n, t in tensors.items()
-    )
-
-
 def test_several_shards(tmp_path):
     first, second = np.arange(2, dtype='f4'), np.arange(4, dtype='f4')
     crc = [masked_crc(a.tobytes()) for a in (first, second)]
@@ -260,7 +203,6 @@ def test_nothing_is_copied(tmp_path):
 
 @contextlib.contextmanager
 def peak_memory():
-    """Yields a function that returns the peak of memory allocated since then, in bytes."""
     tracemalloc.start()
     try:
         yield lambda: tracemalloc.get_traced_memory()[1]
@@ -308,13 +250,14 @@ def test_compressed_index_is_refused(prefix):
     )
 
 
-# Damage and what is not supported: exact messages
-
-
 def test_missing_files(tmp_path, prefix):
     with pytest.raises(BundleError) as e:
         Bundle(tmp_path / 'none')
     assert str(e.value) == f'{tmp_path}/none.index is missing'
+    os.mkdir(tmp_path / 'folder.index')
+    with pytest.raises(BundleError) as e:
+        Bundle(tmp_path / 'folder')
+    assert str(e.value) == f'{tmp_path}/folder.index is not a file'
     os.remove(prefix + DATA)
     bundle = Bundle(prefix)
     with pytest.raises(BundleError) as e:
@@ -322,32 +265,11 @@ def test_missing_files(tmp_path, prefix):
     assert str(e.value) == f'{prefix}{DATA} is missing'
 
 
-def test_files_of_other_kinds(tmp_path):
-    os.mkdir(tmp_path / 'a.index')
-    os.mkfifo(tmp_path / 'b.index')
-    os.symlink('/dev/zero', tmp_path / 'c.index')
-    for name in 'abc':
-        with pytest.raises(BundleError) as e:
-            Bundle(tmp_path / name)
-        assert str(e.value) == f'{tmp_path}/{name}.index is not a file'
-
-
 def test_file_that_may_not_be_read(prefix):
     refusal = PermissionError(13, 'Permission denied')
     with mock.patch('builtins.open', side_effect=refusal), pytest.raises(BundleError) as e:
         Bundle(prefix)
     assert str(e.value) == f'{prefix}.index cannot be read: Permission denied'
-
-
-@pytest.mark.parametrize('data', [b'', b'<html>', bytes(48), bytes(100)])
-def test_other_contents(tmp_path, data):
-    put(tmp_path / 'x.index', data)
-    with pytest.raises(BundleError) as e:
-        Bundle(tmp_path / 'x')
-    assert str(e.value) == (
-        f'{tmp_path}/x.index is damaged or no checkpoint: it does not end as the index of a '
-        'TensorFlow checkpoint'
-    )
 
 
 UNKNOWN = "'v' is neither numbers nor booleans (type {} of types.proto), which is not supported"
@@ -416,9 +338,6 @@ def test_name_that_is_no_text(tmp_path):
         Bundle(tmp_path / 'x')
 
 
-# Fuzzing
-
-
 def survive(prefix):
     with contextlib.suppress(BundleError):
         bundle = Bundle(prefix)
@@ -435,76 +354,28 @@ class _AnyChecksum(int):
         return False
 
 
-@pytest.fixture(scope='module')
-def scratch(tmp_path_factory):
-    return tmp_path_factory.mktemp('fuzz')
-
-
-@pytest.fixture(scope='module')
-def whole(scratch):
-    """(path of a checkpoint, the contents of its index)."""
-    write_bundle(scratch / 'x', TENSORS)
-    return scratch / 'x', contents(scratch / f'x{INDEX}')
-
-
-def fuzz(whole, edits):
-    """Read a checkpoint whose index is damaged by `edits` [(position, byte)].
-
-    It is read with its checksums and with any checksum. The damaged index stays in memory, because
-    writing it to the disk takes longer than reading it.
-    """
-    path, good = whole
-    index = bytearray(good)
-    for position, byte in edits:
-        index[position % len(index)] = byte
-    open_file = tf_bundle.open_file
-
-    def open_damaged(name):
-        return io.BytesIO(index) if name.endswith(INDEX) else open_file(name)
-
-    with mock.patch.object(tf_bundle, 'open_file', open_damaged):
-        survive(path)
-        with mock.patch.object(tf_table, 'masked_crc', lambda data: _AnyChecksum()):
-            survive(path)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=30),
-)
-@settings(max_examples=300, deadline=None)
-def test_damaged_index(whole, edits):
-    fuzz(whole, edits)
-
-
-def test_much_damaged_index(whole):
-    """Drawn by `random`, as hypothesis takes longer to draw the damage than we take to read it."""
+def test_much_damaged_index(prefix):
+    """Its checksums are believed, so that the parsers get the damage."""
     generator = random.Random(0)
-    for _ in range(4000):
-        edits = []
-        for _ in range(generator.randint(1, 30)):
-            edits.append((generator.randrange(1 << 16), generator.randrange(256)))
-        try:
-            fuzz(whole, edits)
-        except Exception as e:
-            e.add_note(f'after these edits: {edits}')
-            raise
+    good = contents(prefix + INDEX)
+    with mock.patch.object(tf_table, 'masked_crc', lambda data: _AnyChecksum()):
+        for _ in range(1000):
+            put(prefix + INDEX, damaged(generator, good))
+            survive(prefix)
 
 
 @given(
     st.dictionaries(st.text(max_size=3), st.binary(max_size=40), max_size=5), st.binary(max_size=20)
 )
 @settings(max_examples=300, deadline=None)
-def test_any_messages(scratch, entries, header):
+def test_any_messages(tmp_path_factory, entries, header):
+    prefix = tmp_path_factory.getbasetemp() / 'any_messages'
     rows = {b'': header, **{name.encode(): message for name, message in entries.items()}}
-    put(scratch / 'y.index', encode_table(sorted(rows.items())))
-    survive(scratch / 'y')
-
-
-# What reading can cost
+    put(f'{prefix}.index', encode_table(sorted(rows.items())))
+    survive(prefix)
 
 
 def one_block(block, compression=0):
-    """A table whose index block is `block`."""
     return seal(block, compression) + table_end(varint(0) * 2, varint(0) + varint(len(block)))
 
 
@@ -553,18 +424,11 @@ def test_damaged_block(tmp_path, block, reason):
         Bundle(tmp_path / 'x')
 
 
-@pytest.mark.parametrize(
-    'make, reason',
-    [
-        (growing_keys, tf_table.TOO_LARGE),
-        (repeated_block, tf_table.TOO_LARGE),
-        (large_file, tf_table.TOO_LARGE),
-    ],
-)
-def test_reading_a_crafted_index_is_cheap(tmp_path, make, reason):
+@pytest.mark.parametrize('make', [growing_keys, repeated_block, large_file])
+def test_reading_a_crafted_index_is_cheap(tmp_path, make):
     put(tmp_path / 'x.index', make())
     start = time.process_time()
-    with pytest.raises(BundleError, match=reason), peak_memory() as peak:
+    with pytest.raises(BundleError, match=tf_table.TOO_LARGE), peak_memory() as peak:
         Bundle(tmp_path / 'x')
     assert peak() < 64 * MIB and time.process_time() - start < 20
 
@@ -590,9 +454,6 @@ def test_a_crafted_entry_is_cheap(tmp_path, message):
     assert peak() < 16 * MIB and time.process_time() - start < 20
 
 
-# Writing
-
-
 @pytest.mark.parametrize(
     'tensors',
     [{'': np.zeros(1)}, {'\0a': np.zeros(1)}, {'a': np.array(['text'])}, {'a': np.array([None])}],
@@ -603,20 +464,3 @@ def test_what_cannot_be_written(tmp_path, prefix, tensors):
     with pytest.raises(BundleError, match='cannot be written'):
         write_bundle(prefix, {**TENSORS, **tensors})
     assert {name: contents(tmp_path / name) for name in os.listdir(tmp_path)} == before
-
-
-@pytest.mark.parametrize('call', ['fsync', 'replace'])
-@pytest.mark.parametrize('after', [0, 1])
-def test_failed_write_leaves_no_part(tmp_path, call, after):
-    original = getattr(os, call)
-    calls = []
-
-    def fail_later(*args):
-        calls.append(args)
-        if len(calls) > after:
-            raise OSError(28, 'full')
-        return original(*args)
-
-    with mock.patch.object(os, call, fail_later), pytest.raises(OSError, match='full'):
-        write_bundle(tmp_path / 'x', TENSORS)
-    assert not [name for name in os.listdir(tmp_path) if name.endswith(('.part', '.index'))]

@@ -1,6 +1,5 @@
 """Agreement: published tables, sums by hand, and figures of other programs."""
 
-import itertools
 import math
 import random
 import statistics
@@ -25,7 +24,7 @@ from lm_human_preferences.labels.report.agreement import (
 )
 
 # krippendorff.alpha(..., level_of_measurement='nominal') of the package krippendorff 0.9.0 for the
-# 200 tables of `random_tables`, rounded to 10 places; None where it has no value
+# 60 tables of `random_tables`, rounded to 10 places; None where it has no value
 # fmt: off
 ALPHAS = [
     1.0, -0.002, -0.2171052632, 1.0, -0.1666666667, -0.037037037, -0.112716763, 0.4657534247,
@@ -36,48 +35,25 @@ ALPHAS = [
     0.1218487395, -0.1011904762, 0.0454545455, 0.1689497717, -0.0340136054, None, 0.0714285714,
     -0.0208333333, -0.3333333333, -0.0784313725, 0.4923076923, 0.6, -0.2222222222, 0.1050724638,
     -0.1428571429, -0.25, -0.0544662309, 0.0782122905, -0.375, 0.1428571429, -0.1788617886,
-    0.0909090909, -0.2727272727, -0.2459639126, -0.0569395018, 0.3125, -0.1002604167, 0.1836734694,
-    0.0909090909, -0.0714285714, 0.0509259259, 0.0651695288, -0.1046025105, -0.0317460317, 0.0,
-    -0.0476190476, -0.0106382979, 0.046728972, -0.0569105691, 0.1343283582, -0.2727272727,
-    -0.1363636364, -0.0714285714, 0.1270301624, -0.1194852941, -0.2692307692, 0.1620111732,
-    0.0520833333, -0.0921501706, 0.0277777778, -0.0918674699, 0.2881355932, -0.1612903226,
-    0.0060240964, -0.05, -0.0112359551, 0.0372093023, 0.2153846154, -0.0365853659, 0.4444444444,
-    0.0325203252, -0.012987013, 0.0814035088, -0.0309667674, 1.0, 0.0971128609, 0.0277777778,
-    -0.0762527233, -0.2037037037, 0.303030303, 0.0626404494, -0.0304709141, 0.0922330097,
-    -0.0659617321, -0.0515463918, -0.0195121951, -0.2692307692, -0.05, 0.2409638554, 0.0416666667,
-    -0.125, 0.0235690236, -0.0909090909, 0.15, 0.3333333333, -0.0446265938, -0.2727272727, 0.0,
-    -0.2, -0.0991735537, 0.3221757322, -0.1666666667, -0.1538461538, 0.1176470588, -0.4444444444,
-    -0.0240963855, -0.1647058824, -0.019470405, -0.0050761421, -0.2729083665, 0.0222222222,
-    0.4444444444, 0.28, 0.0833333333, 0.3333333333, 0.1878453039, 0.0434782609, -0.037037037,
-    0.1333333333, -0.1904761905, -0.2857142857, 0.0909090909, -0.0429447853, -0.2222222222,
-    0.1078431373, 0.2216582064, 0.0077473182, -0.1775362319, -0.02, 0.2368024133, -0.156462585,
-    0.0322580645, 0.0067079463, -0.1476510067, 0.053030303, -0.0963855422, 0.3078703704,
-    -0.1627906977, -0.0194063927, 0.0, 0.2038567493, 0.3, 0.1333333333, 0.010989011, -0.2786885246,
-    -0.1953125, 0.4285714286, 0.0571428571, 0.4, -0.4042553191, -0.0135951662, 0.0909090909,
-    -0.0186480186, -0.0256410256, 0.2631578947, -0.045, -0.1076388889, 0.0177875244, 0.1104972376,
-    -0.1842105263, -0.0838574423, -0.0216216216, 0.1163793103, -0.1342592593, 0.2105263158,
-    0.010989011, 0.0454545455, -0.0650887574, 0.0653594771, -0.0337552743, -0.0476190476,
-    -0.0454545455, 0.0222222222, 0.1428571429,
+    0.0909090909, -0.2727272727, -0.2459639126,
 ]
 # fmt: on
 
 
 def random_tables():
-    """200 tables of 2 to 5 labellers, 3 to 12 units, 2 to 5 values and gaps: (rows, values)."""
+    """60 tables of 2 to 5 labellers, 3 to 12 units, 2 to 5 values and gaps: (rows, values)."""
     rng = random.Random(15)
-    for _ in range(200):
+    for _ in range(60):
         labellers, units, values = rng.randrange(2, 6), rng.randrange(3, 13), rng.randrange(2, 6)
         choices = [None, *range(values), *range(values)]
         yield [[rng.choice(choices) for _ in range(units)] for _ in range(labellers)], values
 
 
 def counts_of(table):
-    """The counts of a table with a row for each labeller, None for a gap."""
     return value_counts(units_of(table))
 
 
 def units_of(table):
-    """The values of each unit."""
     return [[value for value in unit if value is not None] for unit in zip(*table, strict=True)]
 
 
@@ -239,11 +215,11 @@ def test_few_answers_have_the_p_value_of_an_exact_test():
     assert uniform_p_value([2, 0, 1, 1]) == uniform_p_value([1, 2, 1, 0])  # no chance in it
     assert uniform_p_value([0, 0]) == 1
     # 5 are expected in each
-    assert uniform_p_value([9, 1, 5, 5]) == chi_square([9, 1, 5, 5])[1]
+    assert uniform_p_value([9, 1, 5, 5]) == chi_square([9, 1, 5, 5])
 
 
 # krippendorff.alpha(..., level_of_measurement='interval') of the package krippendorff 0.9.0 for
-# the first 60 of `random_tables`, rounded to 10 places; None where it has no value
+# the 60 of `random_tables`, rounded to 10 places; None where it has no value
 # fmt: off
 INTERVAL_ALPHAS = [
     1.0, -0.0026420079, -0.2050359712, 1.0, -0.1666666667, -0.0666666667, -0.2017167382,
@@ -260,8 +236,7 @@ INTERVAL_ALPHAS = [
 
 
 def test_alpha_of_numbers_is_that_of_another_program():
-    tables = itertools.islice(random_tables(), 60)
-    found = [interval_alpha(units_of(table)) for table, _ in tables]
+    found = [interval_alpha(units_of(table)) for table, _ in random_tables()]
     assert [None if math.isnan(alpha) else round(alpha, 10) for alpha in found] == INTERVAL_ALPHAS
 
 
@@ -289,8 +264,5 @@ def test_chi_square_tail(x, degrees, tail):
 
 def test_chi_square_of_positions():
     """Expected 25 each: (25 + 121 + 81 + 9) / 25 = 9.44; p as scipy.stats.chisquare has it."""
-    statistic, p = chi_square([30, 14, 34, 22])
-    assert statistic == pytest.approx(9.44, abs=1e-12)
-    assert p == pytest.approx(0.023978301316485748, rel=1e-10)
-    assert chi_square([25, 25, 25, 25]) == (0.0, 1.0)
-    assert chi_square([0, 0]) == chi_square([7]) == (0.0, 1.0)
+    assert chi_square([30, 14, 34, 22]) == pytest.approx(0.023978301316485748, rel=1e-10)
+    assert chi_square([25, 25, 25, 25]) == chi_square([0, 0]) == chi_square([7]) == 1.0

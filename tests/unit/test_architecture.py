@@ -1,7 +1,4 @@
-"""The rooms of the package: what may import what, and which room alone knows which library.
-
-docs/architecture.md draws the rooms.
-"""
+"""Rooms of the package (docs/architecture.md): imports between them and of libraries."""
 
 import ast
 import functools
@@ -39,7 +36,7 @@ ROOMS = (
     'evaluation',
     'plans',
     'session',
-    'reward_trainer',
+    'trainers',
     'train_reward',
     'tracked_samples',
     'online',
@@ -73,13 +70,11 @@ ORIGINAL_NAMES = re.compile(
 
 
 def module_name(path, root):
-    """lm_human_preferences.runs.run_dir for its file; lm_human_preferences.runs for __init__.py."""
     parts = path.relative_to(root).with_suffix('').parts
     return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
 
 
 def source_files(root):
-    """{name of a module: its file}, of the package and the scripts beside it."""
     files = [*root.glob('*.py'), *root.glob(f'{PACKAGE}/**/*.py')]
     return {module_name(path, root): path for path in sorted(files)}
 
@@ -93,15 +88,11 @@ def room_of(module):
 
 
 def is_below(name, parent):
-    """Whether a dotted name is `parent` or something in it."""
     return f'{name}.'.startswith(f'{parent}.')
 
 
 class Imports(ast.NodeVisitor):
-    """Collects the dotted names that a module imports, in functions too, and for types alone.
-
-    `torch.distributed` counts as imported where it is used as an attribute of torch.
-    """
+    """Collects imported dotted names; `torch.distributed` also as an attribute of torch."""
 
     def __init__(self, module, is_package):
         parents = module.split('.')
@@ -141,7 +132,6 @@ def _names_imported(module, is_package, source):
 
 
 def arrows(files):
-    """{module: modules of ours that it imports}."""
     targets = {}
     for module, names in imports_of(files).items():
         targets[module] = set()
@@ -153,12 +143,10 @@ def arrows(files):
 
 
 def strangers(files):
-    """Modules that belong to no room."""
     return [m for m in files if room_of(m) not in {None, *ROOMS}]
 
 
 def upward(files):
-    """Imports of a room by a lower one, as 'importer -> imported'."""
     level = {room: number for number, room in enumerate(ROOMS)}
     level[None] = -1  # the package itself
     return [
@@ -188,7 +176,6 @@ def circles(files):
 
 
 def trespassers(files):
-    """Imports that ONLY allows to another room, as 'importer -> imported'."""
     return [
         f'{module} -> {name}'
         for module, names in imports_of(files).items()
@@ -199,7 +186,6 @@ def trespassers(files):
 
 
 def crowded(root):
-    """Folders of the package with too many files, each with its number."""
     folders = [path for path in [root / PACKAGE, *root.glob(f'{PACKAGE}/**/')] if path.is_dir()]
     counts = {
         folder.relative_to(root).as_posix(): len(list(folder.glob('*.py'))) for folder in folders
@@ -208,16 +194,12 @@ def crowded(root):
 
 
 def undescribed(files):
-    """Packages whose __init__.py does not say what they know."""
     packages = {m: path for m, path in files.items() if path.name == '__init__.py'}
     return [
         module
         for module, path in packages.items()
         if not ast.get_docstring(ast.parse(path.read_text(encoding='utf-8')))
     ]
-
-
-# ---------------------------------------------------------------- the package as it is
 
 
 @pytest.fixture(scope='module')

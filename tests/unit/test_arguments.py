@@ -1,5 +1,4 @@
-"""Reading the words of a command line; its values are tested through the command line, in
-test_cli."""
+"""Words of a command line; values are tested in test_cli."""
 
 from dataclasses import dataclass
 
@@ -77,6 +76,10 @@ NAMES = (
         ('ppo.lerning_rate', 'ppo.lr'),
         ('ppo.lambda', 'ppo.lam'),
         ('rollout_batch_sizes', 'rewards.train_new_model.rollout_batch_size'),  # and no shorter one
+        ('ppo.batch', 'ppo.batch_size'),  # the beginning of a name
+        ('batch', 'ppo.batch_size'),
+        ('ppo.b', None),
+        ('sede', 'seed'),
         ('ppo.zzz', None),
         ('seeds', 'seed'),
     ],
@@ -135,6 +138,12 @@ def test_any_words_are_read_or_refused(words):
             arguments.convert(key, fields[key], given[key])
     except UserError:
         pass  # anything else would reach the user as a traceback
+
+
+def test_after_a_bare_double_dash_there_are_no_options():
+    names = {'a': 'A', 'b': 'B', 'c': 'C'}
+    given = arguments.read_words(['--', '--name', '-x', '--'], {}, names)
+    assert given == {'a': '--name', 'b': '-x', 'c': '--'}
 
 
 def test_a_file_whose_name_begins_with_a_dash_is_not_taken_for_an_option(tmp_path, monkeypatch):

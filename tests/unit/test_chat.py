@@ -139,7 +139,6 @@ def write_queries(path, *queries):
 
 
 def test_dialogues_are_taken_whole_or_left_out(tmp_path):
-    """Texts are cut as ever; what the template refuses is left out."""
     encoder = encoder_of(tmp_path, template=STRICT)
     short = [{'role': 'user', 'content': 'a. b'}, {'role': 'assistant', 'content': 'c'}]
     long = [*short, {'role': 'user', 'content': 'the lazy dog. ' * 9}]
@@ -173,9 +172,25 @@ def test_a_dialogue_whose_marks_take_too_much_room_is_left_out(tmp_path):
         template.contexts([query])
 
 
-def test_people_read_no_marks(tmp_path):
+def test_queries_that_are_rendered_already_are_counted_or_read_as_the_tokens_they_spell(tmp_path):
     encoder = encoder_of(tmp_path)
-    tokens = [*encoder.encode('It was late.'), encoder.eot_token, encoder.padding_token]
-    assert tokenisers.reader(encoder, True).decode(tokens) == 'It was late.'
-    assert tokenisers.reader(encoder, False).decode(tokens) == f'It was late.{END}'
-    assert encoder.decode(tokens) == f'It was late.{END}'
+    path = tmp_path / 'x.jsonl'
+    path.write_text(f'"Which dog?{END}"\n"Which dog?"\n')
+    path.with_suffix('.test.jsonl').write_text('"Which dog?"\n')
+    settings = {'chat': False, 'end_text': None}
+    (line,) = lm_tasks.query_notes(task(path, **settings), encoder, 'train')[1:]
+    assert line.startswith('  spell special tokens, read as ordinary letters: 1; ')
+    hparams = task(path, special_tokens=True, **settings)
+    assert lm_tasks.query_notes(hparams, encoder, 'train')[1:] == []
+    for special in (False, True):
+        hparams.special_tokens = special
+        sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=2)
+        assert (encoder.eot_token in sampler()['tokens']) == special
+
+
+def test_a_template_that_writes_the_date_is_named(tmp_path):
+    dated = "{{ strftime_now('%d %B %Y') }}" + TEMPLATE
+    notes = lm_tasks.end_notes(task(stop=False), encoder_of(tmp_path, template=dated))
+    assert notes == [
+        "The chat template writes today's date: resumed another day, a run is another one"
+    ]

@@ -3,11 +3,7 @@
 import contextlib
 import json
 import os
-import random
 import resource
-import subprocess
-import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -36,12 +32,10 @@ def tensors(step, size=100):
 
 
 def files(directory):
-    """{name: contents} of all files in a directory."""
     return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
 
 
 def step_of(prefix):
-    """The step that a checkpoint holds, every checksum verified."""
     read = {name: np.array(value) for name, value in Bundle(prefix).items()}
     assert (
         set(read) == {'model/w', 'global_step'} and (read['model/w'] == read['global_step']).all()
@@ -49,7 +43,7 @@ def step_of(prefix):
     return int(read['global_step'])
 
 
-# The `checkpoint` file
+LATEST, ALL = 'model_checkpoint_path: ', 'all_model_checkpoint_paths: '
 
 
 @pytest.mark.parametrize('name', found('**/checkpoint'))
@@ -63,56 +57,24 @@ def test_golden_checkpoint_file(tmp_path, name):
     assert (tmp_path / 'checkpoint').read_text() == text
 
 
-def test_text_of_two_checkpoints(tmp_path):
-    save(tmp_path, 'model.ckpt-2', tensors(2))
-    save(tmp_path, 'model.ckpt-4', tensors(4))
-    assert (tmp_path / 'checkpoint').read_text().splitlines() == [
-        'model_checkpoint_path: "model.ckpt-4"',
-        'all_model_checkpoint_paths: "model.ckpt-2"',
-        'all_model_checkpoint_paths: "model.ckpt-4"',
-    ]
-
-
 @pytest.mark.parametrize(
     'text, names',
     [
         ('', []),
         ('rubbish', []),
-        ('<html>\n"model.ckpt"', []),
         ('model_checkpoint_path: "model.ckpt"\n', ['model.ckpt']),
-        (
-            'model_checkpoint_path: "model.ckpt"\r\nall_model_checkpoint_paths: "model.ckpt"\r\n',
-            ['model.ckpt'],
-        ),
-        ('all_model_checkpoint_paths: "a"\nall_model_checkpoint_paths: "b"\n', ['a', 'b']),
-        (
-            (
-                'model_checkpoint_path: "a"\nall_model_checkpoint_paths:'
-                ' "a"\nall_model_checkpoint_paths: "b"\n'
-            ),
-            ['b', 'a'],
-        ),
-        (
-            (
-                'model_checkpoint_path: "/home/x/run/model.ckpt-9"\nall_model_checkpoint_paths:'
-                ' "/home/x/run/model.ckpt-7"\n'
-            ),
-            ['model.ckpt-7', 'model.ckpt-9'],
-        ),
+        (f'{LATEST}"model.ckpt"\r\n{ALL}"model.ckpt"\r\n', ['model.ckpt']),
+        (f'{ALL}"a"\n{ALL}"b"\n', ['a', 'b']),
+        (f'{LATEST}"a"\n{ALL}"a"\n{ALL}"b"\n', ['b', 'a']),
+        (f'{LATEST}"/home/x/m-9"\n{ALL}"/home/x/m-7"\n', ['m-7', 'm-9']),
         (r'model_checkpoint_path: "C:\\models\\124M\\model.ckpt"', ['model.ckpt']),
         ('model_checkpoint_path: "../../etc/passwd"\n', ['passwd']),
         ('model_checkpoint_path: ".."\n', []),
-        ('model_checkpoint_path: "/"\n', []),
-        ('model_checkpoint_path: "a/.."\n', []),
         ('model_checkpoint_path: ".hidden"\n', []),
         ('model_checkpoint_path: ""\n', []),
         ('model_checkpoint_path: "a\0b"\n', []),
-        ('model_checkpoint_path: "a%2fb"\n', []),
         ('model_checkpoint_path: "' + 'a' * 300 + '"\n', []),
-        (
-            'other: "x"\nmodel_checkpoint_path: "model.ckpt"\nlast_preserved_timestamp: 1.5\n',
-            ['model.ckpt'],
-        ),
+        (f'other: "x"\n{LATEST}"model.ckpt"\nlast_preserved: 1.5\n', ['model.ckpt']),
     ],
 )
 def test_parse(text, names):
@@ -135,9 +97,6 @@ def test_checkpoint_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError) as e:
         latest(tmp_path)
     assert str(e.value) == f'{tmp_path}/checkpoint is not a file'
-
-
-# What is kept
 
 
 def test_keeps_twenty(tmp_path):
@@ -216,9 +175,6 @@ def test_torch_tensors(tmp_path):
     weights = torch.nn.Linear(3, 4)
     save(tmp_path, 'model.ckpt', {'w': weights.weight.T, 'b': weights.bias})
     assert np.array_equal(Bundle(latest(tmp_path))['w'], weights.weight.detach().numpy().T)
-
-
-# Failures
 
 
 def test_disk_full_is_told_before_writing(tmp_path):
@@ -314,9 +270,6 @@ def test_directory_that_cannot_be_made(tmp_path):
     assert str(e.value) == f'cannot write {directory}/x.json: Not a directory'
 
 
-# What TensorFlow does not keep
-
-
 def test_state(tmp_path):
     state = {
         'kl_coef': 0.1 + 0.2,
@@ -328,9 +281,6 @@ def test_state(tmp_path):
     prefix = save(tmp_path, 'model.ckpt-1', tensors(1), state=state)
     assert restore_state(prefix) == state
     assert restore_state(save(tmp_path, 'model.ckpt-2', tensors(2))) is None
-
-
-# JSON files
 
 
 @pytest.mark.parametrize(
@@ -345,80 +295,22 @@ def test_golden_json_file(tmp_path, name):
     assert os.listdir(tmp_path / 'new') == ['file']
 
 
-# kill -9
-
-SAVER = """
-import sys
-import numpy as np
-from lm_human_preferences.checkpointing.checkpoints import latest, save
-from lm_human_preferences.checkpointing.tf_bundle import Bundle
-directory = sys.argv[1]
-newest = latest(directory)
-step = int(Bundle(newest)['global_step']) if newest else 0
-while True:
-    step += 1
-    values = {'model/w': np.full(200000, step, 'f4'), 'global_step': np.int64(step)}
-    save(directory, f'model.ckpt-{step}', values, state={'step': step}, max_to_keep=3)
-    print(step, flush=True)
-"""
-
-
-def kill_and_check(directory, delay):
-    """Save until killed; each checkpoint that was reported must be there and whole.
-
-    Returns the latest step.
-    """
-    child = subprocess.Popen(
-        [sys.executable, '-c', SAVER, directory], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    told = int(child.stdout.readline())
-    time.sleep(delay)
-    child.kill()
-    told = max([told, *(int(line) for line in child.stdout.read().split())])
-    child.wait()
-    child.stdout.close()
-    newest = latest(directory)
-    assert told <= step_of(newest) <= told + 1
-    assert restore_state(newest) == {'step': step_of(newest)}
-    listed = parse_checkpoint_file(Path(directory, 'checkpoint').read_text())
-    assert len(listed) == min(3, step_of(newest)) and all(
-        step_of(f'{directory}/{name}') > 0 for name in listed
-    )
-    return step_of(newest)
-
-
-def kill_repeatedly(directory, times):
-    rng = random.Random(1)
-    for _ in range(times):
-        step = kill_and_check(directory, rng.uniform(0, 0.1))
-    save(directory, f'model.ckpt-{step + 1}', tensors(step + 1), state={}, max_to_keep=3)
-    assert len(os.listdir(directory)) == 3 * 3 + 1, 'something of a killed run is left'
-
-
-def test_killed_while_saving(tmp_path):
-    kill_repeatedly(str(tmp_path), 12)
-
-
 @pytest.mark.parametrize(
     'value, schema, matches',
     [
         ({'a': 1, 'more': 2}, {'a': int}, True),
         ({'a': 1.5}, {'a': int}, False),
         ({}, {'a': int}, False),
-        ([], {'a': int}, False),
         ([1, 2], [int], True),
         ([1, 'x'], [int], False),
         ([], [int], False),  # at least one
         ('x', [str], False),  # though all its letters match
         ([1, 'x'], (int, str), True),
-        ([1], (int, str), False),
         ([1, 'x', 2], (int, str), False),
-        (['x', 1], (int, str), False),
         ({0: 1, 1: 'x'}, (int, int), False),
         (3, range(3, 5), True),
         (2, range(3, 5), False),
         (True, range(0, 5), False),
-        ('x', str, True),
         (None, str, False),
     ],
 )

@@ -6,7 +6,7 @@ import shutil
 import classifier_of_reviews
 import pytest
 import torch
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from label_folders import make_folder
 from reward_models import save_reward_model
 from tiny_classifiers import OF_FAMILY, change_config, change_json, write_classifier
@@ -121,7 +121,7 @@ def test_a_chat_is_read_in_the_own_template(tmp_path):
 
 def test_an_exported_reward_model_comes_back(tmp_path):
     saved = save_reward_model(tmp_path / 'model')
-    assert invoke(f'export {tmp_path}/model {tmp_path}/exported').exit_code == 0
+    succeed(f'export {tmp_path}/model {tmp_path}/exported')
     own = rewards.load_reward_model(str(tmp_path / 'model'), saved.encoding)
     again = rewards.load_reward_model(str(tmp_path / 'exported'), saved.encoding)
     generator = torch.Generator().manual_seed(0)
@@ -131,12 +131,8 @@ def test_an_exported_reward_model_comes_back(tmp_path):
     torch.testing.assert_close(again.score(queries, responses), expected, rtol=1e-5, atol=1e-5)
 
 
-# ---------------------------------------------------------------- commands
-
-
 @pytest.fixture(scope='module')
 def classes(tmp_path_factory):
-    """A classifier of reviews as --rewards.trained_model takes it."""
     return write_classifier(tmp_path_factory.mktemp('classes'), names=('bad', 'good'))
 
 
@@ -154,7 +150,7 @@ def train(folder, *words):
     )
 
 
-def test_a_policy_learns_from_a_class(tmp_path, classes):
+def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
     words = (f'--rewards.trained_model={classes}', '--rewards.class=good')
     told = train(tmp_path, words[0]).stderr.splitlines()[-1]
     assert told.startswith(f'error: {classes} has several classes, bad, good: name the one')
@@ -166,17 +162,20 @@ def test_a_policy_learns_from_a_class(tmp_path, classes):
     assert not any(name.startswith('reward_model/') for name in bundle)
     told = error_of(invoke(f'resume {run} --rewards.class_name bad'))
     assert told.startswith('--rewards.class_name cannot change')
-    assert invoke(f'resume {run} --ppo.total_episodes 512').exit_code == 0
+    succeed(f'resume {run} --ppo.total_episodes 512')
 
     out = tmp_path / 'samples.jsonl'
     argv = f'sample --save_dir {run} --nsamples 3 --mpi 1 --output {out}'
-    assert invoke(argv, sample.cli).exit_code == 0
+    succeed(argv, sample.cli)
     samples = [json.loads(line) for line in out.read_text().splitlines()]
     texts = [joined(each['query'], each['response']) for each in samples]
     expected = Classifier(classes, 'good').score(texts)
     torch.testing.assert_close(torch.tensor([each['score'] for each in samples]), expected)
 
     results = evaluate.evaluate(str(run), judge=f'{classes}#bad', queries=2, samples=64)
+    told = capsys.readouterr().out
+    assert '\nclassifier ' in told
+    assert 'reward model' not in told.partition('estimated')[2]
     of_run, judged = (results['rewards'][name]['policy'] for name in ('reward model', 'judge'))
     assert of_run['reward'] == pytest.approx(-judged['reward'], abs=1e-4)  # the log odds of two
 
@@ -185,8 +184,7 @@ def test_texts_are_scored(tmp_path, classes):
     texts = tmp_path / 'texts.jsonl'
     record = {'query': WORDS[3], 'sample0': WORDS[4], 'sample1': ' '.join(WORDS[:30])}
     texts.write_text(json.dumps(record))
-    result = invoke(f'score {classes}#good {texts}')
-    assert result.exit_code == 0, result.output
+    result = succeed(f'score {classes}#good {texts}')
     pairs = [joined(WORDS[3], record[name]) for name in ('sample0', 'sample1')]
     expected = Classifier(classes, 'good').score(pairs)
     torch.testing.assert_close(torch.tensor(list(json.loads(result.stdout).values())), expected)
@@ -208,9 +206,8 @@ def test_labels_are_given_and_predicted_by_any_reward(tmp_path):
     )
     name = f'{tmp_path}/r.py:score'
     argv = f'label {tmp_path}/labels --labeller anna --simulate.reward {name}'
-    assert invoke(argv).exit_code == 0
-    result = invoke(f'labels {tmp_path}/labels --reward {name} --output {tmp_path}/report.json')
-    assert result.exit_code == 0, result.output
+    succeed(argv)
+    succeed(f'labels {tmp_path}/labels --reward {name} --output {tmp_path}/report.json')
     report = json.loads((tmp_path / 'report.json').read_text())
     assert report['reward']['trained_on']['accuracy'] == 1
 

@@ -24,7 +24,6 @@ on_all_sizes = pytest.mark.parametrize('size', SIZES)
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
-    """Several buckets for a few small tensors."""
     monkeypatch.setattr(gradients, 'BUCKET_BYTES', 100)
 
 
@@ -38,7 +37,6 @@ def tensors_of(rank, *dtypes):
 
 
 def assert_same_on_all_ranks(tensors, comm):
-    """To the bit."""
     content = b''.join(tensor.numpy().tobytes() for tensor in tensors)
     assert len(set(comm.all_gather_object(content))) == 1
 
@@ -144,19 +142,15 @@ def check_average(parameters, comm, parts):
 
 
 class RecordingEngine:
-    """Records what it is asked to do, and sums nothing."""
-
     name = 'recording'
 
     def __init__(self):
         self.sent, self.waited = [], []
 
-    def all_reduce_async_(self, tensor):
+    def begin_sum(self, tensor):
+        number = len(self.sent)
         self.sent.append(tensor.clone())
-        return len(self.sent) - 1
-
-    def synchronize(self, handle):
-        self.waited.append(handle)
+        return lambda: self.waited.append(number)
 
 
 def test_buckets_are_sent_during_the_backward_pass():
@@ -193,9 +187,6 @@ def test_gradients_are_freed_with_their_parameters():
     loss_of(parameters, 0, 1).backward()
     del averaged, parameters
     assert [ref() for ref in freed] == [None] * 3
-
-
-# --- what ranks of one host share ---
 
 
 @pytest.mark.parametrize(
@@ -299,6 +290,8 @@ def test_hyperthreads_are_of_one_core(monkeypatch, tmp_path):
     assert cores == {0: '0,4', 1: '1,5', 4: '0,4'}
     assert processors.thread_count([{0, 1, 4, 7}], 0, cores, None) == 3
     counts = []
+    monkeypatch.delenv('OMP_NUM_THREADS')
+    monkeypatch.setattr(threads, 'spin_less_where_crowded', lambda: None)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
     monkeypatch.setattr(processors, 'cpu_quota', lambda: None)
@@ -312,7 +305,7 @@ class OnTwoHosts(comms.EngineComm):
     rank = local_rank = 0
     size = 4
     all_gather_object = all_gather_on_host = None
-    broadcast_ = barrier = None
+    _broadcast = barrier = None
 
 
 def test_processors_are_shared_with_the_ranks_of_this_host_alone(monkeypatch):
@@ -327,7 +320,7 @@ def test_processors_are_shared_with_the_ranks_of_this_host_alone(monkeypatch):
     assert len(affinities) == 1
     monkeypatch.setenv('OMP_NUM_THREADS', '4')
     comm._share_host()
-    assert len(asked) == 1
+    assert asked == [affinities, affinities]  # which leaves the threads as they are
     without_mpi = comms.TorchComm.__new__(comms.TorchComm)
     without_mpi.ranks_here = [1, 3]
     without_mpi.all_gather_object = lambda value: ['a', 'b', 'c', 'd']
@@ -344,7 +337,7 @@ def test_ranks_without_mpi_wait_for_each_other_as_long_as_it_takes(monkeypatch):
         assert backend == 'gloo'
         raise Started(timeout.days)
 
-    for name in ('launch_methods', 'network', 'Lifeline', 'tell_failures_through'):
+    for name in ('launch_methods', 'network', 'Lifeline'):
         monkeypatch.setattr(comms, name, mock.Mock())
     monkeypatch.setattr(comms, 'init_torch', init_torch)
     with pytest.raises(Started) as e:
@@ -353,7 +346,7 @@ def test_ranks_without_mpi_wait_for_each_other_as_long_as_it_takes(monkeypatch):
 
 
 def test_an_engine_that_needs_mpi_is_refused_without_it(monkeypatch):
-    for name in ('launch_methods', 'network', 'Lifeline', 'tell_failures_through'):
+    for name in ('launch_methods', 'network', 'Lifeline'):
         monkeypatch.setattr(comms, name, mock.Mock())
     message = (
         '^--run.allreduce horovod needs MPI, which these ranks were started without: take auto or'
@@ -367,26 +360,19 @@ def test_interfaces():
     assert network.interfaces()['127.0.0.1'].startswith('lo')
 
 
-def test_route_takes_the_first_address_that_answers(monkeypatch):
+def test_addresses_of_the_first_host(monkeypatch):
+    """The first that answers; those that this host has itself are not another's."""
     monkeypatch.setattr(network, 'interfaces', lambda: {'127.0.0.2': 'bridge'})
     with socket.create_server(('127.0.0.1', 0)) as server:
         port = server.getsockname()[1]
-        assert network.route(['127.0.0.2', '127.0.0.3', '127.0.0.1'], port) == (
-            '127.0.0.1',
-            '127.0.0.1',
+        addresses = ['127.0.0.2', '127.0.0.3', '127.0.0.1']
+        assert network.reachable(addresses, port) == '127.0.0.1'
+        message = (
+            f'does not reach the first host of this run, TCP port {port} of 127.0.0.2: open the'
+            ' network between them, or take --run.allreduce mpi$'
         )
-
-
-def test_no_route():
-    """Addresses that this host has itself are not another's."""
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(
-            UserError,
-            match=f'does not reach the first host of this run, TCP port {port} of 127.0.0.1: '
-            'open the network between them, or take --run.allreduce mpi$',
-        ):
-            network.route(['127.0.0.1'], port)
+        with pytest.raises(UserError, match=message):
+            network.reachable(['127.0.0.2'], port)
 
 
 def test_how_long_ranks_wait_are_options():

@@ -1,7 +1,4 @@
-"""What CONTRIBUTING.md and docs/architecture.md name exists.
-
-The example of a label type is tested in test_new_label_type.py.
-"""
+"""Names in CONTRIBUTING.md and docs/architecture.md exist."""
 
 import importlib
 import re
@@ -13,7 +10,6 @@ ARCHITECTURE = (ROOT / 'docs/architecture.md').read_text(encoding='utf-8')
 
 
 def resolves(name):
-    """Whether module.attribute.attribute, below the package, is there."""
     modules = name.split('.')
     for length in range(len(modules), 0, -1):
         path = '.'.join(['lm_human_preferences', *modules[:length]])

@@ -25,21 +25,12 @@ def docstrings(source):
                 yield getattr(node, 'name', 'the module'), text
 
 
-def is_help(source):
-    """Whether a program prints the docstring of its module as its help."""
-    return '__doc__' in source
-
-
 def indentation(line):
     return len(line) - len(line.lstrip())
 
 
 def torn_blocks(text):
-    """Lines of `text` that are less indented than the one after, which they do not introduce.
-
-    Such a line ends with a colon, or begins with 'name: ', as an item of a list, as a row of a
-    table, or as a command.
-    """
+    """Return the lines that the next is indented under, though they do not introduce it."""
     introduction = re.compile(rf'.*:$|\s*([\w, ]+: |- |\S+ {{2,}}|{COMMAND} |\./)')
     return [
         line
@@ -67,6 +58,6 @@ def test_docstrings_are_whole(path):
     for name, text in docstrings(source):
         assert torn_blocks(text) == [], name
         assert torn_usage(text) == [], name
-    if is_help(source):
+    if '__doc__' in source:  # it is the help of a program
         summary = ast.get_docstring(ast.parse(source)).split('\n')[0]
         assert summary.endswith('.'), summary

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from command_line import invoke
+from command_line import invoke, succeed
 from events import events_of
 from experiments import resolved
 
@@ -21,7 +21,6 @@ TRAINING = (
 
 @pytest.fixture
 def batches(monkeypatch):
-    """The (labels, learning rate) of each update, in order."""
     seen = []
     train_batch = train_reward.RewardModelTrainer.train_batch
 
@@ -53,8 +52,7 @@ def test_each_epoch_learns_every_label_once(batches):
 
 def test_held_out_labels_are_predicted_after_each_epoch(tmp_path, monkeypatch):
     """Interrupted in the second epoch, it ends alike."""
-    result = invoke(f'{TRAINING} --save_dir {tmp_path}/whole')
-    assert result.exit_code == 0, result.output
+    result = succeed(f'{TRAINING} --save_dir {tmp_path}/whole')
     told = r'held out, after each epoch: ([\d.]+), ([\d.]+), ([\d.]+); best after epoch (\d)'
     line = re.search(told, result.stdout)
     assert line is not None, result.stdout

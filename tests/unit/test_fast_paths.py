@@ -1,5 +1,4 @@
-"""The network as it is computed here against the plain one: transformers' GPT-2 on each row alone,
-without padding."""
+"""Network against the plain one: transformers' GPT-2 on each row alone, without padding."""
 
 import itertools
 import resource
@@ -12,7 +11,7 @@ from golden_data import load_json
 from torch.func import functional_call
 from trainers import loss_of, ppo_trainer, rollouts_of
 
-from lm_human_preferences import ppo, train_policy, train_reward
+from lm_human_preferences import ppo, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import PRECISIONS
@@ -33,7 +32,6 @@ needs_bf16 = pytest.mark.skipif(
 
 @pytest.fixture(params=products.LIBRARIES, autouse=True)
 def library(request):
-    """What multiplies float32 matrices."""
     precision.configure('fp32', CPU, request.param)
     yield request.param
     precision.configure('fp32', CPU, 'default')
@@ -51,7 +49,6 @@ def net():
 
 
 def padded(*shape, share):
-    """Random tokens with padding anywhere but in the first column."""
     tokens = torch.randint(VOCABULARY, shape)
     tokens[..., 1:][torch.rand(*shape[:-1], shape[-1] - 1) < share] = PADDING
     return tokens
@@ -70,18 +67,14 @@ def plain():
         """Outputs (length, n_embd) at each token of `row`, padding taking that of the token before
         it."""
         real, sizes = row != PADDING, net.hparams
-        network = GPT2Model(
-            GPT2Config(
-                vocab_size=sizes.n_vocab,
-                n_positions=sizes.n_ctx,
-                n_embd=sizes.n_embd,
-                n_layer=sizes.n_layer,
-                n_head=sizes.n_head,
-                embd_pdrop=0,
-                attn_pdrop=0,
-                resid_pdrop=0,
-            )
+        config = GPT2Config(
+            vocab_size=sizes.n_vocab,
+            n_positions=sizes.n_ctx,
+            n_embd=sizes.n_embd,
+            n_layer=sizes.n_layer,
+            n_head=sizes.n_head,
         )
+        network = GPT2Model(config).eval()
         outputs = functional_call(
             network, dict(net.transformer.named_parameters()), kwargs={'input_ids': row[real][None]}
         )
@@ -91,7 +84,6 @@ def plain():
 
 
 def assert_same(net, ours, reference):
-    """The same outputs, and the same gradient of every parameter for some loss."""
     assert_norm_close(ours, reference.detach(), rtol=1e-5)
     weights, gradients = torch.randn(ours.shape), []
     for outputs in (ours, reference):
@@ -121,25 +113,17 @@ def test_several_responses_to_one_query(net, plain, n, share):
     queries, responses = padded(3, QUERY, share=share), padded(3, n, LENGTH, share=share)
     if share:
         responses[0, 0] = PADDING
-    reference = torch.stack(
-        [
-            torch.stack([plain(net, torch.cat([query, response]))[-1] for response in each])
-            for query, each in zip(queries, responses, strict=True)
-        ]
-    )
-    assert_same(net, net.last_hidden(queries, responses, PADDING), reference)
+    rows = torch.cat([queries.repeat_interleave(n, dim=0), responses.flatten(0, 1)], dim=1)
+    reference = torch.stack([plain(net, row)[-1] for row in rows])
+    found = net.last_hidden(queries, responses, PADDING)
+    assert_same(net, found.flatten(0, 1), reference)
 
 
 def test_responses_without_a_query(net, plain):
     responses = padded(2, 3, LENGTH, share=0.4)
     ours = net.last_hidden(responses[:, 0, :0], responses, PADDING)
-    assert_norm_close(
-        ours,
-        torch.stack(
-            [torch.stack([plain(net, row)[-1] for row in each]) for each in responses]
-        ).detach(),
-        rtol=1e-5,
-    )
+    expected = [plain(net, row)[-1] for row in responses.flatten(0, 1)]
+    assert_norm_close(ours.flatten(0, 1), torch.stack(expected).detach(), rtol=1e-5)
     responses[1, 2] = PADDING
     with pytest.raises(ValueError, match='row 1 has no token, only padding'):
         net.last_hidden(responses[:, 0, :0], responses, PADDING)
@@ -275,13 +259,12 @@ def test_logprobs_and_entropies_from_one_table(shape):
 
 
 def gradient_of(trainer, rollouts):
-    """Statistics of a minibatch, and the gradient of all parameters as one vector."""
     trainer.optimizer.gradients.zero_grad()
     minibatch = ppo.add_advantages(rollouts, trainer.hparams.ppo)
     loss, stats = loss_of(trainer, minibatch)
     loss.backward()
-    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.policy.get_params())
-    return stats, torch.cat([p.grad.flatten() for p in trainer.policy.get_params()])
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.policy.model.parameters())
+    return stats, torch.cat([p.grad.flatten() for p in trainer.policy.model.parameters()])
 
 
 def test_bf16_agrees_with_float32_within_its_digits(library):
@@ -373,18 +356,11 @@ def test_weights_laid_out_give_the_same_digits(net, library):
     precision.configure('bf16', CPU, library)
     x, layer = torch.randn(20, 64), net.transformer.h[0].mlp.c_fc
     with precision.autocast(CPU):
-        outputs, low, logits = (
-            precision.linear(x, **layer),
-            precision.linear(x, **layer, gelu=True),
-            net.logits(x),
-        )
+        outputs, low, logits = (layer(x), layer(x, gelu=True), net.logits(x))
         with torch.no_grad():
-            assert (
-                torch.equal(precision.linear(x, **layer), outputs)
-                and outputs.dtype == torch.bfloat16
-            )
+            assert torch.equal(layer(x), outputs) and outputs.dtype == torch.bfloat16
             assert_close(net.logits(x), logits.detach(), rtol=1e-5, atol=1e-6)
-            fused = precision.linear(x, **layer, gelu=True)
+            fused = layer(x, gelu=True)
     exact = torch.nn.functional.gelu(
         x.double() @ layer.weight.double() + layer.bias, approximate='tanh'
     )
@@ -421,8 +397,8 @@ def test_few_rows_are_multiplied_by_weights_laid_out(
     exact = x.double() @ layer.weight.double() + layer.bias
     exact_gelu = torch.nn.functional.gelu(exact, approximate='tanh')
     for found, expected in (
-        (precision.linear(x, **layer), exact),
-        (precision.linear(x, **layer, gelu=True), exact_gelu),
+        (layer(x), exact),
+        (layer(x, gelu=True), exact_gelu),
         (net.logits(x), x.double() @ table.T.double()),
         (
             precision.linear_transposed(x, transposed, other.bias),
@@ -445,7 +421,7 @@ def test_weights_are_laid_out_for_each_precision(net, monkeypatch):
     for name, dtype in ('fp32', torch.float32), ('bf16', torch.bfloat16), ('fp32', torch.float32):
         precision.configure(name, CPU, 'default')
         with precision.autocast(CPU):
-            found = precision.linear(x, **layer)
+            found = layer(x)
         assert found.dtype == dtype == layer.weight.prepacked[0][1]
         assert_norm_close(found.float(), exact, rtol=1e-6 if dtype == torch.float32 else 0.02)
 
@@ -479,67 +455,6 @@ def test_pytorch_still_prepacks_on_processors_with_avx512():
     assert precision._prepack_operator(torch.bfloat16) is not None
 
 
-@needs_bf16
-def test_pytorch_still_takes_what_it_has_prepacked():
-    x, weight, bias = (torch.randn(shape).bfloat16() for shape in ((3, 32), (16, 32), (16,)))
-    prepacked = precision._prepack_operator(torch.bfloat16)(weight)
-    for with_bias in (bias, None):
-        product = torch.nn.functional.linear(x, weight, with_bias)
-        assert torch.equal(precision._prepacked_product(x, prepacked, with_bias, False), product)
-    fused = precision._prepacked_product(x, prepacked, bias, True)
-    rounded = torch.nn.functional.gelu(
-        torch.nn.functional.linear(x, weight, bias), approximate='tanh'
-    )
-    assert_close(fused.float(), rounded.float(), rtol=0.02, atol=0.02)
-
-
-def test_pytorch_still_counts_changes():
-    """In place, through whatever shares its memory."""
-    weight = torch.nn.Parameter(torch.zeros(2))
-    counts = [precision._version_of(weight)]
-    for change in (lambda: weight.detach().add_(1), lambda: torch.nn.init.ones_(weight)):
-        change()
-        counts.append(precision._version_of(weight))
-    assert counts == sorted(set(counts))
-    assert precision._version_of(weight) == counts[-1]
-
-
-@pytest.mark.parametrize(
-    'train, overrides',
-    [
-        (
-            train_policy,
-            {'rewards.trained_model': 'test', 'ppo.batch_size': 8, 'ppo.total_episodes': 8},
-        ),
-        (
-            train_reward,
-            {
-                'labels.source': 'test',
-                'labels.type': 'best_of_4',
-                'labels.num_train': 8,
-                'batch_size': 8,
-            },
-        ),
-    ],
-)
-def test_precision_is_an_option_of_both_trainings(train, overrides, monkeypatch):
-    asked = []
-    monkeypatch.setattr(precision, 'configure', lambda *settings: asked.append(settings))
-    hparams = train.HParams()
-    hparams.override_from_dict(
-        {
-            'task.query_length': 3,
-            'task.response_length': 4,
-            'task.query_dataset': 'test',
-            'task.policy.initial_model': 'test',
-            'run.precision': 'bf16',
-            **overrides,
-        }
-    )
-    train.train(hparams)
-    assert asked == [('bf16', core.default_device(), 'default')]
-
-
 def test_precisions():
     assert PRECISIONS == ('fp32', 'tf32', 'bf16')
     with pytest.raises(ValueError, match='^--run.precision half is none of fp32, tf32, bf16$'):
@@ -566,4 +481,4 @@ def test_freed_memory_is_used_again():
 def test_weights_that_only_sample_do_not_learn(only_samples):
     """So that an Intel processor may keep them laid out for few rows."""
     policy = Policy(TrainedModel('test'), only_samples=only_samples)
-    assert {each.requires_grad for each in policy.get_params()} == {not only_samples}
+    assert {each.requires_grad for each in policy.model.parameters()} == {not only_samples}

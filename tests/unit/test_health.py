@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command_line import error_of, invoke
+from command_line import invoke, succeed
 from golden_data import load_json, load_npz
 from ranks import on_ranks
 
@@ -13,8 +13,9 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.train_reward import RewardModelTrainer
-from lm_human_preferences.training import health, optimizer
+from lm_human_preferences.trainers import health
+from lm_human_preferences.trainers.reward_trainer import LearnedBatch, RewardModelTrainer
+from lm_human_preferences.training import optimizer
 
 HEALTHY = {
     'ppo/loss/total': 0.3,
@@ -71,8 +72,7 @@ def test_rules(changes, settings, rings):
 
 
 def test_no_alarm_in_the_recorded_trainings():
-    """Ten trainings of the original, to a KL of three times the target and an entropy of a
-    twenty-fifth."""
+    """Ten trainings of the original, to three times the target KL and 1/25 of the entropy."""
     curves, settings = load_npz('curves', 'curves.npz'), load_json('curves', 'overrides.json')
     settings = hparams(
         **{key: settings[key] for key in ('rewards.adaptive_kl.target', 'task.response_length')}
@@ -102,24 +102,16 @@ def test_no_alarm_in_the_recorded_trainings():
     ],
 )
 def test_rules_of_reward_training(agreements, loss, rings):
-    """320 labels, so that the limit of the agreement is -0.11; guessing among four has a loss of
-    1.39."""
-    alarms = health.reward_alarms(
-        {'loss': loss},
-        agreements,
-        [loss] * len(agreements),
-        labels=[32] * len(agreements),
-        guessing_loss=1.386,
-    )
+    """320 labels: the limit of the agreement is -0.11; guessing among four has a loss of 1.39."""
+    judged = [LearnedBatch(32, loss, agreement) for agreement in agreements]
+    alarms = health.reward_alarms({'loss': loss}, judged, guessing_loss=1.386)
     assert [alarm.statistic for alarm in alarms] == rings
 
 
 def test_a_small_last_batch_rings_no_alarm_alone():
     """Each label counts alike: here a bad one after 32 good ones."""
-    alarms = health.reward_alarms(
-        {'loss': 4.0}, [0.2, -1.0], [1.0, 4.0], labels=[32, 1], guessing_loss=1.386
-    )
-    assert alarms == []
+    judged = [LearnedBatch(32, 1.0, 0.2), LearnedBatch(1, 4.0, -1.0)]
+    assert health.reward_alarms({'loss': 4.0}, judged, guessing_loss=1.386) == []
 
 
 @pytest.mark.parametrize(
@@ -138,8 +130,7 @@ def test_loss_of_guessing(name, labels, expected):
 def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path, monkeypatch):
     # No learning rate leads there, and not to NaN, on every processor.
     monkeypatch.setattr(health, 'FAR_ABOVE_GUESSING', 0.1)
-    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path}')
-    assert result.exit_code == 0, result.output
+    result = succeed(f'train_reward test first --mpi 1 --save_dir {tmp_path}')
     assert (
         'WARNING: step 32: the loss of the reward model ended far above that of guessing, 1.386'
         in result.stdout
@@ -174,18 +165,10 @@ class Checkpointer:
 ALARM = health.Alarm('objective/kl', 61.0, 60.0, 'too far')
 
 
-class TooFar(health.HealthMonitor):
-    """Finds the same fault from the tenth step on."""
-
-    def alarms(self, step, stats):
-        return [ALARM] if step >= 10 else []
-
-
 class Trainer:
-    """Keeps what TensorBoard would show, (step, text)."""
-
-    def __init__(self):
+    def __init__(self, comm=None):
         self.logger, self.texts = self, []
+        self.comm = comm or LocalComm()
 
     def log_text(self, tag, text, step):
         assert tag == 'alarms'
@@ -194,27 +177,23 @@ class Trainer:
 
 def test_warnings_are_seldom(capsys):
     trainer = Trainer()
-    monitor = TooFar('warn', trainer, Checkpointer(), LocalComm())
-    for step in range(250):
-        monitor.after_step(step, {})
+    monitor = health.HealthMonitor('warn', trainer, Checkpointer())
+    for step in range(10, 250):
+        monitor.raise_alarms(step, [ALARM])
     # Step 10 has been counted once it is done; TensorBoard counts from 0.
     assert trainer.texts == [(step, f'    {ALARM}') for step in (9, 109, 209)]
+    health.HealthMonitor('off', None, Checkpointer()).raise_alarms(10, [ALARM])
     assert capsys.readouterr().out.splitlines() == [
         f'WARNING: step {step}: too far (objective/kl is 61, the limit 60)'
         for step in (10, 110, 210)
     ]
 
 
-def test_off_says_nothing(capsys):
-    TooFar('off', None, Checkpointer(), LocalComm()).after_step(10, {})
-    assert capsys.readouterr().out == ''
-
-
 def test_stop_stops_every_rank():
     def work(comm):
         checkpointer = Checkpointer()
         with pytest.raises(UserError, match='stopped at step 10 by --run.on_anomaly stop: too far'):
-            TooFar('stop', Trainer(), checkpointer, comm).after_step(10, {})
+            health.HealthMonitor('stop', Trainer(comm), checkpointer).raise_alarms(10, [ALARM])
         return checkpointer.saved
 
     assert on_ranks(2, work) == [1, 1]
@@ -245,47 +224,30 @@ def test_a_training_without_numbers_is_stopped_and_the_step_before_is_whole(tmp_
     )  # from which resume goes on
 
 
-def test_a_reward_model_that_learns_the_opposite_is_stopped(tmp_path, monkeypatch):
+def test_a_reward_model_that_learns_the_opposite_stops_each_command(tmp_path, monkeypatch):
+    """But for that, mode and settings let both trainings end."""
+    succeed(f'{BASE.format(tmp_path / "healthy")} --run.on_anomaly stop')
     minimize = optimizer.Adam.minimize
     monkeypatch.setattr(
         optimizer.Adam, 'minimize', lambda adam, loss, lr: minimize(adam, loss, -lr)
     )
-    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --run.on_anomaly stop')
-    assert (
-        'error: stopped at step 32 by --run.on_anomaly stop: the reward model is worse than chance'
-        in result.stderr
-    )
-    assert (
-        result.exit_code == 2 and not (tmp_path / 'first' / 'reward_model' / 'checkpoints').exists()
-    )
+    reward = f'train_reward test reward --mpi 1 --save_dir {tmp_path}'
+    for words in (reward, BASE.format(tmp_path)):
+        result = invoke(f'{words} --run.on_anomaly stop')
+        assert result.exit_code == 2
+        assert (
+            'error: stopped at step 32 by --run.on_anomaly stop: the reward model is worse than'
+            ' chance' in result.stderr
+        )
+    assert not (tmp_path / 'reward/reward_model/checkpoints').exists()
+    assert not (tmp_path / 'first/policy').exists()
 
 
-def test_healthy_trainings_are_not_stopped(tmp_path):
-    """Both at once, through to the end; mode and rules as in the test before."""
-    result = invoke(f'{BASE.format(tmp_path)} --run.on_anomaly stop')
-    assert result.exit_code == 0, result.output
-
-
-def test_modes():
-    assert 'warn, stop' in error_of(
-        invoke('train_policy test first --dry_run --run.on_anomaly never')
-    )
-
-
-def test_mode_holds_for_both_trainings(tmp_path):
-    result = invoke(
-        f'{BASE.format(tmp_path)} --run.on_anomaly stop --rewards.train_new_model.lr 2e38'
-    )
-    assert result.exit_code == 2 and 'stopped at step 2 by --run.on_anomaly stop' in result.stderr
-    assert not (tmp_path / 'first' / 'policy').exists()
-
-
-@pytest.mark.parametrize('lr', ['1e6', '2e38'])
-def test_rewards_that_are_no_numbers_are_told_in_one_line(lr):
+def test_rewards_that_are_no_numbers_are_told_in_one_line():
     """Where nothing has stopped the training before they were to be normalised."""
     result = invoke(
         'train_policy test first --mpi 1 --save_dir None --ppo.total_episodes 64'
-        f' --rewards.train_new_model.labels.num_train 64 --rewards.train_new_model.lr {lr}'
+        ' --rewards.train_new_model.labels.num_train 64 --rewards.train_new_model.lr 2e38'
     )
     assert result.exit_code == 2, result.output
     assert result.stderr.splitlines()[-1] == (
@@ -294,14 +256,11 @@ def test_rewards_that_are_no_numbers_are_told_in_one_line(lr):
     )
 
 
-def test_limits_are_what_readme_says():
-    assert (health.KL_TARGETS, health.KL_PER_TOKEN, health.MOST_PENALIZED) == (10, 2, 0.95)
-
-
 @pytest.mark.parametrize(
     'labels, steps', [(64, 2), (68, 3), (16, 2), (20, 3), (8, 1), (3, 1)], ids=str
 )
 def test_steps_that_tell_how_a_training_of_rewards_went(labels, steps):
     """In batches of 8: a quarter of the whole ones, or all of fewer than four, and what remains."""
-    trainer = SimpleNamespace(num_train=labels, hparams=SimpleNamespace(batch_size=8))
-    assert RewardModelTrainer.judged_steps.fget(trainer) == steps
+    hparams = SimpleNamespace(batch_size=8)
+    trainer = SimpleNamespace(num_train=labels, hparams=hparams, batches=list(range(100)))
+    assert len(RewardModelTrainer.judged_batches(trainer)) == steps

@@ -12,7 +12,8 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 
 
 def test_a_tokeniser_with_the_words_of_reviews_is_judged_alike(tmp_path):
-    own = tokenisers.read(write_words(tmp_path, ['something', *reversed(WORDS)]))
+    words = [word for word in reversed(WORDS) if word != 'today']  # not all of them
+    own = tokenisers.read(write_words(tmp_path, ['something', *words]))
     texts = [('the film was', 'great indeed'), ('overall the plot was', 'bad')]
 
     def scores(encoding):
@@ -30,7 +31,7 @@ def test_a_tokeniser_with_the_words_of_reviews_is_judged_alike(tmp_path):
 @pytest.mark.parametrize(
     'write',
     [
-        lambda path: write_words(path, WORDS[1:]),
+        lambda path: write_words(path, ['something', 'else', *WORDS[:2]]),
         # a token for each word, but those have their space before them
         lambda path: write_byte_level(path, [' '.join(WORDS)] * 9, size=5000),
     ],

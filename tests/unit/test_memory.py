@@ -1,6 +1,9 @@
 """Less memory for the same gradients, and what training is expected to take."""
 
 import copy
+import os
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
 
@@ -18,9 +21,10 @@ from lm_human_preferences import plans, ppo, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import task_options as tasks
 from lm_human_preferences.hparams.model_sizes import FLOAT, HALF
 from lm_human_preferences.language import model
-from lm_human_preferences.language.causal_lm import kept
+from lm_human_preferences.language.causal_lm import activation_memory
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -92,27 +96,28 @@ def test_parameters_are_counted():
     assert (
         sum(p.numel() for p in model.Model(SIZES).parameters())
         == PARAMETERS
-        == WORK.lasting_bytes() / 4 / 6
+        == WORK.lasting_bytes() / 4 / 5
     )
 
 
 @pytest.mark.parametrize(
     'changes, expected',
     [
-        ({}, 19_296 + 44_400),
-        ({'gradient_checkpointing': True}, 19_296 + 24_240),
-        ({'micro_batch_size': 2}, 19_296 + 2 * 17_952),
-        ({'micro_batch_size': 2, 'fused': True}, 19_296 + 14_816),
-        ({'ranks': 2}, 22_512 + 44_400),
-        ({'networks': 2}, 16_080 + 44_400),
-        ({'learning': 2}, 28_944 + 44_400),
-        ({'retrained': 1}, 19_296 + 44_400),
-        ({'retrained': 1, 'ranks': 2}, 25_728 + 44_400),
-        ({'learning': 2, 'ranks': 2}, 35_376 + 44_400),
-        ({'rows': 1, 'sampled_rows': 50}, 19_296 + 464_000),
-        ({'reduced': True}, 23_688 + 24_800),
-        ({'reduced': True, 'fused': True}, 20_760 + 20_880),
-        ({'reduced': True, 'fused': True, 'learning': 2}, 30_408 + 20_880),
+        ({}, 16_080 + 44_400),
+        ({'gradient_checkpointing': True}, 16_080 + 24_240),
+        ({'micro_batch_size': 2}, 19_296 + 1.8 * 17_952),
+        ({'micro_batch_size': 2, 'fused': True}, 19_296 + 14_816 - memory.LIBRARIES),
+        ({'ranks': 2}, 19_296 + 44_400),
+        ({'networks': 2}, 12_864 + 44_400),
+        ({'learning': 2}, 22_512 + 44_400),
+        ({'snapshot': 3}, 25_728 + 44_400),
+        ({'retrained': 1}, 16_080 + 44_400),
+        ({'retrained': 1, 'ranks': 2}, 22_512 + 44_400),
+        ({'learning': 2, 'ranks': 2}, 28_944 + 44_400),
+        ({'rows': 1, 'sampled_rows': 50}, 16_080 + 464_000),
+        ({'reduced': True}, 20_472 + 24_800),
+        ({'reduced': True, 'fused': True}, 20_760 + 20_880 - memory.LIBRARIES),
+        ({'reduced': True, 'fused': True, 'learning': 2}, 27_192 + 20_880 - memory.LIBRARIES),
     ],
     ids=str,
 )
@@ -123,7 +128,7 @@ def test_peaks_counted_by_hand(changes, expected):
     A token in a block keeps 16 * 4 numbers and 2 * 7 probabilities, so that 35 tokens keep 10,920
     bytes. Four blocks, 400 bytes of logits and 320 of gradients of the embeddings are 44,400.
     """
-    assert replace(WORK, **changes).peak() == expected
+    assert replace(WORK, **changes).peak() == pytest.approx(memory.LIBRARIES + expected, abs=0.1)
 
 
 @pytest.mark.parametrize('n_head', [1, 8])
@@ -211,10 +216,19 @@ def test_what_the_last_block_keeps_of_tokens_that_are_not_read(family):
     assert network.hparams.kept_by_last_block(1 / 48) == pytest.approx(1 - left_out, abs=0.15)
 
 
+def test_gradients_of_an_embedding_are_counted_by_its_rows():
+    """A model may have more rows than its tokeniser has tokens."""
+    few, many = (tiny('llama', vocab_size=rows) for rows in (64, 164))
+    peaks = [replace(WORK, sizes=sizes_of(each, 60)).learning_bytes(5) for each in (few, many)]
+    assert peaks[1] - peaks[0] == 2 * 100 * 32 * FLOAT  # of the tokens, and of the logits
+
+
 def test_what_experts_keep_is_a_guess():
     """Which of them compute depends on values."""
-    found = kept.kept_by(tiny('mixtral'), reduced=False)
-    assert found == kept.Kept(FLOAT * (4 * 32 + 64 + 48 + 48 + 64 + 36 + 2 * (128 + 80)), 0)
+    found = activation_memory.kept_by(tiny('mixtral'), reduced=False)
+    assert found == activation_memory.Kept(
+        FLOAT * (4 * 32 + 64 + 48 + 48 + 64 + 36 + 2 * (128 + 80)), 0
+    )
 
 
 TEST_TASK = {
@@ -227,7 +241,7 @@ TEST_TASK = {
 
 def test_a_block_that_cannot_be_traced_leaves_no_hooks():
     """They would keep all that later passes save for the gradient."""
-    kept.kept_by(tiny('mixtral'), reduced=False)
+    activation_memory.kept_by(tiny('mixtral'), reduced=False)
     parameter = torch.ones(3, requires_grad=True)
     gone = weakref.ref(parameter)
     parameter.square().sum().backward()
@@ -237,8 +251,8 @@ def test_a_block_that_cannot_be_traced_leaves_no_hooks():
 
 @pytest.mark.parametrize('kind', ['policy', 'policy of an ensemble', 'reward model'])
 def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
-    """The estimates, of memory and of a checkpoint, against the parameters, gradients and moments
-    of a trainer after an update."""
+    """The estimates, of memory and of a checkpoint, against the parameters and moments of a trainer
+    after an update, which has dropped the gradients."""
     start = TrainedModel('test')
     if kind != 'reward model':
         reward = {'rewards.trained_model': 'test'}
@@ -264,9 +278,9 @@ def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
         trainer.step()
     held = 0
     for network in trainer.networks.values():
-        for parameter in network.get_params():
-            gradient = parameter.grad
-            held += parameter.nbytes + (0 if gradient is None else gradient.nbytes)
+        for parameter in network.parameters_by_name().values():
+            assert parameter.grad is None
+            held += parameter.nbytes
     for _, mean, square in trainer.optimizer.state.values():
         held += mean.nbytes + square.nbytes
     assert estimate.lasting_bytes() == pytest.approx(held, rel=0.02)
@@ -306,24 +320,24 @@ def test_a_warning_names_what_fits():
     told = memory.warning(LARGE, 12 * GB)
     assert (
         told == 'WARNING: training takes about 37.0 GB of memory for each rank, which has 12.0 GB: '
-        '--ppo.micro_batch_size 32 takes 7.8 GB, for the same gradients'
+        '--ppo.micro_batch_size 64 takes 11.6 GB, for the same gradients'
     )
     assert (
-        replace(LARGE, micro_batch_size=32).peak()
+        replace(LARGE, micro_batch_size=64).peak()
         < 12 * GB
-        < replace(LARGE, micro_batch_size=64).peak()
+        < replace(LARGE, micro_batch_size=128).peak()
     )
     least = replace(LARGE, micro_batch_size=1, gradient_checkpointing=True).peak()
     assert memory.warning(LARGE, least).endswith(
-        'GB: --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.6 GB, for the same'
+        'GB: --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 4.0 GB, for the same'
         ' gradients'
     )
     assert memory.warning(LARGE, least - 1).endswith(
-        'even --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.6 GB, for the same'
+        'even --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 4.0 GB, for the same'
         ' gradients'
     )
     assert memory.warning(replace(LARGE, gradient_checkpointing=True), least).endswith(
-        'GB: --ppo.micro_batch_size 1 takes 3.6 GB, for the same gradients'
+        'GB: --ppo.micro_batch_size 1 takes 4.0 GB, for the same gradients'
     )
 
 
@@ -364,6 +378,7 @@ def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
         def all_gather_object(self, value):
             return [value, value - 1]
 
+    monkeypatch.setattr(memory, 'resident', lambda: 0)
     monkeypatch.setattr(memory, 'on_host', lambda: 2 * replace(LARGE, ranks=2).peak() + 2)
     memory.check(LARGE, Ranks(), CPU)
     assert capsys.readouterr().out == ''
@@ -394,6 +409,7 @@ def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
 )
 def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypatch, capsys):
     monkeypatch.setattr(memory, 'on_host', lambda: 50_000)  # the episodes fit, training does not
+    monkeypatch.setattr(memory, 'resident', lambda: 0)
     hparams = train.HParams()
     hparams.override_from_dict(
         {
@@ -407,7 +423,7 @@ def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypat
     train.train(hparams)
     printed = capsys.readouterr().out
     assert (
-        f': even {told}micro_batch_size 1 --run.gradient_checkpointing true takes 0.0 GB, for'
+        f': even {told}micro_batch_size 1 --run.gradient_checkpointing true takes 0.4 GB, for'
         in printed
     )
     assert printed.index('WARNING') < printed.index('1/1')
@@ -535,3 +551,55 @@ def test_work_of_each_phase():
         assert list(work(settings)) == ['policy', 'evaluation']
     for settings in ({'run.evaluate': False}, {'run.save_dir': None}):
         assert list(work(settings)) == ['reward model', 'policy']
+
+
+GROWTH = """
+import lm_human_preferences
+import torch
+from lm_human_preferences.training import memory
+weight = torch.randn(1536, 576, dtype=torch.bfloat16)
+torch.set_num_threads(1)
+torch.nn.functional.linear(torch.ones(1, 576, dtype=torch.bfloat16), weight)
+before = memory.resident()
+for rows in range(2, 602):
+    torch.nn.functional.linear(torch.ones(rows, 576, dtype=torch.bfloat16), weight)
+print(memory.resident() - before)
+"""
+
+
+def test_products_of_many_shapes_are_not_all_kept():
+    grown = []
+    for settings in (
+        {},
+        dict.fromkeys(['ONEDNN_PRIMITIVE_CACHE_CAPACITY', 'LRU_CACHE_CAPACITY'], '1024'),
+    ):
+        result = subprocess.run(
+            [sys.executable, '-c', GROWTH],
+            env={**os.environ, **settings},
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=60,
+        )
+        grown.append(int(result.stdout))
+    if grown[1] < 100_000_000:
+        pytest.skip('products here keep nothing')
+    assert grown[0] < 0.65 * grown[1]
+
+
+@pytest.mark.parametrize(
+    'free, told', [(2 * GB, ''), (GB, 'WARNING: sampling takes about 1.5 GB of memory')]
+)
+def test_sampling_warns_where_memory_is_missing(monkeypatch, capsys, free, told):
+    """Of 124M: one network, a copy of its weights for few rows, and what sampling holds."""
+    task = tasks.TaskHParams(query_length=64, response_length=24)
+    estimate = memory.of_sampling(LARGE.sizes, task, 4, networks=1, sampling=1, precision='fp32')
+    estimate = replace(estimate, lays_out=True)
+    monkeypatch.setattr(memory, 'on_ranks', lambda estimate, *of: estimate)
+    weights = 2 * 4 * 124_439_808 + memory.LIBRARIES
+    assert weights < estimate.peak() < 1.1 * weights
+    monkeypatch.setattr(memory, 'resident', lambda: 0)
+    monkeypatch.setattr(memory, 'on_host', lambda: free)
+    memory.check_sampling(estimate, comms.LocalComm(), CPU)
+    printed = capsys.readouterr().out
+    assert printed.startswith(told) and bool(printed) == bool(told)

@@ -1,12 +1,9 @@
-"""Which MPI a rank loads, and whether Horovod was built for it. Nothing is loaded here.
-
-Ranks that do load it: tests/commands/test_launchers.py.
-"""
+"""Choice of the MPI library of a rank, and Horovod's; nothing is loaded here."""
 
 import ctypes
 import os
+import re
 import shutil
-import struct
 import subprocess
 import sys
 import types
@@ -17,10 +14,16 @@ import pytest
 from launched import forget_launcher
 
 from lm_human_preferences.distributed import engines, launch_methods, launcher
-from lm_human_preferences.distributed.libraries import horovod_build, mpi_library, shared_objects
+from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.errors import UserError
 
-BINDINGS = Path(mpi4py.__file__).parent
+HOROVOD_SCRIPT = Path(__file__).parents[2] / 'tools' / 'horovod.sh'
+LINKED = {  # libraries, as far as they are read; none: there is no file
+    'mpich': b'\0libmpi.so.12\0',
+    'openmpi': b'\0libmpi.so.40\0',
+    'libc': b'\0libc.so.6\0',
+    'none': None,
+}
 OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '2', 'OMPI_COMM_WORLD_RANK': '1', 'PMIX_RANK': '1'}
 HYDRA = {'PMI_SIZE': '2', 'PMI_RANK': '1'}
 SRUN = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1'}
@@ -37,7 +40,6 @@ TORCHRUN = {
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    """Function that makes this process look like one that was started with these variables."""
     forget_launcher(monkeypatch)
     for name in (*mpi_library.CHOICES, 'OPAL_PREFIX'):
         monkeypatch.delenv(name, raising=False)
@@ -53,7 +55,6 @@ def launched(monkeypatch):
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """The libraries that were to be loaded; none of them is."""
     names = []
     monkeypatch.setattr(ctypes, 'CDLL', lambda name, mode: names.append(name))
     return names
@@ -61,15 +62,10 @@ def loaded(monkeypatch):
 
 @pytest.fixture
 def no_library(monkeypatch):
-    """A loader that finds nothing."""
-
     def fail(name, mode):
         raise OSError(f'{name}: cannot open shared object file: No such file or directory')
 
     monkeypatch.setattr(ctypes, 'CDLL', fail)
-
-
-# ---------------------------------------------------------------- which family
 
 
 @pytest.mark.parametrize(
@@ -131,9 +127,6 @@ def test_a_choice_of_the_other_mpi_is_one_line(launched, tmp_path, variables, ch
     assert mpi_library.load_library() is None
 
 
-# ---------------------------------------------------------------- which library
-
-
 @pytest.mark.parametrize('folder', ['lib', 'lib64'])
 def test_the_library_beside_the_launcher_comes_first(launched, tmp_path, folder):
     """Also where a shell is between the launcher and this process."""
@@ -150,48 +143,48 @@ def test_the_library_beside_the_launcher_comes_first(launched, tmp_path, folder)
     assert run.stdout.split() == [str(tmp_path / folder), str(Path(sys.prefix, 'lib'))]
 
 
-def test_where_an_open_mpi_was_moved_to(launched, loaded, tmp_path):
+def test_where_an_open_mpi_was_moved_to(launched, loaded, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path / 'own'))
+    launched(PMIX)
+    assert mpi_library.load_library() == 'libmpi.so.40'
+    mpi_library.load_library.cache_clear()
     library = tmp_path / 'lib/libmpi.so.40'
     library.parent.mkdir()
     library.touch()
-    launched({**PMIX, 'OPAL_PREFIX': str(tmp_path)})
+    launched({'OPAL_PREFIX': str(tmp_path)})
     assert mpi_library.load_library() == str(library)
-    assert loaded == [str(library)]
+    assert loaded == ['libmpi.so.40', str(library)]
 
 
-def test_the_loader_is_asked_last(launched, loaded, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, 'prefix', str(tmp_path))
-    launched(PMIX)
-    assert mpi_library.load_library() == 'libmpi.so.40'
-
-
-def test_no_open_mpi_for_its_launcher(launched, no_library, monkeypatch, tmp_path):
-    (tmp_path / 'lib').mkdir()
-    monkeypatch.setattr(sys, 'prefix', str(tmp_path))
-    launched(OPEN_MPI)
-    with pytest.raises(mpi_library.NoLibrary) as refused:
-        mpi_library.load_library()
-    assert str(refused.value) == (
-        f"Open MPI's mpiexec started these ranks, but there is no libmpi.so.40 in {tmp_path}/lib or"
-        ' where the loader looks: name it by MPI4PY_LIBMPI=/path/to/libmpi.so.40, or take MPICH,'
-        f' by {tmp_path}/bin/mpiexec or srun --mpi=pmi2'
-    )
+NO_MPICH = (
+    'libmpi.so.12 in {0}/lib or where the loader looks: `sh tools/setup.sh` installs MPICH; Open'
+    ' MPI is started by its own mpiexec or srun --mpi=pmix'
+)
+NO_OPEN_MPI = (
+    'libmpi.so.40 in {0}/lib or where the loader looks: name it by'
+    ' MPI4PY_LIBMPI=/path/to/libmpi.so.40, or take MPICH, by {0}/bin/mpiexec or srun --mpi=pmi2'
+)
 
 
 @pytest.mark.parametrize(
-    'variables, begin, end',
+    'variables, name, problem',
     [
-        (PMIX, 'srun --mpi=pmix started', 'or srun --mpi=pmi2'),
-        (PMI2, 'srun --mpi=pmi2 started', 'its own mpiexec or srun --mpi=pmix'),
-        (HYDRA, "MPICH's mpiexec started", 'its own mpiexec or srun --mpi=pmix'),
+        (OPEN_MPI, "Open MPI's mpiexec", NO_OPEN_MPI),
+        (PMIX, 'srun --mpi=pmix', NO_OPEN_MPI),
+        (PMI2, 'srun --mpi=pmi2', NO_MPICH),
+        (HYDRA, "MPICH's mpiexec", NO_MPICH),
     ],
 )
-def test_no_library_for_the_launcher(launched, no_library, variables, begin, end):
+def test_no_library_for_the_launcher(
+    launched, no_library, monkeypatch, tmp_path, variables, name, problem
+):
+    (tmp_path / 'lib').mkdir()
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path))
     launched(variables)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(mpi_library.NoLibrary) as refused:
         mpi_library.load_library()
-    assert str(refused.value).startswith(begin)
-    assert str(refused.value).endswith(end)
+    expected = f'{name} started these ranks, but there is no {problem.format(tmp_path)}'
+    assert str(refused.value) == expected
 
 
 def test_a_library_that_does_not_load(launched, no_library, tmp_path):
@@ -203,79 +196,70 @@ def test_a_library_that_does_not_load(launched, no_library, tmp_path):
         mpi_library.load_library()
 
 
-def test_a_mpi4py_that_was_compiled_for_one_mpi(launched, loaded, monkeypatch, tmp_path):
-    package = tmp_path / 'mpi4py'
-    package.mkdir()
-    (package / '__init__.py').touch()
-    shutil.copy(next(BINDINGS.glob('MPI.mpich.*')), package / 'MPI.cpython-x86_64-linux-gnu.so')
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, 'mpi4py', raising=False)
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    def make(path, content):
+        library = tmp_path / path
+        library.parent.mkdir(parents=True)
+        name = path.partition('/')[0]
+        (tmp_path / name / '__init__.py').touch()
+        if content is not None:
+            library.write_bytes(content)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return make
+
+
+def test_a_mpi4py_that_was_compiled_for_one_mpi(launched, loaded, package):
+    package('mpi4py/MPI.cpython-x86_64-linux-gnu.so', LINKED['mpich'])
     launched(PMIX)
     with pytest.raises(UserError, match='^srun --mpi=pmix started .* compiled for another MPI: '):
         mpi_library.load_library()
 
 
-# ---------------------------------------------------------------- Horovod
-
-
 @pytest.fixture
-def build(tmp_path, monkeypatch):
-    """Function that makes a Horovod which is linked against the MPI of one of mpi4py's bindings."""
-
-    def make(binding, content=b''):
-        folder = tmp_path / 'horovod/torch'
-        folder.mkdir(parents=True)
-        (tmp_path / 'horovod/__init__.py').touch()
-        library = folder / 'mpi_lib_v2.so'
-        shutil.copy(next(BINDINGS.glob(f'MPI.{binding}.*')), library)
-        with library.open('ab') as file:
-            file.write(content)
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(sys.modules, 'horovod', raising=False)
-
-    return make
-
-
-@pytest.fixture
-def no_horovod(monkeypatch, tmp_path):
-    (tmp_path / 'horovod').mkdir()
-    (tmp_path / 'horovod/__init__.py').touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, 'horovod', raising=False)
+def build(package):
+    return lambda binding, more=b'': package(
+        'horovod/torch/mpi_lib_v2.so', LINKED[binding] and LINKED[binding] + more
+    )
 
 
 @pytest.fixture
 def mpiexec(monkeypatch):
-    """Function that says whether the mpiexec of this machine is Open MPI's."""
     return lambda is_open_mpi: monkeypatch.setattr(
         launcher, 'find_mpiexec', lambda: ('mpiexec', is_open_mpi)
     )
 
 
-@pytest.mark.parametrize('binding, is_open_mpi', [('mpich', False), ('openmpi', True)])
-def test_horovod_for_the_mpi_in_use(build, mpiexec, binding, is_open_mpi):
-    build(binding)
-    mpiexec(is_open_mpi)
-    assert engines.expected_engine('auto') == 'horovod'
-    assert engines.expected_engine('horovod') == 'horovod'
+@pytest.fixture
+def mpich_in_use(monkeypatch):
+    monkeypatch.setattr(mpi_library, 'soname_in_use', lambda: 'libmpi.so.12')
 
 
 @pytest.mark.parametrize(
-    'binding, is_open_mpi, built, spoken, command',
+    'binding, is_open_mpi, reason, build_command',
     [
-        ('mpich', True, 'MPICH (libmpi.so.12)', 'Open MPI', 'MPI=openmpi sh tools/horovod.sh'),
-        ('openmpi', False, 'Open MPI (libmpi.so.40)', 'MPICH', 'sh tools/horovod.sh'),
+        ('mpich', False, None, None),
+        ('openmpi', True, None, None),
+        ('mpich', True, 'built against MPICH (libmpi.so.12)', 'MPI=openmpi sh tools/horovod.sh'),
+        ('openmpi', False, 'built against Open MPI (libmpi.so.40)', 'sh tools/horovod.sh'),
+        ('libc', False, 'built without MPI', 'sh tools/horovod.sh'),
     ],
 )
-def test_horovod_for_another_mpi(build, mpiexec, binding, is_open_mpi, built, spoken, command):
+def test_horovod_and_the_mpi_in_use(build, mpiexec, binding, is_open_mpi, reason, build_command):
     build(binding)
     mpiexec(is_open_mpi)
-    assert engines.expected_engine('auto') == f'torch, as Horovod was built against {built}'
+    if reason is None:
+        assert engines.expected_engine('auto') == engines.expected_engine('horovod') == 'horovod'
+        return
+    assert engines.expected_engine('auto') == f'torch, as Horovod was {reason}'
     with pytest.raises(UserError) as refused:
         engines.expected_engine('horovod')
+    spoken = 'Open MPI' if is_open_mpi else 'MPICH'
     assert str(refused.value) == (
-        f'--run.allreduce horovod: Horovod was built against {built}, and the ranks speak {spoken}:'
-        f' compile it by `{command}`, or take auto'
+        f'--run.allreduce horovod: Horovod was {reason}, and the ranks speak {spoken}: compile it'
+        f' by `{build_command}`, or take auto'
     )
 
 
@@ -287,7 +271,7 @@ def test_horovod_counts_for_the_ranks_that_are_there(build, launched, mpiexec):
     assert engines.expected_engine('auto') == 'horovod'
 
 
-def test_one_rank_without_horovod_is_enough_for_another_engine(monkeypatch):
+def test_one_rank_without_horovod_is_enough_for_another_engine(monkeypatch, mpich_in_use):
     asked = []
 
     def torch_over_mpi(comm, seconds):
@@ -295,50 +279,52 @@ def test_one_rank_without_horovod_is_enough_for_another_engine(monkeypatch):
         return types.SimpleNamespace(name='torch')
 
     monkeypatch.setattr(engines, 'torch_over_mpi', torch_over_mpi)
-    monkeypatch.setattr(mpi_library, 'soname_in_use', lambda: 'libmpi.so.12')
     monkeypatch.setattr(horovod_build, 'why_not', lambda soname, has_gpu: 'it is old')
     ranks = types.SimpleNamespace(all_gather_object=lambda reason: [None, reason])
     assert engines.create_engine('auto', ranks, 60).name == 'torch, as it is old'
     assert asked == [(ranks, 60)]
 
 
-def test_no_horovod(no_horovod, mpiexec, monkeypatch):
+def test_no_horovod(build, mpiexec, mpich_in_use):
+    build('none')
     mpiexec(False)
     assert engines.expected_engine('auto') == 'torch'
-    monkeypatch.setattr(mpi_library, 'soname_in_use', lambda: 'libmpi.so.12')
     message = '^--run.allreduce horovod: Horovod is not installed, .* `sh tools/horovod.sh`, or '
     with pytest.raises(UserError, match=message):
         engines.HorovodEngine(60)
 
 
 @pytest.mark.parametrize(
-    'content, has_gpu, reason',
+    'more, has_gpu, reason',
     [
         (b'', False, None),
         (b'', True, 'Horovod was built without NCCL'),
         (b'ncclAllReduce', True, None),
     ],
 )
-def test_horovod_on_gpus(build, content, has_gpu, reason):
-    build('mpich', content)
+def test_horovod_on_gpus(build, more, has_gpu, reason):
+    build('mpich', more)
     assert horovod_build.why_not('libmpi.so.12', has_gpu) == reason
     horovod_build.check('libmpi.so.12')  # who names it gets it
 
 
-def test_auto_does_without_a_horovod_that_does_not_load(build, monkeypatch):
+@pytest.mark.parametrize('kind, printed', [('openmpi', 'libmpi.so.40\n'), ('none', 'None\n')])
+def test_question_of_the_compiling_script(build, capsys, kind, printed):
+    build(kind)
+    (question,) = re.findall(
+        r'python -c "(from lm_human_preferences.*)"', HOROVOD_SCRIPT.read_text()
+    )
+    exec(question)
+    assert capsys.readouterr().out == printed
+
+
+def test_auto_does_without_a_horovod_that_does_not_load(build, monkeypatch, mpich_in_use):
     """As one that was compiled for another torch."""
     build('mpich')
-    monkeypatch.setattr(mpi_library, 'soname_in_use', lambda: 'libmpi.so.12')
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)
     assert engines._why_no_horovod_loads() == 'Horovod does not load: compile it anew'
     with pytest.raises(UserError, match=r'^Horovod does not load \(.*\): compile it anew by '):
         engines.HorovodEngine(60)
-
-
-def test_a_damaged_horovod(build):
-    build('mpich')
-    horovod_build._find().write_bytes(b'')
-    assert horovod_build.why_not('libmpi.so.12', False).startswith('Horovod is damaged: ')
 
 
 def test_abort_ends_all_ranks_where_mpi_is_loaded(monkeypatch):
@@ -351,45 +337,22 @@ def test_abort_ends_all_ranks_where_mpi_is_loaded(monkeypatch):
     assert statuses == [2]
 
 
-# ---------------------------------------------------------------- shared libraries as files
-
-
-def test_needed_libraries():
-    (binding,) = BINDINGS.glob('MPI.openmpi.*')
-    assert {'libmpi.so.40', 'libc.so.6'} <= set(shared_objects.needed_libraries(binding))
-
-
-def test_a_library_that_is_loaded_elsewhere_than_its_file_says(tmp_path):
-    """Tables are named by addresses, which only a segment that is loaded translates."""
-    loaded, dynamic, notes = 1, 2, 4
-    names = b'\0libmpi.so.12\0libc.so.6\0'
-    needed, end, strings = 1, 0, 5
-    entries = struct.pack('<8q', needed, 1, strings, 5020, needed, 14, end, 0)
-    begin = 64 + 4 * 56
-    segments = [  # kind, offset, address, size
-        (notes, 0, 5000, 1000),
-        (loaded, 0, 1000, 1000),
-        (loaded, begin, 5020 - len(entries), len(entries) + len(names)),
-        (dynamic, begin, 5020 - len(entries), len(entries)),
-    ]
-    header = struct.pack('<6s26xQ16xH6x', b'\x7fELF\x02\x01', 64, len(segments))
-    table = [struct.pack('<I4xQQ8xQ16x', *segment) for segment in segments]
+@pytest.mark.parametrize(
+    'content, expected',
+    [
+        (b'\0libc.so.6\0libmpi.so.40\0', 'libmpi.so.40'),
+        (b'\0libmpi_cxx.so.40\0libmpich.so.12\0', 'libmpich.so.12'),
+        (b'\0no libmpi.so.12\0libmpi.so.12', None),
+        (b'', None),
+    ],
+)
+def test_the_mpi_that_a_library_is_linked_against(tmp_path, content, expected):
     path = tmp_path / 'library.so'
-    path.write_bytes(b''.join([header, *table, entries, names]))
-    assert shared_objects.needed_libraries(path) == ['libmpi.so.12', 'libc.so.6']
+    path.write_bytes(content)
+    assert mpi_library.linked_mpi(path) == expected
 
 
-@pytest.mark.parametrize('size', [0, 4, 60, 200, 5000])
-def test_a_damaged_library(tmp_path, size):
-    (binding,) = BINDINGS.glob('MPI.openmpi.*')
-    damaged = tmp_path / 'damaged.so'
-    damaged.write_bytes(binding.read_bytes()[:size])
-    with pytest.raises(ValueError):
-        shared_objects.needed_libraries(damaged)
-
-
-def test_what_is_no_library(tmp_path):
-    text = tmp_path / 'text.so'
-    text.write_text('INPUT(libmpi.so.40)\n' * 100)
-    with pytest.raises(ValueError, match='text.so is no shared library of a 64-bit machine'):
-        shared_objects.needed_libraries(text)
+@pytest.mark.parametrize('name, soname', [('mpich', 'libmpi.so.12'), ('openmpi', 'libmpi.so.40')])
+def test_the_mpi_of_a_real_library(name, soname):
+    (binding,) = Path(mpi4py.__file__).parent.glob(f'MPI.{name}.*')
+    assert mpi_library.linked_mpi(binding) == soname

@@ -12,10 +12,10 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.language import datasets, encodings
-from lm_human_preferences.reward_models import places
+from lm_human_preferences.reward_models import locations
 
 POEMS = """
-def poems_generator(mode, seed=0, shuffle=False, labels=None):
+def generator(mode, seed=0, shuffle=False, labels=None):
     for number in range(10):
         yield f'{mode}{seed or 0}'.translate(str.maketrans('0123456789', 'abcdefghij')) + labels
 
@@ -26,14 +26,11 @@ def queries():
 
 @pytest.fixture
 def add_poems(tmp_path, monkeypatch):
-    """Adds a data set `poems` with the properties that are given."""
     (tmp_path / 'poems_of_a_test.py').write_text(POEMS)
     monkeypatch.syspath_prepend(tmp_path)
 
     def add(**properties):
-        info = registry.DatasetInfo(
-            'poems', 'poems', 'poems_of_a_test:poems_generator', **properties
-        )
+        info = registry.DatasetInfo('poems', 'poems', 'poems_of_a_test', **properties)
         monkeypatch.setitem(registry.DATASETS, 'poems', info)
 
     return add
@@ -68,7 +65,7 @@ def test_labels_that_stand_in_are_those_of_the_reward_model(add_poems, stand_in)
             'rewards.train_new_model.labels.source': 'labels.json',
         }
     )
-    assert places.label_source(hparams) == ('labels.json' if stand_in else None)
+    assert locations.label_source(hparams) == ('labels.json' if stand_in else None)
 
 
 def test_a_dry_run_does_not_fetch_what_is_downloaded(add_poems):
@@ -95,7 +92,7 @@ def test_each_run_may_read_it_in_another_order(add_poems):
 def test_queries_may_be_listed(add_poems):
     add_poems()
     assert registry.info('poems').all_queries() is None
-    add_poems(queries='poems_of_a_test:queries')
+    add_poems(is_enumerable=True)
     assert registry.info('poems').all_queries() == ['a', 'b']
 
 

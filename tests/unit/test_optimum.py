@@ -1,12 +1,10 @@
-"""The best policy at every KL: worked by hand, against brute force, and against policies drawn at
-random."""
+"""Best policy at every KL: by hand, by brute force, and against random policies."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from best_policy import optimal_logprobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,11 +29,15 @@ def close(value, expected, tolerance=1e-10):
 
 
 def drawn(queries=3, responses=7, seed=0, ties=False):
-    """(reference's log-probabilities, rewards), of random numbers."""
     generator = torch.Generator().manual_seed(seed)
     rewards = torch.randn(queries, responses, dtype=torch.float64, generator=generator)
     logits = 2 * torch.randn(queries, responses, dtype=torch.float64, generator=generator)
     return logits.log_softmax(-1), rewards.round() if ties else rewards
+
+
+def optimal_logprobs(ref_logprobs, rewards, beta):
+    """Return log pi*(y|x) that maximises E[reward] - beta KL, shaped like the arguments."""
+    return (ref_logprobs.double() + rewards.double() / beta).log_softmax(-1)
 
 
 def test_two_responses_by_hand():
@@ -76,8 +78,7 @@ def test_a_policy_that_never_gives_a_response_has_a_kl():
 
 
 def test_the_ends_of_the_frontier():
-    """Without KL there is the reference; from some KL on there are only the best responses, one of
-    them or two."""
+    """Without KL there is the reference; from some KL on there are only the best responses."""
     ref_logprobs = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.375, 0.5]], dtype=torch.float64).log()
     rewards = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, 1.0]])
     assert optimum.frontier_at(0, ref_logprobs, rewards) == (pytest.approx(1.25), math.inf)
@@ -139,46 +140,23 @@ def test_no_policy_lies_above_the_frontier(seed, queries, responses, sharpness, 
 
 @pytest.mark.parametrize('ties', [False, True])
 @pytest.mark.parametrize('n', [1, 2, 4])
-def test_best_of_n_is_that_of_all_draws(n, ties):
-    """Every way to draw n of 5 responses, the first of equally good ones taken."""
-    ref_logprobs, rewards = drawn(2, 5, ties=ties)
-    rho = ref_logprobs.exp()
-    for query in range(2):
-        chosen = torch.zeros(5, dtype=torch.float64)
-        for draw in itertools.product(range(5), repeat=n):
-            best = max(draw, key=lambda response: rewards[query, response])
-            chosen[best] += math.prod(rho[query, response].item() for response in draw)
-        reward, kl = (values[1, query] for values in optimum.best_of_n(ref_logprobs, rewards, 9, n))
-        close(reward, chosen @ rewards[query])
-        close(kl, optimum.kl(chosen.log(), ref_logprobs[query]))
-        assert kl <= math.log(n) - (n - 1) / n + 1e-12
-
-
-def test_best_of_two_judged_by_another_reward_by_hand():
-    """Of a, b, c with probabilities 1/2, 1/4, 1/4 and rewards 0, 1, 1, two draws give a with
-    1/4; else b and c, which are equally good, with 3/8 each: 1/4 * 8 + 3/8 * 4 + 3/8 * 0."""
-    ref_logprobs = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
-    rewards, judged = torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[8.0, 4.0, 0.0]])
-    (reward,), (kl,) = optimum.best_of_n(ref_logprobs, rewards, 2, judged=judged)
-    close(reward, [3.5])
-    close(kl, [0.25 * math.log(0.5) + 0.75 * math.log(1.5)])
-
-
-@pytest.mark.parametrize('ties', [False, True])
-@pytest.mark.parametrize('n', [1, 2, 4])
 def test_best_of_n_judged_by_another_reward_is_that_of_all_draws(n, ties):
     """Every way to draw n of 5 responses; the KL is that of the choice."""
     ref_logprobs, rewards = drawn(2, 5, ties=ties)
     judged = drawn(2, 5, seed=1)[1]
     rho = ref_logprobs.exp()
     found, kls = optimum.best_of_n(ref_logprobs, rewards, 9, n, judged=judged)
-    assert torch.equal(kls, optimum.best_of_n(ref_logprobs, rewards, 9, n)[1])
+    own, own_kls = optimum.best_of_n(ref_logprobs, rewards, 9, n)
+    assert torch.equal(kls, own_kls)
     for query in range(2):
-        mean = 0
+        chosen = torch.zeros(5, dtype=torch.float64)
         for draw in itertools.product(range(5), repeat=n):
             best = max(draw, key=lambda response: rewards[query, response])
-            mean += judged[query, best] * math.prod(rho[query, i].item() for i in draw)
-        close(found[1, query], mean)
+            chosen[best] += math.prod(rho[query, response].item() for response in draw)
+        close(own[1, query], chosen @ rewards[query])
+        close(kls[1, query], optimum.kl(chosen.log(), ref_logprobs[query]))
+        # Of equally good responses the first one drawn is taken, so each as often as it is drawn.
+        close(found[1, query], chosen @ judged[query])
 
 
 def test_a_response_that_is_never_drawn_is_not_chosen():
@@ -243,36 +221,8 @@ def test_sampled_best_of_n_judged_by_another_reward_is_the_mean_over_all_choices
         close(found, sum(results) / len(results))
 
 
-def test_sampled_best_of_n_judged_by_another_reward_estimates_the_exact_one():
-    ref_logprobs, rewards = drawn(1, 9, ties=True)
-    judged = drawn(1, 9, seed=1)[1]
-    exact = optimum.best_of_n(ref_logprobs, rewards, 4, judged=judged)[0, 0]
-    torch.manual_seed(0)
-    drawn_ones = torch.multinomial(ref_logprobs.exp(), 200_000, replacement=True)
-    found = optimum.sampled_best_of_n(
-        rewards.gather(1, drawn_ones), 4, judged.gather(1, drawn_ones)
-    )
-    close(found, exact, 0.02)
-
-
-def test_all_responses_count_upwards():
-    assert optimum.all_responses(3, 2).tolist() == [
-        [0, 0],
-        [0, 1],
-        [0, 2],
-        [1, 0],
-        [1, 1],
-        [1, 2],
-        [2, 0],
-        [2, 1],
-        [2, 2],
-    ]
-    assert optimum.all_responses(4, 1).tolist() == [[0], [1], [2], [3]]
-
-
 @pytest.fixture
 def tiny():
-    """A policy and a reward model of 27 letters in float64, and queries, one of them padded."""
     torch.manual_seed(0)
     start = TrainedModel('test')
     policy = Policy(
@@ -288,8 +238,7 @@ def tiny():
 
 
 def test_enumeration_is_that_of_a_double_loop(tiny, monkeypatch):
-    """One in seven of all 27 ** 2 responses to each query, one by one, in float64; in chunks of
-    more and of less than a query."""
+    """One in seven of all 27 ** 2 responses, in float64; chunks of less and more than a query."""
     policy, reward_model, queries = tiny
     responses = list(itertools.product(range(27), repeat=2))
     some = slice(None, None, 7)

@@ -1,25 +1,20 @@
 """What pictures show: lines, bands, bars and their colours, from made-up rows."""
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 
-from lm_human_preferences.evaluation import label_picture, plots
-from lm_human_preferences.reproduction import figure_plots, label_curves, online_picture
+from lm_human_preferences.evaluation import picture, plots
+from lm_human_preferences.reproduction import figure_plots
 
 
 @pytest.fixture
 def pictures(monkeypatch):
-    """{path: figure} of what is saved."""
     saved = {}
     monkeypatch.setattr(plots, 'save', lambda figure, path: saved.update({path: figure}))
     return saved
 
 
 def lines_of(axes):
-    """(label, colour, style, x, y) of each line."""
     return [
         (
             line.get_label(),
@@ -33,7 +28,6 @@ def lines_of(axes):
 
 
 def bands_of(axes):
-    """(colour, lowest, highest) of each area between two lines."""
     return [
         (hexadecimal(band.get_facecolor()), *band.get_paths()[0].get_extents().intervaly)
         for band in axes.collections
@@ -42,74 +36,6 @@ def bands_of(axes):
 
 def hexadecimal(rgba):
     return '#' + ''.join(f'{round(255 * value):02X}' for value in rgba[0][:3])
-
-
-ROWS = [
-    {
-        'retrainings': retrainings,
-        'error': error,
-        'seed': seed,
-        'kl': 4.0 + seed,
-        'known_reward': 2.0 * seed,
-        'share': 0.5 + 0.125 * seed - error,
-        'own_accuracy': 0.25 * seed + retrainings / 8,
-    }
-    for error in (0.25, 0.0)
-    for retrainings in (0, 3)
-    for seed in (1, 2)
-]
-
-
-def test_the_picture_of_labels_on_the_way(pictures):
-    online_picture.draw('out.png', ROWS, 96)
-    figure = pictures['out.png']
-    assert tuple(figure.get_size_inches()) == (2 * 5.6, 3.9)
-    left, right = figure.axes
-    assert left.get_title(loc='left') == '96 labels, mean and range of 2 seeds'
-    assert lines_of(left) == [
-        ('25% of the answers random', plots.BLUE, '-', [0, 1], [0.4375, 0.4375]),
-        ('0% of the answers random', plots.VERMILION, '-', [0, 1], [0.6875, 0.6875]),
-    ]
-    assert [line.get_marker() for line in left.lines] == ['o', 'o']
-    assert bands_of(left) == [(plots.BLUE, 0.375, 0.5), (plots.VERMILION, 0.625, 0.75)]
-    assert bands_of(right) == [(plots.BLUE, 0.25, 0.875), (plots.VERMILION, 0.25, 0.875)]
-    assert lines_of(right) == [
-        ('25% of the answers random', plots.BLUE, '-', [0, 1], [0.375, 0.75]),
-        ('0% of the answers random', plots.VERMILION, '-', [0, 1], [0.375, 0.75]),
-        ('chance', plots.GREY, ':', [0, 1], [0.25, 0.25]),
-    ]
-    for axes in (left, right):
-        assert list(axes.get_xticks()) == [0, 1]
-        ticks = [tick.get_text() for tick in axes.get_xticklabels()]
-        assert ticks == ['0\n(all labels before)', '3']
-    assert left.get_legend() is None and len(right.get_legend().get_texts()) == 3
-
-
-def test_the_picture_of_few_labels(pictures):
-    """At KL 4: a line through the means for each number of epochs and size of ensemble."""
-    rows = []
-    for labels, error, epochs, members, seed, kl in itertools.product(
-        (32, 64), (0.5, 0.0), (1, 4), (1, 2), (1, 2), (2.0, 4.0)
-    ):
-        setting = {'labels': labels, 'error': error, 'epochs': epochs, 'members': members}
-        share = labels / 128 - error / 4 + epochs / 16 + members / 64 + seed / 128
-        rows.append({**setting, 'seed': seed, 'kl': kl, 'share': share if kl == 4 else math.nan})
-    label_curves.draw('out.png', rows)
-    without, with_errors = pictures['out.png'].axes
-    assert with_errors.get_title(loc='left') == '50% of the answers random'
-    assert lines_of(with_errors) == [
-        (
-            f'epochs: {epochs}, members: {members}',
-            colour,
-            style,
-            [32, 64],
-            [base + epochs / 16 + members / 64 + 1.5 / 128 for base in (0.125, 0.375)],
-        )
-        for epochs, colour in ((1, plots.BLUE), (4, plots.VERMILION))
-        for members, style in ((1, '--'), (2, '-'))
-    ]
-    assert without.get_legend() is None and with_errors.get_legend() is not None
-    assert with_errors.get_xscale() == 'log'  # the numbers of labels double
 
 
 CURVE = [
@@ -123,7 +49,7 @@ COMPARED = {'win_rate': 0.75, 'low': 0.5, 'high': 0.875, 'policy': 'initial', 'a
 
 def test_the_picture_of_a_report_on_labels(pictures):
     report = {'learning_curve': CURVE, 'comparisons': [COMPARED, {**COMPARED, 'win_rate': 0.625}]}
-    label_picture.draw(report, 'out.png')
+    picture.draw_labels(report, 'out.png')
     left, right = pictures['out.png'].axes
     assert lines_of(left) == [
         ('_child0', plots.BLUE, 'None', [8, 8], [0.25, 0.75]),
@@ -148,7 +74,7 @@ def test_the_picture_of_a_report_on_labels(pictures):
 
 def test_without_a_chance_the_curve_is_of_correlations(pictures):
     report = {'learning_curve': [{**row, 'chance': None} for row in CURVE], 'comparisons': []}
-    label_picture.draw(report, 'out.png')
+    picture.draw_labels(report, 'out.png')
     (axes,) = pictures['out.png'].axes
     assert axes.get_ylabel() == 'correlation (30 labels)'
     assert [line[4] for line in lines_of(axes)] == [[0.5, 0.5]] * 3
@@ -244,13 +170,6 @@ def test_the_frontier_has_a_band_and_goes_on_at_its_last_reward(axes):
     assert bands_of(axes) == [(plots.INK, 0.75, 4)]
 
 
-@pytest.mark.parametrize('up_to, kls, rewards', [(3, [0, 2, 3], [0, 2, 2.5]), (2, [0, 2], [0, 2])])
-def test_the_frontier_is_cut_between_its_points(axes, up_to, kls, rewards):
-    plots.draw_frontier(axes, [0, 2, 4], [0, 2, 3], up_to=up_to)
-    assert lines_of(axes) == [('optimum', plots.INK, '-', kls, rewards)]
-    assert bands_of(axes) == []
-
-
 def test_policies_are_markers_with_bars_and_captions(axes):
     errors = ([0.25, 0.5], None)
     style = {'marker': 's', 'colour': plots.GREEN, 'label': 'some'}
@@ -268,18 +187,3 @@ def test_policies_are_markers_with_bars_and_captions(axes):
     assert [(text.get_text(), text.xy) for text in axes.texts] == [('a', (1, 3)), ('b', (2, 4))]
     assert star.lines[0].get_markersize() > marker.get_markersize()
     assert star.lines[0].get_zorder() > marker.get_zorder()
-
-
-def test_a_quiet_grid_and_no_frame(axes):
-    plots.label(axes, title='a title', x='across', y='up')
-    assert (axes.get_title(loc='left'), axes.get_xlabel(), axes.get_ylabel()) == (
-        'a title',
-        'across',
-        'up',
-    )
-    visible = {name: spine.get_visible() for name, spine in axes.spines.items()}
-    assert visible == {'top': False, 'right': False, 'left': True, 'bottom': True}
-    assert axes.get_axisbelow() is True and axes.xaxis.get_gridlines()[0].get_visible()
-    axes.plot([0], [0], label='a line')
-    plots.legend(axes, loc='upper left')
-    assert not axes.get_legend().get_frame_on()

@@ -1,6 +1,4 @@
-"""What libraries call private is used in few functions, each with a test that tells when it has
-gone: those of blobfile in test_storage.py, those of PyTorch in test_fast_paths.py and
-test_memory.py."""
+"""Private names of libraries: in few functions, each with a test that notices their absence."""
 
 import ast
 
@@ -9,8 +7,8 @@ from launched import REPOSITORY
 PACKAGE = REPOSITORY / 'lm_human_preferences'
 # {function: what it uses}
 KNOWN = {
-    'language.causal_lm.kept._storage_of': {'_cdata'},
-    'language.causal_lm.kept._traced': {'_subclasses'},
+    'language.causal_lm.activation_memory._storage_of': {'_cdata'},
+    'language.causal_lm.activation_memory._traced': {'_subclasses'},
     'storage.blobs._has_credentials': {'_azure', '_load_credentials'},
     'storage.blobs._use_anonymous_access': {'_azure', '_tokens', '_expirations'},
     'training.precision._version_of': {'_version'},
@@ -29,8 +27,6 @@ def is_private(name):
 
 
 class PrivateNames(ast.NodeVisitor):
-    """Collects {function: private names that its module does not define}."""
-
     def __init__(self, tree):
         self.scope = []
         self.found = {}
@@ -67,14 +63,11 @@ class PrivateNames(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-def private_names(source):
-    return PrivateNames(ast.parse(source)).found
-
-
 def test_each_private_name_is_behind_one_function():
     found = {}
     for path in PACKAGE.rglob('*.py'):
         module = '.'.join(path.relative_to(PACKAGE).with_suffix('').parts)
-        for scope, names in private_names(path.read_text(encoding='utf-8')).items():
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+        for scope, names in PrivateNames(tree).found.items():
             found[f'{module}.{scope}'] = names
     assert found == KNOWN

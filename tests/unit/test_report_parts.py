@@ -12,7 +12,7 @@ from three_runs import birch, cedar
 from torch.nn import functional as F
 
 from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.evaluation.calibration import calibrated, calibration
+from lm_human_preferences.evaluation.reward_on_labels import calibrated, calibration
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.label_types import PickBest
 from lm_human_preferences.report_page import (
@@ -26,9 +26,9 @@ from lm_human_preferences.report_page import (
 )
 from lm_human_preferences.report_page.charts import Event, Series
 from lm_human_preferences.run_story import facts, summary
-from lm_human_preferences.run_story.curves import Curve, Log
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs.curves import Curve, Log
 
 
 def test_points_are_where_the_axes_say():
@@ -67,7 +67,7 @@ def test_numbers_on_an_axis_differ_and_steps_are_whole(x, ys, expected):
 def test_runs_of_the_same_colour_have_other_lines(tmp_path):
     log = Log({'objective/score': Curve((0, 1), (1.0, 2.0))})
     runs = [RunFacts(str(tmp_path), logs={'train_policy': log})] * 13
-    (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs).charts
+    (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs)['charts']
     looks = [(colour, kind) for _, colour, kind in chart.legend]
     assert len(set(looks[:12])) == 12 and looks[12] == looks[0]
 
@@ -77,10 +77,10 @@ def test_settings_in_which_policies_differ_are_compared(tmp_path):
     runs[1].policy.ppo.lr = 0.5
     runs[1].policy.run.override_from_dict({'serve': 'on', 'serve.labellers': 'anna'})
     own = str(runs[0].policy.ppo.lr)
-    rate, *others = compared_runs.comparison(['a', 'b'], runs).settings
+    rate, *others = compared_runs.comparison(['a', 'b'], runs)['settings']
     assert rate == ['--ppo.lr', own, '0.5']
     assert any('anna' in row for row in others)
-    named = compared_runs.comparison(['a', 'b'], runs, has_names=False).settings
+    named = compared_runs.comparison(['a', 'b'], runs, has_names=False)['settings']
     assert named[0] == rate and not any('anna' in row for row in named)
 
 
@@ -88,7 +88,7 @@ def test_curves_of_one_chart_have_colours_of_their_own(tmp_path):
     curve = Curve((0, 1), (1.0, 2.0))
     log = Log({'ppo/val/mean': curve, 'ppo/returns/mean': curve})
     run = RunFacts(str(tmp_path), logs={'train_policy': log})
-    (chart,) = training_curves.of_policy(run, 'run')
+    (chart,) = training_curves.of_run(run, 'run')
     assert [colour for _, colour, _ in chart.legend] == [0, 1]
 
 
@@ -120,9 +120,9 @@ def test_curves_are_the_same_where_nothing_changed_on_the_way(tmp_path, commands
     for day, command in enumerate(commands, 1):
         write_command(tmp_path, command, f'2026-11-0{day}T08:00:00Z')
     found = facts.of_run(str(tmp_path))
-    assert provenance.provenance(found, EXPERIMENTS, has_names=True).is_exact is expected
+    assert provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact'] is expected
     write_command(tmp_path, commands[0], '2026-11-09T08:00:00Z', torch='9.9')
-    assert not provenance.provenance(found, EXPERIMENTS, has_names=True).is_exact
+    assert not provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact']
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_durations_are_said_as_people_do(seconds, told):
 
 def test_an_alarm_on_the_way_is_told(tmp_path):
     run = birch(tmp_path / 'birch')
-    (told,) = (text for text in summary.on_the_way(facts.of_run(str(run))) if 'Alarm' in text)
+    (told,) = (text for text in summary.events(facts.of_run(str(run))) if 'Alarm' in text)
     assert told.startswith('Alarm at step 12 of the policy: ')
 
 
 def test_the_chart_of_another_reward_has_the_optimum_for_the_one_trained_on(tmp_path):
     found = facts.of_run(str(cedar(tmp_path / 'cedar')))
-    (_, own), (_, other) = frontier.evaluation(found.evaluation, 'i').rewards
+    (_, own), (_, other) = frontier.evaluation(found.evaluation, 'i')['rewards']
     dashed = [('the optimum for the reward model', 5, charts.DASHED)]
     assert [entry for entry in own.legend if entry[2] == charts.DASHED] == []
     assert [entry for entry in other.legend if entry[2] == charts.DASHED] == dashed
@@ -151,7 +151,7 @@ def test_kinds_of_points_have_colours_of_their_own():
     reward = EVALUATION['rewards']['reward model']
     points = {name: reward['policy'] for name in ('best_of_4', 'optimum')}
     found = {**EVALUATION, 'rewards': {'reward model': {**reward, **points}}}
-    ((_, chart),) = frontier.evaluation(found, 'i').rewards
+    ((_, chart),) = frontier.evaluation(found, 'i')['rewards']
     colours = [colour for _, colour, kind in chart.legend if kind == charts.POINTS]
     assert len(set(colours)) == len(colours) == 4
 
@@ -191,7 +191,6 @@ def test_what_is_not_seen_is_shown_and_long_texts_lose_their_middle():
 
 
 def write_samples(run, answers):
-    """answers: (step, query, response, score, kl). Some lines are damaged, and the last is torn."""
     names = ('step', 'query', 'response', 'score', 'kl')
     records = [dict(zip(names, each, strict=True)) for each in answers]
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
@@ -214,7 +213,14 @@ def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
     assert [query.text for query in worst.queries] == ['q1', 'q3']
     assert [query.text for query in unlikely.queries] == ['q7', 'q2']  # q1's score is low
     assert [answer.step for answer in best.queries[0].three()] == [0, 5, 10]
-    assert best.queries[0].last.parts[-1] == ('10', True)
+    assert best.queries[0].answers[-1].parts[-1] == ('10', True)
+
+
+def test_samples_say_how_much_was_cut(tmp_path):
+    record = {'step': 0, 'query': 'q', 'response': 'r', 'score': 1, 'kl': 0, 'tokens_after_end': 7}
+    (tmp_path / 'samples.jsonl').write_text(json.dumps(record) + '\n')
+    (choice,) = sample_choice.choices(str(tmp_path), 'run')
+    assert choice.queries[0].answers[-1].cut == '[7 tokens cut]'
 
 
 def test_calibration_of_choices_that_are_made_as_predicted():
@@ -257,3 +263,22 @@ def test_a_page_has_the_checksums_of_what_a_run_learned_from_and_made(tmp_path):
     what, digests = zip(*provenance._digests(str(tmp_path)), strict=True)
     assert digests == ('a' * 64, 'b' * 64, hashlib.sha256(b'index').hexdigest())
     assert what[:2] == ('the labels', "the reward's file") and what[2].startswith('policy, ')
+
+
+def test_a_command_is_told_with_its_machine_and_versions():
+    record = {
+        'began': '2026-11-02T08:00:00Z',
+        'ended': '2026-11-02T08:01:01Z',
+        'seconds': 61,
+        'how': 'finished',
+        'processor': 'AMD EPYC',
+        'ranks': 1,
+        'threads': 2,
+        'peak_gigabytes': 1.25,
+        'python': '3.11.7',
+        'commit': 'a' * 40,
+    }
+    assert provenance._how_it_ran(record) == (
+        'Began 2026-11-02 08:00:00 (UTC), finished after 1 min 1 s. AMD EPYC, 1 rank, 2 threads,'
+        ' 1.2 GB at most. python 3.11.7, commit aaaaaaaaaaaa, with changes that were not committed.'
+    )

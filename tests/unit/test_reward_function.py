@@ -39,7 +39,6 @@ TEXTS = [joined('the film was', 'not very good'), joined('', 'bad')]
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes my_reward.py; returns the name of its function `score`."""
     monkeypatch.setattr('sys.path', list(sys.path))
 
     def written(text, function='score'):
@@ -54,29 +53,22 @@ def scores_of(name, texts=TEXTS):
     return FunctionScorer(reward_function.read(name)).score(texts)
 
 
-# ---------------------------------------------------------------- what it is given, and returns
-
-
 @pytest.mark.parametrize(
     'expression',
     [
         '[len(r) for r in responses]',
-        '(float(len(r)) for r in responses)',
         'np.array([len(r) for r in responses])',
         'torch.tensor([len(r) for r in responses], dtype=torch.bfloat16)',
         'torch.tensor([float(len(r)) for r in responses], requires_grad=True) * 1',
         '[torch.tensor(float(len(r))) for r in responses]',
-        '[np.float64(len(r)) for r in responses]',
     ],
 )
 def test_numbers_of_any_kind(write, expression):
-    returned = expression if expression[0] != '(' else f'list{expression}'
-    name = write(f'import numpy as np, torch\ndef score(queries, responses):\n return {returned}')
+    name = write(f'import numpy as np, torch\ndef score(queries, responses):\n return {expression}')
     assert torch.equal(scores_of(name), torch.tensor([13.0, 3.0]))
 
 
 def test_what_it_reads(write):
-    """Texts without padding."""
     name = write('seen = []\ndef score(*texts):\n seen.extend(texts)\n return [0] * len(texts[0])')
     scorer = FunctionScorer(reward_function.read(name))
     reward = TextReward(scorer, encodings.Reviews)
@@ -99,9 +91,6 @@ def test_random_numbers_of_the_run_are_not_touched(write):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---------------------------------------------------------------- mistakes
-
-
 @pytest.mark.parametrize(
     'body, told',
     [
@@ -110,11 +99,9 @@ def test_random_numbers_of_the_run_are_not_touched(write):
         ('return [[1, 2]]', 'returned [[1, 2]], not a number for each response'),
         ('return torch.zeros(2, 1)', 'returned an array (2, 1) for 2 responses'),
         ('return 1.0', 'returned an array () for 2 responses'),
-        ("return ['1', '2']", "returned ['1', '2'], not a number for each response"),
         ("return [1, '2']", "returned [1, '2'], not a number for each response"),
         ("return 'good'", "returned 'good', not a number for each response"),
         ('return [1j, 2]', 'not a number for each response'),
-        ('return {1: 2}', 'not a number for each response'),
         ('return [10**400, 1]', 'not a number for each response'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ('return [1e300, 1]', 'returned 1e+300 for response 0 of 2: a reward must be finite'),
@@ -201,9 +188,6 @@ def test_options_that_contradict_each_other(tmp_path, words, told):
     assert error_of(result) == told
 
 
-# ---------------------------------------------------------------- runs
-
-
 def train(folder, name, *words):
     return invoke(
         [
@@ -220,12 +204,8 @@ def saved(directory):
 
 
 def test_a_run_is_the_same_by_the_door_of_the_function(write, tmp_path, monkeypatch):
-    """In one go, and interrupted and resumed."""
     name = write(MOCK)
     assert train(tmp_path, 'known', '--rewards.trained_model=mock').exit_code == 0
-    result = train(tmp_path, 'function', f'--rewards.function={name}')
-    assert result.exit_code == 0, result.output
-
     train_minibatch, calls = train_policy.PPOTrainer.train_minibatch, []
 
     def interrupted(trainer, rollout):
@@ -236,16 +216,14 @@ def test_a_run_is_the_same_by_the_door_of_the_function(write, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(train_policy.PPOTrainer, 'train_minibatch', interrupted)
-        assert train(tmp_path, 'resumed', f'--rewards.function={name}').exit_code == 130
-    result = invoke(['resume', f'{tmp_path}/resumed'])
+        assert train(tmp_path, 'function', f'--rewards.function={name}').exit_code == 130
+    result = invoke(['resume', f'{tmp_path}/function'])
     assert result.exit_code == 0 and 'Going on from' in result.stdout, result.output
 
-    known = saved(tmp_path / 'known')
-    for run in ('function', 'resumed'):
-        found = saved(tmp_path / run)
-        assert found.keys() == known.keys()
-        for variable, value in known.items():
-            np.testing.assert_array_equal(found[variable], value)
+    known, found = saved(tmp_path / 'known'), saved(tmp_path / 'function')
+    assert found.keys() == known.keys()
+    for variable, value in known.items():
+        np.testing.assert_array_equal(found[variable], value)
     assert (tmp_path / 'function/reward_function.py').read_text() == MOCK
     record = json.loads((tmp_path / 'function/reward_function.json').read_text())
     assert record == {'function': name, 'digest': reward_function.read(name).digest}
@@ -328,14 +306,6 @@ def test_code_that_comes_with_a_run_is_not_run(write, tmp_path):
     name = write(source.text)
     reward_function.read(name)  # now it was named
     assert reward_function.of_run(str(tmp_path)).text == source.text
-
-
-def test_a_run_with_a_reward_model_does_not_go_on_with_a_function(tmp_path, write):
-    known = ['--rewards.trained_model=mock', '--ppo.total_episodes=256']
-    assert train(tmp_path, 'run', *known).exit_code == 0
-    again = [f'--rewards.function={write(MOCK)}', '--rewards.trained_model=None', '--run.resume=on']
-    told = error_of(train(tmp_path, 'run', *again))
-    assert told.startswith('--rewards.function cannot change: a run that has begun')
 
 
 @pytest.mark.parametrize('chat', [False, True])

@@ -6,7 +6,7 @@ from compare import assert_close, assert_norm_close
 from tiny_causal_lms import N_VOCAB, tiny
 
 from lm_human_preferences.language.causal_lm import rows
-from lm_human_preferences.language.causal_lm.kept import blocks_of
+from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork, rows_are_exact
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.machine import products
@@ -23,7 +23,6 @@ needs_bf16 = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def ordinary_products():
-    """Afterwards, products are what they are for other tests."""
     yield
     precision.configure('fp32', CPU, 'default')
 
@@ -34,14 +33,12 @@ def network_of(family):
 
 
 def padded(*shape):
-    """Random tokens with padding anywhere but in the first column."""
     tokens = torch.randint(N_VOCAB, shape)
     tokens[..., 1:][torch.rand(*shape[:-1], shape[-1] - 1) < 0.3] = PADDING
     return tokens
 
 
 def analyzed(network):
-    """Outputs at some columns of rows with padding, and at the ends of responses in one row."""
     torch.manual_seed(0)
     tokens, mask = network.mask_padding(padded(4, 12), PADDING)
     h = network.hidden(tokens, mask, output_positions=torch.arange(5, 12))
@@ -51,7 +48,6 @@ def analyzed(network):
 
 @torch.no_grad()
 def sampled(network):
-    """Logits of rows with padding, whose last tokens come one by one."""
     torch.manual_seed(1)
     tokens, mask = network.mask_padding(padded(3, 9), PADDING)
     cache = network.new_cache()
@@ -63,7 +59,6 @@ def sampled(network):
 
 
 def by_both(network, compute):
-    """What `compute(network)` finds by rows, and by the model's own pass."""
     found = []
     for network.takes_rows in (True, False):
         found.append(compute(network))

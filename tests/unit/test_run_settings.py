@@ -6,7 +6,7 @@ import pytest
 from experiments import resolved
 from golden_data import require
 
-from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.utils import hyperparams
 
@@ -14,7 +14,6 @@ ONLINE = {'rewards.online': 'on', 'rewards.online.labels': 512, 'run.serve': 'on
 
 
 def another(field, value):
-    """A value that the field takes, other than `value`."""
     if field.metadata.get('one_of'):
         return next(choice for choice in field.metadata['one_of'] if choice != value)
     types = hyperparams.members(field.type)
@@ -26,9 +25,10 @@ def another(field, value):
 
 
 def changed(hparams, *, but=()):
-    """All options set to another value, and what they are now, by dotted name."""
     values = {}
-    for name, field in hyperparams.fields(type(hparams)).items():
+    fields = hyperparams.fields(type(hparams))
+    hparams.override_from_dict({name: 'on' for name in fields if name.endswith('lora')})
+    for name, field in fields.items():
         if hyperparams.group_class(field.type) or name in but:
             continue
         if hyperparams.is_of_another_command(name, field):
@@ -160,3 +160,13 @@ def test_a_second_file_that_is_damaged_is_named(tmp_path):
 def test_what_is_no_run_of_a_policy_is_told(tmp_path):
     with pytest.raises(ValueError, match='is no run of train_policy: it has no train_policy_hpara'):
         run_settings.load_run_hparams(str(tmp_path))
+
+
+def test_the_ranks_that_a_run_began_with_stay_recorded(tmp_path):
+    hparams = policy_options.HParams()
+    hparams.run.save_dir = str(tmp_path)
+    for resumes, ranks, recorded in [(False, 4, 4), (True, 2, 4), (True, 1, 4), (False, 1, 1)]:
+        hparams.run.resume = resumes
+        for name, content in run_settings.records(hparams, experiment=None, ranks=ranks).items():
+            (tmp_path / name).write_text(json.dumps(content))
+        assert run_settings.ranks_of(str(tmp_path)) == recorded

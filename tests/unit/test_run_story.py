@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import os
 import platform
+import re
 import shlex
 import shutil
 
 import pytest
-from blobserver.fixtures import KEY
-from command_line import caught_jobs, dumped, hparams_of, invoke
+from command_line import caught_jobs, dumped, hparams_of, succeed
 from label_folders import make_folder
-from run_folders import EVALUATION, EXPERIMENTS, write_events, write_run
+from page_rules import sections_of, words_of
+from run_folders import EVALUATION, EXPERIMENTS, write_alarm, write_events, write_run
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
@@ -18,16 +20,9 @@ from lm_human_preferences.commands import dry_run
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.report_page import label_section
+from lm_human_preferences.report_page import label_section, render
 from lm_human_preferences.reproduction import learning_curve
-from lm_human_preferences.run_story import (
-    commands,
-    facts,
-    label_facts,
-    markdown,
-    model_card,
-    sentences,
-)
+from lm_human_preferences.run_story import commands, facts, model_card, sentences
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils.hyperparams import option
 
@@ -35,11 +30,15 @@ NEW = '--rewards.train_new_model'
 
 
 def settings_of(line, monkeypatch):
-    """What a command line that begins with ./launch.py would start with."""
     started = caught_jobs(monkeypatch)
-    result = invoke(shlex.split(line)[1:])
-    assert result.exit_code == 0, result.output
+    succeed(shlex.split(line)[1:])
     return hparams_of(started)
+
+
+def run_facts(hparams, experiment):
+    command = hparams.writes()[-1]
+    field = 'policy' if command == 'train_policy' else 'reward'
+    return facts.RunFacts('run', experiments={command: experiment}, **{field: hparams})
 
 
 @pytest.mark.parametrize(
@@ -61,10 +60,10 @@ def settings_of(line, monkeypatch):
     ],
 )
 def test_the_command_gives_the_same_settings(line, monkeypatch):
-    """In its shortest form, whatever a user has set."""
     expected = settings_of(f'./launch.py {line}', monkeypatch)
-    command, experiment, name = line.split()[:3]
-    repeated = commands.repeating(command, expected, name, experiment, None, EXPERIMENTS)
+    _, experiment, name = line.split()[:3]
+    found = run_facts(expected, experiment)
+    repeated = commands.repeating(found, name, EXPERIMENTS)
     assert dumped(settings_of(repeated, monkeypatch)) == dumped(expected)
     assert len(shlex.split(repeated)) <= len(shlex.split(line.replace('=', ' '))) + 3
 
@@ -72,17 +71,14 @@ def test_the_command_gives_the_same_settings(line, monkeypatch):
 def test_what_only_follows_a_query_is_told():
     hparams = policy_options.HParams()
     hparams.task.query_dataset = 'reviews'
-    assert len(sentences.task(facts.RunFacts('run', policy=hparams))) == 1
+    assert len(list(sentences.task(facts.RunFacts('run', policy=hparams)))) == 1
     hparams.task.query_suffix = ' TL;DR:'
-    told = sentences.task(facts.RunFacts('run', policy=hparams))[1]
+    told = list(sentences.task(facts.RunFacts('run', policy=hparams)))[1]
     assert told.startswith("The policy sees each query between '' and ' TL;DR:'")
-
-
-def test_settings_are_those_of_groups_that_are_on(monkeypatch):
-    off = settings_of('./launch.py train_policy test mine --rewards.adaptive_kl off', monkeypatch)
-    on = settings_of('./launch.py train_policy test mine', monkeypatch)
-    left_out = commands.settings(on).keys() - commands.settings(off).keys()
-    assert left_out == {'rewards.adaptive_kl.horizon', 'rewards.adaptive_kl.target'}
+    hparams.task.stop = True
+    assert list(sentences.task(facts.RunFacts('run', policy=hparams)))[-1].startswith(
+        'A response is sampled up to its end'
+    )
 
 
 def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
@@ -91,7 +87,8 @@ def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
     hparams.labels.source = '/home/anna/secret/labels'
     hparams.labels.without = 'anna,bert'
     hparams.task.policy.initial_model = 'https://x.blob.core.windows.net/a/m?sig=secret'
-    line = commands.repeating('train_reward', hparams, 'mine', 'test', 2, EXPERIMENTS)
+    found = dataclasses.replace(run_facts(hparams, 'test'), ranks=2)
+    line = commands.repeating(found, 'mine', EXPERIMENTS)
     assert line == (
         './launch.py train_reward test mine --mpi 2 --task.policy.initial_model'
         ' https://x.blob.core.windows.net/a/m --labels.source labels --labels.without NAMES'
@@ -99,7 +96,6 @@ def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
 
 
 def card_of(run, *, has_policy=True, constant=0.0):
-    """The page, and its metadata as the hub reads them."""
     from huggingface_hub import ModelCard  # here, as it takes a second to import
 
     found = facts.of_run(str(run))
@@ -160,13 +156,98 @@ def test_the_page_of_a_reward_model(tmp_path):
         ' the 95 % interval is 52.9 to 97.8 %.'
     )
     assert told in card_of(f'{tested}/reward_model_1', has_policy=False)[0]
+    write_events(tested / 'tb/reward_model', train_reward__held_out_of_mean__accuracy=-0.25)
+    assert (
+        'The mean of the 4 reward models likes best what the labeller liked best in 75.0 %'
+        in (card_of(f'{tested}/reward_model_1', has_policy=False)[0])
+    )
     chat = write_run(tmp_path / 'chat', 'train_reward', task__chat=True)
     assert 'A dialogue is read as text, without' in card_of(chat, has_policy=False)[0]
 
 
-def test_the_page_of_a_chat_policy_gives_it_a_message(tmp_path):
-    run = write_run(tmp_path / 'run', task__chat=True)
-    assert "generate([{'role': 'user', 'content': " in card_of(run)[0]
+@pytest.mark.parametrize(
+    'settings, query',
+    [
+        ({'chat': True}, "[{'role': 'user', 'content': 'A question'}]"),
+        ({'query_prefix': 'P\n', 'query_suffix': "'S"}, '"P\\nThe beginning of a text\'S"'),
+    ],
+)
+def test_the_example_of_a_card_samples_as_the_training_did(tmp_path, settings, query):
+    given = {'response_length': 40, 'policy__temperature': 0.7, **settings}
+    run = write_run(tmp_path / 'run', **{f'task__{name}': each for name, each in given.items()})
+    example = (
+        f'generate({query}, max_new_tokens=40,\n'
+        '         do_sample=True, temperature=0.7, top_k=0, top_p=1.0)'
+    )
+    assert example in card_of(run)[0]
+
+
+def test_the_newest_evaluation_is_told_with_its_settings(tmp_path):
+    run = write_run(tmp_path / 'run')
+    (run / 'evaluation.json').unlink()
+    name = 'evaluation-queries_8-samples_64-judge_mock.json'
+    storage.write_json(str(run / name), {**EVALUATION, 'queries': 8})
+    page = sections_of(render.page([str(run)], EXPERIMENTS))
+    card = card_of(run)[0]
+    for told in (page['How far from the best possible'], card):
+        assert 'settings: queries 8, samples 64, judge mock.' in told
+        assert '9 responses to each of 8 queries' in told
+    assert '71.4 % of the gain' in page['What happened']
+    assert not re.search('not been evaluated', ' '.join([card, *page.values()]))
+    storage.write_json(str(run / 'evaluation.json'), EVALUATION)
+    os.utime(run / name, (1, 1))
+    card = card_of(run)[0]
+    assert 'each of 4 queries' in card and 'settings: queries' not in card
+    os.utime(run / 'evaluation.json', (0, 0))
+    assert 'each of 8 queries' in card_of(run)[0]
+
+
+@pytest.mark.parametrize(
+    'settings, kind',
+    [
+        ({'function': '/x/own.py:score'}, 'reward function'),
+        ({'trained_model': 'hf://org/name'}, 'classifier'),
+        ({'trained_model': 'classifier'}, 'classifier'),
+        ({'trained_model': 'mock'}, 'known reward'),
+    ],
+)
+def test_a_reward_that_is_no_reward_model_is_not_called_one(tmp_path, settings, kind):
+    run = write_run(tmp_path / 'run', rewards__train_new_model='off')
+    local = tmp_path / 'classifier'
+    storage.write_json(
+        str(local / 'config.json'), {'architectures': ['BertForSequenceClassification']}
+    )
+    given = {name: each.replace('classifier', str(local)) for name, each in settings.items()}
+    rewards = {f'rewards__{name}': value for name, value in given.items()}
+    shutil.rmtree(run)
+    write_run(run, rewards__train_new_model='off', **rewards)
+    write_alarm(run / 'tb/ppo', 1, 'an alarm')
+    shutil.rmtree(run / 'tb/reward_model')
+    page = words_of(render.page([str(run)], EXPERIMENTS))
+    card = card_of(run)[0]
+    for told in (page, card):
+        assert kind in told
+        assert 'reward model' not in told.replace('not a model that', '')
+
+
+def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypatch):
+    (tmp_path / 'models/own').mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    own = {'task__query_dataset': 'q.jsonl', 'task__policy__initial_model': 'models/own'}
+    new = {'rewards__train_new_model__labels__source': './labels'}
+    run = write_run(tmp_path / 'run', **own, **new)
+    monkeypatch.chdir('/')
+    line = commands.again(facts.of_run(str(run)), EXPERIMENTS)
+    for words in (
+        f'--task.query_dataset {tmp_path}/q.jsonl',
+        f'--task.policy.initial_model {tmp_path}/models/own',
+        f'--rewards.train_new_model.labels.source {tmp_path}/labels',
+    ):
+        assert words in line
+    names = {'task__query_dataset': 'books', 'task__policy__initial_model': 'org/name'}
+    run = write_run(tmp_path / 'other', **names)
+    line = commands.again(facts.of_run(str(run)), EXPERIMENTS)
+    assert '--task.query_dataset books --task.policy.initial_model org/name' in line
 
 
 def test_a_model_that_belongs_to_no_run(tmp_path, monkeypatch):
@@ -296,13 +377,14 @@ def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_pat
     hparams.override_from_dict(EXPERIMENTS['train_reward/test'])
     hparams.labels.source = f'{tmp_path}/first'
     hparams.labels.more = f'{tmp_path}/second'
-    labels = label_facts.of_training(str(tmp_path), hparams)
+    labels = facts.labels_of_training(str(tmp_path), hparams)
     found = facts.RunFacts(str(tmp_path), reward=hparams, labels=labels)
     page = label_section.labels(found, has_names=True, calibrate=False, identity='')
-    assert page.told[0].endswith('of the folder first and of the folder second.')
-    assert [row[:2] for row in page.rows] == [
-        ['anna', '2'],
-        ['bert', '2, 2 without a preference'],
+    assert page['sentences'][0].endswith('of the folder first and of the folder second.')
+    assert [row[:3] for row in [page['heads'], *page['rows']]] == [
+        ['labeller', 'answers', 'ties'],
+        ['anna', '2', '0'],
+        ['bert', '2', '2'],
     ]
     monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
     measured = learning_curve._settings('measured', 'run', None)
@@ -357,11 +439,11 @@ def test_text_of_others_means_nothing_in_markdown(tmp_path):
     evil = '[x](http://y) <b> `c` *d* | _e_ # &amp; \\ \x1b[2J'
     run = write_run(tmp_path / 'run', 'train_reward', labels__source=f'{evil}\n# Head\n```')
     text = card_of(run, has_policy=False)[0]
-    assert markdown.escaped(evil) in text and '<b>' not in text.replace("'", '').split('```')[0]
+    assert model_card.escaped(evil) in text and '<b>' not in text.replace("'", '').split('```')[0]
     assert '\n# Head' not in text.partition('````')[0] and '\x1b' not in text
     assert '````sh' in text
-    assert markdown.escaped('a*b\n# c') == 'a\\*b \\# c'
-    assert markdown.code_block(['a `b`'], 'sh') == '```sh\na `b`\n```'
+    assert model_card.escaped('a*b\n# c') == 'a\\*b \\# c'
+    assert model_card.code_block(['a `b`'], 'sh') == '```sh\na `b`\n```'
 
 
 def test_an_evaluation_that_is_damaged_is_told():
@@ -369,13 +451,10 @@ def test_an_evaluation_that_is_damaged_is_told():
     assert sentences.evaluated(EVALUATION)[0].startswith('exact, from all 9 responses')
 
 
-def test_a_remote_run_is_read_whole(server, blobs, monkeypatch, tmp_path):
-    """Also where it was not trained: then its curves are fetched."""
-    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
-    run = write_run(tmp_path / 'run')
-    for path in run.rglob('*'):
-        if path.is_file():
-            blobs['private/runs'][f'a/{path.relative_to(run)}'] = path.read_bytes()
-    here, there = (facts.of_run(name) for name in (str(run), 'az://private/runs/a'))
-    assert there.curves == here.curves and len(here.curves) == 3
-    assert there.evaluation == here.evaluation and there.policy is not None
+def test_a_run_of_adapters_says_what_learned():
+    hparams = policy_options.HParams()
+    hparams.override_from_dict(EXPERIMENTS['train_policy/test'])
+    said = 'Heads and adapters of rank 8 (LoRA) learned; the rest was frozen.'
+    assert said not in [*sentences.policy_training(run_facts(hparams, 'test'))]
+    hparams.override_from_dict({'task.policy.lora': 'on'})
+    assert said in [*sentences.policy_training(run_facts(hparams, 'test'))]

@@ -1,5 +1,4 @@
-"""Commands to type next work in the shell in which they are printed; a Python without the packages
-ends in one line."""
+"""Printed commands work in their shell; a Python without the packages ends in one line."""
 
 import os
 import subprocess
@@ -18,7 +17,6 @@ SAMPLE = './sample.py sample'
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """A function that makes .venv in the current folder, with this process as its Python."""
     folder = tmp_path / '.venv' / 'bin'
     folder.mkdir(parents=True)
     for name in ('python3', 'pipenv'):
@@ -95,14 +93,14 @@ def test_a_python_without_torch_ends_in_one_line(environment, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['./launch.py', 'evaluate', 'a run'])
     told = f"{sys.executable} has no module 'torch': "
     installs = f'{told}`sh tools/setup.sh` installs what this program needs into .venv'
-    assert error_of(invoke('evaluate /tmp')) == installs
+    assert error_of(invoke('train_reward mock_sentiment a')) == installs
     (environment / 'python').touch(0o755)
-    assert error_of(invoke('evaluate /tmp')) == installs  # this is that Python
+    assert error_of(invoke('train_reward mock_sentiment a')) == installs  # this is that Python
     monkeypatch.setattr(sys, 'prefix', '/usr')
     (environment / 'python').unlink()
-    assert error_of(invoke('evaluate /tmp')) == installs
+    assert error_of(invoke('train_reward mock_sentiment a')) == installs
     (environment / 'python').touch(0o755)
-    assert error_of(invoke('evaluate /tmp')) == (
+    assert error_of(invoke('train_reward mock_sentiment a')) == (
         f"{told}type `.venv/bin/python ./launch.py evaluate 'a run'`, or `. .venv/bin/activate`"
         ' once in this shell'
     )

@@ -10,11 +10,10 @@ from label_folders import make_folder
 from lm_human_preferences import label_types
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.simulated_labeller import simulate, simulated_answer
+from lm_human_preferences.labels.simulated import simulate, simulated_answer
 
 
 def sums(questions):
-    """A judge who likes large tokens."""
     return [
         [float(sum(value)) for field, value in tokens.items() if field != 'query']
         for tokens in questions
@@ -39,7 +38,6 @@ def test_it_chooses_the_sample_of_the_highest_reward(tmp_path):
 
 
 def frequencies(error, position_bias, count=20_000):
-    """The share of times that each sample of four, of which the third is best, was chosen."""
     rng = random.Random(0)
     order = (1, 3, 0, 2)
     best_of_4 = label_types.get('best_of_4')
@@ -78,17 +76,13 @@ def test_it_leaves_and_goes_on_as_if_it_had_stayed(tmp_path):
     for folder, parts in (('whole', [None]), ('parts', [5, 0, 7, None])):
         make_folder(tmp_path / folder, 20)
         for answers in parts:
-            given = answers_of_one_sitting(tmp_path / folder, answers)
+            with Labeller(LabelFolder(str(tmp_path / folder)), 'sim') as labeller:
+                given = simulate(labeller, sums, error=0.5, position_bias=0.3, answers=answers)
             assert answers is None or given == answers
         log = LabelFolder(str(tmp_path / folder)).logs['sim']
         values.append({question: kept[-1].value for question, kept in log.by_question.items()})
         assert len(values[-1]) == 20
     assert values[0] == values[1]
-
-
-def answers_of_one_sitting(path, answers):
-    with Labeller(LabelFolder(str(path)), 'sim') as labeller:
-        return simulate(labeller, sums, error=0.5, position_bias=0.3, answers=answers)
 
 
 def test_seeds_and_names_err_differently(tmp_path):
@@ -114,7 +108,6 @@ def test_scores_and_differences(tmp_path, label_type, samples):
 
 
 def test_answers_to_many_have_the_type_that_labels_have(monkeypatch):
-    """Also where a judge rates by whole numbers."""
     label_type = label_types.get('scalar_rating')
     monkeypatch.setattr(label_type, 'by_rewards', lambda rewards: 3)
     answers = label_type.simulate(torch.zeros(5, 1))[label_type.field]

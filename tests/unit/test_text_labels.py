@@ -12,6 +12,7 @@ import pytest
 from golden_data import bpe_directory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_tokenisers import END, write_byte_level
 
 from lm_human_preferences import label_types
 from lm_human_preferences.commands.texts import score
@@ -20,9 +21,9 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.texts import records, tokenise
-from lm_human_preferences.labels.texts.export_labels import TextExport
 from lm_human_preferences.labels.texts.records import TextLabel
-from lm_human_preferences.language import encodings
+from lm_human_preferences.labels.texts.token_ids import exported, preferences
+from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.runs.run_files import LABELLER
 
 PAIRS = label_types.get('best_of_2')
@@ -76,10 +77,7 @@ def pair(query, chosen='Because.', rejected='No.'):
             {'chosen': 'the film was great', 'rejected': 'the film was grim'},
             pair('the film was', ' great', ' grim'),
         ),
-        (
-            {'chosen': 'Q: Why?\nA1', 'rejected': 'Q: Why?\nA2 3'},
-            pair('Q: Why?\n', 'A1', 'A2 3'),
-        ),
+        ({'chosen': 'Q: Why?\nA1', 'rejected': 'Q: Why?\nA2 3'}, pair('Q: Why?\n', 'A1', 'A2 3')),
         (
             {'chosen': 'the film was good', 'rejected': 'the film was good indeed'},
             pair('the film was', ' good', ' good indeed'),
@@ -91,8 +89,115 @@ def test_formats_of_preferences(record, expected):
     assert records.parse(record, 'here', PAIRS) == [expected]
 
 
+SYSTEM = {'role': 'system', 'content': 'Be short.'}
+ASKED = 'system: Be short.\n\nuser: Why?'
+PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
+
+
+@pytest.mark.parametrize(
+    'record, expected',
+    [
+        # a message of the system in a column of its own
+        ({'system': 'Be short.', 'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}, ASKED),
+        (
+            {'system_prompt': 'Be short.', 'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]},
+            ASKED,
+        ),
+        ({'system': 'Be short.', 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, ASKED),
+        (
+            {'system': 'Be short.', 'prompt': [SYSTEM, USER], 'chosen': [GOOD], 'rejected': [BAD]},
+            ASKED,
+        ),
+        ({'system': None, 'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}, 'Why?'),
+        # the prompt, or its last turns, once more
+        ({'prompt': [SYSTEM, USER], 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, ASKED),
+        (
+            {
+                'prompt': [SYSTEM, USER],
+                'chosen': [SYSTEM, USER, GOOD],
+                'rejected': [SYSTEM, USER, BAD],
+            },
+            ASKED,
+        ),
+        (
+            {'prompt': 'Why?', 'chosen': [SYSTEM, USER, GOOD], 'rejected': [SYSTEM, USER, BAD]},
+            ASKED,
+        ),
+        ({'prompt': 'Why?', 'chosen': 'Why?Because.', 'rejected': 'Why?No.'}, 'Why?'),
+        ({'prompt': None, 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, 'Why?'),
+        # contents in parts, and a message that is no list
+        ({'prompt': USER, 'chosen': {**GOOD, 'content': PARTS}, 'rejected': BAD}, 'Why?'),
+    ],
+)
+def test_what_belongs_to_the_query_is_there_once(record, expected):
+    assert records.parse(record, 'here', PAIRS) == [pair(expected)]
+
+
+def test_a_prompt_that_responses_begin_with_by_chance_is_no_repetition():
+    record = {'prompt': 'a', 'chosen': 'able', 'rejected': 'about'}
+    assert records.parse(record, 'here', PAIRS) == [pair('a', 'able', 'about')]
+
+
+def bytes_of(tmp_path):
+    return tokenisers.read(write_byte_level(tmp_path))
+
+
+CALL = {'role': 'assistant', 'content': None, 'tool_calls': [{'function': {'name': 'f'}}]}
+
+
+@pytest.mark.parametrize(
+    'message',
+    [
+        CALL,
+        {**CALL, 'content': 'Because.'},
+        {**GOOD, 'function_call': {'name': 'f'}},
+        {**GOOD, 'content': [*PARTS, {'type': 'image_url', 'image_url': {'url': 'x'}}]},
+        {**GOOD, 'content': [{'type': 'image'}]},
+    ],
+)
+@pytest.mark.parametrize('field', ['prompt', 'chosen', 'rejected'])
+def test_what_is_no_text_is_left_out_whole(message, field, tmp_path):
+    record = {'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD], field: [message]}
+    found = [('here', record), ('here', {**record, field: [{'role': 'user', 'content': 'x'}]})]
+    labels, notes = tokenise.tokenise(found, hparams(query=40, response=40), bytes_of(tmp_path))
+    assert len(labels) == 1
+    assert 'Left out: 1 records with calls of tools, or parts that are no text' in notes
+
+
+def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
+    plain = {'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}
+    found = [
+        {**plain, 'margin': 1.5, 'images': [], 'tools': [{'name': 'f'}]},
+        {**plain, 'margin': 0, 'weight': None},
+        {**plain, 'chosen': [{**GOOD, 'weight': 1}], 'rejected': [BAD]},
+        {'query': 'Why?', 'sample0': 'a', 'sample1': 'b', 'best': 0, 'score_chosen': 2},
+        task_of_label_studio(data={'prompt': 'Why?', 'answer1': 'a', 'answer2': 'b', 'id': 3}),
+    ]
+    _, notes = tokenise.tokenise(
+        [('here', each) for each in found], hparams(query=40, response=40), bytes_of(tmp_path)
+    )
+    assert notes[-1] == (
+        'Not read, with the number of records that have it: data.id (1), margin (2),'
+        ' score_chosen (1), tools (1), weight of messages (1)'
+    )
+
+
+def test_texts_that_are_rendered_by_a_template_are_counted(tmp_path):
+    rendered = {'prompt': f'user: Why?{END}', 'chosen': 'Because.', 'rejected': 'No.'}
+    found = [('here', rendered), ('here', {**rendered, 'prompt': 'Why?'})]
+    labels, notes = tokenise.tokenise(found, hparams(query=40, response=40), bytes_of(tmp_path))
+    assert len(labels) == 2 and notes[-1].startswith(
+        'Special tokens of the model are spelled in 1 records'
+    )
+    settings = hparams(query=40, response=40)
+    settings.task.special_tokens = True
+    ((_, question), _), notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
+    end = bytes_of(tmp_path).eot_token
+    assert end in question['query'] and end not in labels[0][1]['query']
+    assert 'Special' not in str(notes)
+
+
 def task_of_label_studio(selected='right', data=None, to_name='answer1,answer2', **annotation):
-    """A task as the JSON export of Label Studio 1.x has it."""
     result = {
         'value': {'selected': selected},
         'id': 'aG1',
@@ -219,9 +324,6 @@ def test_pairs_need_the_type_of_pairs():
         )
 
 
-# ---------------------------------------------------------------- lengths
-
-
 def hparams(source='x', too_long='refuse', label_type='best_of_2', query=3, response=2):
     result = HParams()
     result.override_from_dict(
@@ -282,23 +384,24 @@ def test_texts_that_are_too_long_are_refused_unless_told(tmp_path):
 
 def test_pairs_that_prefer_nothing_are_left_out_and_counted():
     """Also those that are equal only because they were cut."""
-    pairs = [('', 'x'), (' ', 'x'), ('x', 'x'), ('abc', 'abd'), ('x', ''), ('a', 'b')]
+    pairs = [('', 'x'), (' ', 'x'), ('x', 'x'), ('abc', 'abd'), ('x', ' '), ('a', 'b')]
     found = [
         ('here', {'prompt': 'a', 'chosen': chosen, 'rejected': rejected})
         for chosen, rejected in pairs
     ]
+    found.append(('here', {'prompt': ' ', 'chosen': 'a', 'rejected': 'b'}))
     same = {'prompt': 'a', 'answer1': 'x', 'answer2': 'x'}
     found.append(('here', task_of_label_studio(data=same)))
     labels, notes = tokenise.tokenise(found, hparams(too_long='cut'), encodings.Test)
-    assert [label.samples for label, _ in labels] == [('x', ''), ('a', 'b')]
+    assert [label.samples for label, _ in labels] == [('a', 'b')]
     assert notes[-2:] == [
-        'Left out: 2 records whose chosen response is empty',
+        'Left out: 4 records with an empty query or response',
         'Left out: 3 records whose two responses are the same tokens',
     ]
 
 
 def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():
-    found = [('here', {'prompt': '', 'chosen': 'good', 'rejected': 'bad'})]
+    found = [('here', {'query': '', 'sample0': 'good', 'sample1': 'bad', 'best': 0})]
     for encoding in (encodings.Test, encodings.Reviews):
         with pytest.raises(UserError, match='here has an empty query'):
             tokenise.tokenise(found, hparams(response=4), encoding)
@@ -317,22 +420,6 @@ def test_what_cannot_be_encoded_is_named(text):
     found = [('here', {'prompt': text, 'chosen': 'good', 'rejected': 'bad'})]
     with pytest.raises(UserError, match='^here'):
         tokenise.tokenise(found, hparams(), encoding)
-
-
-# ---------------------------------------------------------------- files
-
-
-def test_a_json_array_and_lines_are_the_same(tmp_path):
-    """Also with brackets and quotes in the texts, which mean nothing there."""
-    some = [SHORT, {**SHORT, 'chosen': '[', 'rejected': '"]'}]
-    (tmp_path / 'a.json').write_text(json.dumps(some))
-    (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, some)))
-    (array, _), (lines, _) = (
-        label_files.load_labels(hparams(tmp_path / name), encodings.Test)
-        for name in ('a.json', 'a.jsonl')
-    )
-    assert array.keys() == lines.keys()
-    assert all(values.tolist() == lines[field].tolist() for field, values in array.items())
 
 
 def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
@@ -358,15 +445,15 @@ def test_standard_input_is_lines_or_an_array(monkeypatch):
             records.read('-')
 
 
-@pytest.mark.parametrize('name, kind', [('a.csv', 'CSV'), ('a.PARQUET', 'Parquet')])
+@pytest.mark.parametrize('name, kind', [('a.csv', '.csv'), ('a.PARQUET', '.parquet')])
 def test_files_of_other_formats_are_named_with_what_is_read(tmp_path, name, kind):
     (tmp_path / name).write_bytes(b'PAR1\xff')
-    message = f'--labels.source {tmp_path}/{name} is {kind}, which is not read: give a .json'
+    message = f'--labels.source {tmp_path}/{name} is a {kind} file, which is not read: give a .json'
     with pytest.raises(UserError, match=f'^{re.escape(message)}.*prompt, chosen and rejected'):
         label_files.load_labels(hparams(tmp_path / name), encodings.Test)
-    with pytest.raises(UserError, match=f'is {kind}') as caught:
+    with pytest.raises(UserError, match=f'is a {kind}') as caught:
         records.read(str(tmp_path / name))
-    assert ('pandas.read_parquet(FILE).to_json(' in str(caught.value)) == (kind == 'Parquet')
+    assert ('pandas.read_parquet(FILE).to_json(' in str(caught.value)) == (kind == '.parquet')
 
 
 PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
@@ -405,9 +492,6 @@ def test_damaged_files_of_texts_are_one_line(tmp_path, content):
         assert '\n' not in str(error.value) and name in str(error.value)
 
 
-# ---------------------------------------------------------------- there and back
-
-
 def test_texts_come_back_as_the_same_tokens_and_texts():
     """Of reviews: every sequence of words is one text, and the other way round."""
     rng = random.Random(0)
@@ -420,16 +504,14 @@ def test_texts_come_back_as_the_same_tokens_and_texts():
         labels.append(
             {'query': padded(5, words(rng.randrange(1, 6))), **samples, 'best': rng.randrange(4)}
         )
-    export = TextExport(label_types.get('best_of_4'), encoder)
-    texts = list(export.labels(labels))
+    best_of_4 = label_types.get('best_of_4')
+    texts, inexact = exported(labels, best_of_4, encoder)
     found = [('here', json.loads(json.dumps(label))) for label in texts]
-    back, _ = tokenise.labels_of(
-        found, hparams(label_type='best_of_4', query=5, response=3), encoding
-    )
-    assert export.inexact == 0
-    for label, again in zip(labels, back, strict=True):
-        assert again == label
-    assert list(TextExport(label_types.get('best_of_4'), encoder).labels(back)) == texts
+    settings = hparams(label_type='best_of_4', query=5, response=3)
+    read, _ = tokenise.tokenise(found, settings, encoding)
+    back = [{**question, 'best': label.answer} for label, question in read]
+    assert inexact == 0 and back == labels
+    assert exported(back, best_of_4, encoder) == (texts, 0)
 
 
 @pytest.mark.skipif(bpe_directory() is None, reason="GPT-2's encoding is not at hand")
@@ -440,37 +522,33 @@ def test_bytes_come_back_and_other_splits_are_counted():
     record = {'query': texts[0], **{f'sample{i}': texts[i] for i in range(4)}, 'best': 3}
     settings = hparams(label_type='best_of_4', query=20, response=20)
     ((label, tokens),), _ = tokenise.tokenise([('here', record)], settings, encoding)
-    export = TextExport(label_types.get('best_of_4'), encoder)
-    assert list(export.labels([{**tokens, 'best': label.answer}])) == [record]
-    assert export.inexact == 0
+    best_of_4 = label_types.get('best_of_4')
+    assert exported([{**tokens, 'best': label.answer}], best_of_4, encoder) == ([record], 0)
     # 'Hello' in two tokens where the encoding has one, and half a character
     odd = {'query': encoder.encode('Hel') + encoder.encode('lo'), 'sample0': [47249], 'best': 0}
-    list(export.labels([{**tokens, **odd}]))
-    assert export.inexact == 1 + (encoder.encode(encoder.decode([47249])) != [47249])
+    _, inexact = exported([{**tokens, **odd}], best_of_4, encoder)
+    assert inexact == 1 + (encoder.encode(encoder.decode([47249])) != [47249])
     assert encoder.encode('Hello') != odd['query']
     # an empty query is GPT-2's end of a text, and comes back empty
     empty = tokenise.tokenise([('here', {**record, 'query': ''})], settings, encoding)[0][0][1]
     assert empty['query'][0] == encoder.eot_token
-    assert next(export.labels([{**empty, 'best': 0}]))['query'] == ''
+    ((again,), _) = exported([{**empty, 'best': 0}], best_of_4, encoder)
+    assert again['query'] == ''
 
 
 def test_preferences_are_the_best_with_each_of_the_others():
-    encoder = encodings.Test.get_encoder()
-    label = {'query': [0], 'sample0': [1], 'sample1': [2], 'sample2': [3], 'best': 1}
-    assert list(TextExport(label_types.get('best_of_3'), encoder).preferences([label])) == [
+    label = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'sample2': 'd', 'best': 1}
+    assert list(preferences([label], label_types.get('best_of_3'))) == [
         {'prompt': 'a', 'chosen': 'c', 'rejected': 'b'},
         {'prompt': 'a', 'chosen': 'c', 'rejected': 'd'},
     ]
     compared = [{**label, 'difference': difference} for difference in (-2.0, 0, 0.5)]
     assert [
-        found['chosen']
-        for found in TextExport(label_types.get('scalar_compare'), encoder).preferences(compared)
+        found['chosen'] for found in preferences(compared, label_types.get('scalar_compare'))
     ] == ['b', 'c']
     with pytest.raises(UserError, match='ratings of one response prefer none'):
-        list(TextExport(label_types.get('scalar_rating'), encoder).preferences([]))
+        list(preferences([], label_types.get('scalar_rating')))
 
-
-# ---------------------------------------------------------------- hostile records
 
 VALUES = st.one_of(
     st.sampled_from([None, True, 0, 2, -1, 0.5, float('nan'), '', 'a', 'left', [], {}, [[]], [{}]]),
@@ -479,7 +557,6 @@ VALUES = st.one_of(
 
 
 def places(value):
-    """Yield (container, key) of everything in a JSON value."""
     keys = value if isinstance(value, dict) else range(len(value))
     for key in list(keys):
         yield value, key
@@ -489,7 +566,6 @@ def places(value):
 
 @st.composite
 def damaged(draw):
-    """A record of any format in which a value or two are something else, or missing."""
     record = copy.deepcopy(
         draw(
             st.sampled_from(

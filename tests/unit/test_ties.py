@@ -4,14 +4,12 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
-from command_line import error_of, invoke
+from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import HEADER, make_folder
-from label_page import answers_of, served, write_texts
+from label_page import answers_of, press, say, served, write_texts
 from torch.nn import functional as F
 
-import launch
 from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
@@ -21,21 +19,10 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import predict
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.report.label_report import report
-from lm_human_preferences.labels.simulated_labeller import simulate
+from lm_human_preferences.labels.simulated import simulate
 from lm_human_preferences.language import encodings
 
 WITH_TIES = {'ties': True}
-
-
-def say(path, name, *values):
-    """Have a labeller give these answers to the questions of a folder, in their order."""
-    folder = LabelFolder(str(path))
-    with Labeller(folder, name) as labeller:
-        for question, value in zip(folder.questions.values(), values, strict=False):
-            labeller.answer(question, value, 2.0)
-
-
-# ---------------------------------------------------------------- what is learned from them
 
 
 @pytest.mark.parametrize('samples, chosen', [(2, 0), (4, 1)])
@@ -88,15 +75,6 @@ def test_ties_are_no_part_of_accuracy_and_agreement():
     assert label_type.agreement(torch.zeros(1, 2), only).item() == 0
 
 
-# ---------------------------------------------------------------- doors
-
-
-def press(path, keys):
-    result = CliRunner().invoke(launch.cli, ['label', str(path), '--labeller', 'anna'], input=keys)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def test_in_the_terminal_0_is_a_tie(tmp_path):
     make_folder(tmp_path / 'f', 2, task=WITH_TIES)
     printed = press(tmp_path / 'f', '02')
@@ -141,12 +119,12 @@ def test_files_of_answers_have_ties_where_the_folder_allows_them(tmp_path):
 
 def test_ask_records_whether_there_are_ties(tmp_path):
     path = tmp_path / 'f'
-    assert invoke(f'ask test {path} --count 2').exit_code == 0
+    succeed(f'ask test {path} --count 2')
     assert 'ties' not in json.loads((path / 'task.json').read_text())
     assert 'a folder without ties' in error_of(invoke(f'ask test {path} --count 1 --ties on'))
     error = error_of(invoke(f'ask test {path}2 --ties on --labels.type scalar_rating'))
     assert error.startswith('--ties on: labels of the type scalar_rating have no ties')
-    assert invoke(f'ask test {path}2 --count 2 --ties on').exit_code == 0
+    succeed(f'ask test {path}2 --count 2 --ties on')
     assert invoke(f'ask test {path}2 --count 2').exit_code == 0  # which goes on as it was begun
     assert LabelFolder(f'{path}2').label_type.ties and len(LabelFolder(f'{path}2').questions) == 4
     error = error_of(
@@ -157,9 +135,6 @@ def test_ask_records_whether_there_are_ties(tmp_path):
         )
     )
     assert 'rewards.online.ties: labels of the type scalar_rating have no ties' in error
-
-
-# ---------------------------------------------------------------- reports
 
 
 def test_two_ties_agree_and_a_tie_with_a_choice_does_not(tmp_path):
@@ -188,9 +163,6 @@ def test_ties_count_for_neither_policy(tmp_path):
     assert '1 more answers prefer neither' in invoke(f'labels {tmp_path}/f').stdout
 
 
-# ---------------------------------------------------------------- files
-
-
 def test_a_training_learns_from_ties_and_exports_keep_them_where_they_have_a_place(tmp_path):
     path = tmp_path / 'f'
     make_folder(path, 3, task=WITH_TIES)
@@ -205,13 +177,14 @@ def test_a_training_learns_from_ties_and_exports_keep_them_where_they_have_a_pla
 
     assert learned(path) == [2, TIED, 1]
     note = '1 answers without a preference are left out'
-    for form, name, is_kept in (
-        ('tokens', 'a.json', False),
-        ('preferences', 'b.jsonl', False),
-        ('text', 'c.jsonl', True),
+    for form, name, place in (
+        ('tokens', 'a.json', ': a label file has no place for them'),
+        ('preferences', 'b.jsonl', ': a preference has no place for them'),
+        ('text', 'c.jsonl', None),
     ):
         result = invoke(f'labels {path} --export {tmp_path}/{name} --export_as {form}')
-        assert result.exit_code == 0 and (note in result.stdout) == (not is_kept), result.output
+        assert result.exit_code == 0 and (note in result.stdout) == bool(place), result.output
+        assert not place or f'{note}{place}' in result.stdout
     assert learned(tmp_path / 'a.json') == [2, 1]
     assert len((tmp_path / 'b.jsonl').read_text().splitlines()) == 6
     assert learned(tmp_path / 'c.jsonl') == [2, TIED, 1]
@@ -224,15 +197,11 @@ def test_ties_are_imported_where_they_are_allowed(tmp_path):
     file.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
     words = f'import_labels test {file} {tmp_path}/f --labels.type best_of_2'
     assert "field 'best' must be" in error_of(invoke(words))
-    result = invoke(f'{words} --ties on')
-    assert result.exit_code == 0, result.output
+    succeed(f'{words} --ties on')
     assert [answer.value for answer in LabelFolder(f'{tmp_path}/f').counted()] == [0, TIE]
     result = invoke(f'import_labels test {file} {tmp_path}/x.json --labels.type best_of_2')
     assert result.exit_code == 0 and '1 answers without a preference are left out' in result.stdout
     assert [label['best'] for label in json.loads((tmp_path / 'x.json').read_text())] == [0]
-
-
-# ---------------------------------------------------------------- somebody simulated
 
 
 def test_somebody_who_cannot_tell_small_differences_apart(tmp_path):

@@ -23,7 +23,6 @@ def own(tmp_path):
 
 @pytest.fixture(autouse=True)
 def main_has_letters(monkeypatch):
-    """In place of GPT-2's encoding, which is not on every machine."""
     letters = encodings.Encoding('main', n_vocab=27, eot_token=26)
     monkeypatch.setattr(encodings, 'Main', letters)
 
@@ -65,7 +64,6 @@ def rows(labels):
 
 
 def test_ids_of_gpt2_are_read_as_texts(tmp_path, own):
-    """Which have another length then."""
     labels, notes = load(tmp_path, [label_of(letters, 'a', 'b', 'a', best=1)], own)
     assert rows(labels) == {
         'query': [words('a', 3)],
@@ -86,7 +84,7 @@ def test_a_query_that_only_ends_a_text_is_empty():
         padding_token=9, eot_token=8, decode=lambda tokens: f'text of {tokens}'
     )
     label = {'query': [8, 9], 'sample': [8, 9]}
-    texts = [token_ids._text(label, field, encoder, 9, 'label 0') for field in label]
+    texts = [token_ids.text_of(label[field], field, encoder) for field in label]
     assert texts == ['', 'text of [8]']
 
 

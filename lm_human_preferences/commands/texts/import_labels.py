@@ -1,8 +1,5 @@
-"""Bringing labels that other tools keep as texts into a folder of labels or a label file."""
+"""Import of labels that other tools keep as texts into a folder of labels or a label file."""
 
-from __future__ import annotations
-
-import json
 from typing import Any
 
 import click
@@ -16,7 +13,6 @@ from lm_human_preferences.labels.folder import QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.task_file import TIES
 from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
-from lm_human_preferences.labels.texts.export_labels import NO_TIES
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.storage import outputs
 
@@ -24,13 +20,7 @@ from lm_human_preferences.storage import outputs
 def import_labels(
     reward_hparams: HParams, file: str, output: str, labeller: str, ties: bool = False
 ) -> None:
-    """Bring the labels in `file` into `output`; the whole of `./launch.py import_labels`.
-
-    reward_hparams: the experiment's, of which the task and the labels' type and --labels.too_long
-    are used. output: a label file if its name ends in .json, else a folder of labels. labeller:
-    under whose name a folder keeps answers that do not say whose they are. ties: whether a new
-    folder may have them; a label file has none.
-    """
+    """Import labels of `file` into a folder, or into a label file if `output` ends in .json."""
     if output.endswith('.jsonl'):
         raise UserError(f'OUTPUT {output}: the name of a label file ends in .json')
     is_file = output.endswith('.json')
@@ -59,14 +49,17 @@ def import_labels(
 
 
 def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding: str) -> None:
-    choices = [(label, tokens) for label, tokens in labels if label.answer != TIE]
-    objects = ({**tokens, answer: label.answer} for label, tokens in choices)
-    lines = ',\n'.join(json.dumps(token_ids.marked(label, encoding)) for label in objects)
+    written = [
+        token_ids.marked({**tokens, answer: label.answer}, encoding)
+        for label, tokens in labels
+        if label.answer != TIE
+    ]
     with about_option('OUTPUT'):
-        outputs.write_file(path, f'[{lines}]\n'.encode())
-    click.echo(f'{path}: {len(choices)} labels')
-    if len(choices) < len(labels):
-        click.echo(NO_TIES.format(count=len(labels) - len(choices), form='a label file'))
+        outputs.write_file(path, token_ids.as_file(written, path).encode())
+    click.echo(f'{path}: {len(written)} labels')
+    ties = len(labels) - len(written)
+    if ties:
+        click.echo(token_ids.NO_TIES.format(count=ties, form='a label file'))
 
 
 def _write_folder(

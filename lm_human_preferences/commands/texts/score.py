@@ -1,11 +1,11 @@
 """Scores of texts by a run's reward model, normalised as its training left it."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 import torch
@@ -15,22 +15,18 @@ from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
-from lm_human_preferences.hparams.model_sizes import Sizes
-from lm_human_preferences.labels.texts import records, token_ids
+from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
-from lm_human_preferences.reward_models.ensemble import EnsembleReward, spread
-from lm_human_preferences.rewards import LearnedReward
+from lm_human_preferences.language.tokenisers import text_encoder
+from lm_human_preferences.rewards import EnsembleReward, LearnedReward
 from lm_human_preferences.synthetic.known_reward import KnownReward
+from lm_human_preferences.utils.terminal import printable
 
+# Prints {name: score} of a record with its query and its responses {name: text}.
+Printer = Callable[[Mapping[str, float | None], str, Mapping[str, str]], None]
+Question = tuple[list[int], list[list[int]]]  # tokens of a query and of each response
 KNOWN_REWARD = 'mock'  # as in --rewards.trained_model
-
-
-class Scored(NamedTuple):
-    """A record of the file. tokens: of the query and of each response; None where it is skipped."""
-
-    names: Sequence[str]  # of the responses in the output
-    tokens: tuple[list[int], list[list[int]]] | None
 
 
 def score(
@@ -41,72 +37,97 @@ def score(
     query_length: int | None = None,
     response_length: int | None = None,
 ) -> None:
-    """Print the scores of the texts in `file`: the whole of `./launch.py score`.
-
-    A JSON object is printed for each record; by an ensemble, each score NAME has the spread of its
-    members as NAME_std. run: a run with a reward model, the reward model's directory, local or
-    remote, a reward that reads texts (external_rewards.by_name), or the known one of reviews. The
-    other arguments: see hparams.labelling_options.ScoreHParams.
-    """
+    """Print the scores of texts by a run's reward: a table on a terminal, else JSON lines."""
     found = records.read(file)
     with option_renamed('RUN'), warnings_only():
         scorer = text_scorer(run, chat=True)
     if scorer is not None:
-        _refuse_lengths(query_length, response_length)
+        for name, value in (('query_length', query_length), ('response_length', response_length)):
+            if value is not None:
+                raise UserError(
+                    f'--{name} {value}: this reward reads texts as they are; leave it out'
+                )
         _score_texts(scorer, found, batch_size)
         return
-    saved = None if run == KNOWN_REWARD else saved_model(run)
+    is_known = run == KNOWN_REWARD
+    saved = None if is_known else saved_model(run)
     lengths = _lengths(run, query_length, response_length)
-    if saved is not None:
-        _check_lengths(lengths, saved.hparams())
+    if saved is not None and sum(lengths) > saved.hparams().n_ctx:
+        raise UserError(
+            f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
+            f' {saved.hparams().limit} tokens that the reward model takes'
+        )
     encoding = encodings.Reviews if saved is None else saved.encoding
-    tokeniser = Tokeniser(encoding.get_encoder(), *lengths, too_long, option='--too_long')
-    scored = [_tokens(record, where, tokeniser, encoding.n_vocab) for where, record in found]
+    # As the reward model has learned to read texts
+    hparams = None if is_known else record_of(run)
+    has_special = hparams is not None and hparams.task.special_tokens
+    encoder = text_encoder(encoding.get_encoder(), has_special)
+    tokeniser = Tokeniser(encoder, *lengths, too_long, option='--too_long')
+    questions = [_tokens(record, where, tokeniser, encoding.n_vocab) for where, record in found]
     model: LearnedReward | KnownReward
     with warnings_only():
         # Last, as it may be a large download.
         model = KnownReward(encoding) if saved is None else load(saved)
-    scores = _scores(model, [each.tokens for each in scored if each.tokens], batch_size)
-    for names, tokens in scored:
+    has_spread = isinstance(model, EnsembleReward)
+    scores = _scores(model, [tokens for tokens in questions if tokens], batch_size)
+    show = _printer(has_spread=has_spread)
+    for tokens, (where, record) in zip(questions, found, strict=True):
+        query, responses = texts_of(record, where)
         columns = {}
-        for name in names:
+        for name in responses:
             score, score_std = (None, None) if tokens is None else next(scores)
             columns[name] = score
-            if isinstance(model, EnsembleReward):
+            if has_spread:
                 columns[f'{name}_std'] = score_std
-        click.echo(json.dumps(columns))
+        tokeniser.count_special([query, *responses.values()])
+        show(columns, query, responses)
     for note in tokeniser.notes():
         click.echo(f'note: {note}', err=True)
 
 
-def _refuse_lengths(query_length: int | None, response_length: int | None) -> None:
-    for name, value in (('query_length', query_length), ('response_length', response_length)):
-        if value is not None:
-            raise UserError(f'--{name} {value}: this reward reads texts as they are; leave it out')
-
-
 def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]], batch_size: int) -> None:
-    """Print the scores of records by a reward that reads texts, whatever their lengths."""
     named = [texts_of(record, where) for where, record in found]
     texts = [joined(query, text) for query, responses in named for text in responses.values()]
     scores: list[float] = []
     for start in range(0, len(texts), batch_size):
         scores += scorer.score(texts[start : start + batch_size]).tolist()
     left = iter(scores)
-    for _, responses in named:
-        click.echo(json.dumps({name: next(left) for name in responses}))
+    show = _printer(has_spread=False)
+    for query, responses in named:
+        show({name: next(left) for name in responses}, query, responses)
 
 
-def _check_lengths(lengths: tuple[int, int], sizes: Sizes) -> None:
-    if sum(lengths) > sizes.n_ctx:
-        raise UserError(
-            f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
-            f' {sizes.limit} tokens that the reward model takes'
-        )
+def _printer(*, has_spread: bool) -> Printer:
+    if not sys.stdout.isatty():
+        return lambda scores, query, responses: click.echo(json.dumps(scores))
+    heads = ['score', 'spread'] if has_spread else ['score']
+    columns = shutil.get_terminal_size((100, 24)).columns
+    left = max(40, columns - 10 * len(heads) - 15)  # for both texts
+    widths = left // 3, left - left // 3
+
+    def _row(numbers: Sequence[str], name: str, query: str, text: str) -> None:
+        cells = [f'{number:>9}' for number in numbers]
+        fitted = [_fitted(*each) for each in zip((query, text), widths, strict=True)]
+        click.echo(' '.join([*cells, f' {name:10}', f'{fitted[0]:{widths[0]}} ', fitted[1]]))
+
+    def _show(scores: Mapping[str, float | None], query: str, responses: Mapping[str, str]) -> None:
+        for name, text in responses.items():
+            numbers = (scores[name], scores.get(f'{name}_std'))[: len(heads)]
+            cells = ['-' if number is None else f'{number:.3f}' for number in numbers]
+            _row(cells, 'response' if name == 'score' else name, query, text)
+
+    _row(heads, '', 'query', 'text')
+    return _show
+
+
+def _fitted(text: str, width: int) -> str:
+    """Return a text in one line of at most `width` characters, safe to print."""
+    shown = printable(' '.join(text.split()))
+    return shown if len(shown) <= width else f'{shown[: width - 1]}…'
 
 
 def _lengths(run: str, query_length: int | None, response_length: int | None) -> tuple[int, int]:
-    """The most tokens of a query and of a response: those given, else those of the run's task."""
+    """Return the most tokens of a query and of a response: as given, else of the run's task."""
     if query_length is None or response_length is None:
         hparams = record_of(run)
         if hparams is None:
@@ -119,35 +140,37 @@ def _lengths(run: str, query_length: int | None, response_length: int | None) ->
     return query_length, response_length
 
 
-def _tokens(record: Any, where: str, tokeniser: Tokeniser, n_vocab: int) -> Scored:
-    """Those that the record of a sample has, else those of its texts. n_vocab: see of_text."""
+def _tokens(record: Any, where: str, tokeniser: Tokeniser, n_vocab: int) -> Question | None:
     query, responses = texts_of(record, where)
-    written = record.get('query_tokens'), record.get('response_tokens')
-    query_tokens = token_ids.of_text(written[0], query, tokeniser.encoder, n_vocab)
-    found = []
+    # A sample may hold tokens after its end, which no reward has seen.
+    response_tokens, after_end = record.get('response_tokens'), record.get('tokens_after_end')
+    if isinstance(response_tokens, list) and type(after_end) is int and after_end > 0:
+        response_tokens = response_tokens[:-after_end]
+    query_tokens = token_ids.of_text(record.get('query_tokens'), query, tokeniser.encoder, n_vocab)
     try:
         query_tokens = tokeniser.query(query, where, query_tokens)
+        found = []
         for text in responses.values():
-            response_tokens = token_ids.of_text(written[1], text, tokeniser.encoder, n_vocab)
-            found.append(tokeniser.response(text, where, response_tokens))
+            tokens = token_ids.of_text(response_tokens, text, tokeniser.encoder, n_vocab)
+            found.append(tokeniser.response(text, where, tokens))
     except Skipped:
-        return Scored(list(responses), None)
-    return Scored(list(responses), (query_tokens, found))
+        return None
+    return query_tokens, found
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
-    """The query of a record and its responses, by the names that their scores get."""
+    """Return the query of a record and its responses, by the names of their scores."""
     if isinstance(record, dict) and 'chosen' in record:
-        query, samples = records.preference(record, where)
+        query, samples = preferences.preference(record, where)
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
-    query = records.text_field(record, 'query' if 'query' in record else 'prompt', where)
+    query = preferences.text_field(record, 'query' if 'query' in record else 'prompt', where)
     for name in ('response', 'completion', 'sample'):
         if name in record:
-            return query, {'score': records.text_field(record, name, where)}
+            return query, {'score': preferences.text_field(record, name, where)}
     names = itertools.takewhile(record.__contains__, map('sample{}'.format, itertools.count()))
-    responses = {name: records.text_field(record, name, where) for name in names}
+    responses = {name: preferences.text_field(record, name, where) for name in names}
     if not responses:
         raise UserError(
             f'{where} has nothing to score: neither response, completion, sample or sample0, nor'
@@ -158,23 +181,22 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 
 def _scores(
     model: LearnedReward | KnownReward,
-    questions: Sequence[tuple[list[int], list[list[int]]]],
+    questions: Sequence[Question],
     batch_size: int,
 ) -> Iterator[tuple[float, float | None]]:
-    """Yield the score of each response to each query, in their order, with its spread over the
-    members of an ensemble."""
+    """Yield the score of each response to each query, with its spread over an ensemble."""
     pairs = [(query, response) for query, responses in questions for response in responses]
     for start in range(0, len(pairs), batch_size):
         queries, responses = zip(*pairs[start : start + batch_size], strict=True)
         padded = (_padded(queries, model.padding_token), _padded(responses, model.padding_token))
         if isinstance(model, EnsembleReward):
-            of_members = model.rewards_of_members(*padded)
-            yield from zip(of_members.mean(0).tolist(), spread(of_members).tolist(), strict=True)
+            means, spreads = model.score_and_spread(*padded)
+            yield from zip(means.tolist(), spreads.tolist(), strict=True)
         else:
             yield from ((score, None) for score in model.score(*padded).tolist())
 
 
 def _padded(sequences: Sequence[list[int]], padding_token: int) -> torch.Tensor:
-    """(sequences, length of the longest); padding does not change a score."""
+    """Pad to (sequences, length of the longest), which changes no score."""
     length = max(1, *map(len, sequences))
     return torch.tensor([ids + [padding_token] * (length - len(ids)) for ids in sequences])

@@ -1,4 +1,1 @@
-"""Which MPI and which Horovod this machine has, and which of them suit the ranks that there are.
-
-Knows files of libraries, not what ranks do with them.
-"""
+"""MPI and Horovod libraries of this machine, and their compatibility with the ranks."""

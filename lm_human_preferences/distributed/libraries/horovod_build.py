@@ -1,13 +1,9 @@
-"""How the Horovod of this environment was built, read from its library without loading it.
-
-Horovod loads the MPI that it was linked against. Beside another MPI that ends in a segmentation
-fault.
-"""
+"""Build of Horovod, read without loading it: beside another MPI it would crash."""
 
 import importlib.util
 from pathlib import Path
 
-from lm_human_preferences.distributed.libraries import mpi_library, shared_objects
+from lm_human_preferences.distributed.libraries import mpi_library
 from lm_human_preferences.errors import UserError
 
 # NCCL's function, which messages of a Horovod with NCCL name.
@@ -15,22 +11,20 @@ _NCCL = b'ncclAllReduce'
 
 
 def why_not(soname: str, has_gpu: bool) -> str | None:
-    """Why `auto` takes no Horovod beside the MPI library `soname`; None if it does.
-
-    Empty where there is no Horovod, which needs no reason. has_gpu: whether tensors are on GPUs.
-    """
+    """Return why `auto` takes no Horovod; '' where there is none, None if it does."""
     path = _find()
     if path is None:
         return ''
-    reason = _wrong_mpi(soname)
-    if reason is None and has_gpu and not shared_objects.contains(path, _NCCL):
+    reason = _wrong_mpi(path, soname)
+    if reason is None and has_gpu and _NCCL not in path.read_bytes():
         return 'Horovod was built without NCCL'
     return reason
 
 
 def check(soname: str) -> None:
-    """UserError if there is no Horovod that can be loaded beside the MPI library `soname`."""
-    reason = _wrong_mpi(soname) if _find() else 'Horovod is not installed'
+    """Raise UserError if no Horovod can be loaded beside the MPI library `soname`."""
+    path = _find()
+    reason = _wrong_mpi(path, soname) if path else 'Horovod is not installed'
     if reason is None:
         return
     family = mpi_library.family_of(soname)
@@ -44,17 +38,13 @@ def check(soname: str) -> None:
 
 
 def mpi_of_build() -> str | None:
-    """The MPI library that Horovod was built against; None if there is no Horovod, or one without.
-
-    ValueError if its library is damaged.
-    """
+    """Return the name of the MPI library that Horovod was built against, for `tools/horovod.sh`."""
     path = _find()
-    needed = shared_objects.needed_libraries(path) if path else []
-    return next((name for name in needed if name.startswith('libmpi')), None)
+    return mpi_library.linked_mpi(path) if path else None
 
 
 def _find() -> Path | None:
-    """Horovod's library for PyTorch; None if there is none."""
+    """Return the path of Horovod's library for PyTorch; None if there is none."""
     spec = importlib.util.find_spec('horovod')
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or []:
@@ -63,12 +53,9 @@ def _find() -> Path | None:
     return None
 
 
-def _wrong_mpi(soname: str) -> str | None:
-    """What is wrong with the MPI that Horovod was built against, if it is not `soname`."""
-    try:
-        built = mpi_of_build()
-    except ValueError as e:
-        return f'Horovod is damaged: {e}'
+def _wrong_mpi(path: Path, soname: str) -> str | None:
+    """Return the problem of a Horovod that was built against another MPI than `soname`."""
+    built = mpi_library.linked_mpi(path)
     if built is None:
         return 'Horovod was built without MPI'
     if built != soname:

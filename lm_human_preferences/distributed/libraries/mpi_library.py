@@ -1,4 +1,4 @@
-"""Which MPI library this process loads: one that understands whatever started the ranks.
+"""Choice of the MPI library: one that is compatible with the launcher of the ranks.
 
 There are two families. MPICH and its relatives speak PMI, as MPICH's mpiexec and `srun --mpi=pmi2`
 do; Open MPI speaks PMIx, as its own mpiexec and `srun --mpi=pmix` do. A rank with a library of the
@@ -6,7 +6,6 @@ wrong family takes itself for a world of one, or is ended by MPI in MPI's words.
 a binding for each family, and by itself takes the first library that it finds.
 """
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -14,13 +13,11 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 from lm_human_preferences.distributed import launch_methods, launcher
 from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Family
-from lm_human_preferences.distributed.libraries import shared_objects
 from lm_human_preferences.errors import UserError
 
 
@@ -30,49 +27,45 @@ class NoLibrary(UserError):
 
 # By which the user names a library; mpi4py reads them.
 CHOICES = ('MPI4PY_MPIABI', 'MPI4PY_LIBMPI')
-# What runs on each host as the parent of the ranks.
-_LAUNCHER_PROGRAMS = (
-    'hydra_pmi_proxy',
-    'mpiexec',
-    'mpirun',
-    'orted',
-    'orterun',
-    'prted',
-    'prterun',
-)
+# Parents of the ranks on each host.
+_LAUNCHER_PROGRAMS = 'hydra_pmi_proxy mpiexec mpirun orted orterun prted prterun'.split()
 
 
 @functools.cache
 def load_mpi() -> ModuleType:
-    """The module mpi4py.MPI, by the library that `load_library` finds; see there for errors."""
+    """Return the module mpi4py.MPI, by the library that `load_library` finds."""
     library = load_library()
-    with contextlib.nullcontext() if library is None else _chosen(library):
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as e:
-            reason = ' '.join(str(e).split())
-            raise NoLibrary(
-                f'mpi4py loads no MPI library ({reason}): name one by'
-                ' MPI4PY_LIBMPI=/path/to/libmpi.so, or let `sh tools/setup.sh` install one'
-            ) from e
+    if library is not None:
+        os.environ['MPI4PY_LIBMPI'] = library
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as e:
+        reason = ' '.join(str(e).split())
+        raise NoLibrary(
+            f'mpi4py loads no MPI library ({reason}): name one by'
+            ' MPI4PY_LIBMPI=/path/to/libmpi.so, or let `sh tools/setup.sh` install one'
+        ) from e
+    finally:
+        if library is not None:  # processes that are started later may need another one
+            del os.environ['MPI4PY_LIBMPI']
     return MPI
 
 
 @functools.cache
 def load_library() -> str | None:
-    """Load an MPI library that understands this process's launcher, but start no MPI.
-
-    Returns its path, or its name where the loader found it. None where mpi4py is to choose: for
-    ranks without MPI, and where the user's MPI4PY_LIBMPI or MPI4PY_MPIABI says which it is.
-    `NoLibrary` where there is no such library, or the user's is of the other family: MPI would end
-    this process in words of its own.
-    """
+    """Load the launcher's MPI without starting it: its path or name; None: mpi4py chooses."""
     family = launch_methods.current().family
     if family is None:
         return None
     for name in CHOICES:
         if os.environ.get(name):
-            _check_choice(name, os.environ[name], family)
+            chosen = _family_by_name(os.environ[name])
+            if chosen not in (None, family):
+                raise NoLibrary(
+                    f'{launch_methods.current().words} started these ranks, but'
+                    f' {name}={os.environ[name]} names {chosen.name}: unset it, or start the ranks'
+                    f' by the mpiexec of {chosen.name}'
+                )
             return None
     if importlib.util.find_spec('mpi4py') is None:
         raise NoLibrary('mpi4py is not installed: `sh tools/setup.sh` installs it')
@@ -83,11 +76,7 @@ def load_library() -> str | None:
 
 
 def expected_soname() -> str:
-    """What programs have to be linked against to work with the ranks' MPI; nothing is loaded.
-
-    The ranks are those that this process is one of, or else those that it would start. UserError
-    where it could not start any.
-    """
+    """Return the soname of the MPI of this process's ranks, or of those that it would start."""
     family = launch_methods.current().family
     if family is None:
         _, is_open_mpi = launcher.find_mpiexec()
@@ -96,19 +85,25 @@ def expected_soname() -> str:
 
 
 def soname_in_use() -> str:
-    """What programs have to be linked against to work with the MPI that `load_mpi` has loaded."""
+    """Return the soname of the MPI library that `load_mpi` has loaded."""
     binding = load_mpi().__file__
     assert binding is not None
-    return _mpi_of(Path(binding)) or MPICH.soname
+    return linked_mpi(Path(binding)) or MPICH.soname
+
+
+def linked_mpi(path: Path) -> str | None:
+    """Return the soname of the MPI that a library is linked against, without loading it."""
+    found = re.search(rb'\0(libmpi(?:ch)?\.so[.\d]*)\0', path.read_bytes())
+    return found[1].decode() if found else None
 
 
 def family_of(soname: str) -> Family:
-    """The family of a library's name, which may be that of one distribution: libmpich.so.12."""
+    """Return the family of an MPI library, also by a distribution's name such as libmpich.so.12."""
     return OPEN_MPI if soname == OPEN_MPI.soname else MPICH
 
 
 def announcement() -> str:
-    """Which MPI is loaded, for the console; empty where it is the one of this environment."""
+    """Return the name of the loaded MPI for the console; empty for that of this environment."""
     maps = Path('/proc/self/maps').read_text()
     loaded = re.search(r'\S*/libmpi(ch)?\.so\S*$', maps, re.MULTILINE)
     path = Path(loaded[0]) if loaded else None
@@ -119,7 +114,7 @@ def announcement() -> str:
 
 
 def why_worlds_differ() -> str:
-    """Why ranks whose MPI is loaded do not see each other, and the fix."""
+    """Return why ranks whose MPI is loaded do not see each other, and the fix."""
     for name in CHOICES:
         if os.environ.get(name):
             return f'{name} names another MPI than the one that started them; unset it'
@@ -136,18 +131,8 @@ def abort(status: int) -> None:
         mpi.COMM_WORLD.Abort(status)
 
 
-def _check_choice(variable: str, value: str, family: Family) -> None:
-    """`NoLibrary` if the user's `value` of one of CHOICES names a library of the other family."""
-    chosen = _family_by_name(value)
-    if chosen is not None and chosen is not family:
-        raise NoLibrary(
-            f'{launch_methods.current().words} started these ranks, but {variable}={value} names'
-            f' {chosen.name}: unset it, or start the ranks by the mpiexec of {chosen.name}'
-        )
-
-
 def _family_by_name(library: str) -> Family | None:
-    """The family of a library's name or path, or of a name such as 'openmpi'; None if unknown."""
+    """Return the family of a library's name or path, or of 'openmpi'; None if unknown."""
     name = os.path.basename(os.path.realpath(library))
     if name.startswith((OPEN_MPI.soname, 'openmpi')):
         return OPEN_MPI
@@ -157,7 +142,7 @@ def _family_by_name(library: str) -> Family | None:
 
 
 def _load_library(family: Family) -> str:
-    """Load the MPI library of a family; returns its path, or its name where the loader found it."""
+    """Load the MPI library of a family; return its path, or its name where the loader found it."""
     launcher_name = launch_methods.current().words
     soname = _binding(family)
     if soname is None:
@@ -180,7 +165,7 @@ def _load_library(family: Family) -> str:
 
 
 def _library_folders() -> list[Path]:
-    """Where a library that suits the launcher may be, the likeliest first."""
+    """Return the folders that may hold the launcher's library, the likeliest first."""
     prefixes = []
     launcher_folder = _launcher_folder()
     if launcher_folder is not None:
@@ -194,7 +179,7 @@ def _library_folders() -> list[Path]:
 
 
 def _launcher_folder() -> Path | None:
-    """Where the program is that runs as this process's launcher; there may be a shell between."""
+    """Return the folder of this process's launcher; there may be a shell in between."""
     process = os.getppid()
     while process > 1:
         try:
@@ -210,39 +195,20 @@ def _launcher_folder() -> Path | None:
 
 
 def _own_libraries() -> Path:
-    """Where pip puts the libraries of this environment."""
+    """Return the folder of this environment into which pip installs libraries."""
     return Path(sys.prefix, 'lib')
 
 
 def _binding(family: Family) -> str | None:
-    """The name of the library that mpi4py's binding for a family is linked against, if it has one.
-
-    mpi4py's wheel has one for each family; a mpi4py that was compiled on this machine has only one.
-    """
+    """Return the soname that mpi4py's binding for a family is linked against; None without one."""
     spec = importlib.util.find_spec('mpi4py')
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or []:
         for path in Path(folder).glob('MPI.*.so'):
-            soname = _mpi_of(path)
+            soname = linked_mpi(path)
             if soname is not None and family_of(soname) is family:
                 return soname
     return None
-
-
-def _mpi_of(path: Path) -> str | None:
-    """The MPI library that a shared library is linked against."""
-    names = shared_objects.needed_libraries(path)
-    return next((name for name in names if re.match(r'libmpi(ch)?\.so', name)), None)
-
-
-@contextlib.contextmanager
-def _chosen(library: str) -> Iterator[None]:
-    """Within the block, mpi4py takes that library; processes that are started later do not."""
-    os.environ['MPI4PY_LIBMPI'] = library
-    try:
-        yield
-    finally:
-        del os.environ['MPI4PY_LIBMPI']
 
 
 def _remedy(family: Family) -> str:

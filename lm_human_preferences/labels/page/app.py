@@ -1,140 +1,246 @@
-"""The routes of the page."""
-
-from __future__ import annotations
+"""Web application of the page: its routes, and the checks of every request and reply."""
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lm_human_preferences.label_types import MAX_RESPONSES, TIE_KEY
 from lm_human_preferences.labels.answers import LONGEST_REMARK
-from lm_human_preferences.labels.page.access import Access
-from lm_human_preferences.labels.page.guard import Guard
-from lm_human_preferences.labels.page.service import MOST_QUESTIONS, LabellingService, Refused
+from lm_human_preferences.labels.page.key import Access
+from lm_human_preferences.labels.page.service import MOST_QUESTIONS, LabellingService
 
+MOST_BYTES = 64 * 1024  # of a body
+BODY_SECONDS = 10.0  # in which it has to arrive
+HOST = re.compile(r'(\[[0-9a-f:.]+\]|[^:\[\]@/\s]+)(:\d{1,5})?')
+LOCAL_NAMES = ('127.0.0.1', 'localhost', '[::1]')
+HEADERS = {  # of every reply
+    'Cache-Control': 'no-store',
+    'Cross-Origin-Opener-Policy': 'same-origin',
+    'Cross-Origin-Resource-Policy': 'same-origin',
+    'Referrer-Policy': 'no-referrer',
+    'X-Content-Type-Options': 'nosniff',
+    'X-Frame-Options': 'DENY',
+}
+Check = Callable[[Any], bool]  # whether a value of JSON can be a field
 PROOF_HEADER = 'Labelling-Proof'
 COOKIE_SECONDS = 30 * 24 * 3600
-UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-QUESTION = re.compile(r'[0-9a-f]{64}')
 LONGEST_SECONDS = 24 * 3600.0  # that a labeller can have taken
 MOST_HELD = 16  # questions that a page may have
 ENDING_SECONDS = 10.0  # for which a page waits to hear that the server ends, before it asks again
+POLL_SECONDS = 0.1  # between two looks whether it does
+
+
+# ---------------------------------------------------------------- fields of requests
+
+
+def _matches(pattern: str) -> Check:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+_is_text = _matches('(?s).*')
+_is_uuid = _matches('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+_is_question = _matches('[0-9a-f]{64}')
+_is_remark = _matches(f'(?s).{{0,{LONGEST_REMARK}}}')
+
+
+def _are_held(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MOST_HELD and all(map(_is_question, value))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST_QUESTIONS
+
+
+def _is_choice(value: Any) -> bool:
+    numbers = value if isinstance(value, list) else [value]
+    return all(type(number) is int for number in numbers)
+
+
+def _are_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LONGEST_SECONDS
+
+
+GIVEN = {
+    'answer': _is_uuid,
+    'question': _is_question,
+    'seconds': _are_seconds,
+    'remark': _is_remark,
+}
+# Methods of the service, and the fields of a request that are their arguments.
+ACTIONS: dict[str, dict[str, Check]] = {
+    'questions': {'held': _are_held, 'count': _is_count},
+    'answer': {**GIVEN, 'choice': _is_choice},
+    'skip': {**GIVEN, 'reason': _is_text},
+    # The answer may have been given elsewhere, under a uuid of another form.
+    'undo': {'answer': _is_text},
+}
+
+
+async def _read(request: Request) -> dict[str, Any]:
+    """Return the JSON object of a request; HTTPException if it is none, or too slow."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.body()
+        values = json.loads(body)
+    except TimeoutError:
+        raise HTTPException(408, 'The request was too slow.') from None
+    except (ValueError, RecursionError):
+        raise HTTPException(400, 'The request is not JSON.') from None
+    if not isinstance(values, dict):
+        raise HTTPException(400, 'The request is no object.')
+    return {'remark': '', **values}
+
+
+def _field(values: dict[str, Any], name: str, is_valid: Check) -> Any:
+    """Return a field of a request; HTTPException if it is missing or not valid."""
+    value = values.get(name)
+    if not is_valid(value):
+        raise HTTPException(400, f'The request has no valid {name}.')
+    return value
+
+
+# ---------------------------------------------------------------- replies
 
 
 class Json(JSONResponse):
     """JSON in ASCII, which can hold whatever a file of ours can."""
 
     def render(self, content: Any) -> bytes:
-        """The bytes of the reply."""
         return json.dumps(content, allow_nan=False, separators=(',', ':')).encode('ascii')
 
 
-class Page:
-    """The one file that the browser gets, and the policy that lets its own script run only."""
+def page_and_policy() -> tuple[str, str]:
+    """Return page.html, and the Content-Security-Policy by which only its own script runs."""
+    html = Path(__file__).with_name('page.html').read_text(encoding='utf-8')
+    hashes = []
+    for tag in ('script', 'style'):
+        (content,) = re.findall(rf'<{tag}>(.*?)</{tag}>', html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        hashes.append(f"{tag}-src 'sha256-{digest}'")
+    policy = [
+        "default-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        *hashes,
+        "connect-src 'self'",
+        'img-src data:',  # the icon
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+    return html, '; '.join(policy)
 
-    def __init__(self) -> None:
-        self.html = Path(__file__).with_name('page.html').read_text(encoding='utf-8')
-        self.policy = '; '.join(
-            [
-                "default-src 'none'",
-                f'script-src {self._hash("script")}',
-                f'style-src {self._hash("style")}',
-                "connect-src 'self'",
-                'img-src data:',  # the icon
-                "base-uri 'none'",
-                "form-action 'none'",
-                "frame-ancestors 'none'",
-                "require-trusted-types-for 'script'",
-                "trusted-types 'none'",
-            ]
-        )
 
-    def _hash(self, tag: str) -> str:
-        (content,) = re.findall(rf'<{tag}>(.*?)</{tag}>', self.html, re.DOTALL)
-        digest = hashlib.sha256(content.encode()).digest()
-        return f"'sha256-{base64.b64encode(digest).decode()}'"
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Reply to a request that is not granted, or for which there is no route."""
+    if isinstance(error, HTTPException):
+        return Json({'error': error.detail}, error.status_code, error.headers)
+    return Json({}, 400)  # nobody is there to read it
+
+
+# ---------------------------------------------------------------- the application
 
 
 def make_app(
+    html: str,
     service: LabellingService,
     access: Access,
-    names: list[str],
-    ending: asyncio.Event,
+    names: Collection[str],
+    is_ending: Callable[[], bool],
     *,
     scheme: str = 'http',
 ) -> ASGIApp:
-    """The application of a service.
-
-    names: of this host; see guard.Guard. ending: is set when the server ends. scheme: http or
-    https.
-    """
-    routes = _Routes(service, access, ending, is_secure=scheme == 'https')
+    """Return the application of a service; names: see Guard; is_ending: says if the server ends."""
+    routes = _Routes(html, service, access, is_ending, is_secure=scheme == 'https')
     app = Starlette(
         routes=[
             Route('/', routes.page, methods=['GET']),
             Route('/session', routes.session, methods=['POST']),
             Route('/task', routes.task, methods=['GET']),
-            Route('/questions', routes.questions, methods=['POST']),
-            Route('/answer', routes.answer, methods=['POST']),
-            Route('/skip', routes.skip, methods=['POST']),
-            Route('/undo', routes.undo, methods=['POST']),
             Route('/ending', routes.ending, methods=['POST']),
+            *(Route(f'/{action}', routes.act, methods=['POST']) for action in ACTIONS),
         ],
-        exception_handlers={Refused: _refused, HTTPException: _http_error},
+        exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse},
     )
     app.router.redirect_slashes = False
-    return Guard(app, names, scheme)
+    return Guard(RequestBodyLimitMiddleware(app, MOST_BYTES), names, scheme)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return Json({'error': str(error)}, error.status)
+class Guard:
+    """Filter that lets requests through to `app` that a page of ours may have sent."""
+
+    def __init__(self, app: ASGIApp, names: Collection[str], scheme: str) -> None:
+        self.app, self.scheme = app, scheme
+        self.names = {name.lower() for name in (*LOCAL_NAMES, *names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope['type'] == 'http':
+            reply = self._refusal(scope) or self.app
+            await reply(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Return the reply to a request that no page of ours sends; None for any other."""
+        headers = Headers(scope=scope)
+        host = headers.get('host', '').lower()
+        match = HOST.fullmatch(host)
+        address = (scope.get('server') or ('', 0))[0]
+        if match is None or not (match[1] in self.names or match[1].strip('[]') == address):
+            return _unread(403, 'This is no address of this page.')
+        if scope['method'] in ('GET', 'HEAD'):
+            return None
+        if headers.get('origin', '').lower() != f'{self.scheme}://{host}':
+            return _unread(403, 'The request is from another page.')
+        if headers.get('content-type', '').partition(';')[0].strip().lower() != 'application/json':
+            return _unread(415, 'The request is not JSON.')
+        return None
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """A path or a method that there is not."""
-    assert isinstance(error, HTTPException)
-    return Json({'error': error.detail}, error.status_code, error.headers)
+def _unread(status: int, text: str) -> Response:
+    return Json({'error': text}, status, {'Connection': 'close'})
 
 
 class _Routes:
-    """What answers each request. Whatever waits for the disk does so in a thread."""
+    """Handlers of requests. Whatever waits for the disk does so in a thread."""
 
     def __init__(
-        self, service: LabellingService, access: Access, ending: asyncio.Event, is_secure: bool
+        self,
+        html: str,
+        service: LabellingService,
+        access: Access,
+        is_ending: Callable[[], bool],
+        is_secure: bool,
     ) -> None:
-        self.service, self.access, self.is_secure = service, access, is_secure
-        self._page, self._ending = Page(), ending
+        self._html, self.service, self.access = html, service, access
+        self._is_ending, self.is_secure = is_ending, is_secure
 
     async def page(self, request: Request) -> Response:
-        """The page itself, which is the same for everybody."""
-        headers = {'Content-Security-Policy': self._page.policy}
-        return HTMLResponse(self._page.html, headers=headers)
+        """Send the page itself, which is the same for everybody."""
+        return HTMLResponse(self._html)
 
     async def session(self, request: Request) -> Response:
         """Exchange the secret of a link for a cookie and a proof."""
-        fields = _Fields(await request.body())
-        labeller = self.access.by_token(fields.text('token'))
+        token = _field(await _read(request), 'token', _is_text)
+        labeller = self.access.owner('link', token)
         if labeller is None:
-            raise Refused(401, 'This link is not valid, or a part of it is missing.')
-        reply = Json({'labeller': labeller, 'proof': self.access.proof(labeller)})
+            raise HTTPException(401, 'This link is not valid, or a part of it is missing.')
+        reply = Json({'labeller': labeller, 'proof': self.access.code('proof', labeller)})
         reply.set_cookie(
             self.access.cookie_name,
-            self.access.cookie(labeller),
+            self.access.code('cookie', labeller),
             max_age=COOKIE_SECONDS,
             httponly=True,
             samesite='strict',
@@ -143,139 +249,43 @@ class _Routes:
         return reply
 
     async def task(self, request: Request) -> Response:
-        """What does not change from question to question."""
-        labeller = self._labeller(request)
-        task = await run_in_threadpool(self.service.task, labeller)
-        return Json({'folder': self.access.folder, **task})
+        """Send what does not change from question to question."""
+        task = await run_in_threadpool(self.service.task, self._labeller(request))
+        # The name of the cookie stands for the folder, and reveals nothing about its path.
+        return Json({'folder': self.access.cookie_name, **task})
 
-    async def questions(self, request: Request) -> Response:
-        """More questions for the labeller who asks."""
-        labeller, fields = await self._request(request)
-        held = fields.ids('held')
-        count = fields.number('count', 0, MOST_QUESTIONS)
-        return await _reply(self.service.questions, labeller, held, count)
-
-    async def answer(self, request: Request) -> Response:
-        """Record an answer."""
-        labeller, fields = await self._request(request)
-        lowest = TIE_KEY if self.service.folder.label_type.ties else 1
-        return await _reply(
-            self.service.answer,
-            labeller,
-            fields.text('answer', UUID),
-            fields.text('question', QUESTION),
-            fields.numbers('choice', lowest, MAX_RESPONSES),
-            fields.seconds(),
-            fields.remark(),
-        )
-
-    async def skip(self, request: Request) -> Response:
-        """Record that a question is skipped."""
-        labeller, fields = await self._request(request)
-        return await _reply(
-            self.service.skip,
-            labeller,
-            fields.text('answer', UUID),
-            fields.text('question', QUESTION),
-            fields.text('reason'),
-            fields.seconds(),
-            fields.remark(),
-        )
-
-    async def undo(self, request: Request) -> Response:
-        """Take an answer back."""
-        labeller, fields = await self._request(request)
-        # The answer may have been given elsewhere, under a uuid of another form.
-        return await _reply(self.service.undo, labeller, fields.text('answer'))
+    async def act(self, request: Request) -> Response:
+        """Do what a labeller asks for: one of ACTIONS."""
+        labeller, values = await self._request(request)
+        action = request.url.path.removeprefix('/')
+        fields = {name: _field(values, name, check) for name, check in ACTIONS[action].items()}
+        return Json(await run_in_threadpool(getattr(self.service, action), labeller, **fields))
 
     async def ending(self, request: Request) -> Response:
-        """Whether the server ends; the reply comes when it does, or else after a while."""
+        """Say whether the server ends: at once when it does, or else after a while."""
         await self._request(request)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ENDING_SECONDS):
-                await self._ending.wait()
-        return Json({'ended': self._ending.is_set()})
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ENDING_SECONDS
+        while not self._is_ending() and loop.time() < until:
+            await asyncio.sleep(POLL_SECONDS)
+        return Json({'ended': self._is_ending()})
 
     def _labeller(self, request: Request) -> str:
+        """Return who asks: the cookie counts only with the proof, as all ports get the cookie."""
         cookie = request.cookies.get(self.access.cookie_name, '')
-        labeller = self.access.by_cookie(cookie, request.headers.get(PROOF_HEADER, ''))
-        if labeller is None:
-            raise Refused(401, 'Open the link that you were given.')
+        labeller = self.access.owner('cookie', cookie)
+        proof = request.headers.get(PROOF_HEADER, '')
+        if labeller is None or labeller != self.access.owner('proof', proof):
+            raise HTTPException(401, 'Open the link that you were given.')
         return labeller
 
-    async def _request(self, request: Request) -> tuple[str, _Fields]:
-        """Who asks, and what."""
+    async def _request(self, request: Request) -> tuple[str, dict[str, Any]]:
         labeller = self._labeller(request)
-        fields = _Fields(await request.body())
-        if fields.text('labeller') != labeller:
+        values = await _read(request)
+        if _field(values, 'labeller', _is_text) != labeller:
             # Else what one window shows would be answered in the name of the other.
-            raise Refused(
+            raise HTTPException(
                 401,
                 f'Another window of this browser is open as {labeller}: open your own link again.',
             )
-        return labeller, fields
-
-
-async def _reply(function: Callable[..., dict[str, Any]], *arguments: Any) -> Response:
-    return Json(await run_in_threadpool(function, *arguments))
-
-
-class _Fields:
-    """The fields of a request's JSON object; Refused, with status 400, for any that is wrong."""
-
-    def __init__(self, body: bytes) -> None:
-        try:
-            self._values = json.loads(body)
-        except (ValueError, RecursionError):
-            raise Refused(400, 'The request is not JSON.') from None
-        if not isinstance(self._values, dict):
-            raise Refused(400, 'The request is no object.')
-
-    def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
-        """The text of a field, which matches `pattern` as a whole."""
-        value = self._values.get(name)
-        if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
-            raise Refused(400, f'The request has no valid {name}.')
-        return value
-
-    def number(self, name: str, low: int, high: int) -> int:
-        """The whole number of a field, from `low` to `high`."""
-        value = self._values.get(name)
-        if type(value) is not int or not low <= value <= high:
-            raise Refused(400, f'The request has no valid {name}.')
-        return value
-
-    def numbers(self, name: str, low: int, high: int) -> list[int]:
-        """The same of a field that has a list of them, `high` at most, or just one."""
-        value = self._values.get(name)
-        numbers = value if isinstance(value, list) else [value]
-        if len(numbers) > high:
-            raise Refused(400, f'The request has no valid {name}.')
-        for number in numbers:
-            if type(number) is not int or not low <= number <= high:
-                raise Refused(400, f'The request has no valid {name}.')
-        return numbers
-
-    def seconds(self) -> float:
-        """The seconds that the labeller took."""
-        value = self._values.get('seconds')
-        if type(value) not in (int, float) or not 0 <= value <= LONGEST_SECONDS:
-            raise Refused(400, 'The request has no valid seconds.')
-        return float(value)
-
-    def remark(self) -> str:
-        """The remark to the answer; '' where there is none."""
-        value = self._values.get('remark', '')
-        if not isinstance(value, str) or len(value) > LONGEST_REMARK:
-            raise Refused(400, 'The request has no valid remark.')
-        return value
-
-    def ids(self, name: str) -> list[str]:
-        """The ids of questions in a field, MOST_HELD at most."""
-        values = self._values.get(name)
-        if not isinstance(values, list) or len(values) > MOST_HELD:
-            raise Refused(400, f'The request has no valid {name}.')
-        for value in values:
-            if not isinstance(value, str) or not QUESTION.fullmatch(value):
-                raise Refused(400, f'The request has no valid {name}.')
-        return values
+        return labeller, values

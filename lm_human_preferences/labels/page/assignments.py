@@ -1,12 +1,10 @@
-"""Which labeller is asked which question now."""
-
-from __future__ import annotations
+"""Assignment of questions to labellers."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lm_human_preferences.labels.answers import asking_rank
-from lm_human_preferences.labels.folder import LabelFolder, Question
+from lm_human_preferences.labels.folder import LabelFolder, Question, given
 
 LEASE_SECONDS = 600.0
 
@@ -64,29 +62,26 @@ class Assignments:
         self.update(damaged)
 
     def _update_one(self, id: str) -> None:
-        question = None if id in self._damaged else self.folder.questions.get(id)
-        answers = [] if question is None else self.folder.answers_to(question)
-        is_open = question is not None and self.folder.needs_answers(question, answers)
-        done_by = {answer.labeller for answer in answers} if is_open else set()
-        if is_open:
-            self._open.add(id)
-        else:
-            self._open.discard(id)
-        for name, questions in self._done_by.items():
-            if name in done_by:
-                questions.add(id)
-            else:
-                questions.discard(id)
+        self._open.discard(id)
+        for done in self._done_by.values():
+            done.discard(id)
+        question = self.folder.questions.get(id)
+        if question is None or id in self._damaged:
+            return
+        answers = self.folder.answers_to(question)
+        if not self.folder.needs_answers(question, answers):
+            return
+        self._open.add(id)
+        for answer in answers:
+            if answer.labeller in self._done_by:
+                self._done_by[answer.labeller].add(id)
 
     def left(self, labeller: str) -> int:
-        """How many questions wait for a labeller, including those leased to others."""
+        """Return how many questions wait for a labeller, including those leased to others."""
         return len(self._open) - len(self._done_by[labeller])
 
     def done_by_others(self, labeller: str, done: int) -> int:
-        """How many questions nobody is asked any more without a labeller's having answered them.
-
-        done: how many the labeller has answered or skipped.
-        """
+        """Return how many closed questions others answered; done: by the labeller."""
         # Only the damaged ones are looked at: this is called for each reply.
         damaged = self._damaged & self.folder.questions.keys()
         closed = len(self.folder.questions) - len(damaged) - len(self._open)
@@ -94,46 +89,39 @@ class Assignments:
         return max(0, closed - own)  # own ones may be damaged
 
     def open(self) -> int:
-        """How many questions wait for anybody."""
+        """Return how many questions wait for anybody."""
         return len(self._open)
 
     def renew(self, labeller: str, held: Iterable[str]) -> list[str]:
-        """Renew the leases on the questions that a labeller still has on the page.
-
-        Returns those that are theirs no more: answered, or given to somebody else.
-        """
+        """Renew the leases on the questions on a labeller's page; return those that are lost."""
         lost = []
         for question in held:
             if self._is_free(question, labeller):
                 self._lease(labeller, question)
             else:
-                self._leases[labeller].pop(question, None)
+                self.end(labeller, question)
                 lost.append(question)
         return lost
 
     def give(self, labeller: str, count: int, held: Iterable[str] = ()) -> list[Question]:
-        """Up to `count` questions for a labeller besides those `held`.
-
-        Those that they have a lease on come first, so that a page that is reloaded goes on where it
-        was.
-        """
+        """Return up to `count` questions besides those `held`; those with a lease come first."""
         held = set(held)
-        given: list[Question] = []
+        found: list[Question] = []
         for question in self._candidates(labeller):
-            if len(given) == count:
+            if len(found) == count:
                 break
             if question not in held and self._is_free(question, labeller):
                 held.add(question)
-                given.append(self.folder.questions[question])
-        for question in given:
+                found.append(self.folder.questions[question])
+        for question in found:
             self._lease(labeller, question.id)
-        return given
+        return found
 
     def give_back(self, labeller: str, question: str) -> None:
         """Ask a labeller again, and first, a question whose answer they have taken back."""
-        self._leases[labeller].pop(question, None)
-        ends = self.clock() + self.seconds
-        self._leases[labeller] = {question: ends, **self._leases[labeller]}
+        self.end(labeller, question)
+        others = self._leases[labeller]
+        self._leases[labeller] = {question: self.clock() + self.seconds, **others}
 
     def end(self, labeller: str, question: str) -> None:
         """End a lease: the labeller has answered."""
@@ -147,7 +135,6 @@ class Assignments:
         yield from self._queues[labeller].upcoming(self._open, self._done_by[labeller])
 
     def _is_free(self, id: str, labeller: str) -> bool:
-        """Whether a labeller may be asked a question now."""
         if id not in self._open or id in self._done_by[labeller]:
             return False
         now = self.clock()
@@ -155,11 +142,11 @@ class Assignments:
             leases.get(id, now) > now for name, leases in self._leases.items() if name != labeller
         )
         question = self.folder.questions[id]
-        return others < question.labellers - question.given(self.folder.answers_to(question))
+        return others < question.labellers - given(self.folder.answers_to(question))
 
 
 class _Queue:
-    """The questions in a labeller's order, and the position before which none is open."""
+    """Questions in a labeller's order, and the position before which none is open."""
 
     def __init__(self, labeller: str, key: bytes | None) -> None:
         self.labeller, self._key = labeller, key
@@ -169,14 +156,13 @@ class _Queue:
 
     def add(self, questions: Sequence[str]) -> None:
         """Ask these too, or once more."""
-        unknown = [question for question in questions if question not in self._known]
-        if unknown:
-            self._known.update(unknown)
-            self._ranked += [
-                (asking_rank(self.labeller, question, self._key), question) for question in unknown
-            ]
-            self._ranked.sort()
         self._position = 0
+        for question in questions:
+            if question not in self._known:
+                rank = asking_rank(self.labeller, question, self._key)
+                self._ranked.append((rank, question))
+        self._known.update(questions)
+        self._ranked.sort()
 
     def upcoming(self, open: set[str], done: set[str]) -> Iterator[str]:
         """Yield the questions that are `open`, without those that the labeller has `done`."""

@@ -1,11 +1,6 @@
-"""The secret of a folder: its links, cookies, and the order on the screen follow from it.
+"""Secret of a folder, readable by its owner only, and keyed hashes (HMACs) made from it."""
 
-It is kept in the folder, in a file that only its owner can read, so that they outlive the program.
-Nothing else is kept: they are keyed hashes. Without the file, links and cookies are void.
-"""
-
-from __future__ import annotations
-
+import base64
 import dataclasses
 import hmac
 import io
@@ -14,41 +9,35 @@ import re
 import secrets
 import stat
 import time
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 
 KEY_FILE = 'page.key'
 LOCK_SECONDS = 5.0  # for which another program may be making the key
-BYTES = 32
 KEY = re.compile(rb'[0-9a-f]{64}\n')
 
 
 @dataclasses.dataclass(frozen=True)
 class FolderKey:
-    """The secret of a folder. notes: what the user should know, as that old links are void."""
+    """Secret of a folder. notes: lines for the user, such as that old links are void."""
 
     secret: bytes
     notes: tuple[str, ...] = ()
-    ORDER: ClassVar[str] = 'order on the screen'
-    TOKENS: ClassVar[str] = 'tokens of questions'
 
     def derive(self, purpose: str) -> bytes:
-        """A secret for one purpose, which reveals nothing about those for others."""
+        """Return a secret for one purpose, which reveals nothing about those for others."""
         return hmac.digest(self.secret, purpose.encode(), 'sha256')
 
     @property
     def order(self) -> bytes:
-        """The key of what labellers see in which order, see answers.shown_order."""
-        return self.derive(self.ORDER)
+        """Key of the order in which labellers see samples, see answers.shown_order."""
+        return self.derive('order on the screen')
 
 
 def folder_key(folder: str) -> FolderKey:
-    """The key of a folder, which is made if there is none; UserError where that is unsafe.
-
-    A key that others know, or that cannot be kept, is replaced by one for this program alone.
-    """
+    """Return the key of a folder, made if there is none; UserError if that is unsafe."""
     path = os.path.join(folder, KEY_FILE)
     try:
         with open(path, 'ab+', buffering=0, opener=_open_private) as file:
@@ -65,7 +54,6 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _wait_for_lock(file: io.FileIO) -> None:
-    """Lock the file; BlockingIOError if another program keeps it locked."""
     end = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -90,7 +78,7 @@ def _read_or_make(file: io.FileIO, path: str) -> FolderKey:
     text = file.read(128)
     if was_private and KEY.fullmatch(text):
         return FolderKey(bytes.fromhex(text.decode()))
-    secret = secrets.token_bytes(BYTES)
+    secret = secrets.token_bytes(32)
     file.truncate(0)
     storage.append(file, f'{secret.hex()}\n'.encode(), sync=True)
     storage.sync_directory(os.path.dirname(path))
@@ -106,4 +94,52 @@ def _is_private(file: io.FileIO) -> bool:
 
 def _temporary(reason: str) -> FolderKey:
     text = f'note: {reason}: links, and the order on the screen, hold until this program ends'
-    return FolderKey(secrets.token_bytes(BYTES), (text,))
+    return FolderKey(secrets.token_bytes(32), (text,))
+
+
+class Access:
+    """Links and cookies; as all ports of a host get the cookie, pages send a `proof`, too."""
+
+    def __init__(self, key: FolderKey, labellers: Sequence[str]) -> None:
+        self._key, self.labellers = key, labellers
+        # Other ports of the host may have pages of other folders.
+        self.cookie_name = f'labelling-{self._derive("cookie name")[:8]}'
+
+    def _derive(self, text: str) -> str:
+        return base64.urlsafe_b64encode(self._key.derive(text)).decode().rstrip('=')
+
+    def code(self, kind: str, labeller: str) -> str:
+        return self._derive(f'{kind} of {labeller}')
+
+    def owner(self, kind: str, given: str) -> str | None:
+        """Return whose code `given` is; how long this takes reveals nothing about the codes."""
+        found = None
+        for name in self.labellers:
+            code = self.code(kind, name)
+            if hmac.compare_digest(code.encode(), given.encode(errors='replace')):
+                found = name
+        return found
+
+
+class QuestionTokens:
+    """Names of questions in the browser; their ids would reveal the order of the samples."""
+
+    def __init__(self, key: FolderKey) -> None:
+        self._key = key.derive('tokens of questions')
+        self._tokens: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
+
+    def token(self, question: str) -> str:
+        """Return the token of a question's id."""
+        if question not in self._tokens:
+            token = hmac.digest(self._key, question.encode(), 'sha256').hex()
+            self._tokens[question] = token
+            self._ids[token] = question
+        return self._tokens[question]
+
+    def id(self, token: str, questions: Iterable[str]) -> str | None:
+        """Return the id of the one of `questions` that has a token; None if none of them has it."""
+        if token not in self._ids:  # a page may know it from the server before
+            for question in questions:
+                self.token(question)
+        return self._ids.get(token)

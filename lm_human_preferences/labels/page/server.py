@@ -1,8 +1,9 @@
-"""The page's server, in a thread of its own."""
+"""Server of the page, in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import ipaddress
 import os
@@ -13,33 +14,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.labeller import check_name
-from lm_human_preferences.labels.page.access import Access
-from lm_human_preferences.labels.page.app import make_app
-from lm_human_preferences.labels.page.assignments import LEASE_SECONDS
-from lm_human_preferences.labels.page.connections import LimitedLoop, TimedProtocol
-from lm_human_preferences.labels.page.key import folder_key
+from lm_human_preferences.labels.page.app import HEADERS, make_app, page_and_policy
+from lm_human_preferences.labels.page.key import Access, folder_key
 from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.runs.run_files import TASK
 
+ALL_ADDRESSES = ('0.0.0.0', '::')  # of this machine
 MOST_CONNECTIONS = 500
 MOST_HEADER_BYTES = 16 * 1024
 GRACE_SECONDS = 3  # for replies that are under way when the server ends
+REQUEST_SECONDS = 15.0  # from the beginning of a connection, or the reply before, to a request
 
 
 class LabelServer:
-    """Serves a folder's page to its labellers from when it is made until it is closed.
-
-    It runs in a thread and needs no torch, so that a command may wait for Ctrl-C meanwhile, and a
-    training may train. links: {labeller: URL to be opened in a browser}; they stay valid for the
-    next server of the folder. options: where it is served, and with which files for TLS. note: is
-    called with lines for who started it, from any thread. UserError for what cannot be served.
-    """
+    """Server of a folder's page, from when it is made until it is closed."""
 
     def __init__(
         self,
@@ -47,44 +41,41 @@ class LabelServer:
         labellers: Sequence[str],
         options: WebHParams,
         *,
-        lease_seconds: float = LEASE_SECONDS,
         note: Callable[[str], None] = print,
     ) -> None:
-        for name in labellers:
-            check_name(name)
         opened = LabelFolder(folder)
         self._error: BaseException | None = None
-        self._note = note
-        self._lock = _locked(folder)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_locked(folder))
             secret = folder_key(folder)
             for line in secret.notes:
                 note(line)
-            self.service = LabellingService(opened, labellers, secret, lease_seconds, note)
-        except BaseException:
-            self._lock.close()
-            raise
-        try:
-            self._listener = _listen(options)
+            self.service = LabellingService(opened, labellers, secret, note)
+            stack.enter_context(contextlib.closing(self.service))
+            self._listener = stack.enter_context(_listen(options))
             self._start(options, Access(secret, labellers))
-        except BaseException:
-            self._release()
-            raise
+            self._stack = stack.pop_all()
 
     def _start(self, options: WebHParams, access: Access) -> None:
         scheme = 'http' if options.certificate is None else 'https'
-        name = socket.gethostname() if is_wildcard(options.host) else options.host
-        ending = asyncio.Event()
-        app = make_app(self.service, access, [_in_url(name)], ending, scheme=scheme)
+        name = socket.gethostname() if options.host in ALL_ADDRESSES else options.host
         self.port: int = self._listener.getsockname()[1]
         self.url = f'{scheme}://{_in_url(name)}:{self.port}'
-        self.links = {name: f'{self.url}/#{access.token(name)}' for name in access.labellers}
+        self.links = {name: f'{self.url}/#{access.code("link", name)}' for name in access.labellers}
+        html, policy = page_and_policy()
+        app = make_app(
+            html,
+            self.service,
+            access,
+            [_in_url(name)],
+            lambda: self._server.should_exit,
+            scheme=scheme,
+        )
         try:
-            self._server = _Server(_config(app, options.certificate, options.key), ending)
+            self._server = uvicorn.Server(_config(app, policy, options))
             self._server.config.load()
         except OSError as e:  # ssl.SSLError, too
             reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
-            self._listener.close()
             certificate, key = options.setting('certificate'), options.setting('key')
             raise UserError(
                 f'{certificate} with {key}: {reason or e}; both must be PEM files that belong'
@@ -95,8 +86,7 @@ class LabelServer:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: LimitedLoop(self._note)) as runner:
-                runner.run(self._server.serve(sockets=[self._listener]))
+            asyncio.run(self._server.serve(sockets=[self._listener]))
         except BaseException as e:
             self._error = e
 
@@ -110,11 +100,7 @@ class LabelServer:
         """Answer what has been asked, and end; what was acknowledged is on the disk."""
         self._server.should_exit = True
         self._thread.join()
-        self._release()
-
-    def _release(self) -> None:
-        self.service.close()
-        self._lock.close()
+        self._stack.close()
 
     def __enter__(self) -> LabelServer:
         return self
@@ -123,48 +109,58 @@ class LabelServer:
         self.close()
 
 
-class _Server(uvicorn.Server):
-    """A server that sets `ending` when it ends, for pages that wait to be told."""
+class TimedProtocol(H11Protocol):
+    """HTTP that also limits the time for a request; uvicorn limits that between two only."""
 
-    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
-        super().__init__(config)
-        self._ending = ending
+    _deadline: asyncio.TimerHandle | None = None
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what has been asked, and accept no more."""
-        self._ending.set()
-        await super().shutdown(sockets)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._start()
+
+    def _start(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end)
+
+    def _end(self) -> None:
+        """Close the connection, unless a request is being answered to somebody who reads."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering and not self.transport.get_write_buffer_size():
+            self._start()
+        else:
+            self.transport.abort()
 
 
 def _locked(folder: str) -> io.FileIO:
-    """A file of the folder, locked until it is closed; UserError if another server has it.
-
-    It is one that nobody deletes: without it the folder is none.
-    """
+    """Return task.json, locked until it is closed; UserError if another server has it."""
     path = os.path.join(folder, TASK)
     # Some shared disks lock for those only who may write.
     mode = 'rb+' if os.access(path, os.W_OK) else 'rb'
     try:
         file = open(path, mode, buffering=0, opener=storage.open_nofollow)
-    except OSError as e:
-        raise UserError(f'{path} cannot be used: {e.strerror or e}') from e
-    try:
         storage.lock_file(file)
     except BlockingIOError:
         file.close()
         raise UserError(
             f'{folder} has a page already: name all labellers where it was started'
         ) from None
+    except OSError as e:
+        raise UserError(f'{path} cannot be used: {e.strerror or e}') from e
     return file
 
 
-def is_wildcard(host: str) -> bool:
-    """Whether a host stands for all addresses of this machine."""
-    return host in ('0.0.0.0', '::')
-
-
 def is_local(host: str) -> bool:
-    """Whether nobody but this machine can reach a host."""
+    """Return whether nobody but this machine can reach a host."""
     if host == 'localhost':
         return True
     try:
@@ -174,7 +170,7 @@ def is_local(host: str) -> bool:
 
 
 def missing_tls(options: WebHParams) -> str | None:
-    """A warning where others can reach the host and what is sent is not encrypted."""
+    """Return a warning if others can reach the host and nothing is encrypted."""
     if options.certificate is not None or is_local(options.host):
         return None
     certificate, key = options.option_name('certificate'), options.option_name('key')
@@ -186,7 +182,7 @@ def missing_tls(options: WebHParams) -> str | None:
 
 
 def _listen(options: WebHParams) -> socket.socket:
-    """A socket that listens where `options` say; UserError if that cannot be."""
+    """Return a socket that listens where `options` say; UserError if that cannot be."""
     host, port = options.host, options.port
     try:
         ((family, _, _, _, address), *_) = socket.getaddrinfo(
@@ -198,25 +194,26 @@ def _listen(options: WebHParams) -> socket.socket:
         ) from e
     try:
         listener = socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS)
-        # Connections inherit it. Without, the body of a reply would wait for the acknowledgement of
-        # its head, which takes 40 ms.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
     except OSError as e:
         name = options.option_name('port')
         raise UserError(
             f'{name} {port}: {host} cannot be listened on: {e.strerror or e}; take another {name},'
             ' or 0 for any'
         ) from e
+    # Connections inherit it. Without, the body of a reply would wait for the acknowledgement of
+    # its head, which takes 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _in_url(host: str) -> str:
     return f'[{host}]' if ':' in host else host
 
 
-def _config(app: Any, certificate: str | None, key: str | None) -> uvicorn.Config:
+def _config(app: Any, policy: str, options: WebHParams) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        headers=[*HEADERS.items(), ('Content-Security-Policy', policy)],
         http=TimedProtocol,
         ws='none',
         lifespan='off',
@@ -230,6 +227,6 @@ def _config(app: Any, certificate: str | None, key: str | None) -> uvicorn.Confi
         backlog=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         timeout_graceful_shutdown=GRACE_SECONDS,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
     )

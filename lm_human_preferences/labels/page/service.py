@@ -1,12 +1,13 @@
-"""What labellers do on the page: questions, answers, skips and undo, without HTTP."""
+"""Actions of labellers on the page; HTTPException, whose text they see, for what is refused."""
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
 import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from starlette.exceptions import HTTPException
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import Value
@@ -14,9 +15,8 @@ from lm_human_preferences.labels.answers import LONGEST_REMARK, REASONS
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.json_lines import FileTaken
 from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
-from lm_human_preferences.labels.page.access import QuestionTokens
-from lm_human_preferences.labels.page.assignments import LEASE_SECONDS, Assignments
-from lm_human_preferences.labels.page.key import FolderKey
+from lm_human_preferences.labels.page.assignments import Assignments
+from lm_human_preferences.labels.page.key import FolderKey, QuestionTokens
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.runs.run_files import QUESTIONS
 
@@ -24,28 +24,14 @@ REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have wr
 MOST_QUESTIONS = 3  # that are given at a time: one to show, two for which nobody has to wait
 
 
-class Refused(Exception):
-    """A request that is not granted. status: of HTTP. The text is shown to the labeller."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
 class LabellingService:
-    """The labellers of one folder at work, each writing a file of answers, until it is closed.
-
-    Any number of threads may call it. Replies are dictionaries that JSON can hold; questions have
-    tokens there and in requests, see QuestionTokens. note: is called with what the person who
-    started the server should know.
-    """
+    """The labellers of one folder at work, each writing a file of answers, until it is closed."""
 
     def __init__(
         self,
         folder: LabelFolder,
         labellers: Sequence[str],
         key: FolderKey,
-        lease_seconds: float = LEASE_SECONDS,
         note: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.note = folder, note
@@ -53,36 +39,30 @@ class LabellingService:
         self.encoder = tokenisers.reader(encoder, folder.task['task'].get('chat'))
         self.labellers: dict[str, Labeller] = {}
         self.tokens = QuestionTokens(key)
-        try:
+        with contextlib.ExitStack() as stack:
             for name in labellers:
-                self._admit(name, key)
-        except BaseException:
-            self.close()
-            raise
+                self.labellers[name] = stack.enter_context(Labeller(folder, name, key.order))
+            self._stack = stack.pop_all()
+        for labeller in self.labellers.values():
+            if labeller.dropped:
+                note(
+                    f'note: an unfinished answer of {labeller.name}, {labeller.dropped} bytes, was'
+                    ' dropped'
+                )
         for line in folder.notes():
             note(line)
-        self.assignments = Assignments(folder, labellers, lease_seconds, key=key.order)
+        self.assignments = Assignments(folder, labellers, key=key.order)
         self._refreshed = time.monotonic()
         self._last_state = self._state_of_questions()
         self._left_out: set[str] = set()  # questions that were noted to be damaged
 
-    def _admit(self, name: str, key: FolderKey) -> None:
-        labeller = Labeller(self.folder, name, key.order)
-        self.labellers[name] = labeller
-        if labeller.dropped:
-            self.note(
-                f'note: an unfinished answer of {name}, {labeller.dropped} bytes, was dropped'
-            )
-
     def close(self) -> None:
-        """Let others write the files of answers."""
-        for labeller in self.labellers.values():
-            labeller.close()
+        self._stack.close()
 
     # ------------------------------------------------------------ what a labeller sees
 
     def task(self, name: str) -> dict[str, Any]:
-        """What does not change from question to question, and how far the labeller is."""
+        """Return what stays from question to question, and the progress of the labeller."""
         with self.folder.lock:
             return {
                 'labeller': name,
@@ -95,17 +75,14 @@ class LabellingService:
             }
 
     def questions(self, name: str, held: Sequence[str], count: int) -> dict[str, Any]:
-        """`count` more questions, in the order in which they are to be shown.
-
-        held: tokens of those that the labeller's page has and are not answered; the reply says
-        which of them are `lost` to others.
-        """
+        """Return `count` more questions, and which unanswered ones of the page are lost."""
         try:
             self.labellers[name].check_file()
         except UserError as e:
             raise self._not_saved(e) from e
         with self.folder.lock:
-            self._refresh()
+            if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
+                self._read_on()
             ids = {token: self.tokens.id(token, self.folder.questions) for token in held}
             known = [id for id in ids.values() if id is not None]
             lost_ids = self.assignments.renew(name, known)
@@ -114,7 +91,7 @@ class LabellingService:
             return {'questions': shown, 'lost': lost, **self._state(name)}
 
     def _give(self, name: str, count: int, held: set[str]) -> list[dict[str, Any]]:
-        """Questions as they are shown; others replace damaged ones."""
+        """Return questions as they are shown; others replace damaged ones."""
         shown: list[dict[str, Any]] = []
         while len(shown) < count:
             given = self.assignments.give(name, count - len(shown), held)
@@ -125,7 +102,7 @@ class LabellingService:
         return shown
 
     def _shown(self, name: str, question: Question) -> dict[str, Any] | None:
-        """A question with its texts in the labeller's order; None if it is damaged."""
+        """Return a question with its texts in the labeller's order; None if it is damaged."""
         order = self.labellers[name].order(question)
         try:
             tokens = self.folder.tokens(question)
@@ -150,7 +127,6 @@ class LabellingService:
         return self.encoder.decode([token for token in tokens if token != padding])
 
     def _state(self, name: str) -> dict[str, Any]:
-        """How far a labeller is, and which answer would be taken back."""
         log = self.labellers[name].log
         last = log.last()
         done = len(log.by_question)
@@ -161,12 +137,8 @@ class LabellingService:
             'last': None if last is None else last.uuid,
         }
 
-    def _refresh(self) -> None:
-        """Read what others have written: new questions, answers given in a terminal."""
-        if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
-            self._read_on()
-
     def _read_on(self) -> None:
+        """Read what others have written: new questions, answers given in a terminal."""
         self._refreshed = time.monotonic()
         state = self._state_of_questions()
         if state != self._last_state:
@@ -181,7 +153,7 @@ class LabellingService:
             self.assignments.update(changed)
 
     def _state_of_questions(self) -> tuple[int, int, int] | None:
-        """What changes when the file of questions is written or replaced; None: it is not there."""
+        """Return a state that changes with the file of questions; None if it is not there."""
         try:
             stat = os.stat(os.path.join(self.folder.path, QUESTIONS))
         except OSError:
@@ -193,37 +165,35 @@ class LabellingService:
     def answer(
         self,
         name: str,
-        uuid: str,
+        answer: str,
         question: str,
-        numbers: Sequence[int],
+        choice: int | Sequence[int],
         seconds: float,
         remark: str = '',
     ) -> dict[str, Any]:
-        """Record the answer of these numbers; it is on the disk when this returns.
-
-        question: its token. numbers: as label_types.Control has them. remark: to the answer.
-        """
+        """Record an answer with its uuid to the question of a token; on the disk on return."""
         label_type = self.folder.label_type
+        numbers = [choice] if isinstance(choice, int) else choice
         if len(numbers) != label_type.control.keys or not label_type.control.accepts(numbers):
-            raise Refused(400, 'There is no such choice.')
+            raise HTTPException(400, 'There is no such choice.')
         asked = self._question(question)
         value = label_type.answer_of(numbers, self.labellers[name].order(asked))
-        return self._record(name, asked, uuid, seconds, value=value, remark=remark)
+        return self._record(name, asked, answer, seconds, remark, value=value)
 
     def skip(
         self,
         name: str,
-        uuid: str,
+        answer: str,
         question: str,
         reason: str,
         seconds: float,
         remark: str = '',
     ) -> dict[str, Any]:
-        """Record that a labeller skips a question. question: its token."""
+        """Record that a labeller skips a question; see `answer`."""
         if reason not in REASONS:
-            raise Refused(400, 'There is no such reason.')
+            raise HTTPException(400, 'There is no such reason.')
         asked = self._question(question)
-        return self._record(name, asked, uuid, seconds, reason=reason, remark=remark)
+        return self._record(name, asked, answer, seconds, remark, reason=reason)
 
     def _question(self, token: str) -> Question:
         with self.folder.lock:
@@ -232,7 +202,7 @@ class LabellingService:
             id = self.tokens.id(token, self.folder.questions)
             question = None if id is None else self.folder.questions.get(id)
         if question is None:
-            raise Refused(404, 'There is no such question any more.')
+            raise HTTPException(404, 'There is no such question any more.')
         return question
 
     def _record(
@@ -241,16 +211,16 @@ class LabellingService:
         question: Question,
         uuid: str,
         seconds: float,
+        remark: str,
         value: Value | None = None,
         reason: str | None = None,
-        remark: str = '',
     ) -> dict[str, Any]:
         try:
             self.labellers[name].answer(
                 question, value, seconds, reason=reason, uuid=uuid, only_once=True, remark=remark
             )
         except AlreadyAnswered as e:
-            raise Refused(409, 'You have answered this question already.') from e
+            raise HTTPException(409, 'You have answered this question already.') from e
         except UserError as e:
             raise self._not_saved(e) from e
         with self.folder.lock:
@@ -258,47 +228,49 @@ class LabellingService:
             self.assignments.end(name, question.id)
             return self._state(name)
 
-    def undo(self, name: str, uuid: str) -> dict[str, Any]:
+    def undo(self, name: str, answer: str) -> dict[str, Any]:
         """Take back an answer or a skip; the reply has its question, to be shown at once."""
         labeller = self.labellers[name]
         try:
-            answer = labeller.undo(uuid)
+            undone = labeller.undo(answer)
         except AlreadyUsed as e:
             text = 'That answer stays: the reward model has learned from it already.'
-            raise Refused(409, text) from e
+            raise HTTPException(409, text) from e
         except UserError as e:
             raise self._not_saved(e) from e
-        if answer is None:
-            raise Refused(404, 'There is no such answer.')
+        if undone is None:
+            raise HTTPException(404, 'There is no such answer.')
         with self.folder.lock:
-            self.assignments.update([answer.question])
-            if labeller.log.answer_to(answer.question) is not None:
+            self.assignments.update([undone.question])
+            if labeller.log.answer_to(undone.question) is not None:
                 # It was given again, in another window or a terminal.
-                raise Refused(409, 'Your newer answer to that question stays.')
-            self.assignments.give_back(name, answer.question)
-            question = self.folder.questions.get(answer.question)
+                raise HTTPException(409, 'Your newer answer to that question stays.')
+            self.assignments.give_back(name, undone.question)
+            question = self.folder.questions.get(undone.question)
             shown = None if question is None else self._shown(name, question)
             return {'question': shown, **self._state(name)}
 
-    def _not_read(self, error: Exception, cause: OSError) -> Refused:
-        """The reply where the questions cannot be read now, after which the page tries again."""
+    def _not_read(self, error: Exception, cause: OSError) -> HTTPException:
+        """Return the reply if questions cannot be read now; the page tries again."""
         self.note(f'note: {error}')
-        return Refused(503, f'The questions cannot be read: {cause.strerror or cause}.')
+        return HTTPException(503, f'The questions cannot be read: {cause.strerror or cause}.')
 
-    def _not_saved(self, error: UserError) -> Refused:
-        """The reply where a line is not on the disk, or not in the file of that name."""
+    def _not_saved(self, error: UserError) -> HTTPException:
+        """Return the reply if a line is not on the disk, or not in the file of that name."""
         self.note(f'note: {error}')
         if isinstance(error, FileTaken):
             advice = 'Whoever started this page is told there what to do.'
-            return Refused(507, f'Nothing more can be saved: {error.what}. {advice}')
+            return HTTPException(507, f'Nothing more can be saved: {error.what}. {advice}')
         cause = error.__cause__
         reason = cause.strerror if isinstance(cause, OSError) else None
-        return Refused(507, f'It could not be saved: {reason or "the folder cannot be written"}.')
+        return HTTPException(
+            507, f'It could not be saved: {reason or "the folder cannot be written"}.'
+        )
 
     # ------------------------------------------------------------ for who started it
 
     def summary(self) -> dict[str, Any]:
-        """{'done': {labeller: answers and skips}, 'open': questions that wait for anybody}."""
+        """Return {'done': {labeller: answers and skips}, 'open': questions for anybody}."""
         with self.folder.lock:
             done = {name: len(one.log.by_question) for name, one in self.labellers.items()}
             return {'done': done, 'open': self.assignments.open()}

@@ -1,1 +1,1 @@
-"""What a folder of labels tells: how far people agree, and how sure each of the figures is."""
+"""Report on a folder of labels: agreement of people, and intervals of all figures."""

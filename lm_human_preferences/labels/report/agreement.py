@@ -1,6 +1,4 @@
-"""How far labellers agree, and how sure a share or a preference for a position is."""
-
-from __future__ import annotations
+"""Statistics of labels: agreement, intervals of shares, preference for a position."""
 
 import math
 import statistics
@@ -11,19 +9,15 @@ import numpy as np
 
 MOST_CORRELATED = 1 - 1e-12  # beyond which Fisher's transformation is infinite
 NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with probability 0.95
-# Of an imagined question whose labellers all agree. Few answers can hide that labellers of one
-# question agree; with this weight intervals hold what they promise from 20 questions on, see
-# benchmarks/interval_coverage.py.
+# Weight of an imagined question whose labellers all agree: with it intervals hold what they promise
+# from 20 questions on, see benchmarks/interval_coverage.py.
 IMAGINED = 0.25
 LEAST_EXPECTED = 5  # answers in each cell, below which a chi-square test is too inexact
 DRAWS, DRAWS_AT_ONCE = 20_000, 1_000  # of the test that takes its place
 
 
 def value_counts(answers: Sequence[Sequence[Any]]) -> np.ndarray:
-    """Counts (units, values) of the values that each unit was given.
-
-    answers: those of each unit, numbers or lists of them. A value that nobody gave has no column.
-    """
+    """Return counts (units, values) of the values, numbers or lists, that each unit was given."""
     columns: dict[str, int] = {}
     numbered = [
         [columns.setdefault(repr(value), len(columns)) for value in values] for values in answers
@@ -35,31 +29,29 @@ def value_counts(answers: Sequence[Sequence[Any]]) -> np.ndarray:
 
 
 def raw_agreement(counts: np.ndarray) -> tuple[float, int]:
-    """(the share of pairs of answers to one unit that are equal, the number of pairs).
-
-    counts (units, categories): see value_counts. The share is NaN where there is no pair.
-    """
-    totals = counts.sum(1)
-    pairs = int((totals * (totals - 1) // 2).sum())
-    equal = int((counts * (counts - 1) // 2).sum())
-    return (equal / pairs if pairs else math.nan), pairs
+    """Return (share of pairs of answers to one unit that are equal, or NaN; number of pairs)."""
+    equal, pairs = _pairs(counts)
+    count = int(pairs.sum())
+    return (int(equal.sum()) / count if count else math.nan), count
 
 
 def agreement_interval(counts: np.ndarray) -> tuple[float, float]:
-    """The 95 % confidence interval of `raw_agreement`, whose pairs are to some questions each."""
+    """Return the 95 % confidence interval of `raw_agreement`; questions are independent."""
+    equal, pairs = _pairs(counts)
+    return clustered_interval(equal[pairs > 0].tolist(), pairs[pairs > 0].tolist())
+
+
+def _pairs(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (pairs of equal answers, pairs of answers), (units,) each."""
     totals = counts.sum(1)
-    equal = (counts * (counts - 1) // 2).sum(1)
-    pairs = totals * (totals - 1) // 2
-    has_pairs = pairs > 0
-    return clustered_interval(equal[has_pairs].tolist(), pairs[has_pairs].tolist())
+    return (counts * (counts - 1) // 2).sum(1), totals * (totals - 1) // 2
 
 
 def krippendorff_alpha(counts: np.ndarray) -> float:
-    """Krippendorff's alpha for nominal values: 1 is perfect agreement, 0 what chance would give.
+    """Return Krippendorff's alpha for nominal values: 1 is perfect agreement, 0 is chance.
 
-    counts (units, categories): see value_counts. Units with fewer than two values say nothing. NaN
-    where nothing could be disagreed on: no such unit, or one value only in all of them.
-    (K. Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011.)
+    counts (units, categories): see value_counts. NaN if nothing could be disagreed on: there is one
+    value only in units with several. (Computing Krippendorff's Alpha-Reliability, 2011.)
     """
     counts = counts[counts.sum(1) >= 2].astype(np.float64)
     totals = counts.sum(1)
@@ -73,10 +65,7 @@ def krippendorff_alpha(counts: np.ndarray) -> float:
 
 
 def interval_alpha(values: Sequence[Sequence[float]]) -> float:
-    """Krippendorff's alpha for numbers, whose difference squared is how far two disagree.
-
-    values: of each unit. Otherwise as krippendorff_alpha.
-    """
+    """Return Krippendorff's alpha for the numbers of each unit, by squared differences."""
     units = [np.array(of_unit, np.float64) for of_unit in values if len(of_unit) >= 2]
     if not units:
         return math.nan
@@ -88,11 +77,10 @@ def interval_alpha(values: Sequence[Sequence[float]]) -> float:
 
 
 def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tuple[float, float]:
-    """The 95 % confidence interval of a share of answers, several of which may be to one question.
+    """Return the 95 % confidence interval of a share of answers, clustered by question.
 
-    successes, answers: of each question. As labellers of one question agree, k answers to it tell
-    less than one answer to each of k questions: the interval is Wilson's for the answers divided by
-    the design effect. With one answer to each question it is Wilson's.
+    successes, answers: of each question. As labellers of one question agree, k answers to it say
+    less than one to each of k questions: it is Wilson's for the answers over the design effect.
     """
     if sum(answers) == 0:
         return 0.0, 1.0
@@ -101,17 +89,17 @@ def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tu
 
 
 def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> float:
-    """How many independent answers tell as much; see clustered_interval."""
+    """Return the number of independent answers that say as much; see clustered_interval."""
     counts = np.array(answers, np.float64)
     return float(counts.sum()) / design_effect(np.array(successes, np.float64), counts)
 
 
 def design_effect(right: np.ndarray, answers: np.ndarray) -> float:
-    """By how much repeated questions raise the variance of a share (L. Kish, Survey Sampling).
+    """Return the factor by which clusters raise the variance of a share (L. Kish).
 
-    right, answers (questions,): of the answers to each question, at least one. It is
-    1 + (sum of answers^2 / sum of answers - 1) rho, where rho is the correlation of two answers to
-    one question, estimated as Krippendorff's alpha, with IMAGINED questions on either side.
+    right, answers (questions,): counts. It is 1 + (sum of answers^2 / sum of answers - 1) rho, with
+    rho, the correlation of two answers to one question, estimated as Krippendorff's alpha, with
+    IMAGINED questions on either side.
     """
     is_repeated = answers > 1
     if not is_repeated.any():
@@ -128,10 +116,7 @@ def design_effect(right: np.ndarray, answers: np.ndarray) -> float:
 
 
 def wilson_interval(successes: float, n: float) -> tuple[float, float]:
-    """The 95 % confidence interval of a share, by Wilson's score (without correction).
-
-    n: independent answers, which need not be a whole number where it is an effective one.
-    """
+    """Return the 95 % confidence interval of a share of `n` answers by Wilson's score."""
     if n == 0:
         return 0.0, 1.0
     share, z2 = successes / n, NORMAL_95**2
@@ -143,7 +128,7 @@ def wilson_interval(successes: float, n: float) -> tuple[float, float]:
 
 
 def correlation_interval(correlation: float, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a correlation of `n` pairs, by Fisher's transformation."""
+    """Return the 95 % interval of a correlation of `n` pairs, by Fisher's transformation."""
     if n <= 3:
         return -1.0, 1.0
     centre = math.atanh(min(max(correlation, -MOST_CORRELATED), MOST_CORRELATED))
@@ -152,12 +137,11 @@ def correlation_interval(correlation: float, n: int) -> tuple[float, float]:
 
 
 def pairwise_share(best_share: float, each: int) -> float:
-    """How often one sample of a policy is better than one of another policy.
+    """Estimate how often one sample of a policy is better than one of another policy.
 
     best_share: how often the best of 2 * `each` samples, half of them from either policy, is from
-    the first one. That is further from one half: better samples have several chances to be there.
-    Assumes that how good samples look to a labeller is normally distributed, for both policies with
-    the same variance (L. L. Thurstone, A law of comparative judgment, 1927, case V).
+    the first one. Assumes that quality is normally distributed, for both with the same variance
+    (L. L. Thurstone, A law of comparative judgment, 1927, case V).
     """
     low, high = 0.0, 1.0
     while high - low > 1e-9:
@@ -170,11 +154,10 @@ def pairwise_share(best_share: float, each: int) -> float:
 
 
 def best_of_share(pair_share: float, each: int) -> float:
-    """What pairwise_share is the inverse of.
+    """Return the inverse of pairwise_share.
 
     The best of the first policy's samples has the density each * f * F^(each - 1), and all of the
-    other policy's are worse with probability G^each. The integral is a sum over 201 places, which
-    is exact to many digits for functions as smooth as these.
+    other's are worse with probability G^each. A sum over 201 places is exact to many digits.
     """
     if pair_share in (0, 1):
         return pair_share
@@ -191,14 +174,10 @@ def best_of_share(pair_share: float, each: int) -> float:
 
 
 def uniform_p_value(counts: Sequence[int], seed: int = 0) -> float:
-    """The p-value of the hypothesis that all cells are equally likely, 1 where there is no count.
-
-    By Pearson's chi-square test. Where fewer than LEAST_EXPECTED are expected in a cell: the share
-    of DRAWS random tables, and of the one that was found, that are at least as uneven.
-    """
+    """Return the p-value of the hypothesis that all cells are equally likely; 1 without counts."""
     total, cells = sum(counts), len(counts)
     if total == 0 or total >= LEAST_EXPECTED * cells:
-        return chi_square(counts)[1]
+        return chi_square(counts)
     uneven = sum(count**2 for count in counts)
     rng = np.random.default_rng(seed)
     found = 1
@@ -208,21 +187,17 @@ def uniform_p_value(counts: Sequence[int], seed: int = 0) -> float:
     return found / (1 + DRAWS)
 
 
-def chi_square(counts: Sequence[int]) -> tuple[float, float]:
-    """(the statistic, its p-value) of Pearson's test that all cells are equally likely.
-
-    Of no counts at all, or of one cell, it is (0, 1).
-    """
-    total, cells = sum(counts), len(counts)
-    if total == 0 or cells < 2:
-        return 0.0, 1.0
-    expected = total / cells
+def chi_square(counts: Sequence[int]) -> float:
+    """Return the p-value of Pearson's test that all cells are equally likely."""
+    if sum(counts) == 0:
+        return 1.0
+    expected = sum(counts) / len(counts)
     statistic = sum((count - expected) ** 2 for count in counts) / expected
-    return statistic, chi_square_tail(statistic, cells - 1)
+    return chi_square_tail(statistic, len(counts) - 1)
 
 
 def chi_square_tail(x: float, degrees: int) -> float:
-    """The probability that a chi-square variable of so many degrees of freedom is above x."""
+    """Return the probability that a chi-square variable of these degrees is above x."""
     if x <= 0:
         return 1.0
     half = x / 2

@@ -1,14 +1,12 @@
-"""What a folder of labels tells about its questions, its labellers and the policies compared."""
-
-from __future__ import annotations
+"""Facts of a folder of labels: its questions, labellers and comparisons of policies."""
 
 import collections
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from lm_human_preferences.label_types import TIE, LabelType
+from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
 from lm_human_preferences.labels.report.agreement import (
@@ -26,33 +24,29 @@ QUICK = 1.0  # seconds in which nobody reads a question
 
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
-    """Everything that `./launch.py labels` shows, as JSON has it: None where there is no number.
-
-    without: labellers whose answers are left out.
-    """
+    """Return the facts of `./launch.py labels` as JSON, without some labellers."""
     folder.check_labellers(without)
     names = [name for name in folder.logs if name not in without]
     answers = _answers_by_question(folder, names)
-    # Gold questions are easier than others: to agree on them tells nothing.
-    not_gold = {
-        question: given
-        for question, given in answers.items()
-        if folder.questions[question].kind != GOLD
-    }
+    # Gold questions are easier than others: to agree on them says nothing.
+    not_gold = {}
+    for question, given in answers.items():
+        if folder.questions[question].kind != GOLD:
+            not_gold[question] = given
     return {
         'label_type': folder.label_type.name,
         'questions': _questions(folder, answers),
         'training_labels': len(folder.counted(without=without)),
         'agreement': _agreement(folder, not_gold),
         'labellers': {name: _labeller(folder, name, not_gold) for name in names},
-        'comparisons': _comparisons(folder, without),
+        'comparisons': comparisons(folder, folder.counted(VALIDATION, without)),
         **_review(folder, names),
         **_remarks(folder, names),
     }
 
 
 def _review(folder: LabelFolder, names: Collection[str]) -> dict[str, Any]:
-    """On how many questions labellers disagree, and on how many who decided; if anybody did."""
+    """Return the numbers of disputed and of decided questions; nothing if none was decided."""
     deciding = [name for name in names if folder.logs[name].decisions]
     if not deciding:
         return {}
@@ -62,7 +56,7 @@ def _review(folder: LabelFolder, names: Collection[str]) -> dict[str, Any]:
 
 
 def _remarks(folder: LabelFolder, names: Collection[str]) -> dict[str, Any]:
-    """The remarks to answers and decisions, the oldest first, if there are any."""
+    """Return the remarks to answers and decisions, the oldest first; nothing without any."""
     with_remark: list[Answer] = []
     for name in names:
         log = folder.logs[name]
@@ -85,72 +79,58 @@ def _remarks(folder: LabelFolder, names: Collection[str]) -> dict[str, Any]:
 
 
 def _answers_by_question(folder: LabelFolder, names: Collection[str]) -> dict[str, list[Answer]]:
-    """{question: the last answer, or skip, of each labeller}, for questions that have any."""
+    """Return {question: last answer, or skip, of each labeller} of questions that have any."""
     found: dict[str, list[Answer]] = collections.defaultdict(list)
     for name in names:
-        for question in folder.logs[name].by_question:
-            answer = folder.logs[name].answer_to(question)
-            assert answer is not None  # by_question has no question without
-            found[question].append(answer)
+        for question, given in folder.logs[name].by_question.items():
+            found[question].append(given[-1])
     return found
 
 
 def _questions(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, int]:
-    given = [
-        sum(answer.value is not None for answer in answers.get(question, ()))
+    has_answer = [
+        any(answer.value is not None for answer in answers.get(question, ()))
         for question in folder.questions
     ]
     questions = folder.questions.values()
     return {
         'all': len(folder.questions),
-        'comparisons': sum(question.kind == VALIDATION for question in questions),
-        'gold': sum(question.kind == GOLD for question in questions),
+        'comparisons': folder.count(VALIDATION),
+        'gold': folder.count(GOLD),
         'for_several': sum(1 < question.labellers < EVERYBODY for question in questions),
-        'answered': sum(count > 0 for count in given),
+        'answered': sum(has_answer),
         'retired': sum(folder.is_retired(question) for question in questions),
     }
 
 
 def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, Any]:
-    """How far labellers who answered the same question agree.
-
-    raw, chance: how often they gave the same answer, with the ends of its interval, low and high;
-    None for numbers, which need not be equal to agree.
-    """
-    values = [
-        [answer.value for answer in given if answer.value is not None] for given in answers.values()
-    ]
-    found: dict[str, Any] = {
+    """Return the agreement of labellers on the same questions; of numbers only alpha."""
+    values = []
+    for given in answers.values():
+        values.append([answer.value for answer in given if answer.value is not None])
+    label_type = folder.label_type
+    raw = low = high = chance = None
+    if label_type.is_numeric:
+        alpha = interval_alpha(values)
+    else:
+        counts = value_counts(values)
+        raw = _number(raw_agreement(counts)[0])
+        low, high = agreement_interval(counts)
+        # Of two who guess; a tie is one more answer.
+        chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
+        alpha = krippendorff_alpha(counts)
+    return {
         'questions': sum(len(of_question) > 1 for of_question in values),
         'pairs': sum(math.comb(len(of_question), 2) for of_question in values),
-        'raw': None,
-        'low': None,
-        'high': None,
-        'chance': None,
-    }
-    if folder.label_type.is_numeric:
-        return {**found, 'alpha': _number(interval_alpha(values))}
-    counts = value_counts(values)
-    low, high = agreement_interval(counts)
-    return {
-        **found,
-        'raw': _number(raw_agreement(counts)[0]),
+        'raw': raw,
         'low': low,
         'high': high,
-        'chance': _chance(folder.label_type),
-        'alpha': _number(krippendorff_alpha(counts)),
+        'chance': chance,
+        'alpha': _number(alpha),
     }
-
-
-def _chance(label_type: LabelType) -> float | None:
-    """How often somebody who guesses gives the same answer as another: a tie is one more answer."""
-    if not label_type.ties:
-        return label_type.chance
-    return 1 / (len(label_type.samples) + 1)
 
 
 def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) -> dict[str, Any]:
-    """What one labeller has done. answers: those that agreement is about."""
     log = folder.logs[name]
     last = [given[-1] for given in log.by_question.values()]
     own = [answer for answer in last if answer.value is not None]
@@ -175,17 +155,13 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
 
 
 def _ties(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int]:
-    """How many answers are ties, for a folder that allows them; else nothing."""
     if not folder.label_type.ties:
         return {}
     return {'ties': sum(answer.value == TIE for answer in answers)}
 
 
 def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | None:
-    """How often the sample at each place on the screen was liked best.
-
-    None where there is nothing to tell: imported answers were given on no screen of ours.
-    """
+    """Return how often each place on the screen was preferred; imported answers have none."""
     places = []
     for answer in answers:
         best = folder.label_type.preferred(answer.value)
@@ -197,23 +173,20 @@ def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | No
 
 
 def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | None:
-    """How many gold questions are among those answered, and how many answers are right.
-
-    None where no answer is right: ratings need not be the same number.
-    """
+    """Return the numbers of answers to gold questions, and of right ones; None for ratings."""
     if folder.label_type.chance is None:
         return None
-    known = [
-        (answer.value, folder.questions[answer.question].gold)
-        for answer in answers
-        if folder.questions[answer.question].gold is not None
-    ]
-    right = sum(folder.label_type.matches(value, gold) for value, gold in known)
-    return {'answers': len(known), 'right': right}
+    count = right = 0
+    for answer in answers:
+        gold = folder.questions[answer.question].gold
+        if gold is not None:
+            count += 1
+            right += folder.label_type.matches(answer.value, gold)
+    return {'answers': count, 'right': right}
 
 
 def _agreement_with_others(name: str, answers: dict[str, list[Answer]]) -> tuple[float, int]:
-    """(share of the others' answers to the same questions that are the labeller's, how many)."""
+    """Return (share of others' answers to the same questions that are equal, their number)."""
     equal = pairs = 0
     for given in answers.values():
         values = {answer.labeller: answer.value for answer in given if answer.value is not None}
@@ -225,20 +198,20 @@ def _agreement_with_others(name: str, answers: dict[str, list[Answer]]) -> tuple
     return (equal / pairs if pairs else math.nan), pairs
 
 
-def _comparisons(folder: LabelFolder, without: Collection[str]) -> list[dict[str, Any]]:
-    """For each pair of policies that were compared, how often the second one was preferred."""
+def comparisons(folder: LabelFolder, answers: Iterable[Answer]) -> list[dict[str, Any]]:
+    """Return how often the second of each pair of policies was preferred in `answers`."""
     # {(policy, against): {question: for each answer, whether it prefers `against`}}
     given: dict[tuple[str, str], dict[str, list[bool]]] = {}
     not_preferring: dict[tuple[str, str], list[Answer]] = collections.defaultdict(list)
-    for answer in folder.counted(VALIDATION, without):
+    for answer in answers:
         policies = folder.questions[answer.question].policies
         pair = policies[0], policies[-1]
-        better = preferred(folder, answer, policies)
-        if better is None:
+        best = folder.label_type.preferred(answer.value)
+        if best is None:
             not_preferring[pair].append(answer)
         else:
             by_question = given.setdefault(pair, {})
-            by_question.setdefault(answer.question, []).append(better == pair[1])
+            by_question.setdefault(answer.question, []).append(policies[best] == pair[1])
     return [
         {
             'policy': policy,
@@ -251,11 +224,6 @@ def _comparisons(folder: LabelFolder, without: Collection[str]) -> list[dict[str
 
 
 def _wins(folder: LabelFolder, answers: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """How often the second of two policies was preferred; answers: those to each question.
-
-    pairwise: the estimate of how often one sample of it is preferred to one of the other policy,
-    see agreement.pairwise_share, with the ends of its interval.
-    """
     wins = [sum(of_question) for of_question in answers]
     counts = [len(of_question) for of_question in answers]
     rate = sum(wins) / sum(counts)
@@ -273,12 +241,6 @@ def _wins(folder: LabelFolder, answers: Sequence[Sequence[bool]]) -> dict[str, A
         'pairwise_low': pairwise_share(low, each),
         'pairwise_high': pairwise_share(high, each),
     }
-
-
-def preferred(folder: LabelFolder, answer: Answer, policies: tuple[str, ...]) -> str | None:
-    """The policy whose sample is the best one by an answer; None where it likes none best."""
-    best = folder.label_type.preferred(answer.value)
-    return None if best is None else policies[best]
 
 
 def _number(value: float) -> float | None:

@@ -1,6 +1,4 @@
-"""Labels as texts, brought into a folder of labels."""
-
-from __future__ import annotations
+"""Import of labels as texts into a folder of labels."""
 
 import dataclasses
 import uuid as uuids
@@ -31,12 +29,7 @@ def add_questions(
     kind: str = TRAIN,
     labellers: Callable[[int], int] | None = None,
 ) -> int:
-    """Add those questions that are not in the folder yet; returns how many they are.
-
-    policies: which one each sample is of. labellers(number): how many people are to answer the
-    question that is added as that number; None: as many as have answered it. Of gold questions the
-    answers are kept with them.
-    """
+    """Add new questions, and return their number; gold ones keep their answers."""
     answered: dict[str, set[str | None]] = {}
     for label, tokens in questions:
         answered.setdefault(question_id(tokens), set()).add(label.labeller)
@@ -63,12 +56,7 @@ def add_questions(
 
 
 def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dict[str, int]:
-    """Record the answers to `questions`, which are in the folder.
-
-    Returns how many of each labeller were added. labeller: who gave those that name nobody. What
-    was imported last counts: of answers that were imported before, those are not added again after
-    which nothing else was imported.
-    """
+    """Record answers to questions of the folder; return how many of each labeller were new."""
     now = folder.time_of_next_answer()
     # {labeller: {question: answers in the order of the file}}
     given: dict[str, dict[str, list[Answer]]] = {}
@@ -92,7 +80,9 @@ def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dic
     added = {}
     for name, by_question in given.items():
         with Labeller(folder, name) as writer:
-            last = _last_imported(writer.log)
+            # Even those that were taken back since
+            imported = [answer for answer in writer.log.uuids.values() if answer.is_imported]
+            last = {answer.question: answer for answer in imported}
             new = [
                 answer
                 for id, answers in by_question.items()
@@ -103,20 +93,12 @@ def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dic
 
 
 def _uuid(labeller: str, question: str, number: int, value: Value | None) -> str:
-    """The same whenever a labeller's answer to a question, by its number, is imported."""
+    """Return an id that is the same whenever this answer of a labeller is imported."""
     return str(uuids.uuid5(UUIDS, f'{labeller}/{question}/{number}/{value}'))
 
 
-def _last_imported(log: AnswerLog) -> dict[str, Answer]:
-    """{question: the answer to it that was imported last, even if it was taken back since}."""
-    return {answer.question: answer for answer in log.uuids.values() if answer.is_imported}
-
-
 def _not_imported(given: Sequence[Answer], last: Answer | None, log: AnswerLog) -> list[Answer]:
-    """Those of the answers to one question that have to be added for the last one to count.
-
-    given: in the order of the file. last: what was imported last.
-    """
+    """Return which of the answers `given` have to be added for the last one to count."""
     new = [answer for answer in given[:-1] if answer.uuid not in log.uuids]
     counts = given[-1]
     if not new and last is not None and last.value == counts.value:

@@ -1,83 +1,67 @@
-"""The formats in which other tools keep labels as texts; each record is turned into TextLabels.
+"""Reader of labels as texts, in the formats of several tools; each record gives TextLabels.
 
     {"query", "sample0", "sample1", .., "best"}   the fields of a label, as strings
     {"prompt", "chosen", "rejected"}              preferences
     {"data", "annotations"}                       a task in Label Studio's JSON export
 
-A label may also have "labeller", who gave it, and "remark". Preferences are strings, or lists of
-chat messages {"role", "content"}; the task is one of Label Studio's pairwise template.
-
-A file is a JSON array of records, or has one a line if its name ends in .jsonl. Standard input may
-be either.
+A label may also have "labeller" and "remark". Preferences are strings, or lists of chat messages
+{"role", "content"}; the task is one of Label Studio's pairwise template. A field "system" begins
+the query. A file is a JSON array, or has a record a line if its name ends in .jsonl.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import os
 import re
-import string
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets.messages import are_messages, as_text
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value, is_number
 from lm_human_preferences.labels.answers import LABELLER, REMARK
+from lm_human_preferences.labels.texts.preferences import (
+    SYSTEMS,
+    after_system,
+    preference,
+    text_field,
+)
 from lm_human_preferences.runs import run_files
 
 PROMPTS = ('prompt', 'query', 'question')  # where a task of Label Studio may have its query
-# Begins a turn of a dialogue in one string, as in the data set hh-rlhf.
-ASSISTANT = '\n\nAssistant:'
 STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
 TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
 PAIR_FIELDS = {'chosen', 'rejected', 'annotations'}  # which no other record has
 KTO = {'prompt', 'completion', 'label'}  # fields of a format that is known, but not read
 KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
-OTHER_FILES = {
-    '.arrow': 'Arrow',
-    '.csv': 'CSV',
-    '.gz': 'a compressed file',
-    '.parquet': 'Parquet',
-    '.tsv': 'tab-separated values',
-    '.xlsx': 'a spreadsheet',
-    '.zip': 'a compressed file',
-    '.zst': 'a compressed file',
-}
+OTHER_FILES = ('.arrow', '.csv', '.gz', '.parquet', '.tsv', '.xlsx', '.zip', '.zst')
 
 
 @dataclasses.dataclass(frozen=True)
 class TextLabel:
-    """A question in words, and its answer.
-
-    answer: as a label of its type has it; None where the record has none. labeller: who gave it,
-    if the record says so. seconds: how long that took, 0 where it is not known. is_ordered: whether
-    the samples are in the order in which they were shown. remark: of the labeller, '' for none.
-    """
+    """A question in words, and its answer."""
 
     query: str
     samples: tuple[str, ...]
-    answer: Value | None
+    answer: Value | None  # as a label of its type has it, if there is one
     labeller: str | None = None
-    seconds: float = 0.0
-    is_ordered: bool = True
+    seconds: float = 0.0  # that it took; 0 if unknown
+    is_ordered: bool = True  # whether samples are in the order in which they were shown
     remark: str = ''
 
 
 def read(path: str) -> list[tuple[str, Any]]:
-    """The records of a file, each with where it is.
-
-    path: a local or remote file, or one of STANDARD_INPUT. Empty lines are passed over. UserError
-    for what is not JSON.
-    """
+    """Return the records of a local or remote file, or of STANDARD_INPUT, with where they are."""
     if path in STANDARD_INPUT:
         return _of_standard_input()
     check_kind_of_file(path)
+    return read_file(path)
+
+
+def read_file(path: str) -> list[tuple[str, Any]]:
+    """Return the records of a .jsonl, or of a JSON array, with where they are."""
     if path.endswith('.jsonl'):
         return storage.read_json_lines(path)
     return _of_array(storage.read_json(path), path)
@@ -106,16 +90,13 @@ def check_kind_of_file(path: str) -> None:
     if suffix in OTHER_FILES:
         how = f'; to convert it: {CONVERT}' if suffix == '.parquet' else ''
         raise UserError(
-            f'{path} is {OTHER_FILES[suffix]}, which is not read: give a .json with an array of'
+            f'{path} is a {suffix} file, which is not read: give a .json with an array of'
             f' labels, or a .jsonl with one a line{how}; what a label has: {KNOWN}'
         )
 
 
 def is_text(record: Any) -> bool:
-    """Whether a record is of one of the formats above, or of another one of texts.
-
-    Otherwise it holds token ids.
-    """
+    """Return whether a record is of a format of texts; otherwise it holds token ids."""
     if not isinstance(record, dict):
         return False
     has_texts = any(isinstance(record.get(field), str) for field in TEXT_FIELDS)
@@ -123,7 +104,7 @@ def is_text(record: Any) -> bool:
 
 
 def is_pair(record: Any) -> bool:
-    """Whether a record is of a format of other tools, which compare two responses."""
+    """Return whether a record is of a format of other tools, which compare two responses."""
     return isinstance(record, dict) and not PAIR_FIELDS.isdisjoint(record)
 
 
@@ -135,18 +116,17 @@ def parse(
     needs_answer: bool = True,
     type_option: str = '--labels.type',
 ) -> list[TextLabel]:
-    """The labels in a record; none in a task of Label Studio that was skipped.
-
-    UserError, which says `where` it is, for a record that is of no format or does not fit the label
-    type, which type_option names.
-    """
+    """Return the labels in a record; UserError, which says `where`, for an unknown format."""
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
+    if is_pair(record) and label_type.of_preference(0) is None:
+        raise UserError(
+            f'{where} says which of two responses is better: give {type_option} best_of_2, not'
+            f' {label_type.name}'
+        )
     if 'annotations' in record:
-        _check_pairs(label_type, where, type_option)
         return list(_of_label_studio(record, where, label_type))
-    if 'chosen' in record or 'rejected' in record:
-        _check_pairs(label_type, where, type_option)
+    if is_pair(record):
         query, samples = preference(record, where)
         return [TextLabel(query, samples, label_type.of_preference(0), is_ordered=False)]
     if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
@@ -162,144 +142,79 @@ def parse(
     )
 
 
-def _check_pairs(label_type: LabelType, where: str, option: str) -> None:
-    if label_type.of_preference(0) is None:
-        raise UserError(
-            f'{where} says which of two responses is better: give {option} best_of_2, not'
-            f' {label_type.name}'
-        )
+def unread(record: Any, label_type: LabelType) -> set[str]:
+    """Return the names of the fields of a record that hold something and are not read."""
+    if not isinstance(record, dict):
+        return set()
+    if 'annotations' in record:
+        data = record.get('data')
+        return _unread_of_label_studio(data) if isinstance(data, dict) else set()
+    filled = _filled(record)
+    if is_pair(record):
+        of_messages = map('{} of messages'.format, _more_of_messages(record))
+        return filled - {'prompt', 'chosen', 'rejected', *SYSTEMS} | set(of_messages)
+    return filled - {
+        'query',
+        *label_type.samples,
+        label_type.field,
+        LABELLER,
+        REMARK,
+        *SYSTEMS,
+    }
 
 
-def text_field(record: dict[str, Any], field: str, where: str) -> str:
-    """A text of a record; UserError where there is none."""
-    text = record.get(field)
-    if not isinstance(text, str):
-        state = f'is a {type(text).__name__}' if field in record else 'is missing'
-        raise UserError(f'{where}, field {field!r} {state}: it must be a text')
-    return text
+def _filled(fields: dict[str, Any]) -> set[str]:
+    """Return the names of fields that hold something; tables write None, '' and [] for nothing."""
+    filled = set()
+    for name, value in fields.items():
+        if value is not None and value not in ('', [], {}):
+            filled.add(str(name))
+    return filled
+
+
+def _more_of_messages(record: dict[str, Any]) -> set[str]:
+    """Return the fields of messages of a preference besides a role and a content."""
+    keys = set()
+    for field in ('prompt', 'chosen', 'rejected'):
+        messages = record.get(field)
+        if not isinstance(messages, list):
+            messages = [messages]
+        for message in messages:
+            if isinstance(message, dict):
+                keys |= _filled(message)
+    return keys - {'role', 'content'}
+
+
+def _unread_of_label_studio(data: dict[str, Any]) -> set[str]:
+    """Return the fields of a task's data that are neither query nor compared texts."""
+    texts = {name for name, value in data.items() if isinstance(value, str)}
+    if len(texts - {*PROMPTS, *SYSTEMS}) > 2:
+        texts = {*PROMPTS, *SYSTEMS}
+    return set(map('data.{}'.format, _filled(data) - texts))
 
 
 def _of_label(
     record: dict[str, Any], where: str, label_type: LabelType, needs_answer: bool
 ) -> TextLabel:
-    query = text_field(record, 'query', where)
+    query = after_system(record, text_field(record, 'query', where))
     samples = tuple(text_field(record, name, where) for name in label_type.samples)
-    answer = None
-    if label_type.field in record or needs_answer:
-        answer = _checked_answer(record, label_type, where)
-    remark = record.get(REMARK)
+    field = label_type.field
+    if field not in record and needs_answer:
+        raise UserError(f'{where}, field {field!r} is missing: it is the answer')
+    if field in record and not label_type.is_valid(record[field]):
+        raise UserError(
+            f'{where}, field {field!r} must be {label_type.expected}, not {record[field]!r:.80}'
+        )
+    labeller, remark = record.get(LABELLER), record.get(REMARK)
+    if not isinstance(labeller, str) or not run_files.LABELLER.fullmatch(labeller):
+        labeller = _annotator(labeller)
     return TextLabel(
         query,
         samples,
-        answer,
-        labeller=_labeller(record.get(LABELLER)),
+        answer=record.get(field),
+        labeller=labeller,
         remark=remark if isinstance(remark, str) else '',
     )
-
-
-def _labeller(name: Any) -> str | None:
-    """The name of a labeller as it is, where it can be one in a folder."""
-    if isinstance(name, str) and run_files.LABELLER.fullmatch(name):
-        return name
-    return _annotator(name)
-
-
-def _checked_answer(record: dict[str, Any], label_type: LabelType, where: str) -> Value:
-    field = label_type.field
-    if field not in record:
-        raise UserError(f'{where}, field {field!r} is missing: it is the answer')
-    value = record[field]
-    if not label_type.is_valid(value):
-        raise UserError(
-            f'{where}, field {field!r} must be {label_type.expected}, not {value!r:.80}'
-        )
-    return value
-
-
-# ---------------------------------------------------------------- preferences
-
-
-def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]]:
-    """(query, the chosen and the rejected response) of a record; UserError if it is none."""
-    chosen, rejected = record.get('chosen'), record.get('rejected')
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        return _of_strings(record, chosen, rejected, where)
-    if are_messages(chosen) and are_messages(rejected):
-        return _of_messages(record, chosen, rejected, where)
-    missing = [field for field in ('chosen', 'rejected') if field not in record]
-    which = f'field {missing[0]!r} is missing: ' if missing else 'fields '
-    raise UserError(
-        f"{where}, {which}'chosen' and 'rejected' must both be texts, or lists of messages with a"
-        ' role and a content'
-    )
-
-
-def _of_strings(
-    record: dict[str, Any], chosen: str, rejected: str, where: str
-) -> tuple[str, tuple[str, str]]:
-    """(query, responses); without a prompt, of two dialogues that begin alike."""
-    if 'prompt' in record:
-        prompt = record['prompt']
-        if are_messages(prompt):
-            return as_text(prompt), (chosen, rejected)
-        return text_field(record, 'prompt', where), (chosen, rejected)
-    end = _end_of_prompt(chosen, rejected, where)
-    return chosen[:end], (chosen[end:], rejected[end:])
-
-
-def _end_of_prompt(chosen: str, rejected: str, where: str) -> int:
-    """Where the prompt ends that two texts begin with.
-
-    In a dialogue, that is where the turn of the assistant begins in which the texts part: later
-    turns are of two different dialogues, and belong to the responses. In other texts it is after
-    the last whole word that both have. A space before a word belongs to it, as in GPT-2's tokens.
-    """
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected))
-    same = chosen[: sum(1 for _ in alike)]
-    turn = same.rfind(ASSISTANT)
-    if turn >= 0:
-        return turn + len(ASSISTANT)
-    if ASSISTANT in chosen or ASSISTANT in rejected:
-        raise UserError(
-            f"{where}, field 'prompt' is missing: 'chosen' and 'rejected' differ before the first"
-            ' turn of the assistant'
-        )
-    end = max(same.rfind(character) for character in string.whitespace)
-    if end >= 0 and same[end] != ' ':
-        end += 1
-    if not same[: max(end, 0)].strip():
-        raise UserError(
-            f"{where}, field 'prompt' is missing: it must be a text, or what 'chosen' and"
-            " 'rejected' both begin with"
-        )
-    return end
-
-
-def _of_messages(
-    record: dict[str, Any],
-    chosen: list[dict[str, str]],
-    rejected: list[dict[str, str]],
-    where: str,
-) -> tuple[str, tuple[str, str]]:
-    """(query, responses): what both dialogues begin with belongs to the query."""
-    most = min(len(chosen), len(rejected)) - 1  # the last message is a response
-    shared = 0
-    while shared < most and chosen[shared] == rejected[shared]:
-        shared += 1
-    query = chosen[:shared]
-    if 'prompt' in record:
-        prompt = record['prompt']
-        if not are_messages(prompt):
-            prompt = [{'role': 'user', 'content': text_field(record, 'prompt', where)}]
-        if [message['content'] for message in prompt] != _contents(query[-len(prompt) :]):
-            query = [*prompt, *query]
-    if not query:
-        raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
-    return as_text(query), (as_text(chosen[shared:]), as_text(rejected[shared:]))
-
-
-def _contents(messages: Sequence[dict[str, str]]) -> list[str]:
-    return [message['content'] for message in messages]
 
 
 # ---------------------------------------------------------------- Label Studio
@@ -319,39 +234,34 @@ def _of_label_studio(
     for annotation in annotations:
         if not isinstance(annotation, dict) or annotation.get('was_cancelled'):
             continue
-        for result in _pairwise_results(annotation):
+        results = annotation.get('result')
+        for result in results if isinstance(results, list) else ():
+            if not isinstance(result, dict) or result.get('type') != 'pairwise':
+                continue
             value = result.get('value')
             selected = value.get('selected') if isinstance(value, dict) else None
             if selected not in ('left', 'right'):
                 raise UserError(
                     f'{where}: a pairwise result selects {selected!r:.80}, not left or right'
                 )
+            lead_time: Any = annotation.get('lead_time')
             yield TextLabel(
-                query=prompts[0] if prompts else '',
+                query=after_system(data, prompts[0] if prompts else ''),
                 samples=_compared(result, data, where),
                 answer=label_type.of_preference(('left', 'right').index(selected)),
                 labeller=_annotator(annotation.get('completed_by')),
-                seconds=_seconds(annotation.get('lead_time')),
+                seconds=float(lead_time) if is_number(lead_time) else 0.0,
             )
 
 
-def _pairwise_results(annotation: dict[str, Any]) -> list[dict[str, Any]]:
-    results = annotation.get('result')
-    if not isinstance(results, list):
-        return []
-    return [r for r in results if isinstance(r, dict) and r.get('type') == 'pairwise']
-
-
 def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple[str, str]:
-    """The left and the right text of a comparison.
-
-    The result names the two tags of the page. As a rule the data have fields of these names; if
-    not, they have no other texts than these two and the prompt.
-    """
+    """Return left and right text: those that the result names, or all besides the prompt."""
     names = str(result.get('to_name', '')).split(',')
     if len(names) != 2 or not all(isinstance(data.get(name), str) for name in names):
         names = [
-            name for name, value in data.items() if isinstance(value, str) and name not in PROMPTS
+            name
+            for name, value in data.items()
+            if isinstance(value, str) and name not in (*PROMPTS, *SYSTEMS)
         ]
     if len(names) != 2:
         raise UserError(
@@ -362,10 +272,7 @@ def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple
 
 
 def _annotator(completed_by: Any) -> str | None:
-    """The name of a labeller, for the number or the record of a user of another tool.
-
-    A digest keeps those apart whose addresses would look alike.
-    """
+    """Return a name for a user of another tool; a digest keeps similar addresses apart."""
     if isinstance(completed_by, dict):
         completed_by = completed_by.get('id', completed_by.get('email'))
     if completed_by is None:
@@ -375,7 +282,3 @@ def _annotator(completed_by: Any) -> str | None:
     if name != user or len(name) > 22:
         name = f'{name[:13]}-{hashlib.sha256(user.encode()).hexdigest()[:8]}'
     return f'annotator-{name}'
-
-
-def _seconds(lead_time: Any) -> float:
-    return float(lead_time) if is_number(lead_time) else 0.0

@@ -1,38 +1,38 @@
-"""Labels of token ids of another encoding than the model's, read as the texts that they are.
+"""Labels of token ids as texts; ids are of GPT-2 unless a label names its `encoding`."""
 
-The published labels are token ids of GPT-2. A label may say in its field `encoding` which one its
-ids are of; what this program writes does so where it is a tokeniser of a model.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.labels.answers import LABELLER, REMARK
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 
 FIELD = 'encoding'
+TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # what labels are exported as
+NO_TIES = 'note: {count} answers without a preference are left out: {form} has no place for them'
 
 
 def marked(label: dict[str, Any], encoding: str) -> dict[str, Any]:
-    """A label of token ids as it is written to a file; encoding: the name of theirs.
-
-    Those of the original's encodings are not marked, as its own were not.
-    """
+    """Return a label for a file, marked with the name of its encoding if that is a tokeniser."""
     return {**label, FIELD: encoding} if encoding.startswith(tokenisers.PREFIX) else label
 
 
-def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Encoding:
-    """The encoding of labels of token ids, for a model of `encoding`.
+def as_file(objects: Iterable[dict[str, Any]], path: str) -> str:
+    """Return the content of a file: one object a line for a .jsonl, else a JSON array."""
+    lines = [json.dumps(value, ensure_ascii=False) for value in objects]
+    if path.endswith('.jsonl'):
+        return ''.join(f'{line}\n' for line in lines)
+    return '[' + ',\n'.join(lines) + ']\n'
 
-    Labels that do not name theirs have that of `tokenisers.of_unmarked_labels`.
-    UserError where they name several, or one whose tokeniser is not at hand.
-    """
-    unsaid = tokenisers.of_unmarked_labels(encoding).name
-    names = [label.get(FIELD, unsaid) for label in objects if isinstance(label, dict)]
+
+def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Encoding:
+    """Return the encoding of labels of token ids; UserError for several, or an unknown one."""
+    is_of_gpt2 = tokenisers.unnamed_ids_are_of_gpt2(encoding)
+    unnamed = encodings.Main.name if is_of_gpt2 else encoding.name
+    names = [label.get(FIELD, unnamed) for label in objects if isinstance(label, dict)]
     for index, name in enumerate(names):
         if name != names[0]:
             where = f'{source}, label {index}'
@@ -49,60 +49,76 @@ def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Enco
 
 
 def of_text(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[int] | None:
-    """`tokens` without padding, where they are token ids that `encoder` decodes to this text; else
-    None.
-
-    A model may write a text in other tokens than it is encoded as. A record of them need not name
-    the encoding: ids of another one have another text. n_vocab: tokens of the encoding.
-    """
-    if not _are_integers(tokens):
+    """Return `tokens` without padding if they decode to this text, else None."""
+    if not _are_tokens(tokens, encoder, n_vocab):
         return None
-    real = _without_padding(tokens, encoder, n_vocab)
-    if real is None or encoder.decode(real) != text:
-        return None
-    return real
+    real = _without_padding(tokens, encoder)
+    return real if encoder.decode(real) == text else None
 
 
 def as_texts(
     objects: Sequence[Any], label_type: LabelType, encoding: Encoding, source: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where it is, the label with texts in place of token ids of `encoding`).
-
-    UserError, which says where, for what are no token ids.
-    """
+    """Yield (where it is, the label with texts in place of token ids of `encoding`)."""
     encoder = encoding.get_encoder()
     for index, label in enumerate(objects):
         where = f'{source}, label {index}'
         if not isinstance(label, dict):
             raise UserError(f'{where} is a {type(label).__name__}, not an object')
-        texts = {
-            field: _text(label, field, encoder, encoding.n_vocab, where)
-            for field in ('query', *label_type.samples)
-        }
+        texts = {}
+        for field in ('query', *label_type.samples):
+            if not _are_tokens(label.get(field), encoder, encoding.n_vocab):
+                raise UserError(
+                    f'{where}, field {field!r} must be token ids 0 to {encoding.n_vocab - 1}, or'
+                    f' {encoder.padding_token} for padding'
+                )
+            texts[field] = text_of(label[field], field, encoder)
         yield where, {**label, **texts}
 
 
-def _text(label: dict[str, Any], field: str, encoder: Encoder, n_vocab: int, where: str) -> str:
-    """The text of a field; that of an empty query is empty, see tokenise.Tokeniser."""
-    if field not in label:
-        raise UserError(f'{where} has no field {field!r}')
-    tokens = label[field]
-    if not _are_integers(tokens):
-        raise UserError(f'{where}, field {field!r} must be token ids')
-    real = _without_padding(tokens, encoder, n_vocab)
-    if real is None:
-        raise UserError(
-            f'{where}, field {field!r} must be token ids 0 to {n_vocab - 1}, or'
-            f' {encoder.padding_token} for padding'
-        )
+def text_of(tokens: Sequence[int], field: str, encoder: Encoder) -> str:
+    """Return the text of a field; that of an empty query is empty, see tokenise.Tokeniser."""
+    real = _without_padding(tokens, encoder)
     return '' if field == 'query' and real == [encoder.eot_token] else encoder.decode(real)
 
 
-def _without_padding(tokens: list[int], encoder: Encoder, n_vocab: int) -> list[int] | None:
-    """Those that are no padding; None where one is no token."""
-    real = [token for token in tokens if token != encoder.padding_token]
-    return real if all(0 <= token < n_vocab for token in real) else None
+def _are_tokens(value: Any, encoder: Encoder, n_vocab: int) -> bool:
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        return False
+    return all(0 <= token < n_vocab for token in _without_padding(value, encoder))
 
 
-def _are_integers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int for each in value)
+def _without_padding(tokens: Sequence[int], encoder: Encoder) -> list[int]:
+    return [token for token in tokens if token != encoder.padding_token]
+
+
+def exported(
+    labels: Iterable[dict[str, Any]], label_type: LabelType, encoder: Encoder
+) -> tuple[list[dict[str, Any]], int]:
+    """Return labels as texts that records.py reads, and how many would be read as other tokens."""
+    written, inexact = [], 0
+    for label in labels:
+        texts = {}
+        for field in ('query', *label_type.samples):
+            text = texts[field] = text_of(label[field], field, encoder)
+            is_empty_query = field == 'query' and not text
+            real = _without_padding(label[field], encoder)
+            inexact += not is_empty_query and encoder.encode(text) != real
+        others = (label_type.field, LABELLER, REMARK)
+        written.append({**texts, **{name: label[name] for name in others if name in label}})
+    return written, inexact
+
+
+def preferences(
+    labels: Iterable[dict[str, Any]], label_type: LabelType
+) -> Iterator[dict[str, str]]:
+    """Yield {prompt, chosen, rejected} of pairs that labels order; UserError for ratings."""
+    if len(label_type.samples) < 2:
+        raise UserError(
+            '--export_as preferences: ratings of one response prefer none; give --export_as text'
+        )
+    for label in labels:
+        samples = [label[name] for name in label_type.samples]
+        for better, worse in label_type.pairs(label[label_type.field]):
+            chosen, rejected = samples[better], samples[worse]
+            yield {'prompt': label['query'], 'chosen': chosen, 'rejected': rejected}

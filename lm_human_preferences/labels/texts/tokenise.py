@@ -1,6 +1,4 @@
-"""Texts of labels as token ids of a task's encoding and lengths, and back."""
-
-from __future__ import annotations
+"""Texts of labels as token ids of a task's encoding and lengths."""
 
 import collections
 import contextlib
@@ -8,17 +6,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lm_human_preferences import label_types
+from lm_human_preferences.datasets.messages import NotTextError
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.labels.texts.records import TextLabel
+from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 
 # Why a record gives no label, by the name of its count
 LEFT_OUT = {
     'unanswered': 'without an answer',
-    'empty': 'whose chosen response is empty',
+    'empty': 'with an empty query or response',
+    'no text': 'with calls of tools, or parts that are no text',
     'equal': 'whose two responses are the same tokens',
 }
 
@@ -28,12 +28,11 @@ class Skipped(Exception):
 
 
 class Tokeniser:
-    """Turns texts into token ids that fit a task, and counts what did not fit.
+    """Converter of texts to token ids that fit a task, with counts of what did not fit.
 
-    query_length, response_length: the most tokens of each. too_long: what to do with longer texts:
-    'refuse' them; 'cut' the end, as the task cuts its own queries; 'cut_start', the beginning of a
-    query and the end of a response; 'skip' the label. An empty query becomes the token that ends a
-    text, if the encoding has one. option: that of too_long, which errors name.
+    too_long: for longer texts, 'refuse', 'cut' (the end, as the task cuts its own queries),
+    'cut_start' (the beginning of a query, the end of a response), or 'skip'. option: its name, for
+    errors. An empty query becomes the token that ends a text, if the encoding has one.
     """
 
     def __init__(
@@ -49,12 +48,10 @@ class Tokeniser:
         self.too_long = too_long
         self.option = option
         self.counts: collections.Counter[str] = collections.Counter()
+        self.unread: collections.Counter[str] = collections.Counter()  # records with a field
 
     def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
-        """The tokens of a query, not padded; UserError, or Skipped, where it does not fit.
-
-        tokens: those that it has, where they are known; None: those that it is encoded as.
-        """
+        """Return the tokens of a query, not padded; UserError, or Skipped, if it does not fit."""
         if tokens is None:
             tokens = self._encoded(text, where)
         if not tokens:
@@ -64,13 +61,13 @@ class Tokeniser:
         return self._fitted(tokens, 'query', where)
 
     def response(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
-        """The same of a response, which may be empty."""
+        """Return the tokens of a response, which may be empty; see `query`."""
         if tokens is None:
             tokens = self._encoded(text, where)
         return self._fitted(tokens, 'response', where)
 
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> dict[str, list[int]]:
-        """{field: token ids, padded} of a query and its samples; fields: names of the samples."""
+        """Return {field: token ids, padded} of query and samples, which are called `fields`."""
         responses = [self.response(sample, where) for sample in label.samples]
         tokens = {'query': self.query(label.query, where), **dict(zip(fields, responses))}
         return {
@@ -78,26 +75,36 @@ class Tokeniser:
             for field, ids in tokens.items()
         }
 
+    def count_special(self, texts: Iterable[str]) -> None:
+        """Count a record whose texts spell special tokens, as rendered templates do."""
+        self.counts['special'] += tokenisers.spells_special(self.encoder, *texts)
+
     def notes(self) -> list[str]:
-        """Lines that tell the user what did not fit."""
+        """Return lines for the user on what did not fit."""
         query, response = self.lengths.values()
         counts = self.counts
         lines = []
-        if counts['padded query'] or counts['padded response']:
-            lines.append(
-                f'Padded: {counts["padded query"]} queries to {query} tokens,'
-                f' {counts["padded response"]} responses to {response}'
-            )
-        if counts['cut query'] or counts['cut response']:
-            lines.append(
-                f'Cut: {counts["cut query"]} queries to {query} tokens,'
-                f' {counts["cut response"]} responses to {response}'
-            )
+        for done in ('padded', 'cut'):
+            queries, responses = counts[f'{done} query'], counts[f'{done} response']
+            if queries or responses:
+                lines.append(
+                    f'{done.capitalize()}: {queries} queries to {query} tokens, {responses}'
+                    f' responses to {response}'
+                )
         if counts['skipped']:
             lines.append(f'Skipped: {counts["skipped"]} records with longer texts')
         for count, what in LEFT_OUT.items():
             if counts[count]:
                 lines.append(f'Left out: {counts[count]} records {what}')
+        if counts['special']:
+            lines.append(
+                f'Special tokens of the model are spelled in {counts["special"]} records, as of a'
+                ' chat template. They are read as ordinary letters, which no model writes: give'
+                ' lists of messages instead, or --task.special_tokens on'
+            )
+        if self.unread:
+            fields = ', '.join(f'{name} ({count})' for name, count in sorted(self.unread.items()))
+            lines.append(f'Not read, with the number of records that have it: {fields}')
         return lines
 
     def _encoded(self, text: str, where: str) -> list[int]:
@@ -140,18 +147,18 @@ def tokenise(
     needs_answer: bool = True,
     ties: bool = True,
 ) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
-    """The labels in records of texts, each with its question {field: token ids}.
+    """Return the labels in records of texts with questions {field: token ids}, and notes.
 
-    Also lines that tell the user of what did not fit. found: (where it is, record) of each.
-    hparams: train_reward's. needs_answer: whether a record must have one. ties: whether that may be
-    a tie. UserError, which says where, for what is of no known format.
+    found: (where it is, record) of each. hparams: train_reward's. needs_answer: whether a record
+    must have one. ties: whether that may be a tie. UserError, which says where, for an unknown
+    format.
     """
     label_type, task = label_types.get(hparams.labels.type), hparams.task
     if ties:
         label_type.allow_ties()
     fields = label_type.samples
     tokeniser = Tokeniser(
-        encoding.get_encoder(),
+        tokenisers.text_encoder(encoding.get_encoder(), task.special_tokens),
         task.query_length,
         task.response_length,
         hparams.labels.too_long,
@@ -159,17 +166,23 @@ def tokenise(
     )
     labels = []
     for where, record in found:
-        parsed = records.parse(
-            record,
-            where,
-            label_type,
-            needs_answer=needs_answer,
-            type_option=hparams.labels.option_name('type'),
-        )
+        try:
+            parsed = records.parse(
+                record,
+                where,
+                label_type,
+                needs_answer=needs_answer,
+                type_option=hparams.labels.option_name('type'),
+            )
+        except NotTextError:
+            tokeniser.counts['no text'] += 1
+            continue
+        tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.counts['unanswered'] += not parsed
+        tokeniser.count_special(text for label in parsed for text in (label.query, *label.samples))
         is_pair = records.is_pair(record)
         for label in parsed:
-            if is_pair and not _chosen(label, label_type).strip():
+            if is_pair and _has_empty_text(record, label):
                 tokeniser.counts['empty'] += 1
                 continue
             with contextlib.suppress(Skipped):
@@ -181,18 +194,8 @@ def tokenise(
     return labels, tokeniser.notes()
 
 
-def _chosen(label: TextLabel, label_type: LabelType) -> str:
-    """The response that the answer of a pair prefers."""
-    chosen = label_type.preferred(label.answer)
-    assert chosen is not None
-    return label.samples[chosen]
-
-
-def labels_of(
-    found: Iterable[tuple[str, Any]], hparams: HParams, encoding: Encoding
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The same as objects of a label file."""
-    labels, notes = tokenise(found, hparams, encoding)
-    answer = label_types.get(hparams.labels.type).field
-    objects = [{**question, answer: label.answer} for label, question in labels]
-    return objects, notes
+def _has_empty_text(record: dict[str, Any], label: TextLabel) -> bool:
+    """Return whether a response of a pair, or its query if it has one, has no letters."""
+    has_query = 'annotations' not in record or any(map(record['data'].get, records.PROMPTS))
+    texts = [label.query, *label.samples] if has_query else label.samples
+    return not all(map(str.strip, texts))

@@ -1,4 +1,1 @@
-"""Causal language models of transformers, driven from outside, as the models of most families are.
-
-transformers takes seconds to import, so it is imported where such a model is really needed.
-"""
+"""Causal language models of transformers, imported only where needed: it takes seconds."""

@@ -1,4 +1,4 @@
-"""The kind and the sizes of a model of transformers, as its config.json says."""
+"""Kind and sizes of a model of transformers, from its config.json."""
 
 from __future__ import annotations
 
@@ -12,87 +12,78 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.library import (
-    MOST_LAYERS,
+    PretrainedWeights,
     config_of,
     dropout_in,
     empty_model,
-    told,
+    explained,
 )
-from lm_human_preferences.language.causal_lm.network import (
-    CAUSAL_LM,
-    OwnNames,
-    TransformersNetwork,
-)
+from lm_human_preferences.language.causal_lm.network import CAUSAL_LM, OwnNames, TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import TransformersSizes, sizes_of
-from lm_human_preferences.language.causal_lm.weights import PretrainedWeights
 
 
 class CausalLM:
-    """A causal language model of transformers, a `language.architectures.Architecture`.
-
-    directory: holds its config.json. n_vocab: tokens of its encoding.
-    """
+    """Architecture of a causal language model of transformers. n_vocab: tokens of its encoding."""
 
     variable_names: VariableNames = OwnNames()
-    is_probed = True
 
     def __init__(self, directory: str, n_vocab: int) -> None:
         self.path = storage.join(directory, 'config.json')
         self._n_vocab = n_vocab
-        self._content = _read_content(self.path)
-        with told(self.path):
-            self._config = _config_of(self._content, self.path)
-
-    def check(self, network: TransformersNetwork, name: str) -> None:
-        """See Architecture: by the values that it has."""
-        probe.check(network, name)
+        self._content: Any = storage.read_json(self.path)
+        self._config = _config_of(self._content, self.path)
 
     def sizes(self) -> TransformersSizes:
-        """See Architecture."""
         return _sizes(self.path, json.dumps(self._content), self._n_vocab)
 
     @property
     def embedding(self) -> str:
-        """See Architecture: the embedding of tokens, which each family calls differently."""
-        with told(self.path), torch.device('meta'):
+        """Return the own name of the embedding of tokens, which differs by family."""
+        with explained(self.path), torch.device('meta'):
             empty = empty_model(self._config)
         table = empty.get_input_embeddings().weight
         (found,) = (name for name, each in empty.named_parameters() if each is table)
         return CAUSAL_LM + found
 
     def create(self, scalar_heads: Iterable[str]) -> TransformersNetwork:
-        """See Architecture."""
-        with told(self.path):
+        with explained(self.path):
             return TransformersNetwork(empty_model(self._config), self.sizes(), scalar_heads)
 
     def saved_weights(self, directory: str) -> PretrainedWeights:
-        """See Architecture."""
         return PretrainedWeights(directory, self._config)
 
-    def to_transformers(self, network: TransformersNetwork) -> Any:
-        """See Architecture: the model that the network drives, with the dropout that it had."""
+    def to_transformers(self, network: Any) -> Any:
+        """Return the model that the network drives, with its original dropout."""
         dropout = {key: self._content[key] for key in dropout_in(self._content)}
         network.causal_lm.config.update(dropout)
         return network.causal_lm
 
     def write_files(self, directory: str) -> None:
-        """See Architecture: config.json as it was read, and hparams.json."""
         storage.write_json(storage.join(directory, 'hparams.json'), self.sizes().to_nested_dict())
         storage.write_json(storage.join(directory, 'config.json'), self._content)
 
 
+def _config_of(content: Any, path: str) -> Any:
+    """Return the config of transformers; UserError if it is of no model that can be taken."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = config_of(content, path)
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UserError(f'{path}: {config.model_type} is no causal language model of transformers')
+    if not getattr(config, 'num_attention_heads', None):
+        raise UserError(
+            f'{path}: models of the family {config.model_type} are not taken: they have no'
+            ' attention, so their positions cannot be set from outside, as padding needs'
+        )
+    return config
+
+
 @functools.lru_cache(maxsize=8)
 def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
-    """The sizes of the model that the `content` of the config.json at `path` describes."""
-    with told(path):
-        config = _config_of(json.loads(content), path)
-        if not getattr(config, 'num_attention_heads', None):
-            raise UserError(
-                f'{path}: models of the family {config.model_type} are not taken: they have no'
-                ' attention, so their positions cannot be set from outside, as padding needs'
-            )
+    """Return the sizes of the model that `content`, of the config.json at `path`, describes."""
+    config = _config_of(json.loads(content), path)
+    with explained(path):
         with torch.device('meta'):
             empty = empty_model(config)
         sizes = sizes_of(empty, n_vocab)
@@ -101,35 +92,3 @@ def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
     if rows < n_vocab:
         raise UserError(f'{path}: the model knows {rows} tokens, but its tokeniser has {n_vocab}')
     return sizes
-
-
-def _read_content(path: str) -> dict[str, Any]:
-    """What the config.json at `path` says; UserError where it is of no model that can be taken."""
-    content: Any = storage.read_json(path)
-    family = content.get('model_type') if isinstance(content, dict) else None
-    if not isinstance(family, str):
-        raise UserError(f'{path} does not say which model it is of: it has no model_type')
-    if content.get('quantization_config'):
-        raise UserError(
-            f'{path} is of a quantised model, which cannot be trained: take the model that it was'
-            ' made of'
-        )
-    if not _is_known(family):
-        code = ' (its own code, which auto_map names, is not run)' if 'auto_map' in content else ''
-        raise UserError(f'{path}: transformers knows no causal language model {family!r:.80}{code}')
-    return content
-
-
-def _config_of(content: dict[str, Any], path: str) -> Any:
-    """What `config_of` gives; UserError for more layers than a config.json at `path` can mean."""
-    config = config_of(content)
-    layers = config.num_hidden_layers
-    if not 0 < layers <= MOST_LAYERS:
-        raise UserError(f'{path}: {layers} layers are not what a model can have')
-    return config
-
-
-def _is_known(family: str) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -1,37 +1,41 @@
-"""How models of transformers are made here, and what goes wrong with them told in one line."""
+"""Configs, empty models and weights of transformers, with errors in one line."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.causal_lm.network import CAUSAL_LM
+from lm_human_preferences.language.weights import SafetensorsWeights, copy_value
 
-MOST_LAYERS = 1000  # of a config that can be meant
-# What a config.json does not decide: in which numbers a model is computed, and by whose code.
+MOST_LAYERS = 1000
+_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?|block_sizes|depths?)$')  # keys of a config.json
+# Ignored in a config.json: the type of numbers, and whose code computes.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
 # transformers switches initialisation off, and the generator is put back, for all threads at once.
 _one_at_a_time = threading.RLock()
 
 
 @contextlib.contextmanager
-def told(path: str) -> Iterator[None]:
-    """What transformers raises for a config or weights at `path` that cannot be is a UserError.
-
-    Random numbers go on as if nothing had been drawn: where a model begins does not depend on it.
-    """
-    # Outside of the try below, with all that it imports: what cannot be imported is no fault of a
-    # model's files.
+def explained(path: str) -> Iterator[None]:
+    """Raise errors of transformers about files at `path` as UserErrors; keep random numbers."""
+    # Outside of the try below: a failing import is no fault of a model's files.
     import transformers.modeling_utils
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        with _one_at_a_time, torch.random.fork_rng(devices=[]):
+        with _one_at_a_time, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # Of a size of 0, for which there is an error below.
+            warnings.filterwarnings('ignore', 'Initializing zero-element tensors')
             yield
     except UserError:
         raise
@@ -40,21 +44,45 @@ def told(path: str) -> Iterator[None]:
         raise UserError(f'{path} does not describe a model that can be: {reason:.300}') from e
 
 
-def config_of(content: dict[str, Any]) -> Any:
-    """The config of transformers that a config.json describes, without dropout."""
-    from transformers import AutoConfig
+def config_of(content: Any, path: str) -> Any:
+    """Return the config of transformers for a config.json, without dropout; UserError if none."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
-    return AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
+    with explained(path):
+        family = content.get('model_type')
+        if family not in CONFIG_MAPPING:
+            code = ' (its own code, which auto_map names, is not run)' * ('auto_map' in content)
+            raise UserError(f'{path}: transformers knows no model {family!r:.80}{code}')
+        if content.get('quantization_config'):
+            raise UserError(
+                f'{path} is of a quantised model, which cannot be trained: take the model that it'
+                ' was made of'
+            )
+        for key, value in _numbers(content):
+            if _NUMBER_OF_LAYERS.search(key) and abs(value) > MOST_LAYERS:
+                raise UserError(f'{path}: {key} {value:.6g} is not what a model can have')
+        taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
+        return AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
+
+
+def _numbers(content: Any, key: str = '') -> Iterator[tuple[str, float]]:
+    """Yield (the last key, value) of all numbers in a JSON value."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            yield from _numbers(value, str(name))
+    elif isinstance(content, list):
+        for value in content:
+            yield from _numbers(value, key)
+    elif isinstance(content, (int, float)):
+        yield key, content
 
 
 def dropout_in(content: dict[str, Any]) -> list[str]:
-    """The settings that say how much is dropped at random."""
     return [key for key in content if 'dropout' in key or key.endswith(('_pdrop', 'layerdrop'))]
 
 
 def empty_model(config: Any, model_class: str = 'AutoModelForCausalLM') -> Any:
-    """A model with memory for its parameters but no values in it. model_class: of transformers."""
+    """Create a model whose parameters have memory but no values. model_class: of transformers."""
     import transformers
     from transformers.initialization import no_init_weights
 
@@ -62,3 +90,59 @@ def empty_model(config: Any, model_class: str = 'AutoModelForCausalLM') -> Any:
         model = getattr(transformers, model_class).from_config(config, dtype=torch.float32)
     model.tie_weights()  # as far as the config says so
     return model
+
+
+class PretrainedWeights(SafetensorsWeights):
+    """Safetensors read by transformers' `model_class`, which knows older names of tensors."""
+
+    def __init__(
+        self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
+    ) -> None:
+        super().__init__(directory)
+        self._config = config
+        self._model_class = model_class
+        self.path = directory
+
+    def __contains__(self, name: object) -> bool:
+        return str(name) in self._tensors
+
+    def name_of(self, name: str) -> str:
+        return name.removeprefix(CAUSAL_LM)
+
+    def load(self, name: str, parameter: torch.Tensor) -> None:
+        value = self._tensors[name].detach().float()
+        copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """Load the model of transformers in float32; UserError unless all weights fit."""
+        import transformers
+
+        with explained(self.path):
+            loaded: Any = getattr(transformers, self._model_class).from_pretrained(
+                self.local_path,
+                config=self._config,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # see below
+                dtype=torch.float32,
+            )
+        model, found = loaded
+        mismatched = sorted(found['mismatched_keys'])
+        if mismatched:
+            name, stored, needed = mismatched[0]
+            raise UserError(
+                f'{self.path}: {name} is {tuple(stored)}, the model needs {tuple(needed)}'
+            )
+        missing = sorted(found['missing_keys'])
+        if missing:
+            raise UserError(
+                f'{self.path} lacks {missing[0]} and {len(missing) - 1} more of the model'
+            )
+        return model
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {CAUSAL_LM + name: tensor for name, tensor in self.model.named_parameters()}

@@ -23,10 +23,7 @@ ROWS_TOLERANCE = 1e-3  # of the largest output, in float32
 
 
 class OwnNames:
-    """transformers' names of parameters, and the program's own of everything else.
-
-    See `checkpointing.variables.VariableNames`.
-    """
+    """transformers' names of parameters, and our own of the rest, as VariableNames."""
 
     def name_of(self, name: str) -> str:
         """'policy/causal_lm.model.norm.weight' -> 'policy/model.norm.weight'."""
@@ -36,7 +33,6 @@ class OwnNames:
         return name.removeprefix(CAUSAL_LM)
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`tensors` {own name: tensor} by their names in checkpoints, as they are."""
         return {self.name_of(name): tensor.detach() for name, tensor in tensors.items()}
 
 
@@ -49,13 +45,13 @@ class TransformersCache:
         self.layers = DynamicCache(config=config)
         self.length = 0
 
+    def select(self, rows: torch.Tensor) -> TransformersCache:
+        self.layers.batch_select_indices(rows)
+        return self
+
 
 class TransformersNetwork(Network):
-    """A model of `AutoModelForCausalLM`, in which nothing is random.
-
-    hparams: its sizes, whose n_vocab is that of the encoding: the embedding may have more rows, and
-    their tokens are never predicted. scalar_heads: see Network.add_heads.
-    """
+    """A model of `AutoModelForCausalLM` without dropout; n_vocab: tokens of its encoding."""
 
     variable_names: VariableNames = OwnNames()
 
@@ -64,7 +60,9 @@ class TransformersNetwork(Network):
     ) -> None:
         super().__init__(hparams)
         self.causal_lm: Any = causal_lm.eval()
-        self.logit_scale = _logit_scale(causal_lm.config)
+        config: Any = causal_lm.config
+        scale = getattr(config, 'logit_scale', None)  # the probe checks it
+        self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
         # Whether the model computes by rows: see there. None before it has its values.
         self.takes_rows: bool | None = None if rows.prepare(causal_lm) else False
@@ -73,7 +71,7 @@ class TransformersNetwork(Network):
         self.add_heads(scalar_heads)
 
     def train(self, mode: bool = True) -> TransformersNetwork:
-        """Nothing changes: there is no dropout in any training."""
+        """Change nothing: there is no dropout in any training."""
         return self
 
     def outputs(
@@ -85,7 +83,7 @@ class TransformersNetwork(Network):
         output_positions: torch.Tensor | None,
         cache: Any = None,
     ) -> torch.Tensor:
-        """See Network.outputs. By rows, the last layer computes little but what is wanted."""
+        """Compute outputs: see Network. By rows, the last layer computes only what is read."""
         takes_rows = self._computes_by_rows()
         dtype = precision.autocast_dtype(torch.float32)
         # As small as can be, not -inf: some families add masks of their own.
@@ -119,18 +117,17 @@ class TransformersNetwork(Network):
         return index_each(h, output_positions)
 
     def new_cache(self) -> KVCache | TransformersCache:
-        """See Network.new_cache."""
         return KVCache() if self._computes_by_rows() else TransformersCache(self.causal_lm.config)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """See Network.logits. The whole table is multiplied: of a part, no copy could be kept."""
+        """Return logits; of a part of the table, no prepacked copy could be kept."""
         table = self.causal_lm.get_output_embeddings().weight
         logits = precision.logits(self.scaled(h), table)[..., : self.hparams.n_vocab]
         _, bias = self.output_layer()
         return logits if bias is None else logits + bias
 
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The rows of the model's own tokens: see Network.output_layer."""
+        """Return the rows of the encoding's tokens: see Network."""
         layer = self.causal_lm.get_output_embeddings()
         n_vocab = self.hparams.n_vocab
         if len(layer.weight) == n_vocab:
@@ -149,10 +146,7 @@ class TransformersNetwork(Network):
 
 @torch.no_grad()
 def rows_are_exact(network: TransformersNetwork) -> bool:
-    """Whether the network computes the same by rows as by the model's own pass, in float32.
-
-    False, too, where it cannot compute: see `probe` for what is said then.
-    """
+    """Return whether the network computes the same by rows as by its own pass, in float32."""
     try:
         with precision.plain():
             by_rows, own = (_short_outputs(network, takes_rows) for takes_rows in (True, False))
@@ -162,7 +156,7 @@ def rows_are_exact(network: TransformersNetwork) -> bool:
 
 
 def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tensor:
-    """Outputs for two short sequences with padding, whose last tokens come by a cache."""
+    """Return outputs for two short sequences with padding, whose last tokens come by a cache."""
     device = network.output_layer()[0].device
     tokens = torch.arange(10, device=device).reshape(2, 5) % network.hparams.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool, device=device)
@@ -174,13 +168,8 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
     return torch.cat([first, network.hidden(tokens[:, 4:], mask, cache)], dim=1)
 
 
-def _logit_scale(config: Any) -> float:
-    """What a model multiplies its logits by, as its config may say; the probe tells if it does."""
-    return getattr(config, 'logit_scale', None) or 1 / getattr(config, 'logits_scaling', 1)
-
-
 def _checkpointed_layers(causal_lm: PreTrainedModel) -> list[Any]:
-    """The layers that can recompute what a backward pass needs of them, set up to do so."""
+    """Return the layers that can recompute in a backward pass, set up to do so."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if causal_lm.supports_gradient_checkpointing:

@@ -1,4 +1,4 @@
-"""Whether a model of transformers can be driven as this program drives networks."""
+"""Check of a model of transformers: outputs must not depend on padding, cache or packing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
+from lm_human_preferences.language.causal_lm.sizes import WINDOWS
 from lm_human_preferences.training import precision
 
 TOLERANCE = 1e-3  # of the largest value of an output, in float32
@@ -19,11 +20,7 @@ LARGE = 1000  # times what the output layer gives: then a cap on logits shows
 
 @torch.no_grad()
 def check(network: TransformersNetwork, name: str) -> None:
-    """UserError unless the network computes the same however it is asked.
-
-    With padding and without, at once and by a cache, several completions behind one prompt and each
-    alone: the reference is the model's own pass over tokens without padding. name: for the error.
-    """
+    """Raise UserError unless all ways of computing agree with the model's own pass."""
     family = network.causal_lm.config.model_type
     refused = f'{name}: models of the family {family} are not taken: '
     try:
@@ -31,7 +28,7 @@ def check(network: TransformersNetwork, name: str) -> None:
             for difference, complaint in differences(network):
                 # Not `>`, which nothing is of a nan.
                 if not difference <= TOLERANCE:
-                    raise UserError(refused + complaint)
+                    raise UserError(_empty_window(network, name) or refused + complaint)
     except UserError:
         raise
     except Exception as e:  # whatever a family's own code raises for what it does not know
@@ -41,8 +38,20 @@ def check(network: TransformersNetwork, name: str) -> None:
         ) from e
 
 
+def _empty_window(network: TransformersNetwork, name: str) -> str | None:
+    """Return an error message if the config's window is no token, as `sliding_window: -1`."""
+    for setting in WINDOWS:
+        window = getattr(network.causal_lm.config, setting, None)
+        if isinstance(window, int) and window < 1:
+            return (
+                f'{name}: its config.json has {setting} {window}, with which attention sees no'
+                ' token in transformers: set it to null if the model has no window'
+            )
+    return None
+
+
 def differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
-    """Yield how much each way to compute differs from the reference, and what that means."""
+    """Yield (difference from the reference, complaint) for each way of computing."""
     sizes = network.hparams
     device = network.output_layer()[0].device
     length = min(LENGTH, sizes.n_ctx)
@@ -78,7 +87,7 @@ def differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
 
 
 def _large_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """The model's logits for `tokens (1, length)`, as if its output layer gave LARGE times more."""
+    """Return the logits for `tokens (1, length)` with an output layer LARGE times as large."""
     output_layer = model.get_output_embeddings()
     hook = output_layer.register_forward_hook(lambda _, __, given: LARGE * given)
     try:
@@ -88,7 +97,7 @@ def _large_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _with_padding(tokens: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tokens (1, length)` with two columns of padding at `start`, and the mask of real tokens."""
+    """Insert two columns of padding at `start`; return (tokens, mask of real ones)."""
     padding = torch.zeros_like(tokens[:, :2])
     padded = torch.cat([tokens[:, :start], padding, tokens[:, start:]], dim=1)
     mask = torch.ones_like(padded, dtype=torch.bool)
@@ -97,5 +106,4 @@ def _with_padding(tokens: torch.Tensor, start: int) -> tuple[torch.Tensor, torch
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, as a part of the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())

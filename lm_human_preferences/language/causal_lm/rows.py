@@ -1,12 +1,9 @@
-"""The fast pass of a model of transformers: its real tokens as one row, attention and cache ours.
+"""Fast pass of a model of transformers: its real tokens as one row, with our attention and cache.
 
-All layers but attention treat every token alike, so that a batch without its padding can be one row
-to them. Attention is an implementation of transformers' AttentionInterface, which is given what it
-needs to know of the batch; without that it is the one that the models have as their own.
-
-The last layer needs keys and values of all tokens, but the rest of it only where outputs are read.
-So it is passed twice: up to its attention with all tokens, and then as a whole with those that are
-read.
+All layers but attention treat every token alike, so a batch without its padding can be one row to
+them. Attention is an implementation of transformers' AttentionInterface, which gets the layout of
+the batch. The last layer needs keys and values of all tokens, but the rest of it only where outputs
+are read. So it is passed twice: up to its attention with all tokens, then with those that are read.
 
 Models that have no such interface, or compute something else by it, keep their own pass.
 """
@@ -20,7 +17,7 @@ import torch
 from torch import nn
 
 from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
-from lm_human_preferences.language.causal_lm.kept import blocks_of
+from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
@@ -33,22 +30,18 @@ OUR_ATTENTION = 'lm_human_preferences'
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows (batch, length) that the tokens of one row are from.
-
-    cache: of tokens before. read: the columns (batch, n) where outputs are read, or None for all.
-    stops: whether attention is as far as the layer is passed. keys_values: those of all tokens,
-    where these are only the ones that are read.
-    """
+    """Layout of the rows (batch, length) that the tokens of one row are from."""
 
     unpadding: Unpadding
-    cache: KVCache | None = None
-    read: torch.Tensor | None = None
-    stops: bool = False
+    cache: KVCache | None = None  # of tokens before
+    read: torch.Tensor | None = None  # columns (batch, n) where outputs are read; None: all
+    stops: bool = False  # at the layer's attention
+    # Of all tokens, where these are only the ones that are read.
     keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class _StoppedError(Exception):
-    """The layer has got to its attention, with these keys and values of all tokens."""
+    """Raised at the layer's attention, with keys and values of all tokens."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -56,15 +49,15 @@ class _StoppedError(Exception):
 
 
 class Linear(nn.Linear):
-    """A linear layer that multiplies as this program does: see `precision.linear_transposed`."""
+    """A linear layer by `precision.linear_transposed`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`input (..., inputs)` -> (..., outputs)."""
+        """Map `input (..., inputs)` to (..., outputs)."""
         return precision.linear_transposed(input, self.weight, self.bias)
 
 
 def prepare(causal_lm: PreTrainedModel) -> bool:
-    """Let the model compute as above where it is given `rows`; False if its family cannot."""
+    """Set the model up to compute as above where it is given `rows`; False if it cannot."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     model: Any = causal_lm
@@ -90,11 +83,7 @@ def outputs(
     cache: KVCache | None,
     read: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The last hidden state (batch, length, n_embd) of a base model, anything where not `real`.
-
-    tokens, positions, real: (batch, length). bias: see attention.attend. cache: is extended, but
-    for its length. read: columns (batch, n), where only these are wanted: (batch, n, n_embd).
-    """
+    """Return hidden states (batch, length, n_embd), or at `read (batch, n)`; extends `cache`."""
     unpadding = Unpadding(real)
     h = model(
         input_ids=unpadding.unpad(tokens).unsqueeze(0),
@@ -111,10 +100,7 @@ def outputs(
 def _go_on_where_it_is_read(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What to pass to the last layer in place of its arguments: those of the tokens that are read.
-
-    None where they stay.
-    """
+    """Return the last layer's arguments for the tokens that are read; None: unchanged."""
     rows = kwargs.get('rows')
     if rows is None or rows.read is None:
         return None
@@ -131,7 +117,7 @@ def _go_on_where_it_is_read(
     tokens = args[0].shape[1]
 
     def read(value: Any) -> Any:
-        """The part at the tokens that are read of what has a row for each token."""
+        """Return the part of a value at the tokens that are read."""
         if isinstance(value, tuple):
             return tuple(read(part) for part in value)
         if not isinstance(value, torch.Tensor) or value.shape[:2] != (1, tokens):
@@ -158,10 +144,7 @@ def _attention(
     rows: Rows | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of `query (1, heads, tokens, d)` as transformers calls it, within its own row.
-
-    attention_mask: the bias of `outputs`. Returns (1, tokens, heads, d).
-    """
+    """Compute attention of `query (1, heads, tokens, d)`: (1, tokens, heads, d)."""
     if rows is None or attention_mask is None:
         from transformers import AttentionInterface
 

@@ -1,9 +1,9 @@
-"""A reward model as a sequence classifier of transformers, with one label: the reward."""
+"""Reward models as sequence classifiers of transformers, with one label: the reward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,20 +11,13 @@ from torch import nn
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.library import empty_model
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-CONSTANT = 'reward_constant'  # of config.json: what is to be added to the classifier's score
 TOLERANCE = 1e-4  # of the largest score, in float32
 LENGTHS = (1, 2, 4)  # tokens of the sequences that are compared
 SEED = 0
 
 
 class RewardHead(NamedTuple):
-    """What makes a reward of the last output h: gain * (weight . h + bias of the head) + bias.
-
-    weight: (n_embd,). constant: gain * the bias of the head + bias. The weight has the gain in it.
-    """
+    """Linear head weight . h + constant; weight (n_embd,) includes the gain."""
 
     weight: torch.Tensor
     constant: float
@@ -32,28 +25,16 @@ class RewardHead(NamedTuple):
     @classmethod
     @torch.no_grad()
     def folded(cls, head: Any, gain: torch.Tensor, bias: torch.Tensor) -> RewardHead:
-        """A ScalarHead, whose output is then multiplied by `gain` and moved by `bias`."""
+        """Fold `gain` and `bias` into a ScalarHead."""
         weight, own_bias, gain, bias = (
             each.double().cpu() for each in (head.w, head.b, gain, bias)
         )
         return cls(gain * weight, float(gain * own_bias + bias))
 
 
-class Classifier(NamedTuple):
-    """A sequence classifier. constant: what its score lacks, which config.json says, too."""
-
-    model: PreTrainedModel
-    constant: float
-
-
 @torch.no_grad()
-def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Classifier:
-    """The body of `causal_lm` with a head, which reads the last token that is not padding.
-
-    n_vocab: tokens of the encoding; the padding token is the id after them, for which the embedding
-    gets a row if it has none. name: of the model, for errors. UserError where transformers has no
-    such classifier.
-    """
+def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Any:
+    """Put a head on the body of `causal_lm`; UserError if transformers has no such class."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,
@@ -83,31 +64,22 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
     with torch.random.fork_rng(devices=[]):
         model = empty_model(config, 'AutoModelForSequenceClassification')
     model.eval()
-    _copy_body(causal_lm, model)
-    constant = _set_head(model, head, n_vocab)
-    setattr(model.config, CONSTANT, constant)
-    return Classifier(model, constant)
-
-
-def _copy_body(causal_lm: Any, model: Any) -> None:
-    """Copy all but the heads; rows of the embedding that are new are zero."""
     source, target = causal_lm.base_model, model.base_model
     embedding = source.get_input_embeddings().weight
     state = source.state_dict()
-    for name, value in state.items():
+    for key, value in state.items():
         if value.data_ptr() == embedding.data_ptr() and value.shape == embedding.shape:
             padded = torch.zeros_like(target.get_input_embeddings().weight)
             padded[: len(value)] = value
-            state[name] = padded
+            state[key] = padded  # rows of the embedding that are new are zero
     target.load_state_dict(state)
+    # In config.json: to be added to the classifier's score.
+    model.config.reward_constant = _set_head(model, head, n_vocab)
+    return model
 
 
 def _set_head(model: Any, head: RewardHead, n_vocab: int) -> float:
-    """Set the head, and move its constant into the last norm, if that has a bias.
-
-    Returns the constant that is left. Added to the bias b is c w / |w|^2, as w . (b + c w / |w|^2)
-    is w . b + c.
-    """
+    """Set the head, its constant in the last norm's bias b + c w / |w|^2; return the rest."""
     model.score.weight.copy_(head.weight[None].float())
     norm = _last_norm(model, n_vocab)
     square = head.weight.square().sum()
@@ -118,7 +90,7 @@ def _set_head(model: Any, head: RewardHead, n_vocab: int) -> float:
 
 
 def _last_norm(model: Any, n_vocab: int) -> nn.LayerNorm | None:
-    """The LayerNorm with a bias whose output is what the head reads; None where it is another."""
+    """Return the LayerNorm with a bias that feeds the head; None where another module does."""
     outputs: list[tuple[Any, Any]] = []
     hooks = [
         module.register_forward_hook(lambda norm, _, output: outputs.append((norm, output)))
@@ -137,20 +109,15 @@ def _last_norm(model: Any, n_vocab: int) -> nn.LayerNorm | None:
 
 
 @torch.no_grad()
-def check(
-    classifier: Classifier, reward_of: Callable[[Sequence[int]], float], n_vocab: int, name: str
-) -> None:
-    """UserError unless the classifier gives the rewards of texts that it gets padded in a batch.
-
-    reward_of: gives the reward of token ids. n_vocab, name: see classifier_of.
-    """
+def check(model: Any, reward_of: Callable[[Sequence[int]], float], n_vocab: int, name: str) -> None:
+    """Raise UserError unless a padded batch gets the rewards that `reward_of` gives token ids."""
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(n_vocab, (len(LENGTHS), max(LENGTHS)), generator=generator)
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     expected = torch.tensor([reward_of(row[keep].tolist()) for row, keep in zip(tokens, mask)])
     padded = tokens.masked_fill(~mask, n_vocab)
-    model: Any = classifier.model
-    found = model(input_ids=padded, attention_mask=mask.long()).logits[:, 0] + classifier.constant
+    scores = model(input_ids=padded, attention_mask=mask.long()).logits[:, 0]
+    found = scores + model.config.reward_constant
     difference = (found - expected).abs().max()
     # Not `>`, which nothing is of a nan.
     if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):

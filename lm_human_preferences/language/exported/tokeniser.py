@@ -1,9 +1,8 @@
-"""The tokeniser of a reward model as transformers reads it: texts get the tokens they have here.
+"""Tokeniser of a reward model for transformers, which gives texts the tokens they have here.
 
-That is without a token before or after a text and without a space before it (see
-language/tokenisers.py), with a padding token of its own. transformers takes as the last token of a
-text the last one that is not padding, so no token of a text may be the padding token: not the end
-of a text either, which many tokenisers pad with. A chat template is left out: only policies see it.
+It has no token around a text, no space before it (see language/tokenisers.py), and a padding token
+of its own: transformers reads the last token that is not padding, so no token of a text may be the
+padding token, not the end of a text either. A chat template is left out: only policies see it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
@@ -33,21 +31,25 @@ _NAMED = ('bos_token', 'eos_token', 'unk_token')
 
 
 def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
-    """Write tokenizer.json and tokenizer_config.json to a local directory.
-
-    longest: how many tokens the model takes. The padding token is the id after those of the
-    encoding.
-    """
+    """Write tokenizer.json and tokenizer_config.json. longest: most tokens of the model."""
     settings: dict[str, Any] = {}
     if isinstance(encoding, TokeniserEncoding):
         rules = encoding.rules()
-        settings |= _special_tokens(encoding, tokenisers.tokens_of(rules))
+        known = tokenisers.tokens_of(rules)
+        for name, text in tokenisers.special_tokens(
+            encoding.directory, tokenisers.SETTINGS, _NAMED
+        ).items():
+            if text in known:
+                settings[name] = text
     else:
         rules = json.loads(_of_own(encoding).to_str())
     rules |= {'truncation': None, 'padding': None, 'post_processor': None}
-    padding = _new_name(rules)
-    added = rules.get('added_tokens') or []
-    rules['added_tokens'] = [*added, _special(encoding.n_vocab, padding)]
+    padding = PADDING
+    while padding in tokenisers.tokens_of(rules):
+        padding = f'<{padding}>'
+    flags = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
+    token = {'id': encoding.n_vocab, 'content': padding, **flags, 'special': True}
+    rules['added_tokens'] = [*(rules.get('added_tokens') or []), token]
     settings |= {
         # The file as it is: other classes make rules of their own.
         'tokenizer_class': 'PreTrainedTokenizerFast',
@@ -57,15 +59,13 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
         'clean_up_tokenization_spaces': False,
         'split_special_tokens': True,  # what looks like a special token is text
     }
-    _write(directory, tokenisers.TOKENISER, json.dumps(rules, ensure_ascii=False))
-    _write(directory, tokenisers.SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False))
+    for name, content in (tokenisers.TOKENISER, rules), (tokenisers.SETTINGS, settings):
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        storage.write_bytes(os.path.join(directory, name), text.encode())
 
 
 def is_read_as_written(encoding: Encoding, directory: str) -> bool:
-    """Whether AutoTokenizer makes the tokens of the encoding, in the directory of a whole model.
-
-    For some families it makes rules of its own, whatever the files say.
-    """
+    """Return whether AutoTokenizer makes the encoding's tokens; some families change rules."""
     from transformers import AutoTokenizer
 
     encoder = encoding.get_encoder()
@@ -82,16 +82,16 @@ def is_read_as_written(encoding: Encoding, directory: str) -> bool:
         return False
 
 
-def _special_tokens(encoding: TokeniserEncoding, known: Mapping[str, int]) -> dict[str, str]:
-    """{name: text} of the special tokens that a model's tokeniser names, if they are `known`."""
-    spelled = tokenisers.special_tokens(encoding.directory, tokenisers.SETTINGS, _NAMED)
-    return {name: text for name, text in spelled.items() if text in known}
-
-
 def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
-    """One of the encodings that are no tokeniser of transformers."""
+    """Make a tokeniser of one of the program's own encodings; UserError for damaged files."""
     if encoding.base_path is not None:
-        return _byte_pairs(encoding)
+        encoding.get_encoder()  # which says what is wrong with the files
+        vocab, merges = (storage.cached_path(encoding.path(name)) for name in BYTE_PAIR_FILES)
+        byte_pairs = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
+        byte_pairs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        byte_pairs.decoder = tokenizers.decoders.ByteLevel()
+        byte_pairs.add_special_tokens([END_OF_TEXT])
+        return byte_pairs
     if encoding.name == 'reviews':
         words = tokenizers.Tokenizer(tokenizers.models.WordLevel(WordEncoder.token_of))
         words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -104,33 +104,3 @@ def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(each, 'isolated')
     tokenizer.decoder = tokenizers.decoders.Fuse()
     return tokenizer
-
-
-def _byte_pairs(encoding: Encoding) -> tokenizers.Tokenizer:
-    """GPT-2's; UserError where its files are damaged."""
-    encoding.get_encoder()  # which says what is wrong with them
-    vocab, merges = (storage.cached_path(encoding.path(name)) for name in BYTE_PAIR_FILES)
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens([END_OF_TEXT])
-    return tokenizer
-
-
-def _new_name(rules: Mapping[str, Any]) -> str:
-    """What the padding token is called: nothing that the tokeniser knows."""
-    known = tokenisers.tokens_of(rules)
-    name = PADDING
-    while name in known:
-        name = f'<{name}>'
-    return name
-
-
-def _special(token: int, text: str) -> dict[str, Any]:
-    """A token that is no text, as tokenizer.json has it."""
-    flags = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
-    return {'id': token, 'content': text, **flags, 'special': True}
-
-
-def _write(directory: str, name: str, text: str) -> None:
-    storage.write_bytes(os.path.join(directory, name), text.encode())

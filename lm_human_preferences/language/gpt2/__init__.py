@@ -1,1 +1,1 @@
-"""What concerns GPT-2 alone: its parameters, what of it was released, and TensorFlow's names."""
+"""GPT-2: its parameters, its releases, and TensorFlow's names."""

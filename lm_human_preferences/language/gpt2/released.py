@@ -1,4 +1,4 @@
-"""What OpenAI released of GPT-2: models by name, and what its experiments say in its tokens."""
+"""OpenAI's releases of GPT-2: models by name, and tokens that experiments name."""
 
 from lm_human_preferences import storage
 
@@ -18,16 +18,14 @@ TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
 
 
 def released_name(name: str) -> str | None:
-    """The name in RELEASED of the model `name`; None where it is none of these, or a directory."""
+    """Return the name of a model in RELEASED; None for any other name, and for a directory."""
     released = OTHER_NAMES.get(name.removeprefix(OWNER), name)
     return released if released in RELEASED and not storage.exists(name) else None
 
 
 def hub_name(released: str) -> str:
-    """What the hub calls the model that is called `released` in RELEASED."""
     return OWNER + next(name for name, size in OTHER_NAMES.items() if size == released)
 
 
 def directory_of(released: str) -> str:
-    """Where OpenAI keeps the model that is called `released` in RELEASED."""
     return f'gs://gpt-2/models/{released}'

@@ -1,4 +1,4 @@
-"""The sizes of a GPT-2, as a file in its directory has them."""
+"""Sizes of a GPT-2, from a file in its directory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import FLOAT, HALF, Sizes
 from lm_human_preferences.utils.hyperparams import option
 
-# The name of each size in config.json of `transformers`, and its value where that omits it.
+# (name in config.json of transformers, default) of each size.
 HUGGING_FACE_SIZES = dict(
     n_vocab=('vocab_size', 50257),
     n_ctx=('n_positions', 1024),
@@ -21,10 +21,7 @@ TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 @dataclass
 class HParams(Sizes):
-    """GPT-2's: what a model directory's hparams.json holds.
-
-    Dropout rates are read and written, not used.
-    """
+    """Sizes in a model directory's hparams.json; dropout rates are read and written, not used."""
 
     embd_pdrop: float = option(0.1, 'dropout of the embeddings')
     attn_pdrop: float = option(0.1, 'dropout of the attention')
@@ -33,38 +30,28 @@ class HParams(Sizes):
 
     @property
     def key_value_width(self) -> int:
-        """See Sizes."""
         return self.n_embd
 
     @property
     def attention_weights(self) -> int:
-        """See Sizes."""
         return self.n_head
 
-    @property
-    def copies_all_blocks(self) -> bool:
-        """See Sizes: training.precision keeps them prepared for products."""
-        return True
-
     def kept_by_block(self, reduced: bool) -> int:
-        """See Sizes. Two values for each value of the input are always in float32."""
+        """See Sizes; two values for each value of the input are always in float32."""
         return (2 * FLOAT + 14 * (HALF if reduced else FLOAT)) * self.n_embd
 
     def kept_by_last_block(self, read: float) -> float:
-        """See Sizes: `kept_by_block` is what was measured of all blocks, the last among them."""
-        return 1
+        return 1  # `kept_by_block` was measured with all blocks, the last included
 
     def parameters_of_blocks(self) -> int:
-        """How many numbers all blocks of the network hold."""
         width = self.n_embd
         return self.n_layer * (12 * width + 13) * width
 
     def parameters(self) -> int:
-        """How many numbers the network holds, without scalar heads."""
         return self.parameters_of_blocks() + (self.n_vocab + self.n_ctx + 2) * self.n_embd
 
     def validate(self) -> None:
-        """Also ValueError unless the heads share the width equally."""
+        """Check also that the heads share the width equally."""
         super().validate()
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('sizes must be numbers, not true or false')
@@ -74,21 +61,16 @@ class HParams(Sizes):
 
 
 def test_hparams() -> HParams:
-    """The tiny model of the original's tests, with random weights."""
+    """Return the sizes of the tiny model of the original's tests."""
     return HParams(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
 
 
 def load_hparams(path: str) -> HParams:
-    """The sizes in the hparams.json at `path`, local or remote."""
     return _checked(storage.read_json(path), path)
 
 
 def is_own(config: Any, n_vocab: int) -> bool:
-    """Whether the content of a config.json describes a GPT-2 as this program itself computes it.
-
-    Others, such as one with another activation, are computed by transformers. n_vocab: tokens of
-    the encoding, of which the embedding has a row each.
-    """
+    """Return whether a config.json describes a GPT-2 that this program computes itself."""
     if not isinstance(config, dict) or config.get('model_type') != 'gpt2':
         return False
     width = config.get('n_embd', 768)
@@ -106,14 +88,14 @@ def is_own(config: Any, n_vocab: int) -> bool:
 
 
 def load_config(path: str) -> HParams:
-    """The sizes in a config.json of `transformers` that `is_own`; UserError where they are none."""
+    """Read the sizes in a config.json that `is_own`."""
     config = storage.read_json(path)
     sizes = {name: config.get(key, default) for name, (key, default) in HUGGING_FACE_SIZES.items()}
     return _checked(sizes, path)
 
 
 def _checked(sizes: Any, path: str) -> HParams:
-    """The sizes as they were read from the file at `path`; UserError where they are none."""
+    """Return the sizes from the file at `path`; UserError if they are none."""
     hparams = HParams()
     try:
         hparams.override_from_nested_dict(sizes)

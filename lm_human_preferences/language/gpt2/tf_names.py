@@ -1,8 +1,4 @@
-"""What the original's checkpoints call the tensors of GPT-2 and of its trainings.
-
-TensorFlow's names and shapes are here and in `checkpointing`'s tf_* files, nowhere else. Own names
-are explained in `checkpointing.variables`.
-"""
+"""Names and shapes in the original's checkpoints; see `checkpointing.variables`."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ _PROJECTION = re.compile(r'\.(c_attn|c_proj|c_fc)\.weight(/mean|/square)?$')
 
 
 class TensorFlowNames:
-    """The original's names and shapes, a `checkpointing.variables.VariableNames`."""
+    """The original's names and shapes, as VariableNames."""
 
     def name_of(self, name: str) -> str:
         """'policy/transformer.h.0.attn.c_attn.weight' -> 'policy/model/h0/attn/c_attn/w'."""
@@ -45,16 +41,16 @@ class TensorFlowNames:
         return scope + slash + _parameter_name(parameter)
 
     def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`tensors` {own name: tensor} by the original's names, as views in its shapes.
-
-        In place of the count of Adam's updates there are the powers of beta that follow from it.
-        """
+        """Return views in the original's shapes, by its names; counts become powers of beta."""
         variables = {}
         for name, tensor in tensors.items():
             if name in _OPTIMIZERS:
-                variables.update(_beta_powers(_OPTIMIZERS[name], int(tensor)))
-            else:
-                variables[self.name_of(name)] = _in_shape(name, tensor.detach())
+                for i, beta in enumerate(BETAS, start=1):
+                    power = torch.tensor(np.float32(beta ** (int(tensor) + 1)))
+                    variables[f'{_OPTIMIZERS[name]}/beta{i}_power'] = power
+                continue
+            value = tensor.detach()
+            variables[self.name_of(name)] = value[None] if _PROJECTION.search(name) else value
         if 'train_reward/step' in tensors:
             # The original's training of a reward model had one as well, and never advanced it.
             variables['global_step'] = torch.tensor(0)
@@ -74,16 +70,3 @@ def _parameter_name(name: str) -> str:
     elif kind == 'bias':
         kind = 'b'
     return f'model/{module}/{kind}'
-
-
-def _in_shape(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor of an own name as a view in the original's shape."""
-    return tensor[None] if _PROJECTION.search(name) else tensor
-
-
-def _beta_powers(scope: str, steps: int) -> dict[str, torch.Tensor]:
-    """The powers of beta that TensorFlow's Adam holds after so many updates."""
-    return {
-        f'{scope}/beta{i}_power': torch.tensor(np.float32(beta ** (steps + 1)))
-        for i, beta in enumerate(BETAS, start=1)
-    }

@@ -18,34 +18,19 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 @pytest.fixture(scope='session')
 def certificate(tmp_path_factory):
-    """PEM file of a certificate for the storage's host names that lasts two days, and its key."""
+    """PEM file of a certificate for this host and the storage's names, and its key."""
     if not shutil.which('openssl'):
         pytest.skip('no openssl to make a certificate for the loopback server with')
     folder = tmp_path_factory.mktemp('certificate')
-    subprocess.run(
-        [
-            'openssl',
-            'req',
-            '-x509',
-            '-newkey',
-            'ec',
-            '-pkeyopt',
-            'ec_paramgen_curve:prime256v1',
-            '-nodes',
-            '-days',
-            '2',
-            '-subj',
-            '/CN=loopback blob test',
-            '-addext',
-            f'subjectAltName=DNS:*{SUFFIX}',
-            '-keyout',
-            folder / 'key.pem',
-            '-out',
-            folder / 'cert.pem',
-        ],
-        check=True,
-        capture_output=True,
-    )
+    command = 'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2'
+    names = [
+        '-subj',
+        '/CN=loopback blob test',
+        '-addext',
+        f'subjectAltName=DNS:*{SUFFIX},DNS:localhost',
+    ]
+    files = ['-keyout', folder / 'key.pem', '-out', folder / 'cert.pem']
+    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
     both = folder / 'both.pem'
     both.write_bytes((folder / 'cert.pem').read_bytes() + (folder / 'key.pem').read_bytes())
     return str(both)
@@ -53,7 +38,6 @@ def certificate(tmp_path_factory):
 
 @pytest.fixture
 def blobs():
-    """What the server holds."""
     return {
         'openaipublic/lm-human-preferences': {
             'labels/a.json': b'[1]',
@@ -67,13 +51,12 @@ def blobs():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache, and a home directory without anybody's settings."""
     for name in list(os.environ):
         if name.startswith('AZURE_') or name.lower().endswith('_proxy') or name == 'LMHP_OFFLINE':
             monkeypatch.delenv(name)
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
-    storage.blobs._unreachable.clear()
+    storage.blobs.unreachable.clear()
     yield str(tmp_path / 'cache')
     # A question that was given up goes on being asked, of the next test's server.
     for thread in threading.enumerate():
@@ -86,9 +69,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(blobs, certificate, cache):
-    """A server that this process, and children started with `server.env`, take for the public
-    storage."""
-    with BlobServer(blobs, certificate=certificate, keys={'private': KEY}) as s, redirect(s):
+    """Public storage of this process and of children that are started with `server.env`."""
+    with BlobServer(blobs, certificate=certificate, private=['private']) as s, redirect(s):
         path = os.pathsep.join([HERE, str(Path(HERE).parents[2])])
         s.env = {**os.environ, 'PYTHONPATH': path}
         yield s

@@ -9,9 +9,8 @@ only.
 
 It answers Get Blob and Get Blob Properties, with ranges and If-Match, and error bodies in Azure's
 form. Like many public containers it cannot be listed, and like Azure it does not fall back to
-anonymous access when a request carries credentials. An account that has a key is private: to who
-signs with it, Put Block, Put Block List, Get Block List, Delete Blob and List Blobs are answered,
-too.
+anonymous access when a request carries credentials. A private account answers requests that are
+signed, by any key: also Put Block, Put Block List, Get Block List, Delete Blob and List Blobs.
 
 `redirect` sends host names to it inside this process and lets no other name resolve, so that a test
 cannot reach the network; TLS still verifies the real name. For child processes see
@@ -21,8 +20,8 @@ sitecustomize.py.
 import base64
 import contextlib
 import email.utils
+import functools
 import hashlib
-import hmac
 import http.server
 import os
 import re
@@ -33,6 +32,7 @@ import struct
 import sys
 import threading
 import time
+import types
 import urllib.parse
 from collections import namedtuple
 from unittest import mock
@@ -76,20 +76,11 @@ class Fault:
 
 
 class BlobServer:
-    """`blobs`: {'account/container': {name: bytes}}. `certificate`: PEM file, a self-signed
-    certificate and its key.
+    """Server of {"account/container": {name: bytes}}; `on_change()` follows each change."""
 
-    keys: {account: its key, in base64}. `on_change()` is called after each request that has changed
-    a blob.
-    """
-
-    def __init__(self, blobs, *, certificate, with_md5=True, keys=None):
-        self.blobs, self.certificate, self.with_md5, self.keys = (
-            blobs,
-            certificate,
-            with_md5,
-            keys or {},
-        )
+    def __init__(self, blobs, *, certificate, with_md5=True, private=()):
+        self.blobs, self.certificate = blobs, certificate
+        self.with_md5, self.private = with_md5, private
         self.on_change = lambda: None
         self.faults, self.log = [], []
         self.uncommitted, self.committed = {}, {}  # path of a blob -> {id of a block: its bytes}
@@ -97,22 +88,19 @@ class BlobServer:
         self.changing = threading.Lock()  # a blob and its properties change at once, as in Azure
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
-        self._httpd = _Server(
-            ('127.0.0.1', 0), type('Handler', (_Handler,), {'state': self}), context
-        )
+        handler = type('Handler', (_Handler,), {'state': self})
+        self._httpd = _Server(('127.0.0.1', 0), handler, context)
         self.host, self.port = self._httpd.server_address[:2]
 
     def __enter__(self):
-        threading.Thread(
-            target=self._httpd.serve_forever, kwargs={'poll_interval': 0.02}, daemon=True
-        ).start()
+        serve = functools.partial(self._httpd.serve_forever, poll_interval=0.02)
+        threading.Thread(target=serve, daemon=True).start()
         return self
 
     def __exit__(self, *exc):
         self.stop()
 
     def stop(self):
-        """Stop listening, so that connections are refused, and drop the open ones."""
         self._httpd.shutdown()
         self._httpd.server_close()
         self._httpd.close_all()
@@ -122,10 +110,8 @@ class BlobServer:
         return body
 
     def count(self, method='', path=''):
-        """How many requests of `method` there were with `path` (a regular expression)."""
-        return sum(
-            method in ('', r.method) and re.search(path, r.path) is not None for r in self.log
-        )
+        asked = [each.path for each in self.log if method in ('', each.method)]
+        return sum(re.search(path, each) is not None for each in asked)
 
 
 class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
@@ -178,16 +164,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         self.body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         fault = next((f for f in self.state.faults if f.take(self.command, self.path)), None)
-        self.kind, self.arg, self.hits = (
-            (fault.kind, fault.arg, fault.hits) if fault else (None, None, 0)
-        )
+        fault = fault or types.SimpleNamespace(kind=None, arg=None, hits=0)
+        self.kind, self.arg, self.hits = fault.kind, fault.arg, fault.hits
         if self.kind == 'reset':
             self.record(0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
             self.close_connection = True
-            return socket.socket.close(
-                self.connection
-            )  # with linger 0 that is an RST, and no TLS goodbye
+            # With linger 0 that is an RST, and no TLS goodbye.
+            return socket.socket.close(self.connection)
         if self.kind == 'stall':
             self.record(0)
             time.sleep(self.arg)
@@ -196,61 +180,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.kind == 'status':
             return self.error(self.arg, 'Injected')
         if self.kind == 'html':
-            return self.reply(
-                200,
-                b'<html>Please log in to the hotel network</html>',
-                {'Content-Type': 'text/html'},
-            )
+            page = b'<html>Please log in to the hotel network</html>'
+            return self.reply(200, page, {'Content-Type': 'text/html'})
         url = urllib.parse.urlsplit(self.path)
         self.query = dict(urllib.parse.parse_qsl(url.query))
         container, _, self.name = urllib.parse.unquote(url.path).removeprefix('/').partition('/')
         account = self.headers.get('Host', '').split(':')[0].removesuffix(SUFFIX)
         self.place = f'{account}/{container}/{self.name}'
         signature = self.headers.get('Authorization')
-        if account in self.state.keys and not signature:
+        if account in self.state.private and not signature:
             return self.error(409, 'PublicAccessNotPermitted')
-        if signature and signature != self.signature(
-            account, self.state.keys.get(account, ''), url.path
-        ):
+        if account not in self.state.private and (signature or self.command == 'PUT'):
             return self.error(403, 'AuthenticationFailed')
-        if self.command == 'PUT' and not signature:
-            return self.error(404, 'ResourceNotFound')
         self.blobs = self.state.blobs.get(f'{account}/{container}')
         if self.blobs is None:
             return self.error(404, 'ContainerNotFound')
         return getattr(self, f'{self.command}_{self.query.get("comp", "blob")}'.lower())()
-
-    def signature(self, account, key, path):
-        """What an owner of the key has in the header Authorization."""
-        names = [
-            'Content-Encoding',
-            'Content-Language',
-            'Content-Length',
-            'Content-MD5',
-            'Content-Type',
-            'Date',
-            'If-Modified-Since',
-            'If-Match',
-            'If-None-Match',
-            'If-Unmodified-Since',
-            'Range',
-        ]
-        values = {name: self.headers.get(name, '') for name in names}
-        values['Content-Length'] = (
-            values['Content-Length'].removesuffix('0') and values['Content-Length']
-        )
-        ours = sorted(
-            f'{key.lower()}:{value}'
-            for key, value in self.headers.items()
-            if key.lower()[:5] == 'x-ms-'
-        )
-        resource = [
-            f'/{account}{path}',
-            *sorted(f'{key}:{value}' for key, value in self.query.items()),
-        ]
-        text = '\n'.join([self.command, *values.values(), *ours, *resource])
-        digest = hmac.digest(base64.b64decode(key), text.encode(), 'sha256')
-        return f'SharedKey {account}:{base64.b64encode(digest).decode()}'
 
     def get_blob(self):
         with self.state.changing:
@@ -281,42 +226,33 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
 
     def get_blocklist(self):
-        blocks = ''.join(
-            f'<Block><Name>{block}</Name></Block>'
-            for block in self.state.committed.get(self.place, ())
-        )
-        return self.reply(
-            200, f'<BlockList><CommittedBlocks>{blocks}</CommittedBlocks></BlockList>'.encode(), {}
-        )
+        committed = self.state.committed.get(self.place, ())
+        blocks = ''.join(f'<Block><Name>{block}</Name></Block>' for block in committed)
+        text = f'<BlockList><CommittedBlocks>{blocks}</CommittedBlocks></BlockList>'
+        return self.reply(200, text.encode(), {})
 
     def put_block(self):
-        if base64.b64encode(hashlib.md5(self.body).digest()).decode() != self.headers.get(
-            'Content-MD5'
-        ):
+        md5 = base64.b64encode(hashlib.md5(self.body).digest()).decode()
+        if md5 != self.headers.get('Content-MD5'):
             return self.error(400, 'Md5Mismatch')
         self.state.uncommitted.setdefault(self.place, {})[self.query['blockid']] = self.body
         return self.reply(201, b'', {})
 
     def put_blocklist(self):
-        if 'If-Match' in self.headers and self.headers['If-Match'] != self.etag(
-            self.blobs.get(self.name, b'')
-        ):
+        etag = self.etag(self.blobs.get(self.name, b''))
+        if self.headers.get('If-Match', etag) != etag:
             return self.error(412, 'ConditionNotMet')
         wanted = re.findall('<Latest>(.*?)</Latest>', self.body.decode())
-        properties = (
-            self.headers.get('x-ms-blob-content-md5', ''),
-            email.utils.formatdate(usegmt=True),
-        )
+        md5 = self.headers.get('x-ms-blob-content-md5', '')
+        properties = (md5, email.utils.formatdate(usegmt=True))
         with self.state.changing:
-            blocks = self.state.committed.get(self.place, {}) | self.state.uncommitted.pop(
-                self.place, {}
-            )
+            blocks = self.state.committed.get(self.place, {})
+            blocks = blocks | self.state.uncommitted.pop(self.place, {})
             if not blocks.keys() >= set(wanted):
                 return self.error(400, 'InvalidBlockList')
             self.state.committed[self.place] = {block: blocks[block] for block in wanted}
-            body = self.state.commit(
-                self.place, b''.join(self.state.committed[self.place].values())
-            )
+            sent = b''.join(self.state.committed[self.place].values())
+            body = self.state.commit(self.place, sent)
             self.blobs[self.name], self.state.properties[self.place] = body, properties
         self.state.on_change()
         return self.reply(201, b'', {'ETag': self.etag(body)})
@@ -334,8 +270,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return f'"0x{hashlib.sha1(body).hexdigest()[:15]}"'
 
     def send_blob(self, body, properties):
-        """Answer with `body`; properties: (MD5, time) of its last change, None: it was there from
-        the start."""
+        """Answer with `body`; properties: (MD5, time) of its last change, None: there was none."""
         etag = self.etag(body)
         if self.headers.get('If-Match', etag) != etag:
             return self.error(412, 'ConditionNotMet')
@@ -357,15 +292,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self.reply(206, body[start:end], headers)
 
     def error(self, status, code):
-        body = (
-            b'\xef\xbb\xbf<?xml version="1.0"'
-            b' encoding="utf-8"?><Error><Code>%s</Code><Message>x</Message></Error>'
-        )
-        self.reply(
-            status,
-            body % code.encode(),
-            {'Content-Type': 'application/xml', 'x-ms-error-code': code},
-        )
+        body = b'\xef\xbb\xbf<?xml version="1.0" encoding="utf-8"?>'
+        body += b'<Error><Code>%s</Code><Message>x</Message></Error>'
+        headers = {'Content-Type': 'application/xml', 'x-ms-error-code': code}
+        self.reply(status, body % code.encode(), headers)
 
     def reply(self, status, body, headers):
         self.record(status)
@@ -388,8 +318,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def redirect_spec(server, hosts=HOSTS):
-    """What BLOBTEST_REDIRECT and install_redirect take; `server` has `host` and `port`, or is None:
-    no network."""
+    """Return what install_redirect takes; server: with host and port, or None for no network."""
     return ','.join(f'{host}={server.host}:{server.port}' for host in hosts) if server else ''
 
 
@@ -412,20 +341,15 @@ def install_redirect(spec):
             return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, '', table[host])]
         if host in (None, '', 'localhost', '127.0.0.1', '::1', '0.0.0.0'):
             return original(host, port, *args, **kwargs)
-        raise socket.gaierror(
-            socket.EAI_AGAIN, f'Temporary failure in name resolution (blocked in tests: {host})'
-        )
+        reason = f'Temporary failure in name resolution (blocked in tests: {host})'
+        raise socket.gaierror(socket.EAI_AGAIN, reason)
 
     socket.getaddrinfo = getaddrinfo
 
 
 @contextlib.contextmanager
 def redirect(server, hosts=HOSTS):
-    """Within the block, `hosts` are `server`, whose certificate is trusted, and no other name
-    resolves.
-
-    Children that heed BLOBTEST_REDIRECT are redirected as well.
-    """
+    """Redirect `hosts` to `server`, trusted, and no others; in children by BLOBTEST_REDIRECT."""
     getaddrinfo = socket.getaddrinfo
     environment = {'BLOBTEST_REDIRECT': redirect_spec(server, hosts)}  # for children
     if hasattr(server, 'certificate'):
@@ -439,8 +363,7 @@ def redirect(server, hosts=HOSTS):
 
 
 class BlackHole:
-    """A listening port whose backlog is full: connection attempts are neither accepted nor
-    refused."""
+    """Port whose backlog is full: connections are neither accepted nor refused."""
 
     def __enter__(self):
         self._sockets = [socket.socket()]

@@ -1,5 +1,4 @@
-"""The same redirection in child processes: this folder on PYTHONPATH, and BLOBTEST_REDIRECT (see
-redirect_spec)."""
+"""Redirection in child processes: this folder on PYTHONPATH, and BLOBTEST_REDIRECT."""
 
 import os
 

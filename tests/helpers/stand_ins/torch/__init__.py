@@ -1,5 +1,4 @@
-"""Stands for PyTorch in ranks that only talk to each other by MPI: importing it takes two seconds
-of each."""
+"""Stand-in for PyTorch, which takes two seconds to import, in ranks that only use MPI."""
 
 
 class Tensor:

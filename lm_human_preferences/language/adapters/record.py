@@ -1,0 +1,87 @@
+"""Record beside a checkpoint of adapters: base, and options of each network's adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lm_human_preferences import storage
+from lm_human_preferences.checkpointing.checkpoints import matches_schema
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.task_options import LoraHParams
+from lm_human_preferences.runs.run_files import ADAPTER, BASE
+from lm_human_preferences.utils.hyperparams import reading
+
+_SCHEMA = {'base': str, 'digest': str, 'transposed': bool, 'adapters': dict}
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Base of adapters (directory or URL, digest of parameters) and their options by scope."""
+
+    base: str
+    digest: str
+    transposed: bool
+    adapters: Mapping[str, LoraHParams]
+
+    def options(self, scope: str) -> LoraHParams | None:
+        """Return the options of a network's adapters; models of an ensemble share them."""
+        return self.adapters.get(without_number(scope))
+
+    def write(self, directory: str) -> None:
+        adapters = {scope: each.to_nested_dict() for scope, each in self.adapters.items()}
+        content = {**vars(self), 'adapters': adapters}
+        storage.write_json(storage.join(directory, ADAPTER), content)
+
+
+def without_number(scope: str) -> str:
+    """Return the scope that all reward models of an ensemble share."""
+    return re.sub(r'_\d+$', '', scope)
+
+
+def read(directory: str | None) -> Record | None:
+    """Return the record in the directory of a model; None where there is none."""
+    if directory is None:
+        return None
+    path = storage.join(directory, ADAPTER)
+    if not storage.exists(path):
+        return None
+    content: Any = storage.read_json(path)
+    if not matches_schema(content, _SCHEMA):
+        raise UserError(f'{path} is damaged: it does not describe adapters')
+    adapters = {}
+    for scope, options in content['adapters'].items():
+        with reading(path):
+            adapters[scope] = LoraHParams()
+            adapters[scope].override_from_nested_dict(options)
+            adapters[scope].validate()
+    return Record(content['base'], content['digest'], content['transposed'], adapters)
+
+
+def base_of(directory: str, record: Record) -> str:
+    """Return where the base is of the model in `directory`: a copy in its run comes first."""
+    copy = storage.join(os.path.dirname(directory.rstrip('/')), BASE)
+    if storage.exists(storage.join(copy, 'hparams.json')):
+        return copy
+    if storage.is_remote(record.base) or os.path.exists(record.base):
+        return record.base
+    raise UserError(
+        f'{directory} holds adapters of {record.base}, which is not on this machine: put the model'
+        f' there or at {copy}; a run with --run.keep_base true holds it'
+    )
+
+
+def digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of names, shapes and values of parameters on the CPU, in float32."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(parameters.items()):
+        digest.update(f'{name} {tuple(parameter.shape)}\n'.encode())
+        values: Any = parameter.detach().contiguous().numpy()
+        digest.update(values)
+    return digest.hexdigest()

@@ -1,0 +1,150 @@
+"""Initial model of a training whose networks share one frozen base."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lm_human_preferences import storage
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
+from lm_human_preferences.hparams.task_options import LoraHParams
+from lm_human_preferences.language.adapters import layers, record
+from lm_human_preferences.language.network import HEADS, Network
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.runs import run_files
+
+if TYPE_CHECKING:
+    from lm_human_preferences.distributed.comm import Comm
+    from lm_human_preferences.hparams.model_sizes import Sizes
+    from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
+
+    Training = PolicyHParams | RewardHParams
+    Adapters = dict[str, LoraHParams]  # options of the networks that learn, by scope
+
+
+class SharedBase(TrainedModel):
+    """Model of which all networks are built on the same frozen parameters."""
+
+    def __init__(self, model: TrainedModel, adapters: Adapters, comm: Comm) -> None:
+        super().__init__(model.name, model.savedir, model.scope)
+        self._adapters = dict(adapters)
+        weights = self.checked_weights()
+        self._base = super().create(['value', 'reward']).requires_grad_(False)
+        self._missing = self.fill(self._base, weights, 'base')
+        named = dict(self._base.named_parameters())
+        self.parameters = {name: named[name] for name in named if not name.startswith(HEADS)}
+        comm.broadcast_(list(self.parameters.values()))
+        self.digest: str = comm.all_gather_object(record.digest_of(self.parameters))[0]
+
+    def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
+        """Create a network of the base's parameters, with adapters without values if it learns."""
+        return self._create(scalar_heads, self._adapters.get(scope))
+
+    def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
+        shared = {id(parameter): parameter for parameter in self.parameters.values()}
+        network = copy.deepcopy(self._base, shared)
+        heads = {name: network.heads[name] for name in scalar_heads}
+        network.heads = nn.ModuleDict(heads).requires_grad_()
+        network.shared = frozenset(self.parameters)
+        if options is not None:
+            layers.attach(network, options)
+        return network
+
+    def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
+        """Create a network for the values of `saved`, on this base if they are adapters of it."""
+        of_saved = record.read(saved.savedir)
+        if of_saved is None or of_saved.digest != self.digest:
+            return saved.create(scalar_heads)
+        options = of_saved.options(scope)
+        if options is not None:
+            self._adapters[record.without_number(scope)] = options
+        return self._create(scalar_heads, options)
+
+    def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:
+        network = self.create(scalar_heads, scope)
+        layers.reset(network)
+        return network.initialize(self._missing)
+
+    def write_files(self, directory: str) -> None:
+        """Write also what the adapters in checkpoints are relative to."""
+        super().write_files(directory)
+        assert self.savedir is not None
+        base = self.savedir if storage.is_remote(self.savedir) else os.path.abspath(self.savedir)
+        before = record.read(directory)
+        if before is not None:  # a run that goes on with its own copy
+            base = before.base
+        is_transposed = layers.is_transposed(self._base)
+        record.Record(base, self.digest, is_transposed, self._adapters).write(directory)
+
+    def check_record(self, directory: str) -> None:
+        """UserError if the adapters of a model in `directory` are those of another base."""
+        recorded = record.read(directory)
+        if recorded is not None and recorded.digest != self.digest:
+            raise UserError(
+                f'{self.savedir} is another model than {recorded.base}, on which the run in'
+                f' {os.path.dirname(directory)} began: its digest is {self.digest:.12}, not'
+                f' {recorded.digest:.12}'
+            )
+
+    def keep(self, directory: str) -> None:
+        """Copy the base into `directory`, as a model that this program reads."""
+        if os.path.exists(os.path.join(directory, 'hparams.json')):
+            return
+        variables = self._base.variable_names.variables(self.parameters)
+        checkpoints.save(os.path.join(directory, 'checkpoints'), 'model.ckpt', variables)
+        super().write_files(directory)
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        # How a network computes is settled while its values are exact.
+        self._base.hidden(torch.zeros(1, 1, dtype=torch.int64))
+        layers.reduce(self._base)
+
+
+def adapters_of(hparams: Training) -> Adapters:
+    """Return the options of the adapters of networks that learn, by scope; none without any."""
+    lora = hparams.task.policy.lora
+    if lora is None:
+        return {}
+    if not isinstance(hparams, PolicyHParams):
+        return {'reward_model': hparams.lora or lora}
+    new_model = hparams.rewards.train_new_model
+    of_reward = {} if new_model is None else adapters_of(new_model)
+    return {'policy': lora, **of_reward}
+
+
+def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm) -> TrainedModel:
+    """Return the model as a training builds networks of it. network: folder in the run."""
+    adapters = adapters_of(hparams)
+    if not adapters:
+        return model
+    shared = SharedBase(model, adapters, comm)
+    run = hparams.run.directory
+    if run is not None:
+        shared.check_record(os.path.join(run, network))
+    if run is not None and hparams.run.keep_base and comm.rank == 0:
+        shared.keep(os.path.join(run, run_files.BASE))
+    if hparams.run.precision == 'bf16':
+        shared.reduce()
+    return shared
+
+
+def with_learned(
+    sizes: Sizes, create: Callable[[Iterable[str]], Network], hparams: Training
+) -> Sizes:
+    """Return `sizes` with how many of its numbers learn. create: makes a network of these sizes."""
+    for options in adapters_of(hparams).values():
+        with torch.device('meta'):
+            network = create([])
+        layers.attach(network, options)
+        adapted = [each for each in network.modules() if isinstance(each, layers.Adapted)]
+        numbers = sum(each.lora_A.numel() + each.lora_B.numel() for each in adapted)
+        sizes.learned = max(sizes.learned, numbers)
+    return sizes

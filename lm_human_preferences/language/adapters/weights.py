@@ -1,0 +1,87 @@
+"""Weights of a base with adapters merged into them, read like those of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lm_human_preferences.language.adapters import record
+from lm_human_preferences.language.adapters.layers import A, B
+from lm_human_preferences.language.network import HEADS
+from lm_human_preferences.language.weights import CheckpointWeights, Weights, scoped
+
+
+class AdaptedWeights:
+    """Weights W + alpha / rank * B A of a checkpoint `own` on the networks of `base`."""
+
+    def __init__(
+        self, own: CheckpointWeights, base: Weights, base_scope: str, of_base: record.Record
+    ) -> None:
+        self._own = own
+        self._base = base
+        self._base_scope = base_scope
+        self._record = of_base
+        self.path = own.path
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._base)
+
+    def __contains__(self, name: object) -> bool:
+        if name in self._own:
+            return True
+        scope, _, parameter = str(name).rpartition('/')
+        if scope in self._own.scopes() or parameter.startswith(HEADS):
+            return False
+        return self._of_base(name) in self._base
+
+    def nbytes(self) -> int:
+        return self._own.nbytes() + self._base.nbytes()
+
+    def name_of(self, name: str) -> str:
+        """Return the name that a tensor has, or would have, in the checkpoint."""
+        return self._own.name_of(name)
+
+    def scopes(self) -> list[str]:
+        """Return the scopes of all networks, sorted; those without adapters are the base."""
+        heads = [f'{HEADS}{kind}.w' for kind in ('value', 'reward')]
+        of_heads = [scope for head in heads for scope in self._own.scopes_with(head)]
+        return sorted({*self._own.scopes(), *of_heads})
+
+    @torch.no_grad()
+    def load(self, name: str, parameter: torch.Tensor) -> None:
+        """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
+        if name in self._own:
+            self._own.load(name, parameter)
+            return
+        self._base.load(self._of_base(name), parameter)
+        scope = name.rpartition('/')[0]
+        layer = name.removesuffix('.weight')
+        options = self._record.options(scope)
+        if options is None or f'{layer}.{A}' not in self._own:
+            return
+        outputs, inputs = parameter.shape
+        if self._record.transposed:
+            inputs, outputs = parameter.shape
+        first = torch.empty(options.rank, inputs)
+        second = torch.empty(outputs, options.rank)
+        self._own.load(f'{layer}.{A}', first)
+        self._own.load(f'{layer}.{B}', second)
+        update = second @ first
+        if self._record.transposed:
+            update = update.T
+        parameter.add_(update, alpha=options.alpha / options.rank)
+
+    def _of_base(self, name: object) -> str:
+        return scoped(self._base_scope, str(name).rpartition('/')[2])
+
+
+def merged(own: CheckpointWeights, directory: str, open_model: Callable[[str], Any]) -> Weights:
+    """Return the weights in the directory of a model, merged if they are adapters of a base."""
+    of_base = record.read(directory)
+    if of_base is None:
+        return own
+    base = open_model(record.base_of(directory, of_base))
+    weights = base.open_weights()
+    return AdaptedWeights(own, weights, base.scope_in(weights), of_base)

@@ -1,0 +1,208 @@
+"""Files of an online run: rank 0 writes questions, reads answers and decides which count."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError, option_renamed
+from lm_human_preferences.hparams.online_options import PEOPLE, Schedule
+from lm_human_preferences.labels import label_files, simulated
+from lm_human_preferences.labels.answers import Answer
+from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
+from lm_human_preferences.labels.labeller import Labeller, names_in
+from lm_human_preferences.labels.report.label_report import comparisons
+from lm_human_preferences.labels.task_file import new_task
+from lm_human_preferences.online import progress
+from lm_human_preferences.online.decisions import Batch, Decisions
+from lm_human_preferences.online.questions import QuestionSource
+from lm_human_preferences.online.retraining import Labels
+from lm_human_preferences.runs.run_files import LABELS
+from lm_human_preferences.synthetic.known_reward import KnownReward
+from lm_human_preferences.trainers.policy_trainer import PPOTrainer
+from lm_human_preferences.utils.logging import announce, log_line
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams.online_options import ServeHParams
+
+ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active
+REPORT_SECONDS = 60.0  # between two lines about missing labels
+
+
+class RunLabels:
+    """Folder of labels and decisions of an online run, on rank 0; `stack` closes the files."""
+
+    def __init__(
+        self, trainer: PPOTrainer, schedule: Schedule, seed: int, stack: contextlib.ExitStack
+    ) -> None:
+        hparams, encoding = trainer.hparams, trainer.policy.trained_model.encoding
+        online, new_model = hparams.rewards.online, hparams.rewards.train_new_model
+        assert online is not None and new_model is not None
+        self.online = online
+        self.schedule = schedule
+        path = online.instructions
+        text = None if path is None else storage.read_text(path).strip()
+        task = new_task(new_model.labels.type, hparams.task, text, online.ties)
+        task['encoding'] = encoding.name
+        directory = hparams.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
+        writer = QuestionWriter(os.path.join(directory, LABELS), task, encoding)
+        self.folder = stack.enter_context(writer).folder
+        self.decisions = stack.enter_context(contextlib.closing(Decisions(self.folder.path)))
+        self.source = QuestionSource(
+            policy=trainer.policy,
+            ref_policy=trainer.ref_policy,
+            writer=writer,
+            hparams=hparams,
+            seed=seed,
+        )
+        self.labellers: list[Labeller] = []  # simulated ones
+        if online.source != PEOPLE:
+            count = online.labellers if online.repeated else 1
+            for number in range(1, count + 1):
+                labeller = Labeller(self.folder, f'{online.source}{number}')
+                self.labellers.append(stack.enter_context(labeller))
+        self.judge = simulated.small_tokens
+        if online.source == 'mock':
+            self.judge = simulated.judge_by(KnownReward(encoding).score)
+        if hparams.run.serve is not None:
+            serve(self.folder.path, hparams.run.serve, stack)
+        self.wins: dict[str, Any] | None = None  # of the policy, before the last training
+        self.answered = 0  # questions, when they were last counted
+        self.reported = -REPORT_SECONDS  # when a line was last printed
+
+    def ask(self, step: int) -> None:
+        """Ask what is due before `step`, and have simulated labellers answer."""
+        counts = {
+            TRAIN: self.schedule.questions_at(step) + self.decisions.asked_again(step),
+            VALIDATION: self.schedule.validation_at(step),
+        }
+        added = self.source.ask(step, counts)
+        is_first = self.answered == 0  # a kill may have left questions without an answer
+        for labeller in self.labellers if added or is_first else ():
+            simulated.simulate(labeller, self.judge, error=self.online.error)
+
+    def missing(self, step: int) -> int:
+        """Return how many labels `step` lacks; others are asked in place of skipped questions."""
+        wanted = self.schedule.labels_at(step)
+        if self.answered < wanted:
+            self.folder.refresh()
+            self.answered, retired = count_answered(self.folder)
+            skipped = retired - self.decisions.asked_again(step)
+            if self.answered < wanted and skipped > 0:
+                self.decisions.ask_again(step, skipped)
+                self.ask(step)
+        return wanted - self.answered
+
+    def report_waiting(self, step: int, missing: int) -> None:
+        """Print a line now and then on the labels that the run waits for."""
+        if time.monotonic() - self.reported < REPORT_SECONDS:
+            return
+        self.reported = time.monotonic()
+        wanted = self.schedule.labels_at(step)
+        active = ', '.join(active_labellers(self.folder)) or 'nobody'
+        log_line(
+            f'waiting for {missing} of {wanted} labels; active: {active}; to answer:'
+            f' {progress.label_command(self.folder.path)}'
+        )
+
+    def learn(self, step: int) -> tuple[Labels, Labels | None]:
+        """Return the labels to learn from, and the new ones on the policy's samples; set `wins`."""
+        decided = self.decisions.batches.get(step)
+        lines = decided.answers if decided else self.folder.lines_read()
+        folder = LabelFolder(self.folder.path, lines)
+        answers = collected(folder)
+        batch = Batch(
+            model=self.schedule.models_at(step),
+            step=step,
+            wanted=self.schedule.labels_at(step),
+            labels=len(answers),
+            answers=lines,
+            digest=digest(answers),
+        )
+        if decided is None:
+            self.decisions.learn_from(batch)
+        elif decided.digest != batch.digest:
+            raise UserError(
+                f'{folder.path}: answers from which a reward model has learned were changed;'
+                ' restore the files, or begin again under another NAME'
+            )
+        new: list[Answer] = []
+        before = self.decisions.last_batch_before(step)
+        if before is not None:
+            new = newer(folder, answers, before.answers)
+        self.wins = policy_wins(folder, new)
+        of_policy = [answer for answer in new if folder.questions[answer.question].kind == TRAIN]
+        new_labels = label_files.of_answers(folder, of_policy) if of_policy else None
+        return label_files.of_answers(folder, answers), new_labels
+
+
+def serve(folder: str, options: ServeHParams, stack: contextlib.ExitStack) -> None:
+    """Print the links to the page of a folder, and serve it until `stack` is closed."""
+    # Only a run that serves a page needs its libraries.
+    from lm_human_preferences.labels.page.server import LabelServer, missing_tls
+
+    with option_renamed(options.option_name('labellers')):
+        names = names_in(options.labellers)
+    server = stack.enter_context(LabelServer(folder, names, options, note=log_line))
+    if warning := missing_tls(options):
+        announce(warning)
+    announce(*(f'answer as {name}: {link}' for name, link in server.links.items()))
+
+
+def count_answered(folder: LabelFolder) -> tuple[int, int]:
+    """Return the numbers of training questions with a label, and of those given up as skipped."""
+    answered = retired = 0
+    for question in folder.questions.values():
+        answers = folder.answers_to(question)
+        if question.kind != TRAIN:
+            continue
+        if any(answer.value is not None for answer in answers):
+            answered += 1
+        elif question.is_retired(answers):
+            retired += 1
+    return answered, retired
+
+
+def active_labellers(folder: LabelFolder) -> list[str]:
+    """Return the labellers who have answered in the last ten minutes."""
+    since = time.time() - ACTIVE_SECONDS
+    last = {name: log.last() for name, log in folder.logs.items()}
+    return [name for name, answer in last.items() if answer is not None and answer.time > since]
+
+
+def collected(folder: LabelFolder) -> list[Answer]:
+    """Return the answers to learn from, in the order of the questions."""
+    found: list[Answer] = []
+    for question in folder.questions.values():
+        if question.kind in (TRAIN, VALIDATION):
+            found += folder.answers_that_count(question)
+    return found
+
+
+def digest(answers: Iterable[Answer]) -> str:
+    """Return the SHA-256 of labellers, questions and answers."""
+    said = [(answer.question, answer.labeller, answer.value) for answer in answers]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def newer(folder: LabelFolder, answers: Iterable[Answer], lines: dict[str, int]) -> list[Answer]:
+    """Return those of `answers` that are not in the first `lines` of their files."""
+    return [
+        answer
+        for answer in answers
+        if folder.logs[answer.labeller].line_of[answer.uuid] > lines.get(answer.labeller, 0)
+    ]
+
+
+def policy_wins(folder: LabelFolder, answers: Iterable[Answer]) -> dict[str, Any] | None:
+    """Return how often `answers` prefer the policy to the initial model; None for no preference."""
+    compared = [each for each in answers if folder.questions[each.question].kind == VALIDATION]
+    found = comparisons(folder, compared)
+    return found[0] if found else None

@@ -1,0 +1,126 @@
+"""Curves, alarms, interruptions and new reward models of a run, from TensorBoard's events."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from lm_human_preferences import storage
+from lm_human_preferences.utils.logging import ALARMS
+
+_TEXT = 'text'  # TensorBoard's plugin
+ALARM, RESUMED, RETRAINED = 'alarm', 'resumed', 'retrained'
+_RETRAINED = 'online/model'  # the tag of their numbers, at the steps before which they were trained
+_PREFIX = 'events.out.tfevents.'  # of the names of its files
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Finite values in the order of their steps."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @property
+    def last(self) -> float:
+        """Last value."""
+        return self.values[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """Events; broken: {tag: first step that is not finite} where the last is not."""
+
+    curves: dict[str, Curve] = dataclasses.field(default_factory=dict)
+    broken: dict[str, int] = dataclasses.field(default_factory=dict)
+    alarms: tuple[tuple[int, str], ...] = ()
+    resumed: tuple[int, ...] = ()
+
+
+def read(run: str, events: str) -> Log:
+    """Read the events in the directory `events` of a run; an empty log where there are none."""
+    curves: dict[str, dict[int, float]] = {}
+    alarms: dict[tuple[int, str], None] = {}
+    resumed: list[int] = []
+    for event in _events(run, events):
+        if event.HasField('session_log'):
+            resumed.append(event.step)
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name != _TEXT:
+                curves.setdefault(value.tag, {})[event.step] = value.simple_value
+            elif value.tag == ALARMS:
+                for text in value.tensor.string_val:
+                    alarms[event.step, text.decode(errors='replace')] = None
+    broken = {}
+    for tag, values in curves.items():
+        if not math.isfinite(values[max(values)]):
+            broken[tag] = min(step for step in values if not math.isfinite(values[step]))
+    return Log(
+        {tag: _curve(values) for tag, values in curves.items() if tag not in broken},
+        broken,
+        tuple(sorted(alarms)),
+        tuple(sorted(set(resumed))),
+    )
+
+
+def _curve(values: dict[int, float]) -> Curve:
+    steps = tuple(sorted(step for step in values if math.isfinite(values[step])))
+    return Curve(steps, tuple(values[step] for step in steps))
+
+
+def _events(run: str, events: str) -> Iterator[Any]:
+    """Yield the events of all files of a run; of a damaged file those before the damage."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import (
+        Event,  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
+    )
+
+    for path in _files(run, events):
+        with contextlib.suppress(Exception):  # whatever a damaged file makes of these libraries
+            for record in RawEventFileLoader(path).Load():
+                yield Event.FromString(record)
+
+
+def _files(run: str, events: str) -> list[str]:
+    """Return the paths of a run's event files in order; those of a remote run may be fetched."""
+    if not storage.is_remote(run):
+        return _files_in(os.path.join(run, events))
+    with contextlib.suppress(storage.StorageError):
+        found = _files_in(os.path.join(storage.staging_dir(run), events))
+        if found:
+            return found
+        directory = storage.join(run, events)
+        names = [name for name in storage.listing(directory) if name.startswith(_PREFIX)]
+        return [storage.cached_path(storage.join(directory, name)) for name in sorted(names)]
+    return []
+
+
+def _files_in(directory: str) -> list[str]:
+    return sorted(glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*')))
+
+
+class Mark(NamedTuple):
+    """Event at a step. kind: ALARM, RESUMED or RETRAINED."""
+
+    step: int
+    kind: str
+    text: str
+
+
+def marks(log: Log) -> Iterator[Mark]:
+    """Yield the events of a training, kind by kind."""
+    for step, text in log.alarms:
+        for line in text.splitlines():  # one for each alarm of a step
+            if line.strip():
+                yield Mark(step, ALARM, ' '.join(line.split()))
+    for step in log.resumed:
+        yield Mark(step, RESUMED, 'resumed')
+    if _RETRAINED in log.curves:
+        curve = log.curves[_RETRAINED]
+        for step, model in zip(curve.steps, curve.values, strict=True):
+            yield Mark(step, RETRAINED, f'reward model {model:.0f}')

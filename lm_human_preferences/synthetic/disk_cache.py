@@ -1,0 +1,35 @@
+"""Disk cache of results that are computed once for all processes."""
+
+import hashlib
+import inspect
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from lm_human_preferences import storage
+
+
+def directory(name: str, create: Callable[[str], None], depends_on: Iterable[ModuleType]) -> str:
+    """Return a directory in the cache, filled once for these sources; StorageError."""
+    import filelock
+
+    digest = hashlib.sha256()
+    for module in depends_on:
+        digest.update(Path(inspect.getfile(module)).read_bytes())
+    digest.update(torch.__version__.encode())
+    path = os.path.join(storage.cache_root(), f'{name}-{digest.hexdigest()[:16]}')
+    if os.path.exists(path):
+        return path
+    storage.make_cache_folder(os.path.dirname(path))
+    with filelock.FileLock(f'{path}.lock'):  # the kernel frees it when its holder dies
+        if not os.path.exists(path):
+            part = f'{path}.part'
+            shutil.rmtree(part, ignore_errors=True)  # of a killed process
+            os.mkdir(part)
+            create(part)
+            os.rename(part, path)
+    return path

@@ -1,0 +1,1 @@
+"""The two trainers, and the hooks of their steps: console, alarms, checkpoints."""

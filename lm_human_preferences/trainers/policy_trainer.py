@@ -1,0 +1,219 @@
+"""Trainer of a policy by PPO (paper, section 2.2)."""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from lm_human_preferences import lm_tasks, plans, ppo, rewards
+from lm_human_preferences.checkpointing.checkpoints import COUNT
+from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.ppo import Rollout
+from lm_human_preferences.rewards import ScoreFn, ScoringModel
+from lm_human_preferences.training import kl_control, precision
+from lm_human_preferences.training.micro_batches import concatenate, micro_batches
+from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.utils.core import as_numbers, exact_div
+from lm_human_preferences.utils.logging import Logger
+
+# Schema of PPOTrainer.state_dict, see checkpoints.matches_schema
+STATE = {
+    'step': COUNT,
+    'kl_coef': float | int,
+    'optimizer_steps': COUNT,
+    'elapsed': float,
+    'queries': (COUNT, COUNT),
+    'initial_kl_coef': float | int,
+}
+
+
+class PPOTrainer:
+    """PPO trainer; ref_policy: rho in the paper; reward_model: that of score_fn, to save."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        ref_policy: Policy,
+        query_sampler: lm_tasks.QuerySampler,
+        score_fn: ScoreFn,
+        hparams: HParams,
+        comm: Comm,
+        reward_model: ScoringModel | None = None,
+    ) -> None:
+        self.policy = policy
+        self.ref_policy = ref_policy
+        self.query_sampler = query_sampler
+        self.score_fn = score_fn
+        self.hparams = hparams
+        self.comm = comm
+        self.steps_done = 0
+        self.rollout: Rollout | None = None  # of the last step
+        self.step_seconds = 0.0  # of the last step
+        self.reward_version = 0  # retrainings of the reward model in this process
+        self.start_time = self.last_time = time.time()
+        self.kl_ctl = kl_control.make_kl_controller(hparams.rewards)
+        self.networks = dict(
+            policy=policy, ref_policy=ref_policy, **rewards.networks_of(reward_model)
+        )
+        learning = plans.policy_networks(hparams).learning_parameters(self.networks)
+        self.optimizer = Adam(learning, comm=comm)
+        run = hparams.run
+        self.logger = Logger(run.directory, 'ppo', log_interval=run.log_interval, comm=comm)
+
+    def step(self) -> dict[str, float]:
+        """Sample ppo.batch_size episodes and learn from them; return the logged statistics."""
+        started = time.time()
+        # x ~ D
+        queries = self.query_sampler()['tokens'].to(self.policy.device)
+        # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
+        rollout = self.generate(queries)
+        # Equation 2: R = r - beta log(pi / rho)
+        kl_coef = self.kl_ctl.value
+        rollout.rewards, non_score_reward = ppo.compute_rewards(
+            rollout.scores, rollout.logprobs, rollout.ref_logprobs, kl_coef, rollout.mask
+        )
+        # Epochs of minibatches: whitening, GAE, clipped loss
+        train_stats = self.train(rollout)
+
+        stats = self.record_step_stats(
+            rollout, kl_coef=kl_coef, non_score_reward=non_score_reward, train_stats=train_stats
+        )
+        # Section 2.2: an adaptive beta holds the KL divergence near its target
+        self.kl_ctl.update(stats['objective/kl'], self.hparams.ppo.batch_size)
+        self.rollout = rollout
+        self.step_seconds = time.time() - started
+        self.steps_done += 1
+        return stats
+
+    def generate(self, queries: torch.Tensor) -> Rollout:
+        """Respond to `queries (batch, query_length)`; return the Rollout without its rewards."""
+        parts = micro_batches(queries, self.hparams.ppo.micro_batch_size)
+        return concatenate([self._generate_micro_batch(part) for part in parts])
+
+    def _generate_micro_batch(self, queries: torch.Tensor) -> Rollout:
+        sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
+        responses = sampled['responses']
+        reference = self.ref_policy.analyze_responses(queries, responses)
+        scores, scored_responses, stats = self.score_fn(queries, responses)
+        return Rollout(
+            queries=queries,
+            responses=responses,
+            logprobs=sampled['logprobs'],
+            values=sampled['values'],
+            ref_logprobs=reference['logprobs'],
+            scores=scores,
+            scored_responses=scored_responses,
+            score_std=stats.get('score_std'),
+            mask=self.policy.mask_of(responses),
+        )
+
+    def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:
+        """Learn in `noptepochs` shuffled passes; return {statistic: [scalar of each minibatch]}."""
+        if self.hparams.run.precision == 'fp32':
+            # Copies that sampling has made of the weights would last until the first update.
+            precision.invalidate_prepacked(self.optimizer.parameters.values())
+        stats: dict[str, list[torch.Tensor]] = {}
+        batch = len(rollout)
+        minibatch = exact_div(batch, self.hparams.ppo.nminibatches)
+        for _ in range(self.hparams.ppo.noptepochs):
+            order = torch.from_numpy(np.random.permutation(batch))
+            for rows in order.split(minibatch):
+                for name, value in self.train_minibatch(rollout[rows]).items():
+                    stats.setdefault(name, []).append(value)
+        return stats
+
+    def train_minibatch(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """Update the policy on the episodes in `rollout`; return the statistics before that."""
+        minibatch = ppo.add_advantages(rollout, self.hparams.ppo)
+        stats = ppo.return_stats(minibatch)
+        parts = micro_batches(minibatch, self.hparams.ppo.micro_batch_size)
+        mean_tokens = self.comm.all_reduce_mean({'tokens': minibatch.tokens})['tokens']
+        for part in parts:
+            share = part.tokens / mean_tokens  # each token counts the same on every rank
+            outputs = self.policy.analyze_responses_op(part.queries, part.responses)
+            loss, part_stats = ppo.loss(part, outputs, self.hparams.ppo)
+            self.optimizer.backward(share * loss, last=part is parts[-1])
+            for name, value in part_stats.items():
+                stats[name] = stats.get(name, 0) + share * value
+        share_done = self.steps_done / self.total_steps
+        self.optimizer.update(lr=self.hparams.ppo.lr * (1 - share_done))
+        return stats
+
+    def record_step_stats(
+        self,
+        rollout: Rollout,
+        *,
+        kl_coef: float,
+        non_score_reward: torch.Tensor,
+        train_stats: dict[str, list[torch.Tensor]],
+    ) -> dict[str, float]:
+        """Log and return the statistics of this step, averaged over ranks; see ppo.step_stats."""
+        stats = ppo.step_stats(rollout, kl_coef, non_score_reward, train_stats)
+        means = self.comm.all_reduce_mean(as_numbers(stats))
+        means['ppo/val/var_explained'] = 1 - means['ppo/val/error'] / means['ppo/returns/var']
+        now = time.time()
+        steps, episodes = self.steps_done + 1, self.hparams.ppo.batch_size
+        length = self.hparams.task.response_length
+        means |= {
+            'elapsed/updates': steps,
+            'elapsed/steps/serial': steps * length,
+            'elapsed/steps/total': steps * episodes * length,
+            'elapsed/episodes': steps * episodes,
+            'elapsed/fps': int(episodes * length / max(now - self.last_time, 1e-9)),
+            'elapsed/time': now - self.start_time,
+        }
+        self.last_time = now
+        self.logger.log(means, self.steps_done)
+        return means
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole training."""
+        return self.hparams.ppo.nupdates
+
+    @property
+    def planned_saves(self) -> int:
+        """Number of checkpoints that the whole training writes."""
+        return plans.policy_saves(self.hparams)
+
+    @property
+    def variable_names(self) -> VariableNames:
+        """Names of `tensors` in checkpoints."""
+        return self.policy.model.variable_names
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the content of a checkpoint: all parameters, Adam's moments, counts and times."""
+        return {
+            **plans.policy_networks(self.hparams).parameters(self.networks),
+            **self.optimizer.moments(),
+            'ppo/optimizer_steps': torch.tensor(self.optimizer.steps),
+            'ppo/step': torch.tensor(self.steps_done),
+            'ppo/start_time': torch.tensor(self.start_time, dtype=torch.float64),
+            'ppo/last_time': torch.tensor(self.last_time, dtype=torch.float64),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs besides the tensors, as JSON."""
+        return {
+            'step': self.steps_done,
+            'kl_coef': self.kl_ctl.value,
+            'optimizer_steps': self.optimizer.steps,
+            'elapsed': self.last_time - self.start_time,
+            'queries': self.query_sampler.position,
+            'initial_kl_coef': self.hparams.rewards.kl_coef,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`; the caller then fills in the tensors."""
+        self.steps_done = state['step']
+        # An initial coefficient that was changed for a resumed run takes effect.
+        if self.hparams.rewards.kl_coef == state['initial_kl_coef']:
+            self.kl_ctl.value = state['kl_coef']
+        self.start_time = self.last_time - state['elapsed']
+        self.optimizer.start_at(state['optimizer_steps'])
+        self.query_sampler.seek(state['queries'])

@@ -1,0 +1,276 @@
+"""Trainer of a reward model (paper, section 2.1)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from lm_human_preferences import label_types, lm_tasks, plans
+from lm_human_preferences.checkpointing.checkpoints import COUNT
+from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels.held_out import Prediction, predict
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.runs.run_files import member_name
+from lm_human_preferences.training.micro_batches import map_micro_batches
+from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std, weighted_mean
+from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
+
+# Schema of RewardModelTrainer.state_dict, see checkpoints.matches_schema
+STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
+
+
+class LearnedBatch(NamedTuple):
+    """Number of labels in a batch of all ranks; loss and agreement before the update."""
+
+    labels: int
+    loss: float
+    agreement: float
+
+
+def mean_loss(batches: Sequence[LearnedBatch]) -> float:
+    """Return the mean loss over the labels of `batches`."""
+    return weighted_mean([batch.loss for batch in batches], [batch.labels for batch in batches])
+
+
+class RewardModelTrainer:
+    """Trains a reward model: call `prepare`, then `step` until `total_steps`, then `finish`.
+
+    policy: the initial policy, whose samples set the scale. labels: {field: (num_train, ...)}, the
+    same on every rank. optimizer: without updates. label_notes: lines for the user.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward_model: RewardModel,
+        policy: Policy,
+        query_sampler: lm_tasks.QuerySampler,
+        labels: dict[str, torch.Tensor],
+        hparams: HParams,
+        comm: Comm,
+        held_out: dict[str, torch.Tensor] | None = None,
+        optimizer: Adam | None = None,
+        label_notes: Sequence[str] = (),
+        label_record: Mapping[str, Any] | None = None,
+        member: int = 0,
+    ) -> None:
+        self.reward_model = reward_model
+        self.policy = policy
+        self.query_sampler = query_sampler
+        self.labels = labels
+        self.held_out = held_out
+        self.label_notes = label_notes
+        self.label_record = label_record
+        self.label_type = label_types.get(hparams.labels.type)
+        self.num_train = len(labels['query'])
+        self.hparams = hparams
+        self.comm = comm
+        self.steps_done = 0
+        self.order: np.ndarray | None = None  # of the labels, one epoch after the other
+        self.held_out_by_epoch: list[float] = []  # accuracy, or agreement
+        self.prediction: Prediction | None = None  # the last on labels held out
+        self.batches: list[LearnedBatch] = []  # learned by this process
+        self.networks = {'reward_model': reward_model, 'ref_policy': policy}
+        learning = plans.REWARD_NETWORKS.learning_parameters(self.networks)
+        self.optimizer = optimizer or Adam(learning, comm=comm)
+        self.logger = Logger(
+            hparams.run.directory,
+            member_name('reward_model', member),
+            log_interval=hparams.run.log_interval,
+            comm=comm,
+            tag_prefix='train_reward/minibatch/',
+        )
+
+    def prepare(self) -> None:
+        """Normalise and draw the order of the labels, unless the training was resumed."""
+        if self.order is None:
+            idle = ' and '.join(self.hparams.idle_normalization())
+            if idle and self.comm.rank == 0:
+                samples = self.hparams.option_name('normalize_samples')
+                announce(f'WARNING: {idle} without effect: {samples} is 0')
+            if self.hparams.normalize_before:
+                self.normalize(*self.target_mean_std())
+            # Every rank draws, but rank 0's order counts: in an epoch each label is learned once.
+            epochs = [np.random.permutation(self.num_train) for _ in range(self.hparams.epochs)]
+            self.order = self.comm.all_gather_object(np.concatenate(epochs))[0]
+        batch_size = exact_div(self.hparams.batch_size, self.comm.size)
+        log_as_original(f'{self.comm.rank} training on {self.num_train} in batches of {batch_size}')
+
+    def step(self) -> dict[str, float]:
+        """Learn from the next batch of labels; return the logged statistics."""
+        assert self.order is not None, 'see prepare'
+        begin, end = self.labels_after(self.steps_done), self.labels_after(self.steps_done + 1)
+        batch = self.order[begin:end]
+        lr = (1 - self.steps_done / self.total_steps) * self.hparams.lr
+        return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
+
+    def labels_after(self, step: int) -> int:
+        """Return the number of labels learned after so many steps."""
+        epoch, step_of_epoch = divmod(step, self.steps_of_epoch)
+        return epoch * self.num_train + min(step_of_epoch * self.hparams.batch_size, self.num_train)
+
+    def finish(self) -> None:
+        """Normalise rewards of the initial policy's samples to 0 +- 1, if the settings say so."""
+        if self.hparams.normalize_after:
+            self.normalize(0.0, 1.0)
+
+    def train_batch(self, indices: np.ndarray, lr: float) -> dict[str, float]:
+        """Update on the labels at `indices (labels of this rank,)`; return statistics before."""
+        labels_of_ranks = self.comm.all_gather_object(len(indices))
+        weight = len(indices) * self.comm.size / sum(labels_of_ranks)
+        numbers: dict[str, float] = {}
+        if weight == 0:
+            self.optimizer.minimize(None, lr)
+        else:
+            numbers = self._learn(indices, weight, lr)
+        means = self.comm.all_reduce_mean(numbers, weight)
+        agreement = means.pop('agreement')  # which the original did not log
+        self.batches.append(LearnedBatch(sum(labels_of_ranks), means['loss'], agreement))
+        self.logger.log(means, self.steps_done)
+        self.steps_done += 1
+        return means
+
+    def _learn(self, indices: np.ndarray, weight: float, lr: float) -> dict[str, float]:
+        """Update on the labels at `indices`, weighted; return this rank's statistics before."""
+        rows = torch.as_tensor(indices)
+        batch = {field: values[rows] for field, values in self.labels.items()}
+        responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
+        rewards = self._differentiable_rewards(batch['query'], responses)
+        stats = self.label_type.loss_of(rewards, batch)
+        self.optimizer.minimize(weight * stats['loss'], lr)
+        stats['agreement'] = self.label_type.agreement(rewards.detach().cpu(), batch)
+        return {name: stats[name].item() for name in sorted(stats)}
+
+    def predict_held_out(self) -> Prediction | None:
+        """Return the accuracy on labels held out; None without any. Collective."""
+        if self.held_out is None:
+            return None
+        size = self.hparams.micro_batch_size or self.hparams.batch_size
+        get_rewards = self.reward_model.get_rewards
+        return predict(get_rewards, self.held_out, self.label_type, size, self.comm)
+
+    def _differentiable_rewards(
+        self, queries: torch.Tensor, responses: torch.Tensor
+    ) -> torch.Tensor:
+        """Return rewards (batch, n); micro-batches compute activations again for the gradient."""
+        get_rewards = self.reward_model.get_rewards_op
+        size = self.hparams.micro_batch_size
+        if size is None:
+            return get_rewards(queries, responses)
+        recomputed = functools.partial(checkpoint, get_rewards, use_reentrant=False)
+        return map_micro_batches(recomputed, size, queries, responses)
+
+    def normalize(self, target_mean: float, target_std: float) -> None:
+        """Scale rewards of the initial policy's samples; UserError if equal or not finite."""
+        if not self.hparams.normalize_samples:
+            return
+        self.reward_model.reset_reward_scale()
+        mean, std = self.sampled_mean_std(self.hparams.normalize_samples)
+        if self.comm.rank == 0:
+            log_as_original(
+                f'targets: {target_mean} +- {target_std}', f'before normalize: {mean} +- {std}'
+            )
+        if not np.isfinite((mean, std)).all():
+            raise UserError(
+                f'the rewards of {self.hparams.normalize_samples} samples are {mean} +- {std}, so'
+                ' they cannot be normalised: lower the learning rate of the reward model'
+            )
+        if std == 0:
+            raise UserError(
+                f'all {self.hparams.normalize_samples} sampled rewards are {mean}, so they cannot'
+                ' be normalised; check the labels or set --normalize_samples 0'
+            )
+        self.reward_model.set_reward_norm(
+            old_mean=mean, old_std=std, new_mean=target_mean, new_std=target_std
+        )
+        if self.hparams.debug_normalize:
+            mean, std = self.sampled_mean_std(self.hparams.debug_normalize)
+            if self.comm.rank == 0:
+                log_line(f'after normalize: {mean} +- {std}')
+
+    def target_mean_std(self) -> tuple[float, float]:
+        """Return the scale of rewards before training: that of the labels, if any, else 0 +- 1."""
+        scales = self.label_type.target_scales(self.labels)
+        return (0.0, 1.0) if scales is None else mean_and_std(scales)
+
+    def sampled_mean_std(self, n_samples: int) -> tuple[float, float]:
+        """Return mean and deviation of the rewards of so many samples of the initial policy."""
+        batch_count = ceil_div(n_samples, self.hparams.rollout_batch_size)
+        batches = [self.sampled_rewards() for _ in range(batch_count)]
+        of_this_rank = torch.cat(batches).cpu().numpy()
+        return mean_and_std(np.concatenate(self.comm.all_gather_object(of_this_rank)))
+
+    def sampled_rewards(self) -> torch.Tensor:
+        """Return rewards (rollout_batch_size / ranks,) of responses of the initial policy."""
+        queries = self.query_sampler()['tokens']
+        return map_micro_batches(self._sample_and_score, self.hparams.micro_batch_size, queries)
+
+    def _sample_and_score(self, queries: torch.Tensor) -> torch.Tensor:
+        sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
+        return self.reward_model.get_rewards(queries, sampled['responses'])
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole training."""
+        return self.hparams.epochs * self.steps_of_epoch
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Steps of one pass over the labels."""
+        return ceil_div(self.num_train, self.hparams.batch_size)
+
+    def judged_batches(self) -> list[LearnedBatch]:
+        """Return the last quarter of an epoch's batches, by which the training is judged."""
+        whole, remainder = divmod(self.num_train, self.hparams.batch_size)
+        count = (whole // 4 or whole) + (remainder > 0)
+        return self.batches[-count:]
+
+    @property
+    def planned_saves(self) -> int:
+        """Number of checkpoints of the whole training, with that of the finished model."""
+        return 1 + self.total_steps // self.hparams.run.save_interval
+
+    @property
+    def variable_names(self) -> VariableNames:
+        """Names of `tensors` in checkpoints."""
+        return self.reward_model.model.variable_names
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the content of a checkpoint: parameters, Adam's moments and the steps."""
+        return {
+            **plans.REWARD_NETWORKS.parameters(self.networks),
+            **self.optimizer.moments(),
+            'train_reward/optimizer_steps': torch.tensor(self.optimizer.steps),
+            'train_reward/step': torch.tensor(self.steps_done),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs besides the tensors, as JSON."""
+        assert self.order is not None
+        return {
+            'step': self.steps_done,
+            'optimizer_steps': self.optimizer.steps,
+            'queries': self.query_sampler.position,
+            'order': self.order.tolist(),
+            'held_out_by_epoch': self.held_out_by_epoch,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`; the caller then fills in the tensors."""
+        label_files.check_order(state['order'], self.num_train, self.hparams)
+        self.steps_done = state['step']
+        self.order = np.array(state['order'])
+        self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]
+        self.optimizer.start_at(state['optimizer_steps'])
+        self.query_sampler.seek(state['queries'])

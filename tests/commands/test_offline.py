@@ -1,0 +1,53 @@
+"""Without a network: all files that a command lacks are named at once."""
+
+import pytest
+from command_line import invoke
+
+MODEL = 'openaipublic/gpt-2/models/124M'
+PUBLISHED = 'openaipublic/lm-human-preferences/runs/descriptiveness/reward_model'
+CHECKPOINT = ('checkpoint', 'model.ckpt.index', 'model.ckpt.data-00000-of-00001')
+OFFLINE = [
+    *[f'{MODEL}/{name}' for name in ('hparams.json', *CHECKPOINT)],
+    *[f'openaipublic/gpt-2/encodings/main/{name}' for name in ('encoder.json', 'vocab.bpe')],
+]
+
+
+@pytest.mark.parametrize(
+    'command, more',
+    [
+        (
+            'train_reward descriptiveness x --save_dir {}',
+            ['openaipublic/lm-human-preferences/labels/descriptiveness/offline_5k.json'],
+        ),
+        (
+            'train_policy tldr x --save_dir {}',
+            [
+                'openaipublic/lm-human-preferences/tldr/train-subset.json',
+                'openaipublic/lm-human-preferences/labels/tldr/online_45k.json',
+            ],
+        ),
+        (
+            'train_policy descriptiveness x --save_dir {} --rewards.train_new_model off',
+            [
+                f'{PUBLISHED}/hparams.json',
+                *[f'{PUBLISHED}/checkpoints/{name}' for name in CHECKPOINT],
+            ],
+        ),
+        (
+            'ask cnndm {}/folder',
+            ['openaipublic/lm-human-preferences/datasets/cnndm/url_lists/all_train.txt'],
+        ),
+    ],
+)
+def test_all_files_that_are_missing_offline_are_named_at_once(tmp_path, monkeypatch, command, more):
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    monkeypatch.setenv('LMHP_CACHE', f'{tmp_path}/cache')
+    monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
+    mpi = '' if command.startswith('ask') else ' --mpi 1'
+    result = invoke(command.format(tmp_path) + mpi)
+    assert result.exit_code == 2
+    told, _, files = result.stderr.splitlines()[-1].partition('; put ')
+    expected = [*OFFLINE, *more]
+    assert told == f'error: LMHP_OFFLINE=1, and the cache lacks {len(expected)} files'
+    places = [file.partition(' at ')[2] for file in files.split(', ')]
+    assert sorted(places) == sorted(f'{tmp_path}/cache/{file}' for file in expected)
