@@ -89,6 +89,13 @@ mock_task = combos(
     bind('policy.initial_model', 'reviews'),
 )
 
+# One turn of a chat, by a model that its user names, as are the queries and the reward.
+chat_task = combos(
+    bind_all(query_length=64, response_length=64, start_text=None, chat=True),
+    bind_all('policy', temperature=0.7, lora='on'),
+    bind('policy.lora.rank', 1),
+)
+
 
 def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list[Trial]:
     """Return an experiment on best-of-four labels, with rewards normalised before and after."""
@@ -197,6 +204,14 @@ policy_experiments = {
         bind('rewards.adaptive_kl.horizon', 2500),
         bind('run.evaluate', True),
         bind('run.log_interval', 50),
+    ),
+    'chat': combos(
+        bind_nested('task', chat_task),
+        bind_all('ppo', lr=1e-4, total_episodes=100 * 64, batch_size=64, noptepochs=1),
+        bind_all('ppo', samples_per_query=8, micro_batch_size=32),
+        bind_all('rewards', kl_coef=0.2, adaptive_kl='on'),
+        bind_all('rewards.adaptive_kl', target=3.0, horizon=1000),
+        bind_all('run', seed=1, log_interval=1),
     ),
 }
 

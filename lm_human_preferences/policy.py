@@ -1,6 +1,7 @@
 """Policy: a language model with a value head (the original's policy.py)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,13 +65,31 @@ class Policy:
             'past': cache,
         }
 
+    def _step_of_same(
+        self, same: int, tokens: torch.Tensor, past: Cache | None, past_tokens: torch.Tensor
+    ) -> dict[str, Any]:
+        """Return what `_step` does; the first one computes `same` equal rows once."""
+        if past is not None:
+            return self._step(tokens, past, past_tokens)
+        outputs = self._step(tokens[::same], None, past_tokens[::same])
+        rows = torch.arange(len(tokens), device=tokens.device) // same
+        return {
+            'logits': outputs['logits'][rows],
+            'values': outputs['values'][rows],
+            'past': outputs['past'].select(rows),
+        }
+
     @torch.no_grad()
-    def respond(self, queries: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
-        """Return responses, logprobs and values (batch, length); padding and 0 after the end."""
+    def respond(self, queries: torch.Tensor, length: int, same: int = 1) -> dict[str, torch.Tensor]:
+        """Return responses, logprobs and values (batch, length); padding and 0 after the end.
+
+        same: so many neighbouring rows of `queries (batch, query_length)` are the same one, which
+        is computed once.
+        """
         contexts = self.embed_queries(queries.to(self.device))
         with precision.autocast(self.device):
             result = sample_sequence(
-                step=self._step,
+                step=self._step if same == 1 else partial(self._step_of_same, same),
                 context=contexts,
                 length=length,
                 temperature=self.temperature,
@@ -89,21 +108,29 @@ class Policy:
         return None if self.is_end is None else responses != self.padding_token
 
     def analyze_responses_op(
-        self, queries: torch.Tensor, responses: torch.Tensor
+        self, queries: torch.Tensor, responses: torch.Tensor, same: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Return differentiable logprobs, entropies and values (batch, length), 0 at padding."""
+        """Return differentiable logprobs, entropies and values (batch, length), 0 at padding.
+
+        same: see respond.
+        """
         contexts = self.embed_queries(queries.to(self.device))
         real = responses.to(self.device) != self.padding_token
         longest = int(real.any(0).nonzero().max()) + 1
         left_out = responses.shape[1] - longest
         responses = responses[:, :longest].to(self.device)
         unpadding = Unpadding(real[:, :longest])
-        tokens, mask = self.model.mask_padding(
-            torch.cat([contexts, responses], dim=1), self.padding_token
-        )
         # A token is predicted at the position before it.
-        columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
-        h = self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns)
+        if same > 1:
+            completions = responses[:, :-1].unflatten(0, (-1, same))
+            h = self.model.completion_hidden(contexts[::same], completions, self.padding_token)
+            h = h.flatten(0, 1)
+        else:
+            tokens, mask = self.model.mask_padding(
+                torch.cat([contexts, responses], dim=1), self.padding_token
+            )
+            columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
+            h = self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns)
         h = unpadding.unpad(h)
         logprobs, entropies = self.model.logprobs_and_entropies(
             h, unpadding.unpad(responses), self.temperature

@@ -26,6 +26,7 @@ class Rollout(TensorBatch):
     # (batch, response_length), True up to the end of a response, after which logprobs, values and
     # rewards are 0; None if all tokens count
     mask: torch.Tensor | None = None
+    baselines: torch.Tensor | None = None  # (batch,), see leave_one_out; None: `values` are
 
 
 @dataclass
@@ -78,20 +79,41 @@ def advantages_and_returns(
     return advantages, advantages + values
 
 
+def leave_one_out(rewards: torch.Tensor, samples_per_query: int) -> torch.Tensor | None:
+    """Return the mean return of the other responses to the same query: (batch,); None: no others.
+
+    rewards: (batch, response_length), neighbouring rows answer one query. Independent of a
+    response, it is a baseline without bias (Kool et al. 2019, Ahmadian et al. 2024).
+    """
+    if samples_per_query == 1:
+        return None
+    returns = rewards.sum(1).view(-1, samples_per_query)
+    others = returns.sum(1, keepdim=True) - returns
+    return (others / (samples_per_query - 1)).flatten()
+
+
 def add_advantages(rollout: Rollout, hparams: PpoHParams) -> Minibatch:
-    """Return the minibatch of `rollout`; whitening and GAE are its own, as in the original."""
-    rewards = rollout.rewards
+    """Return the minibatch of `rollout`; whitening and GAE are its own, as in the original.
+
+    With a leave-one-out baseline, all tokens of a response have the same advantage.
+    """
+    rewards, values = rollout.rewards, rollout.values
     assert rewards is not None, 'see compute_rewards'
-    if hparams.whiten_rewards:
-        rewards = whiten(rewards, shift_mean=False, mask=rollout.mask)
-    advantages, returns = advantages_and_returns(
-        rollout.values, rewards, gamma=hparams.gamma, lam=hparams.lam
-    )
+    if rollout.baselines is not None:
+        returns = rewards.sum(1, keepdim=True).expand_as(rewards)
+        values = rollout.baselines.unsqueeze(1).expand_as(rewards)
+        advantages = returns - values
+    else:
+        if hparams.whiten_rewards:
+            rewards = whiten(rewards, shift_mean=False, mask=rollout.mask)
+        advantages, returns = advantages_and_returns(
+            values, rewards, gamma=hparams.gamma, lam=hparams.lam
+        )
     return Minibatch(
         queries=rollout.queries,
         responses=rollout.responses,
         logprobs=rollout.logprobs,
-        values=rollout.values,
+        values=values,
         advantages=whiten(advantages, mask=rollout.mask),
         returns=returns,
         mask=rollout.mask,
@@ -142,7 +164,8 @@ def loss(
         return values.mean() if minibatch.mask is None else values[minibatch.mask].mean()
 
     advantages, returns = minibatch.advantages, minibatch.returns
-    values = outputs['values']
+    # A leave-one-out baseline does not learn; that is how far off it was.
+    values = outputs['values'] if hparams.samples_per_query == 1 else minibatch.values
     values_clipped = values.clamp(
         minibatch.values - hparams.cliprange_value, minibatch.values + hparams.cliprange_value
     )

@@ -53,7 +53,7 @@ def build_trainer(
         encoder=encoder,
         comm=comm,
         labels=label_source(hparams),
-        batch_size=exact_div(hparams.ppo.batch_size, comm.size),
+        batch_size=exact_div(hparams.ppo.batch_size, comm.size * hparams.ppo.samples_per_query),
     )
     trainer = PPOTrainer(
         policy=policy,

@@ -159,6 +159,12 @@ class PpoHParams(hyperparams.HParams):
     gamma: float = option(1, 'discount of later rewards', at_least=0, at_most=1)
     lam: float = option(0.95, 'lambda of generalised advantage estimation', at_least=0, at_most=1)
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
+    samples_per_query: int = own_option(
+        1,
+        'responses to each query of a step; of several, the mean of the others is the baseline, in'
+        ' place of the value function',
+        at_least=1,
+    )
     micro_batch_size: int | None = own_option(
         None,
         'responses that a rank processes at a time; None: a whole minibatch. Saves memory and does'
@@ -209,7 +215,10 @@ class HParams(hyperparams.HParams):
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check the minibatches, and that labels can be collected as the options say."""
         parts = self.ppo.nminibatches
-        check_multiple(self.ppo.batch_size, '--ppo.batch_size', {'--ppo.nminibatches': parts})
+        self._check_shares({})
+        if self.ppo.micro_batch_size is not None:
+            same = {'--ppo.samples_per_query': self.ppo.samples_per_query}
+            check_multiple(self.ppo.micro_batch_size, '--ppo.micro_batch_size', same)
         problem = self._too_few_to_whiten(f'{parts} minibatches', parts)
         yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
         online, new_model = self.rewards.online, self.rewards.train_new_model
@@ -254,15 +263,19 @@ class HParams(hyperparams.HParams):
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError unless so many ranks can share the batches and whiten their parts."""
         parts = self.ppo.nminibatches * ranks
-        check_multiple(
-            self.ppo.batch_size,
-            '--ppo.batch_size',
-            {'--mpi': ranks, '--ppo.nminibatches': self.ppo.nminibatches},
-        )
+        self._check_shares({'--mpi': ranks})
         if problem := self._too_few_to_whiten(f'{parts} minibatches (--mpi {ranks})', parts):
             raise UserError(f'{problem}, fewer ranks, or --ppo.whiten_rewards false')
         if self.rewards.train_new_model is not None:
             self.rewards.train_new_model.check_ranks(ranks)
+
+    def _check_shares(self, ranks: dict[str, int]) -> None:
+        """Raise UserError unless minibatches share the batch, with all responses to a query."""
+        parts = {
+            '--ppo.nminibatches': self.ppo.nminibatches,
+            '--ppo.samples_per_query': self.ppo.samples_per_query,
+        }
+        check_multiple(self.ppo.batch_size, '--ppo.batch_size', {**ranks, **parts})
 
     def _too_few_to_whiten(self, parts_name: str, parts: int) -> str | None:
         """Return the problem of a batch that is too small in so many parts to whiten, else None."""

@@ -142,20 +142,44 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs (batch, n, n_embd) at the end of a prompt with each completion.
 
-        prompt: (batch, prompt_length). completions: (batch, n, length); an empty one is read at the
-        end of the prompt. The prompt is computed once: all completions stand behind it in one row,
-        in which none attends to another.
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); an empty one
+        is read at the end of the prompt.
         """
-        n, length = completions.shape[1:]
+        rows = _behind_prompt(prompt, completions)
+        ends = _last_real(rows, padding_token)
+        return self._in_one_row(rows, prompt.shape[1], ends, padding_token).squeeze(2)
+
+    def completion_hidden(
+        self, prompt: torch.Tensor, completions: torch.Tensor, padding_token: int
+    ) -> torch.Tensor:
+        """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and each token behind it.
+
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); what is
+        returned at their padding has no meaning.
+        """
+        rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
-        device = prompt.device
-        prompts = prompt.unsqueeze(1).expand(-1, n, -1)
-        tokens, mask = self.mask_padding(torch.cat([prompts, completions], dim=2), padding_token)
+        ends = _last_real(rows[..., :start], padding_token)
+        behind = torch.arange(start, rows.shape[2], device=rows.device)
+        columns = torch.cat([ends, behind.expand(*rows.shape[:2], -1)], dim=2)
+        return self._in_one_row(rows, start, columns, padding_token)
+
+    def _in_one_row(
+        self, rows: torch.Tensor, start: int, columns: torch.Tensor, padding_token: int
+    ) -> torch.Tensor:
+        """Return outputs at `columns (batch, n, m)` of `rows (batch, n, start + length)`.
+
+        The n rows have the same `start` tokens. All that follows these is computed in one row, in
+        which none of the n attends to another.
+        """
+        n = rows.shape[1]
+        length = rows.shape[2] - start
+        device = rows.device
+        tokens, mask = self.mask_padding(rows, padding_token)
         positions = positions_for(mask)
         self._check_positions(positions)
-        # Column of the last real token: with its own copy of the prompt, then in the shared row.
-        ends = (mask * torch.arange(start + length, device=device)).amax(-1)
-        ends += (ends >= start) * torch.arange(0, n * length, length, device=device)
+        offsets = length * torch.arange(n, device=device)[:, None]
+        columns = columns + (columns >= start) * offsets  # of the shared row
 
         def one_row(values: torch.Tensor) -> torch.Tensor:
             """(batch, n, start + length) -> (batch, start + n * length): the prompt only once."""
@@ -166,7 +190,8 @@ class Network(nn.Module, ABC):
         segment_mask = F.pad(same_completion, (start, 0, start, 0), value=True)
         real = one_row(mask)
         allowed = attention_mask(real, len(segment_mask), segment_mask)
-        return self.outputs(one_row(tokens), one_row(positions), allowed, real, ends)
+        h = self.outputs(one_row(tokens), one_row(positions), allowed, real, columns.flatten(1))
+        return h.unflatten(1, (n, -1))
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return language-model logits of `h (..., n_embd)`: `(..., n_vocab)`."""
@@ -213,3 +238,15 @@ class Network(nn.Module, ABC):
                 f"{positions.max() + 1} tokens are more than the model's context of"
                 f' {self.hparams.n_ctx}'
             )
+
+
+def _behind_prompt(prompt: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+    """Return `completions (batch, n, length)` with the `prompt (batch, start)` before each."""
+    prompts = prompt.unsqueeze(1).expand(-1, completions.shape[1], -1)
+    return torch.cat([prompts, completions], dim=2)
+
+
+def _last_real(rows: torch.Tensor, padding_token: int) -> torch.Tensor:
+    """Return the column of the last token of `rows (batch, n, length)`: (batch, n, 1)."""
+    columns = torch.arange(rows.shape[2], device=rows.device)
+    return ((rows != padding_token) * columns).amax(-1, keepdim=True)

@@ -70,6 +70,7 @@ class PPOTrainer:
         started = time.time()
         # x ~ D
         queries = self.query_sampler()['tokens'].to(self.policy.device)
+        queries = queries.repeat_interleave(self.hparams.ppo.samples_per_query, dim=0)
         # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
         rollout = self.generate(queries)
         # Equation 2: R = r - beta log(pi / rho)
@@ -77,6 +78,7 @@ class PPOTrainer:
         rollout.rewards, non_score_reward = ppo.compute_rewards(
             rollout.scores, rollout.logprobs, rollout.ref_logprobs, kl_coef, rollout.mask
         )
+        rollout.baselines = ppo.leave_one_out(rollout.rewards, self.hparams.ppo.samples_per_query)
         # Epochs of minibatches: whitening, GAE, clipped loss
         train_stats = self.train(rollout)
 
@@ -96,9 +98,10 @@ class PPOTrainer:
         return concatenate([self._generate_micro_batch(part) for part in parts])
 
     def _generate_micro_batch(self, queries: torch.Tensor) -> Rollout:
-        sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
+        same = self.hparams.ppo.samples_per_query
+        sampled = self.policy.respond(queries, self.hparams.task.response_length, same)
         responses = sampled['responses']
-        reference = self.ref_policy.analyze_responses(queries, responses)
+        reference = self.ref_policy.analyze_responses(queries, responses, same)
         scores, scored_responses, stats = self.score_fn(queries, responses)
         return Rollout(
             queries=queries,
@@ -118,11 +121,13 @@ class PPOTrainer:
             # Copies that sampling has made of the weights would last until the first update.
             precision.invalidate_prepacked(self.optimizer.parameters.values())
         stats: dict[str, list[torch.Tensor]] = {}
-        batch = len(rollout)
-        minibatch = exact_div(batch, self.hparams.ppo.nminibatches)
+        same = self.hparams.ppo.samples_per_query
+        queries = exact_div(len(rollout), same)
+        minibatch = exact_div(queries, self.hparams.ppo.nminibatches)
         for _ in range(self.hparams.ppo.noptepochs):
-            order = torch.from_numpy(np.random.permutation(batch))
-            for rows in order.split(minibatch):
+            order = torch.from_numpy(np.random.permutation(queries))
+            for part in order.split(minibatch):
+                rows = (part.unsqueeze(1) * same + torch.arange(same)).flatten()
                 for name, value in self.train_minibatch(rollout[rows]).items():
                     stats.setdefault(name, []).append(value)
         return stats
@@ -132,10 +137,11 @@ class PPOTrainer:
         minibatch = ppo.add_advantages(rollout, self.hparams.ppo)
         stats = ppo.return_stats(minibatch)
         parts = micro_batches(minibatch, self.hparams.ppo.micro_batch_size)
+        same = self.hparams.ppo.samples_per_query
         mean_tokens = self.comm.all_reduce_mean({'tokens': minibatch.tokens})['tokens']
         for part in parts:
             share = part.tokens / mean_tokens  # each token counts the same on every rank
-            outputs = self.policy.analyze_responses_op(part.queries, part.responses)
+            outputs = self.policy.analyze_responses_op(part.queries, part.responses, same)
             loss, part_stats = ppo.loss(part, outputs, self.hparams.ppo)
             self.optimizer.backward(share * loss, last=part is parts[-1])
             for name, value in part_stats.items():

@@ -198,6 +198,8 @@ class HParams:
         for f in dataclasses.fields(self):
             name = self.option_name(f.name)
             value = getattr(self, f.name)
+            if value is None and f.default is None and not _is_of_type(None, f.type):
+                raise TypeError(f'{name} must be given: {describe(f.type)}')
             if not _is_of_type(value, f.type):
                 raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
             check_accepted(name, f, value)

@@ -32,7 +32,7 @@ def test_while_ranks_start(mpi, number, tmp_path):
     hints = ('Nothing is saved yet; the same command starts again.',)
     if directory.exists():  # the signal came late, perhaps after a step
         command = f'{REPOSITORY}/launch.py resume {directory}'
-        hints = (
+        hints += (  # or before the settings were complete
             f'No step is saved yet; to start again with the same settings: {command}',
             f'is saved; to go on from there: {command}',
             f'The reward model is finished and saved; to go on with the policy: {command}',

@@ -259,7 +259,7 @@ DOES_NOT_HOLD = ' does not hold the hyperparameters that it should: '
         ),
         (
             '{"ppo": {"batch_size": 0}}',
-            f'{DOES_NOT_HOLD}--task.query_length must be a whole number (int), got None',
+            f'{DOES_NOT_HOLD}--task.query_length must be given: a whole number (int)',
         ),
         ('[1]', f"{DOES_NOT_HOLD}'list' object has no attribute 'items'"),
     ],
@@ -278,14 +278,14 @@ def test_bad_json_file(tmp_path, text, message):
         (
             {'task.query_length': None},
             TypeError,
-            '--task.query_length must be a whole number (int), got None',
+            '--task.query_length must be given: a whole number (int)',
         ),
         ({'ppo.lr': 'a'}, TypeError, "--ppo.lr must be a number (float), got 'a'"),
         ({'run.seed': 1.5}, TypeError, '--run.seed must be a whole number (int) or None, got 1.5'),
         (
             {'rewards.adaptive_kl': 'on'},
             TypeError,
-            '--rewards.adaptive_kl.target must be a number (float), got None',
+            '--rewards.adaptive_kl.target must be given: a number (float)',
         ),
         ({'ppo': 'off'}, TypeError, '--ppo must be on or off, got None'),
         (

@@ -1,0 +1,107 @@
+"""trl_run.py METHOD MODEL QUERIES: TRL's GRPO or RLOO on the model, queries and reward of docs/real-run.md.
+
+TRL and what it needs (accelerate, datasets) are not among the packages of this project. Prints a
+JSON line for each update: seconds, episodes, and the mean reward of their responses.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import pathlib
+import random
+import tempfile
+import time
+from typing import Any
+
+import vader_reward
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from lm_human_preferences.datasets import jsonl
+
+
+class Printer(TrainerCallback):
+    """Prints the mean reward of each update."""
+
+    def __init__(self, episodes: int) -> None:
+        self.episodes = episodes  # of an update
+        self.started = time.time()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+        if logs and 'reward' in logs:
+            print(
+                json.dumps(
+                    {
+                        'seconds': round(time.time() - self.started, 1),
+                        'episodes': state.global_step * self.episodes,
+                        'reward': round(logs['reward'], 3),
+                        'length': round(logs['completions/mean_length'], 1),
+                    }
+                ),
+                flush=True,
+            )
+
+
+def rewards(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    """Return the reward of each of TRL's messages."""
+    return vader_reward.score([], [completion[0]['content'] for completion in completions])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('method', choices=['GRPO', 'RLOO'])
+    parser.add_argument('model')
+    parser.add_argument('queries')
+    parser.add_argument('--episodes', type=int, default=1280)
+    parser.add_argument('--batch', type=int, default=64)
+    parser.add_argument('--samples', type=int, default=8, help='to each query')
+    parser.add_argument('--length', type=int, default=40)
+    parser.add_argument('--lr', type=float, default=2e-5)
+    parser.add_argument('--beta', type=float, default=0.1, help='of the KL penalty')
+    parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--output', help='directory for the trained model')
+    args = parser.parse_args()
+
+    trl = importlib.import_module('trl')
+    datasets = importlib.import_module('datasets')
+    texts = [text for text in jsonl.read_jsonl(args.queries) if not jsonl.is_test_text(text)]
+    random.Random(args.seed).shuffle(texts)
+    prompts = [{'prompt': [{'role': 'user', 'content': text}]} for text in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = getattr(trl, f'{args.method}Config')(
+            output_dir=folder,
+            per_device_train_batch_size=min(args.batch, 32),
+            gradient_accumulation_steps=max(args.batch // 32, 1),
+            num_generations=args.samples,
+            max_completion_length=args.length,
+            max_steps=args.episodes // args.batch,
+            learning_rate=args.lr,
+            beta=args.beta,
+            temperature=0.7,
+            logging_steps=1,
+            save_strategy='no',
+            report_to='none',
+            disable_tqdm=True,
+            use_cpu=True,
+            bf16=True,
+            gradient_checkpointing=False,
+            seed=args.seed,
+        )
+        trainer = getattr(trl, f'{args.method}Trainer')(
+            model=AutoModelForCausalLM.from_pretrained(args.model, dtype='float32'),
+            reward_funcs=rewards,
+            args=settings,
+            train_dataset=datasets.Dataset.from_list(prompts),
+            processing_class=AutoTokenizer.from_pretrained(args.model),
+            callbacks=[Printer(args.batch)],
+        )
+        trainer.train()
+    if args.output:
+        trainer.model.save_pretrained(args.output)
+        AutoTokenizer.from_pretrained(args.model).save_pretrained(args.output)
+        print('saved', pathlib.Path(args.output))
+
+
+if __name__ == '__main__':
+    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+    main()

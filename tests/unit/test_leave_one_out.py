@@ -1,0 +1,175 @@
+"""Several responses to each query: each is compared with the mean of the others."""
+
+import pytest
+import torch
+from compare import assert_norm_close
+from tiny_causal_lms import save, tiny
+from tiny_tokenisers import write_byte_level
+from trainers import rollout_of
+
+from lm_human_preferences import ppo, train_policy
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.train_policy import PPOTrainer
+from lm_human_preferences.utils.core import whiten
+
+SAME, QUERY, LIMIT = 3, 3, 5  # of at most 8 tokens
+
+
+@pytest.fixture(scope='module')
+def llama(tmp_path_factory):
+    directory = tmp_path_factory.mktemp('llama')
+    write_byte_level(directory)
+    return str(save(tiny('llama', vocab_size=512), directory))
+
+
+@pytest.fixture(params=['test', 'llama'])
+def policy(request, llama):
+    torch.manual_seed(1)
+    policy = Policy(TrainedModel(llama if request.param == 'llama' else 'test'))
+    torch.nn.init.normal_(policy.model.heads['value'].w)
+    return policy
+
+
+def queries_of(policy):
+    """Two queries, one of them with padding, each as often as it is answered."""
+    queries = torch.randint(1, 25, (2, QUERY), generator=torch.Generator().manual_seed(0))
+    queries[0, -1] = policy.padding_token
+    return queries.repeat_interleave(SAME, dim=0)
+
+
+def test_baselines_and_advantages_by_hand():
+    rewards = torch.tensor([[0.0, 1], [1, 1], [1, 5], [0, 0], [-1, 1], [0, 3]])
+    baselines = ppo.leave_one_out(rewards, 3)
+    assert baselines.tolist() == [4, 3.5, 1.5, 1.5, 1.5, 0]
+    assert ppo.leave_one_out(rewards, 1) is None
+    rollout = rollout_of(
+        queries=torch.ones(6, 1),
+        responses=torch.ones(6, 2),
+        logprobs=torch.ones(6, 2),
+        values=torch.full((6, 2), 9.0),
+    )
+    rollout.rewards, rollout.baselines = rewards, baselines
+    minibatch = ppo.add_advantages(rollout, train_policy.PpoHParams(samples_per_query=3))
+    of_responses = torch.tensor([[-3.0], [-1.5], [4.5], [-1.5], [-1.5], [3]]).expand(-1, 2)
+    torch.testing.assert_close(minibatch.advantages, whiten(of_responses))
+    assert torch.equal(minibatch.returns, rewards.sum(1, keepdim=True).expand(-1, 2))
+    assert torch.equal(minibatch.values, baselines[:, None].expand(-1, 2))
+
+
+def test_an_analysis_computes_a_query_once_with_the_same_result(policy):
+    queries = queries_of(policy)
+    responses = torch.randint(1, 25, (6, LIMIT), generator=torch.Generator().manual_seed(1))
+    for row, end in (0, 1), (2, 4):
+        responses[row, end:] = policy.padding_token
+    weights = torch.randn(3, 6, LIMIT)
+    results = []
+    for same in (1, SAME):
+        policy.model.zero_grad()
+        outputs = policy.analyze_responses_op(queries, responses, same)
+        sum((w * out).sum() for w, out in zip(weights, outputs.values())).backward()
+        gradients = [p.grad for p in policy.parameters_by_name().values() if p.grad is not None]
+        results.append([*outputs.values(), *gradients])
+    for found, expected in zip(*results, strict=True):
+        assert_norm_close(found.detach(), expected.detach(), rtol=1e-5)
+
+
+def test_sampling_computes_a_query_once_with_the_same_result(policy, monkeypatch):
+    policy.temperature = 1e-6
+    queries = queries_of(policy)
+    expected = policy.respond(queries, LIMIT)
+    rows, own = [], policy._step
+    monkeypatch.setattr(
+        policy, '_step', lambda new, *past: rows.append(len(new)) or own(new, *past)
+    )
+    torch.testing.assert_close(policy.respond(queries, LIMIT, SAME), expected)
+    assert rows == [2] + [6] * (LIMIT - 1)
+
+
+def trainer_of(policy, comm, **settings):
+    hparams = train_policy.HParams()
+    hparams.override_from_dict(
+        {
+            'task.query_length': QUERY,
+            'task.response_length': LIMIT,
+            'ppo.batch_size': 24,
+            'ppo.samples_per_query': SAME,
+            'ppo.total_episodes': 96,
+            'ppo.lr': 1e-3,
+            'rewards.kl_coef': 0.1,
+            **settings,
+        }
+    )
+    return PPOTrainer(
+        policy=policy,
+        ref_policy=policy,
+        query_sampler=lambda: {'tokens': torch.arange(24).view(8, QUERY) % 25},
+        score_fn=lambda queries, responses: (responses[:, 0].float(), responses, {}),
+        hparams=hparams,
+        comm=comm,
+    )
+
+
+def test_a_step_keeps_the_responses_to_a_query_together(policy):
+    trainer = trainer_of(policy, LocalComm(), **{'ppo.nminibatches': 2})
+    seen = []
+    trainer.train_minibatch = lambda rollout: seen.append(rollout) or {}
+    trainer.record_step_stats = lambda *args, **stats: {'objective/kl': 0}
+    trainer.step()
+    assert [len(each) for each in seen] == [12] * 2 * trainer.hparams.ppo.noptepochs
+    for minibatch in seen:
+        of_each = minibatch.queries.view(-1, SAME, QUERY)
+        assert torch.equal(of_each, of_each[:, :1].expand(-1, SAME, -1))
+        others = minibatch.rewards.sum(1).view(-1, SAME).roll(1, 1)
+        others = (others + others.roll(1, 1)) / 2
+        torch.testing.assert_close(minibatch.baselines, others.flatten())
+    assert len(seen[0].queries.unique(dim=0)) == 4
+
+
+def test_an_update_is_the_same_in_micro_batches_and_leaves_the_value_head(policy):
+    trainer = trainer_of(policy, LocalComm())
+    rollout = trainer.generate(trainer.query_sampler()['tokens'].repeat_interleave(SAME, dim=0))
+    rollout.rewards = rollout.logprobs + rollout.scores[:, None]
+    rollout.baselines = ppo.leave_one_out(rollout.rewards, SAME)
+    gradients = []
+    for micro_batch in (None, 6):
+        trainer = trainer_of(policy, LocalComm(), **{'ppo.micro_batch_size': micro_batch})
+        trainer.optimizer.gradients.zero_grad = lambda: None  # the update would drop them
+        trainer.hparams.ppo.lr = 0
+        policy.model.zero_grad()
+        stats = trainer.train_minibatch(rollout)
+        gradients.append({n: p.grad for n, p in policy.parameters_by_name().items()})
+        returns = rollout.rewards.sum(1)
+        error = (rollout.baselines - returns).square().mean()
+        torch.testing.assert_close(stats['val/error'], error)
+    assert gradients[0]['heads.value.w'] is None
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'batch_size': 30}, '--ppo.batch_size 30 is not a multiple of --ppo.samples_per_query 4'),
+        (
+            {'batch_size': 36, 'nminibatches': 2},
+            '--ppo.nminibatches 2 x --ppo.samples_per_query 4 = 8: take 32 or 40',
+        ),
+        ({'micro_batch_size': 6}, '--ppo.micro_batch_size 6 is not a multiple of'),
+    ],
+)
+def test_batches_that_divide_the_responses_to_a_query_are_refused(settings, message):
+    hparams = train_policy.HParams()
+    hparams.override_from_dict({f'ppo.{name}': value for name, value in settings.items()})
+    hparams.ppo.samples_per_query = 4
+    with pytest.raises(UserError, match=message.replace('.', r'\.')):
+        list(hparams.problems())
+
+
+def test_ranks_share_whole_queries():
+    hparams = train_policy.HParams()
+    hparams.ppo.batch_size, hparams.ppo.samples_per_query = 64, 32
+    hparams.check_ranks(2)
+    with pytest.raises(UserError, match=r'--mpi 4 x --ppo.samples_per_query 32 = 128: take 128'):
+        hparams.check_ranks(4)
