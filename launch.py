@@ -142,6 +142,14 @@ reward_experiments = {
         bind_all(batch_size=32, lr=5e-3),
         bind('run.log_interval', 32),
     ),
+    # Labels and their queries are the user's.
+    'chat': combos(
+        bind_nested('task', chat_task),
+        bind('labels.type', 'best_of_2'),
+        bind_all(normalize_after=True, normalize_before=True, normalize_samples=256),
+        bind_all(batch_size=16, lr=3e-4, rollout_batch_size=64),
+        bind('run.seed', 1),
+    ),
 }
 
 

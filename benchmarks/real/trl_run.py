@@ -1,4 +1,4 @@
-"""trl_run.py METHOD MODEL QUERIES: TRL's GRPO or RLOO on the model, queries and reward of docs/real-run.md.
+"""trl_run.py METHOD MODEL QUERIES: GRPO or RLOO of TRL on the real model of docs/real-run.md.
 
 TRL and what it needs (accelerate, datasets) are not among the packages of this project. Prints a
 JSON line for each update: seconds, episodes, and the mean reward of their responses.

@@ -112,6 +112,8 @@ def _experiment_command(
         hparams.override_from_dict(binds)
         settings = user_settings.with_end_of_response(settings, hparams.task)
         user_settings.override(hparams, settings)
+        if hparams.labels.source is None:
+            hparams.labels.source = values[-1]  # the labels are made here
         launch.start_job(
             job,
             {

@@ -225,11 +225,13 @@ def experiment_command(
         help=f"""{help}
 
 \b
-EXPERIMENT: {', '.join(experiments)}
-NAME:       a name for this run, joined with --save_dir
+EXPERIMENT:
+  {', '.join(experiments)}
+NAME:
+  a name for this run, joined with --save_dir
 
-An experiment sets what is [required] below and changes some of the defaults;
---dry_run shows all its settings.""",
+An experiment sets what is [required] below (chat: but for model and queries)
+and changes some of the defaults; --dry_run shows all its settings.""",
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -193,11 +194,13 @@ def sample_many(models: Models, queries: torch.Tensor, settings: HParams) -> Res
     assert settings.samples is not None, 'see evaluate.fitted'
     rows = queries.to(policy.device).repeat_interleave(settings.samples, 0)
     parts = rows.split(settings.batch_size)
+    same = math.gcd(settings.samples, settings.batch_size)  # neighbours of a part, at least
+    length = task.response_length
     for part in progress(parts, comm=LocalComm(), desc='samples', unit='batch'):
-        drawn = policy.respond(part, length=task.response_length)
-        ref_logprobs = reference.analyze_responses(part, drawn['responses'])['logprobs']
+        drawn = policy.respond(part, length, same)
+        ref_logprobs = reference.analyze_responses(part, drawn['responses'], same)['logprobs']
         kls.append((drawn['logprobs'].double() - ref_logprobs).sum(1).cpu())
-        ref_drawn = reference.respond(part, length=task.response_length)
+        ref_drawn = reference.respond(part, length, same)
         for name, score_fn in score_fns.items():
             for scores, responses in (
                 (ref_scores[name], ref_drawn['responses']),

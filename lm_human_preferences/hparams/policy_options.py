@@ -109,7 +109,8 @@ class RewardHParams(hyperparams.HParams):
             return
         yield (
             trained is None and new is None,
-            'no reward model: give {trained_model} DIRECTORY, or {train_new_model} on',
+            'no reward: give {trained_model} DIRECTORY, {function} FILE.py:FUNCTION, or'
+            ' {train_new_model} on',
         )
         yield (
             self.class_name is not None and trained is None,

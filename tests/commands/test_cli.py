@@ -207,7 +207,7 @@ def test_task_without_a_new_reward_model(started):
 
 
 EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
-NAMES = 'sentiment, descriptiveness, cnndm, tldr, test, mock_sentiment'
+NAMES = 'sentiment, descriptiveness, cnndm, tldr, test, mock_sentiment, chat'
 COMMANDS = (
     'train_reward, train_policy, resume, export, doctor, evaluate, report, ask, import_labels,'
     ' label, labels, score, figures'
@@ -303,7 +303,8 @@ train_policy sentiment nm --{NEW} off --{NEW}.lr 1
 train_policy sentiment nm --rewards.trained_model /a
     --rewards.trained_model /a is not used while a new model is trained: add --{NEW} off
 train_policy test nm --{NEW} off
-    no reward model: give --rewards.trained_model DIRECTORY, or --{NEW} on
+    no reward: give --rewards.trained_model DIRECTORY, --rewards.function FILE.py:FUNCTION, or
+    --{NEW} on
 train_policy sentiment nm --task.query_length 5 --{NEW}.task.query_length 6
     --task.query_length 5 and --{NEW}.task.query_length 6 differ, but a policy and
     its reward model share one task: give only one of them
@@ -530,7 +531,7 @@ def test_prompts_are_taken_as_they_are(started, run):
 @pytest.mark.parametrize('command', EXPERIMENTS)
 def test_help_lists_every_option(command):
     short, text = (invoke(f'{command} {flag}').stdout for flag in ('--help', '--help-all'))
-    assert f'EXPERIMENT: {", ".join(EXPERIMENTS[command])}\n' in text
+    assert f'EXPERIMENT:\n    {", ".join(EXPERIMENTS[command])}\n' in text
     for key, field in user_settings.settable(CLASSES[command]).items():
         assert f' --{key} ' in text
         assert unbroken(field.metadata['help']) in unbroken(text)

@@ -302,8 +302,8 @@ def test_bad_json_file(tmp_path, text, message):
         (
             {'rewards.trained_model': None},
             AssertionError,
-            'no reward model: give --rewards.trained_model DIRECTORY, or --rewards.train_new_model'
-            ' on',
+            'no reward: give --rewards.trained_model DIRECTORY, --rewards.function'
+            ' FILE.py:FUNCTION, or --rewards.train_new_model on',
         ),
     ],
 )
