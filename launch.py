@@ -215,10 +215,10 @@ policy_experiments = {
     ),
     'chat': combos(
         bind_nested('task', chat_task),
-        bind_all('ppo', lr=1e-4, total_episodes=100 * 64, batch_size=64, noptepochs=1),
-        bind_all('ppo', samples_per_query=8, micro_batch_size=32),
-        bind_all('rewards', kl_coef=0.2, adaptive_kl='on'),
-        bind_all('rewards.adaptive_kl', target=3.0, horizon=1000),
+        bind_all('ppo', lr=5e-4, total_episodes=100 * 64, batch_size=64, noptepochs=1),
+        bind('ppo.samples_per_query', 8),
+        bind_all('rewards', kl_coef=0.15, adaptive_kl='on'),
+        bind_all('rewards.adaptive_kl', target=3.5, horizon=1000),
         bind_all('run', seed=1, log_interval=1),
     ),
 }

@@ -70,15 +70,15 @@ class PPOTrainer:
         started = time.time()
         # x ~ D
         queries = self.query_sampler()['tokens'].to(self.policy.device)
-        queries = queries.repeat_interleave(self.hparams.ppo.samples_per_query, dim=0)
+        same = self.hparams.ppo.samples_per_query
         # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
-        rollout = self.generate(queries)
+        rollout = self.generate(queries.repeat_interleave(same, dim=0), same)
         # Equation 2: R = r - beta log(pi / rho)
         kl_coef = self.kl_ctl.value
         rollout.rewards, non_score_reward = ppo.compute_rewards(
             rollout.scores, rollout.logprobs, rollout.ref_logprobs, kl_coef, rollout.mask
         )
-        rollout.baselines = ppo.leave_one_out(rollout.rewards, self.hparams.ppo.samples_per_query)
+        rollout.baselines = ppo.leave_one_out(rollout.rewards, same)
         # Epochs of minibatches: whitening, GAE, clipped loss
         train_stats = self.train(rollout)
 
@@ -92,13 +92,15 @@ class PPOTrainer:
         self.steps_done += 1
         return stats
 
-    def generate(self, queries: torch.Tensor) -> Rollout:
-        """Respond to `queries (batch, query_length)`; return the Rollout without its rewards."""
-        parts = micro_batches(queries, self.hparams.ppo.micro_batch_size)
-        return concatenate([self._generate_micro_batch(part) for part in parts])
+    def generate(self, queries: torch.Tensor, same: int = 1) -> Rollout:
+        """Respond to `queries (batch, query_length)`; return the Rollout without its rewards.
 
-    def _generate_micro_batch(self, queries: torch.Tensor) -> Rollout:
-        same = self.hparams.ppo.samples_per_query
+        same: see Policy.respond.
+        """
+        parts = micro_batches(queries, self.hparams.ppo.micro_batch_size)
+        return concatenate([self._generate_micro_batch(part, same) for part in parts])
+
+    def _generate_micro_batch(self, queries: torch.Tensor, same: int) -> Rollout:
         sampled = self.policy.respond(queries, self.hparams.task.response_length, same)
         responses = sampled['responses']
         reference = self.ref_policy.analyze_responses(queries, responses, same)

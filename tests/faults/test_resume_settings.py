@@ -52,6 +52,7 @@ EFFECTS = {
     'ppo.gamma': (0.5, 'ppo/returns/mean'),
     'ppo.lam': (0.1, 'ppo/returns/mean'),
     'ppo.whiten_rewards': ('false', 'ppo/returns/var'),
+    'ppo.samples_per_query': (4, 'ppo/returns/var'),
 }
 REFUSED = {
     'task.policy.initial_model': '/somewhere',
