@@ -63,10 +63,13 @@ def main() -> None:
     args = parser.parse_args()
 
     trl = importlib.import_module('trl')
-    datasets = importlib.import_module('datasets')
     texts = [text for text in jsonl.read_jsonl(args.queries) if not jsonl.is_test_text(text)]
     random.Random(args.seed).shuffle(texts)
-    prompts = [{'prompt': [{'role': 'user', 'content': text}]} for text in texts]
+    datasets = importlib.import_module('datasets')
+    table = importlib.import_module('pyarrow').table
+    prompts = [[{'role': 'user', 'content': text}] for text in texts]
+    # A name of its own: to make one, all of it is pickled, which not every version can.
+    dataset = datasets.Dataset(table({'prompt': prompts}), fingerprint=f'queries-{args.seed}')
     with tempfile.TemporaryDirectory() as folder:
         settings = getattr(trl, f'{args.method}Config')(
             output_dir=folder,
@@ -91,7 +94,7 @@ def main() -> None:
             model=AutoModelForCausalLM.from_pretrained(args.model, dtype='float32'),
             reward_funcs=rewards,
             args=settings,
-            train_dataset=datasets.Dataset.from_list(prompts),
+            train_dataset=dataset,
             processing_class=AutoTokenizer.from_pretrained(args.model),
             callbacks=[Printer(args.batch)],
         )
