@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument('--episodes', type=int, default=1280)
     parser.add_argument('--batch', type=int, default=64)
     parser.add_argument('--samples', type=int, default=8, help='to each query')
-    parser.add_argument('--length', type=int, default=40)
+    parser.add_argument('--length', type=int, default=64)
     parser.add_argument('--lr', type=float, default=2e-5)
     parser.add_argument('--beta', type=float, default=0.1, help='of the KL penalty')
     parser.add_argument('--seed', type=int, default=1)

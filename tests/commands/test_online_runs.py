@@ -396,7 +396,7 @@ MISTAKES = """
 --rewards.online.labels=9 --rewards.online.initial=10
     --rewards.online.initial 10 is more than --rewards.online.labels 9
 --rewards.online=on
-    --rewards.online.labels must be a whole number (int), got None
+    --rewards.online.labels must be given: a whole number (int)
 --rewards.online.labels=960 --rewards.online.retrainings=99
     --rewards.online.retrainings 99: two of them would be at one of the 100 steps of
     --ppo.total_episodes; take fewer

@@ -157,7 +157,7 @@ def of_program(commands, name):
 def test_commands_name_what_is_there(commands):
     found = [command for page in commands.values() for command in page]
     assert all(run == 'run' for run, *_ in found)
-    programs = './launch.py ./sample.py mpiexec pytest python tensorboard'
+    programs = './launch.py ./sample.py mpiexec pip pytest python tensorboard'
     assert {program for _, program, *_ in found} == set(programs.split())
     scripts = re.findall(
         r'\b(?:python|sh) ((?:tools|benchmarks|tests/helpers)/\S+?)[`\s]',
