@@ -105,7 +105,7 @@ def test_the_page_is_true_in_the_small(model, tmp_path, monkeypatch):
         ' --task.response_length 12 --save_dir . --mpi 1',
         'train_reward': '--epochs 1 --normalize_samples 16 --rollout_batch_size 16'
         ' --task.response_length 12 --save_dir . --mpi 1',
-        'evaluate': '--queries 2 --samples 4',
+        'evaluate': '--queries 2 --samples 64',
         'ask': '--count 4 --task.response_length 12',
         'label': '--simulate.reward benchmarks/real/vader_reward.py:score',
     }
