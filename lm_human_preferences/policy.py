@@ -15,6 +15,10 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
+# Responses behind one query are multiplied with all of each other before most of it is masked: of
+# 64 that costs far more than it saves.
+MOST_IN_A_ROW = 8
+
 
 class Policy:
     """Language model that samples responses to queries and analyses them.
@@ -121,9 +125,10 @@ class Policy:
         responses = responses[:, :longest].to(self.device)
         unpadding = Unpadding(real[:, :longest])
         # A token is predicted at the position before it.
-        if same > 1:
-            completions = responses[:, :-1].unflatten(0, (-1, same))
-            h = self.model.completion_hidden(contexts[::same], completions, self.padding_token)
+        together = max(n for n in range(1, MOST_IN_A_ROW + 1) if same % n == 0)
+        if together > 1:
+            completions = responses[:, :-1].unflatten(0, (-1, together))
+            h = self.model.completion_hidden(contexts[::together], completions, self.padding_token)
             h = h.flatten(0, 1)
         else:
             tokens, mask = self.model.mask_padding(

@@ -141,6 +141,6 @@ class Unpadding:
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:
-    """Return for each column of `mask (batch, length)` that of the last real token up to there."""
-    columns = torch.arange(mask.shape[1], device=mask.device)
+    """Return for each column of `mask (..., length)` that of the last real token up to there."""
+    columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask, columns, 0).cummax(-1).values

@@ -146,7 +146,7 @@ class Network(nn.Module, ABC):
         is read at the end of the prompt.
         """
         rows = _behind_prompt(prompt, completions)
-        ends = _last_real(rows, padding_token)
+        ends = last_present(rows != padding_token)[..., -1:]
         return self._in_one_row(rows, prompt.shape[1], ends, padding_token).squeeze(2)
 
     def completion_hidden(
@@ -159,7 +159,7 @@ class Network(nn.Module, ABC):
         """
         rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
-        ends = _last_real(rows[..., :start], padding_token)
+        ends = last_present(rows[..., :start] != padding_token)[..., -1:]
         behind = torch.arange(start, rows.shape[2], device=rows.device)
         columns = torch.cat([ends, behind.expand(*rows.shape[:2], -1)], dim=2)
         return self._in_one_row(rows, start, columns, padding_token)
@@ -244,9 +244,3 @@ def _behind_prompt(prompt: torch.Tensor, completions: torch.Tensor) -> torch.Ten
     """Return `completions (batch, n, length)` with the `prompt (batch, start)` before each."""
     prompts = prompt.unsqueeze(1).expand(-1, completions.shape[1], -1)
     return torch.cat([prompts, completions], dim=2)
-
-
-def _last_real(rows: torch.Tensor, padding_token: int) -> torch.Tensor:
-    """Return the column of the last token of `rows (batch, n, length)`: (batch, n, 1)."""
-    columns = torch.arange(rows.shape[2], device=rows.device)
-    return ((rows != padding_token) * columns).amax(-1, keepdim=True)

@@ -76,6 +76,24 @@ def test_an_analysis_computes_a_query_once_with_the_same_result(policy):
         assert_norm_close(found.detach(), expected.detach(), rtol=1e-5)
 
 
+def test_few_responses_stand_in_one_row(policy, monkeypatch):
+    """What a row costs grows with the square of its responses."""
+    own, widths = policy.model.completion_hidden, []
+    monkeypatch.setattr(
+        policy.model,
+        'completion_hidden',
+        lambda prompt, completions, padding: (
+            widths.append(completions.shape[1]) or own(prompt, completions, padding)
+        ),
+    )
+    queries = queries_of(policy)[:1].expand(48, -1)
+    responses = torch.randint(1, 25, (48, LIMIT), generator=torch.Generator().manual_seed(1))
+    results = [policy.analyze_responses(queries, responses, same) for same in (1, 6, 12, 16, 48)]
+    assert widths == [6, 6, 8, 8]
+    for found in results[1:]:
+        torch.testing.assert_close(found, results[0], rtol=1e-4, atol=1e-5)
+
+
 def test_sampling_computes_a_query_once_with_the_same_result(policy, monkeypatch):
     policy.temperature = 1e-6
     queries = queries_of(policy)
