@@ -133,8 +133,15 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     succeed(f'resume {tmp_path}/run --ppo.total_episodes 128')
     assert set(contexts) == {RENDERED}
     contexts.clear()
-    printed = invoke(f'sample --save_dir {tmp_path}/run --nsamples 2 --mpi 1', sample.cli).stdout
+    printed = invoke(
+        f'sample --save_dir {tmp_path}/run --nsamples 256 --batch_size 128 --mpi 1'
+        f' --output {tmp_path}/samples.jsonl',
+        sample.cli,
+    ).stdout
     assert 'It was late. Why?' in printed and END not in printed and '[user]' not in printed
+    saved = [json.loads(line) for line in open(tmp_path / 'samples.jsonl')]
+    assert any(0 in line['response_tokens'] for line in saved)
+    assert all(END not in line['response'] for line in saved)
     assert set(contexts) == RENDERED_TEST
     contexts.clear()
     succeed(f'evaluate {tmp_path}/run --queries 2 --samples 64')
