@@ -12,6 +12,7 @@ import pathlib
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import vader_reward
@@ -42,9 +43,14 @@ class Printer(TrainerCallback):
             )
 
 
-def rewards(prompts: Any, completions: Any, **columns: Any) -> list[float]:
-    """Return the reward of each of TRL's messages."""
-    return vader_reward.score([], [completion[0]['content'] for completion in completions])
+def reward_of(end: int) -> Callable[..., list[float]]:
+    """Return the reward of TRL's messages: -1 without the token `end`, as in the experiment."""
+
+    def vader(completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        scores = vader_reward.score([], [completion[0]['content'] for completion in completions])
+        return [score if end in tokens else -1.0 for score, tokens in zip(scores, completion_ids)]
+
+    return vader
 
 
 def main() -> None:
@@ -63,6 +69,7 @@ def main() -> None:
     args = parser.parse_args()
 
     trl = importlib.import_module('trl')
+    tokeniser = AutoTokenizer.from_pretrained(args.model)
     texts = [text for text in jsonl.read_jsonl(args.queries) if not jsonl.is_test_text(text)]
     random.Random(args.seed).shuffle(texts)
     datasets = importlib.import_module('datasets')
@@ -92,16 +99,16 @@ def main() -> None:
         )
         trainer = getattr(trl, f'{args.method}Trainer')(
             model=AutoModelForCausalLM.from_pretrained(args.model, dtype='float32'),
-            reward_funcs=rewards,
+            reward_funcs=reward_of(tokeniser.eos_token_id),
             args=settings,
             train_dataset=dataset,
-            processing_class=AutoTokenizer.from_pretrained(args.model),
+            processing_class=tokeniser,
             callbacks=[Printer(args.batch)],
         )
         trainer.train()
     if args.output:
         trainer.model.save_pretrained(args.output)
-        AutoTokenizer.from_pretrained(args.model).save_pretrained(args.output)
+        tokeniser.save_pretrained(args.output)
         print('saved', pathlib.Path(args.output))
 
 

@@ -1,5 +1,6 @@
 """A model that people use, made as docs/real-run.md says; in CI only: it is fetched for that."""
 
+import os
 import re
 import subprocess
 import sys
@@ -117,5 +118,13 @@ def test_the_page_is_true_in_the_small(model, tmp_path, monkeypatch):
         words += few.get(words[0], '').split()
         result = invoke(' '.join(words), *([sample.cli] if 'sample' in program else []))
         assert result.exit_code == 0, (line, result.output, result.exception)
+    judge = [sys.executable, 'benchmarks/real/frontier.py', 'positive', '--samples', '2']
+    judge += ['--initial_samples', '2', '--picture', 'frontier.png']
+    paths = os.pathsep.join([str(tmp_path / 'packages'), str(REPOSITORY)])
+    judged = subprocess.run(
+        judge, check=True, capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': paths}
+    )
+    assert re.search(r'^positive: reward .*, share ', judged.stdout, re.MULTILINE)
+    assert (tmp_path / 'frontier.png').stat().st_size > 10_000
     (code,) = re.findall(r'```python\n(.*?)```', page('docs/real-run.md'), re.DOTALL)
     exec(compile(code, 'docs/real-run.md', 'exec'), {})

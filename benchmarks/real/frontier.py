@@ -1,0 +1,125 @@
+"""frontier.py RUN...: reward, KL and share of the possible gain of runs of docs/real-run.md.
+
+`./launch.py evaluate` measures the same for one run, in float32. Here the initial model answers
+once for all runs, in bf16 where that is fast, and they come into one picture.
+"""
+
+import argparse
+import pathlib
+from typing import NamedTuple
+
+import torch
+
+from lm_human_preferences import rewards
+from lm_human_preferences.evaluation import measure, optimum, plots
+from lm_human_preferences.machine import products
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import ScoreFn
+from lm_human_preferences.runs import run_settings
+from lm_human_preferences.training import precision
+from lm_human_preferences.utils.core import set_seed
+
+JUDGE = f'{pathlib.Path(__file__).parent}/vader_reward.py:score'
+ROWS = 64  # that are sampled together
+LEAST_EFFECTIVE = 10  # samples under the optimum, for its reward to be trusted
+
+
+class Answers(NamedTuple):
+    """Of one model to all queries, (queries, samples) each."""
+
+    scores: torch.Tensor
+    logprobs: torch.Tensor  # log pi / rho, whose mean is the KL
+    ended: torch.Tensor
+
+
+def sample(
+    policy: Policy,
+    reference: Policy,
+    score: ScoreFn,
+    queries: torch.Tensor,
+    length: int,
+    count: int,
+) -> Answers:
+    """Return `count` answers of `policy` to each of `queries (queries, query_length)`."""
+    parts = []
+    for part in queries.repeat_interleave(count, 0).split(ROWS):
+        drawn = policy.respond(part, length, count)
+        responses = drawn['responses']
+        ratios = torch.zeros(len(part), dtype=torch.float64)
+        if policy is not reference:
+            of_reference = reference.analyze_responses(part, responses, count)['logprobs']
+            ratios = (drawn['logprobs'].double() - of_reference).sum(1)
+        scores = score(part, responses)[0].double()
+        parts.append((scores, ratios, responses[:, -1] == policy.padding_token))
+    return Answers(*(torch.cat(column).view(len(queries), count) for column in zip(*parts)))
+
+
+def line_of(initial: Answers, trained: Answers) -> tuple[str, float, float]:
+    """Return what is printed of a run, its KL and its reward."""
+    before, after = initial.scores.mean(1), trained.scores.mean(1)
+    kl = trained.logprobs.mean().item()
+    possible, beta = optimum.frontier_at(
+        kl, optimum.as_distribution(initial.scores), initial.scores
+    )
+    effective = optimum.effective_samples(initial.scores, max(beta, 1e-6)).mean().item()
+    gain = (after - before).mean().item()
+    error = 2 * optimum.standard_error(after - before).item()
+    most = 2 - before.mean().item()  # VADER's highest score, whatever the KL
+    is_sure = '' if effective >= LEAST_EFFECTIVE else f' (from {effective:.0f} effective samples)'
+    line = (
+        f'reward {before.mean():.2f} to {after.mean():.2f} ± {error:.2f}, KL {kl:.2f},'
+        f' possible {possible:.2f}{is_sure}, share {gain / (possible - before.mean().item()):.2f},'
+        f' of any gain {gain / most:.2f},'
+        f' ended {initial.ended.double().mean():.2f} to {trained.ended.double().mean():.2f}'
+    )
+    return line, kl, after.mean().item()
+
+
+def draw(initial: Answers, points: dict[str, tuple[float, float]], path: str) -> None:
+    """Draw the frontier, best of n, and the runs."""
+    figure, (axes,) = plots.panels()
+    plots.label(axes, title='A real model', x='KL from the initial model (nats)', y='reward')
+    betas = optimum.beta_grid(initial.scores)
+    kls, highest, errors, effective = optimum.sampled_frontier(initial.scores, betas)
+    sure = effective >= LEAST_EFFECTIVE
+    plots.draw_frontier(axes, kls[sure].tolist(), highest[sure].tolist(), errors[sure].tolist())
+    for name, (kl, reward) in points.items():
+        axes.plot(kl, reward, 'o', color=plots.VERMILION)
+        axes.annotate(name, (kl, reward), xytext=(6, -4), textcoords='offset points')
+    axes.legend(loc='lower right', frameon=False)
+    plots.save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('runs', nargs='+')
+    parser.add_argument('--samples', type=int, default=16, help='of a policy to each query')
+    parser.add_argument('--initial_samples', type=int, default=64, help='for the frontier')
+    parser.add_argument('--picture')
+    args = parser.parse_args()
+    initial = None
+    points = {}
+    for run in args.runs:
+        hparams = run_settings.load_run_hparams(run)
+        models = measure.load_models(run, hparams)
+        policy, reference, _, task = models
+        kind = 'fp32' if products.note_on_bf16('bf16') else 'bf16'
+        precision.configure_for(policy.model.hparams.n_embd, kind)
+        judge = rewards.load_judge(JUDGE, policy.trained_model.encoding, task)
+        score = rewards.make_score_fn(task, judge)
+        queries = measure.queries_of(hparams, policy.encoder, None)
+        set_seed(1)
+        length = task.response_length
+        if initial is None:
+            count = args.initial_samples
+            initial = sample(reference, reference, score, queries, length, count)
+        trained = sample(policy, reference, score, queries, length, args.samples)
+        name = pathlib.Path(run).name
+        line, *points[name] = line_of(initial, trained)
+        print(f'{name}: {line}', flush=True)
+    if args.picture and initial is not None:
+        draw(initial, points, args.picture)
+
+
+if __name__ == '__main__':
+    main()
