@@ -78,7 +78,7 @@ def line_of(initial: Answers, trained: Answers) -> tuple[str, float, float]:
 def draw(initial: Answers, points: dict[str, tuple[float, float]], path: str) -> None:
     """Draw the frontier, best of n, and the runs."""
     figure, (axes,) = plots.panels()
-    plots.label(axes, title='A real model', x='KL from the initial model (nats)', y='reward')
+    plots.label(axes, title='Reward and KL on requests that were not trained on', x='KL from the initial model (nats)', y='reward')
     betas = optimum.beta_grid(initial.scores)
     kls, highest, errors, effective = optimum.sampled_frontier(initial.scores, betas)
     sure = effective >= LEAST_EFFECTIVE
