@@ -5,6 +5,7 @@ once for all runs, in bf16 where that is fast, and they come into one picture.
 """
 
 import argparse
+import math
 import pathlib
 from typing import NamedTuple
 
@@ -41,13 +42,14 @@ def sample(
     count: int,
 ) -> Answers:
     """Return `count` answers of `policy` to each of `queries (queries, query_length)`."""
+    same = math.gcd(count, ROWS)  # neighbours of a part, at least, answer one query
     parts = []
     for part in queries.repeat_interleave(count, 0).split(ROWS):
-        drawn = policy.respond(part, length, count)
+        drawn = policy.respond(part, length, same)
         responses = drawn['responses']
         ratios = torch.zeros(len(part), dtype=torch.float64)
         if policy is not reference:
-            of_reference = reference.analyze_responses(part, responses, count)['logprobs']
+            of_reference = reference.analyze_responses(part, responses, same)['logprobs']
             ratios = (drawn['logprobs'].double() - of_reference).sum(1)
         scores = score(part, responses)[0].double()
         parts.append((scores, ratios, responses[:, -1] == policy.padding_token))
@@ -76,9 +78,10 @@ def line_of(initial: Answers, trained: Answers) -> tuple[str, float, float]:
 
 
 def draw(initial: Answers, points: dict[str, tuple[float, float]], path: str) -> None:
-    """Draw the frontier, best of n, and the runs."""
+    """Draw the frontier where it is sure, and the runs: {name: (KL, reward)}."""
     figure, (axes,) = plots.panels()
-    plots.label(axes, title='Reward and KL on requests that were not trained on', x='KL from the initial model (nats)', y='reward')
+    title = 'Reward and KL on requests that were not trained on'
+    plots.label(axes, title=title, x='KL from the initial model (nats)', y='reward')
     betas = optimum.beta_grid(initial.scores)
     kls, highest, errors, effective = optimum.sampled_frontier(initial.scores, betas)
     sure = effective >= LEAST_EFFECTIVE
