@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument('method', choices=['GRPO', 'RLOO'])
     parser.add_argument('model')
     parser.add_argument('queries')
-    parser.add_argument('--episodes', type=int, default=1280)
+    parser.add_argument('--episodes', type=int, default=512)
     parser.add_argument('--batch', type=int, default=64)
     parser.add_argument('--samples', type=int, default=8, help='to each query')
     parser.add_argument('--length', type=int, default=64)
