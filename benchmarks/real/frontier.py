@@ -85,11 +85,12 @@ def draw(initial: Answers, points: dict[str, tuple[float, float]], path: str) ->
     betas = optimum.beta_grid(initial.scores)
     kls, highest, errors, effective = optimum.sampled_frontier(initial.scores, betas)
     sure = effective >= LEAST_EFFECTIVE
-    plots.draw_frontier(axes, kls[sure].tolist(), highest[sure].tolist(), errors[sure].tolist())
+    if sure.any():
+        plots.draw_frontier(axes, kls[sure].tolist(), highest[sure].tolist(), errors[sure].tolist())
+        axes.legend(loc='lower right', frameon=False)
     for name, (kl, reward) in points.items():
         axes.plot(kl, reward, 'o', color=plots.VERMILION)
         axes.annotate(name, (kl, reward), xytext=(6, -4), textcoords='offset points')
-    axes.legend(loc='lower right', frameon=False)
     plots.save(figure, path)
 
 
