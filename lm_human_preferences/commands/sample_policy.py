@@ -83,7 +83,7 @@ def sample_policy(
             rounds = endless_rounds(hparams, encoder, per_query, batch_size, comm)
 
         reader = tokenisers.reader(encoder, task.chat)
-        samples = samples_of(rounds, policy, task, judge, comm, reader)
+        samples = samples_of(rounds, policy, task, judge, comm)
         for sample in itertools.islice(samples, nsamples or None):
             file.write(sample)
             _print_sample(sample, reader, stdout, is_whole=is_original)
@@ -246,19 +246,13 @@ def samples_of(
     task: TaskHParams,
     judge: 'Judge | None',
     comm: comms.Comm,
-    reader: Encoder,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the samples of all ranks, on every rank, in the order of their queries.
-
-    reader: of responses, see tokenisers.reader.
-    """
+    """Yield the samples of all ranks, on every rank, in the order of their queries."""
     truncate = None
     if task.truncates:
         truncate = lm_tasks.postprocess_fn_from_hparams(task, policy.padding_token, policy.encoder)
     for queries in rounds:
-        own = []
-        if len(queries):
-            own = _answered(queries, policy, task, judge, truncate, reader)
+        own = _answered(queries, policy, task, judge, truncate) if len(queries) else []
         for in_turn in itertools.zip_longest(*comm.all_gather_object(own)):
             yield from filter(None, in_turn)
 
@@ -269,15 +263,14 @@ def _answered(
     task: TaskHParams,
     judge: 'Judge | None',
     truncate: Callable[[torch.Tensor], torch.Tensor] | None,
-    reader: Encoder,
 ) -> list[dict[str, Any]]:
     drawn = policy.respond(queries, length=task.response_length)
     responses = drawn['responses']
     ended = responses if truncate is None else truncate(responses)
     columns: dict[str, list[Any]] = {}
     if judge is not None:
-        columns['query'] = _texts(queries, policy.encoder, policy.padding_token)
-        columns['response'] = _texts(ended, reader, policy.padding_token)
+        reader = tokenisers.reader(policy.encoder, task.chat)
+        columns = {'query': _texts(queries, policy.encoder), 'response': _texts(ended, reader)}
     columns |= {'query_tokens': queries.tolist(), 'response_tokens': responses.tolist()}
     if truncate is not None:
         columns['tokens_after_end'] = (responses != ended).sum(1).tolist()
@@ -286,10 +279,10 @@ def _answered(
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _texts(rows: torch.Tensor, encoder: Encoder, padding_token: int) -> list[str]:
+def _texts(rows: torch.Tensor, encoder: Encoder) -> list[str]:
     texts = []
     for tokens in rows.tolist():
-        unpadded = [token for token in tokens if token != padding_token]
+        unpadded = [token for token in tokens if token != encoder.padding_token]
         texts.append(encoder.decode(unpadded))
     return texts
 

@@ -139,7 +139,7 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
         sample.cli,
     ).stdout
     assert 'It was late. Why?' in printed and END not in printed and '[user]' not in printed
-    saved = [json.loads(line) for line in open(tmp_path / 'samples.jsonl')]
+    saved = [json.loads(line) for line in (tmp_path / 'samples.jsonl').read_text().splitlines()]
     assert any(0 in line['response_tokens'] for line in saved)
     assert all(END not in line['response'] for line in saved)
     assert set(contexts) == RENDERED_TEST
