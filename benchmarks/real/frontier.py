@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from lm_human_preferences import rewards
-from lm_human_preferences.evaluation import measure, optimum, plots
+from lm_human_preferences.evaluation import comparison, measure, optimum, plots
+from lm_human_preferences.evaluation.report import FEW_SAMPLES
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import ScoreFn
@@ -22,14 +23,13 @@ from lm_human_preferences.utils.core import set_seed
 
 JUDGE = f'{pathlib.Path(__file__).parent}/vader_reward.py:score'
 ROWS = 64  # that are sampled together
-LEAST_EFFECTIVE = 10  # samples under the optimum, for its reward to be trusted
 
 
 class Answers(NamedTuple):
     """Of one model to all queries, (queries, samples) each."""
 
     scores: torch.Tensor
-    logprobs: torch.Tensor  # log pi / rho, whose mean is the KL
+    log_ratios: torch.Tensor  # log pi / rho, whose mean is the KL
     ended: torch.Tensor
 
 
@@ -56,25 +56,25 @@ def sample(
     return Answers(*(torch.cat(column).view(len(queries), count) for column in zip(*parts)))
 
 
-def line_of(initial: Answers, trained: Answers) -> tuple[str, float, float]:
-    """Return what is printed of a run, its KL and its reward."""
+def line_of(initial: Answers, trained: Answers) -> str:
+    """Return what is printed of a run; the error is twice the standard error of its gain."""
     before, after = initial.scores.mean(1), trained.scores.mean(1)
-    kl = trained.logprobs.mean().item()
-    possible, beta = optimum.frontier_at(
-        kl, optimum.as_distribution(initial.scores), initial.scores
+    uniform = optimum.as_distribution(initial.scores)
+    values, beta = comparison.against_frontier(
+        trained.log_ratios.mean(1), after, uniform, initial.scores
     )
-    effective = optimum.effective_samples(initial.scores, max(beta, 1e-6)).mean().item()
-    gain = (after - before).mean().item()
-    error = 2 * optimum.standard_error(after - before).item()
-    most = 2 - before.mean().item()  # VADER's highest score, whatever the KL
-    is_sure = '' if effective >= LEAST_EFFECTIVE else f' (from {effective:.0f} effective samples)'
-    line = (
-        f'reward {before.mean():.2f} to {after.mean():.2f} ± {error:.2f}, KL {kl:.2f},'
-        f' possible {possible:.2f}{is_sure}, share {gain / (possible - before.mean().item()):.2f},'
-        f' of any gain {gain / most:.2f},'
+    means = {name: value.mean().item() for name, value in values.items()}
+    effective = optimum.effective_samples(initial.scores, beta or 1e-9).mean().item()
+    is_sure = '' if effective >= FEW_SAMPLES else f' (from {effective:.0f} effective samples)'
+    gain = after - before
+    error = 2 * optimum.standard_error(gain)
+    of_any = gain.mean() / (2 - before.mean())  # 2 is VADER's highest score, whatever the KL
+    return (
+        f'reward {before.mean():.2f} to {after.mean():.2f} ± {error:.2f}, KL {means["kl"]:.2f},'
+        f' possible {means["frontier"]:.2f}{is_sure}, share {means["share"]:.2f},'
+        f' of any gain {of_any:.2f},'
         f' ended {initial.ended.double().mean():.2f} to {trained.ended.double().mean():.2f}'
     )
-    return line, kl, after.mean().item()
 
 
 def draw(initial: Answers, points: dict[str, tuple[float, float]], path: str) -> None:
@@ -84,7 +84,7 @@ def draw(initial: Answers, points: dict[str, tuple[float, float]], path: str) ->
     plots.label(axes, title=title, x='KL from the initial model (nats)', y='reward')
     betas = optimum.beta_grid(initial.scores)
     kls, highest, errors, effective = optimum.sampled_frontier(initial.scores, betas)
-    sure = effective >= LEAST_EFFECTIVE
+    sure = effective >= FEW_SAMPLES
     if sure.any():
         plots.draw_frontier(axes, kls[sure].tolist(), highest[sure].tolist(), errors[sure].tolist())
         axes.legend(loc='lower right', frameon=False)
@@ -119,8 +119,8 @@ def main() -> None:
             initial = sample(reference, reference, score, queries, length, count)
         trained = sample(policy, reference, score, queries, length, args.samples)
         name = pathlib.Path(run).name
-        line, *points[name] = line_of(initial, trained)
-        print(f'{name}: {line}', flush=True)
+        points[name] = trained.log_ratios.mean().item(), trained.scores.mean().item()
+        print(f'{name}: {line_of(initial, trained)}', flush=True)
     if args.picture and initial is not None:
         draw(initial, points, args.picture)
 
