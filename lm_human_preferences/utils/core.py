@@ -140,24 +140,23 @@ class _LinearLogProb(torch.autograd.Function):
         ctx: Any,
         gradient: torch.Tensor,
         _: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
         """Return a row's gradient times (one at the label, minus the probabilities)."""
         h, weight, labels, table = ctx.saved_tensors
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)
         h_low = h.to(low)
         d_h = gradient * weight[labels]  # the part at the label
-        d_weight = torch.empty_like(weight)
-        pieces = (
-            table.split(_LinearLogProb.COLUMNS, dim=1),
-            weight.split(_LinearLogProb.COLUMNS),
-            d_weight.split(_LinearLogProb.COLUMNS),
-        )
-        for piece, w, d_w in zip(*pieces, strict=True):
-            d_logits = piece.mul_(-gradient).to(low)
-            d_h += d_logits @ w.to(low)
-            d_w.copy_(d_logits.T @ h_low)
-        return d_h, d_weight.index_add_(0, labels, gradient * h), None, None, None
+        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        for start in range(0, len(weight), _LinearLogProb.COLUMNS):
+            piece = slice(start, start + _LinearLogProb.COLUMNS)
+            d_logits = table[:, piece].mul_(-gradient).to(low)
+            d_h += d_logits @ weight[piece].to(low)
+            if d_weight is not None:
+                d_weight[piece] = d_logits.T @ h_low
+        if d_weight is not None:
+            d_weight.index_add_(0, labels, gradient * h)
+        return d_h, d_weight, None, None, None
 
 
 def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from compare import assert_close, assert_norm_close
 from golden_data import load_json
 from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
 from trainers import loss_of, ppo_trainer, rollouts_of
 
 from lm_human_preferences import ppo, train_reward
@@ -257,6 +258,16 @@ def test_logprobs_and_entropies_from_one_table(shape):
                 loss.backward()  # rather than the gradient of what has become of the table
     for ours, reference in zip(*gradients, strict=True):
         assert_norm_close(ours, reference, rtol=1e-5)
+
+
+def test_a_frozen_vocabulary_costs_no_gradient():
+    h, labels = torch.randn(7, 16, requires_grad=True), torch.randint(VOCABULARY, (7,))
+    weight = torch.randn(VOCABULARY, 16)
+    with FlopCounterMode(display=False) as counter:
+        core.logprobs_and_entropies(h, weight, labels)[0].sum().backward()
+    assert counter.get_total_flops() == 2 * (2 * 7 * 16 * VOCABULARY)  # logits, gradient of `h`
+    expected = core.logprobs_from_logits(logits=h @ weight.T, labels=labels).sum()
+    assert_close(h.grad, *torch.autograd.grad(expected, h), atol=1e-5)
 
 
 def gradient_of(trainer, rollouts):
