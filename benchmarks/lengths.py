@@ -2,10 +2,11 @@
 """Sampling, and a PPO update, where responses end early, beside responses of the full length.
 
     pipenv run python benchmarks/lengths.py [--model gpt2] [--size 124M] [--batch 16] [--limit 200]
-        [--repeats 3] [--threads 2] [--library default] [--variant fp32]
+        [--work sampling] [--repeats 3] [--threads 2] [--library default] [--variant fp32]
 
-With --task.stop, lengths are drawn between 10 and 40 % of the limit. `per token` is the time of a
-real token beside that of a token of the full responses: 1 where the work is in proportion.
+With --task.stop, lengths are drawn between 10 and 40 % of the limit. `queries` is the time of the
+same work with a limit of one token. `per token` is the time of a token of a response, without that
+of its query, beside that of a token of the full responses: 1 where the work is in proportion.
 """
 
 import argparse
@@ -52,13 +53,13 @@ def main():
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--variant', default='fp32', choices=['fp32', 'bf16'])
+    parser.add_argument('--work', choices=['sampling', 'update'], help='only this')
     measuring.add_library(parser)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     measuring.set_up(args.variant, args.size, args.library)
     hparams = hparams_of(args.batch)
-    hparams.task.response_length = args.limit
     queries = workload.queries(args.batch).to(default_device())
     ours = Ours(
         args.size,
@@ -70,25 +71,33 @@ def main():
     policy = ours.trainer.policy
 
     def sample():
-        responses = policy.respond(queries, args.limit)['responses']
+        responses = policy.respond(queries, hparams.task.response_length)['responses']
         return int((responses != policy.padding_token).sum())
 
     def update():
         ours.update()
         return int((ours.trainer.rollout.responses != policy.padding_token).sum())
 
+    def seconds_to(work, limit, is_end=None):
+        hparams.task.response_length, policy.is_end = limit, is_end
+        return seconds_of(work, args.repeats)
+
     print(
         f'{measuring.machine(args.size, args.library)}, {args.model} {args.size}, {args.variant},'
         f' {args.threads} threads, batch {args.batch}, limit {args.limit}'
     )
-    print(f'{"":8} {"full":>8} {"ended":>8} {"tokens":>8} {"time":>8} {"per token":>10}')
-    for name, work in (('sampling', sample), ('update', update)):
-        policy.is_end = None
-        full, all_tokens = seconds_of(work, args.repeats)
-        policy.is_end = drawn_ends(args.limit)
-        ended, tokens = seconds_of(work, args.repeats)
-        share, time = tokens / all_tokens, ended / full
-        print(f'{name:8} {full:8.2f} {ended:8.2f} {share:8.2f} {time:8.2f} {time / share:10.2f}')
+    columns = ('queries', 'full', 'ended', 'tokens', 'time')
+    print(f'{"":8}', *(f'{column:>8}' for column in columns), f'{"per token":>10}')
+    works = {'sampling': sample, 'update': update}
+    for name in [args.work] if args.work else works:
+        work = works[name]
+        of_queries, _ = seconds_to(work, 1)
+        full, all_tokens = seconds_to(work, args.limit)
+        ended, tokens = seconds_to(work, args.limit, drawn_ends(args.limit))
+        share = tokens / all_tokens
+        per_token = (ended - of_queries) / (full - of_queries) / share
+        figures = (of_queries, full, ended, share, ended / full)
+        print(f'{name:8}', *(f'{figure:8.2f}' for figure in figures), f'{per_token:10.2f}')
 
 
 if __name__ == '__main__':
