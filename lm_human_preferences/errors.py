@@ -1,4 +1,4 @@
-"""Errors that the user can mend."""
+"""Errors that the user can fix."""
 
 import contextlib
 from collections.abc import Iterator

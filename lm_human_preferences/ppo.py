@@ -164,7 +164,7 @@ def loss(
         return values.mean() if minibatch.mask is None else values[minibatch.mask].mean()
 
     advantages, returns = minibatch.advantages, minibatch.returns
-    # A leave-one-out baseline does not learn; that is how far off it was.
+    # A leave-one-out baseline is not trained: this is only its error, without gradient.
     values = outputs['values'] if hparams.samples_per_query == 1 else minibatch.values
     values_clipped = values.clamp(
         minibatch.values - hparams.cliprange_value, minibatch.values + hparams.cliprange_value

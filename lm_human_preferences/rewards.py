@@ -41,7 +41,7 @@ _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
 class Scorer(nn.Module):
-    """Scores a query with its response: gain * the reward head at the last token + bias."""
+    """Scorer of a query with its response: gain * reward head at the last token + bias."""
 
     def __init__(self, model: Network, encoding: Encoding) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class TrainedRewardModel(Scorer):
 
 
 class EnsembleReward:
-    """Mean of reward models of the same labels and other seeds, each normalised separately."""
+    """Mean of reward models trained on the same labels with different seeds, each normalised."""
 
     def __init__(self, members: Sequence[Scorer]) -> None:
         self.members = tuple(members)
@@ -304,7 +304,7 @@ def scoring_model(
 
 
 def _without_values(initial_model: trained_models.TrainedModel) -> Scorer:
-    """Return a reward model of these sizes that gets its values from rank 0."""
+    """Return an uninitialised reward model, whose weights rank 0 will broadcast."""
     scorer = Scorer(initial_model.create(['reward'], SCOPE), initial_model.encoding)
     return scorer.requires_grad_(False).to(default_device())
 

@@ -1,8 +1,8 @@
-"""Advice for training on few labels, by the table of benchmarks/few_labels.py."""
+"""Recommended epochs and ensemble size by number of labels, from benchmarks/few_labels.py."""
 
 from lm_human_preferences import shell
 
-# Up to so many labels, so many epochs. Fewer leave the reward model ignorant; more teach it the
+# (most labels, epochs). With fewer epochs the reward model underfits; with more it overfits the
 # labellers' errors, above all where there are many labels.
 EPOCHS = ((512, 16), (4096, 4))
 MEMBERS = 4

@@ -113,7 +113,7 @@ def _products() -> str:
     threads.limit_alone()  # as a run without other ranks
     processor = processors.this_processor()
     rates = products.measure()
-    library = products.faster_library(processor)
+    library = 'default' if rates.onednn_rounds else products.faster_library(processor)
     default, onednn = (products.name_of(name) for name in products.LIBRARIES)
     found = (
         f'{processor}: fp32 {rates.default:.3g} GFLOP/s by {default} and {rates.onednn:.3g} by'
@@ -237,9 +237,9 @@ def doctor() -> None:
         'Python': _python,
         'packages': _packages,
         'devices': _devices,
-        'products': _products,
+        'matrix products': _products,
         'load': _load,
-        'room': _room,
+        'memory and disk': _room,
         'cache': _cache,
         'store': _store,
         'hub': _hub,

@@ -1,4 +1,4 @@
-"""Server of the page for labellers, until Ctrl-C."""
+"""Web server of the labelling page, which runs until Ctrl-C."""
 
 import signal
 

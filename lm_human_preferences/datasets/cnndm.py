@@ -25,7 +25,7 @@ def _part(mode: str) -> str:
 
 
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the articles of the part `mode`: train, valid or test; without their highlights."""
+    """Yield the articles of the split `mode` (train, valid or test), without their highlights."""
     urls = storage.read_text(first_file(mode)).strip().split('\n')
     if shuffle:
         random.Random(seed).shuffle(urls)

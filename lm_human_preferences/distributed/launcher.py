@@ -37,7 +37,7 @@ def launch_ranks(
     size: int,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> None:
-    """Run `job` in `size` ranks here; UserError of a rank, SystemExit 1 or 128 + signal."""
+    """Run `job` in `size` local ranks; raise a rank's UserError or SystemExit (1, 128 + signal)."""
     mpiexec, is_open_mpi = find_mpiexec()
     with (
         tempfile.TemporaryDirectory(prefix='lmhp-', ignore_cleanup_errors=True) as directory,
@@ -137,7 +137,7 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 class RankSupervisor:
-    """Ranks of one job, and the mpiexec that runs them."""
+    """Supervisor of the ranks of one job, and of the mpiexec that runs them."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class RankSupervisor:
         self.timeouts = timeouts
         self.silence = dict.fromkeys(range(size), 0.0)  # seconds since a rank was heard of
         self.heard_at = time.monotonic()
-        self.is_silent = False  # the failed rank, which gave no sign of life for too long
+        self.is_silent = False  # whether the failed rank gave no sign of life for too long
         self.exit_status: int | None = None  # mpiexec's, where it ended by itself
         self.crashes: list[tuple[signal.Signals | None, str]] = []  # see `channel.read_crash`
         # Whether standard error now ends in an unfinished line, such as a progress bar.
@@ -257,7 +257,7 @@ class RankSupervisor:
         if own is not None:
             return f'was killed by {_signal_name(own)}'
         if not self.exit_status:
-            return 'ended without a word'
+            return 'ended without reporting an error'
         # MPICH kills the other ranks, and its status is the bitwise OR of all of theirs.
         mixed = functools.reduce(operator.or_, filter(None, signals), signal.SIGKILL)
         number = signal.SIGKILL if self.exit_status == mixed else self.exit_status

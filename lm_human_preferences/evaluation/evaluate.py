@@ -178,7 +178,7 @@ def last_kl_coef(
 def affordable_sizes(
     queries: int, samples: int | None, affordable: float, may_cut: bool
 ) -> tuple[int, int]:
-    """Return the numbers of queries and of samples of each that come nearest to `affordable`."""
+    """Return (queries, samples per query), reduced to about `affordable` samples in total."""
     if samples is None:
         fitting = int(affordable // queries)
         samples = min(MOST_SAMPLES, max(FEWEST_SAMPLES, fitting))
@@ -197,7 +197,7 @@ def fitted(
     some = queries[:PROBE]
     seconds, spread = 0.0, 0.0
     with torch.random.fork_rng():
-        for _ in range(2):  # the first time, weights are laid out
+        for _ in range(2):  # the first one is a warm-up, in which weights are prepacked
             started = time.monotonic()
             responses = measure.sample_many(models, some, probe)
             seconds = (time.monotonic() - started) / len(some)
@@ -210,10 +210,10 @@ def fitted(
         width = 1.96 * spread / count**0.5
         log_line(
             f'A sample of both models takes {seconds:.2g} s: {count} queries with {samples} samples'
-            f' each, in about {as_text(count * samples * seconds)}, give mean rewards to about'
-            f' ± {width:.2g}',
+            f' each, in about {as_text(count * samples * seconds)}, give mean rewards within about'
+            f' ± {width:.2g} (95 %)',
             f'--queries {usual[0]} --samples {usual[1]} would take'
-            f' {as_text(usual[0] * usual[1] * seconds)}, to about'
+            f' {as_text(usual[0] * usual[1] * seconds)}, within about'
             f' ± {1.96 * spread / usual[0] ** 0.5:.2g}',
         )
     chosen = torch.randperm(len(queries), generator=torch.Generator().manual_seed(settings.seed))

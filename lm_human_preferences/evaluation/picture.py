@@ -1,4 +1,4 @@
-"""Picture of an evaluation: KL against reward."""
+"""Plots of evaluations (reward against KL) and of labels (learning curve, win rates)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLES = {  # a marker and a colour of its own for each kind of point
 
 
 def draw(results: dict[str, Any], path: str) -> None:
-    """Draw KL against reward, a panel for each reward of the results; bars are standard errors."""
+    """Plot reward against KL, one panel for each reward measured; bars are standard errors."""
     figure, panels = plots.panels(len(results['rewards']))
     figure.suptitle(
         f'Run {_run_name(results["save_dir"])}: the policy and the best one possible',

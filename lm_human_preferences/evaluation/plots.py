@@ -1,4 +1,4 @@
-"""Parts of pictures: size, colours for colour-blind readers, the frontier, saving."""
+"""Plotting functions (matplotlib): panels, colours, KL-reward frontiers, points, saving."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def draw_frontier(
     label: str = 'optimum',
     up_to: float = math.inf,
 ) -> None:
-    """Draw the highest reward at each KL, level beyond its end, with a band of errors."""
+    """Draw the highest reward at each KL, constant beyond the last KL, with an error band."""
     shown, best = _cut(kls, rewards, up_to)
     if errors is not None:
         _, bounds = _cut(kls, errors, up_to)

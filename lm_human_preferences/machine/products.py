@@ -1,4 +1,4 @@
-"""Choice of the library for float32 products: the faster one that loses no digits."""
+"""Choice of the CPU library for float32 matrix products: the faster one at full precision."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAc
 
 
 class Rates(NamedTuple):
-    """Rates of float32 products, in GFLOP/s, by PyTorch's library and by oneDNN; its error."""
+    """GFLOP/s of matrix products in float32, by each library, and in bf16; oneDNN's error."""
 
     default: float
     onednn: float
@@ -79,7 +79,7 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
 
 @functools.cache
 def measure() -> Rates:
-    """Multiply for about a fifth of a second, by the two libraries in turn and in bf16."""
+    """Return the rates, measured in about 0.2 s: both libraries in turn, then bf16. Cached."""
     has_bf16 = processors.this_processor().has_bf16
     before = _matmul.fp32_precision
     seconds: dict[Library, list[list[float]]] = {'default': [], 'onednn': []}
@@ -105,7 +105,7 @@ def _seconds_of_products(shapes: Sequence[Shape], dtype: torch.dtype) -> list[fl
     """Return the seconds of a product of each shape."""
     seconds = []
     for rows, inputs, outputs in shapes:
-        # Not of random numbers: those that are drawn are those of the training.
+        # Not random: drawing numbers here would change those that the training draws.
         a = torch.ones(rows, inputs, dtype=dtype)
         b = torch.ones(inputs, outputs, dtype=dtype)
         started = time.perf_counter()
@@ -122,7 +122,7 @@ def _rate(shapes: Sequence[Shape], rounds: list[list[float]]) -> float:
 
 def select(library: Library) -> None:
     """Let `library` multiply float32 matrices on the CPU of this process."""
-    # PyTorch takes oneDNN if that may round to bf16, as it does only with matrix units for that.
+    # PyTorch uses oneDNN if rounding to bf16 is allowed; oneDNN rounds only on CPUs with AMX.
     _matmul.fp32_precision = 'bf16' if library == 'onednn' else 'none'
 
 
@@ -154,9 +154,9 @@ def note_on_bf16(precision: str) -> str | None:
     if processor.has_bf16:
         fault = 'has slow instructions for bf16'
     return (
-        f'note: {processor.model} {fault}: a product takes'
-        f' {fp32 / found.bf16:.1f} times as long as in fp32 here ({found.bf16:.3g} GFLOP/s for'
-        f' {fp32:.3g}): take the precision fp32'
+        f'note: {processor.model} {fault}: matrix products take'
+        f' {fp32 / found.bf16:.1f} times as long as in fp32 here ({found.bf16:.3g} GFLOP/s instead'
+        f' of {fp32:.3g}): use precision fp32'
     )
 
 
@@ -169,8 +169,8 @@ def note_on_another(library: Library, own: Library) -> str | None:
     """Return a line for a run not on its `own` library; None if that costs nothing."""
     if rounds(library):
         return (
-            f'note: {processors.this_processor()} rounds what {name_of(library)} multiplies, with'
-            f' which this run began: {name_of("default")} multiplies there, and last digits differ'
+            f'note: this run began with {name_of(library)}, which rounds on'
+            f' {processors.this_processor()}: {name_of("default")} is used, so last digits differ'
         )
     found = measure()
     if found.of(library) >= found.of(own):

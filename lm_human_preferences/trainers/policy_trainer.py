@@ -32,7 +32,7 @@ STATE = {
 
 
 class PPOTrainer:
-    """PPO trainer; ref_policy: rho in the paper; reward_model: that of score_fn, to save."""
+    """PPO trainer; ref_policy: the paper's rho; reward_model: used by score_fn, saved as well."""
 
     def __init__(
         self,

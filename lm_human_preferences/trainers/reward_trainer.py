@@ -44,7 +44,7 @@ def mean_loss(batches: Sequence[LearnedBatch]) -> float:
 
 
 class RewardModelTrainer:
-    """Trains a reward model: call `prepare`, then `step` until `total_steps`, then `finish`.
+    """Trainer of a reward model: call `prepare`, `step` until `total_steps`, then `finish`.
 
     policy: the initial policy, whose samples set the scale. labels: {field: (num_train, ...)}, the
     same on every rank. optimizer: without updates. label_notes: lines for the user.
@@ -163,7 +163,7 @@ class RewardModelTrainer:
     def _differentiable_rewards(
         self, queries: torch.Tensor, responses: torch.Tensor
     ) -> torch.Tensor:
-        """Return rewards (batch, n); micro-batches compute activations again for the gradient."""
+        """Return rewards (batch, n); micro-batches recompute activations in the backward pass."""
         get_rewards = self.reward_model.get_rewards_op
         size = self.hparams.micro_batch_size
         if size is None:

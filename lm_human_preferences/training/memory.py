@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.task_options import TaskHParams
 
 DOUBLE = 8  # bytes
-HOLES = 1.8  # memory of a micro-batch with its holes; 1.1 to 1.9 were measured
+FRAGMENTATION = 1.8  # factor on the memory of a micro-batch; 1.1 to 1.9 were measured
 LIBRARIES = 440_000_000  # bytes of Python, PyTorch and transformers at work on a CPU
 # Of a token of an episode: its id, log-probabilities, value, reward, advantage, return and so on.
 BYTES_OF_A_TOKEN = 48
@@ -48,7 +48,7 @@ class MemoryEstimate:
     gradient_checkpointing: bool = False
     reduced: bool = False  # layers compute in bf16
     fused: bool = False  # attention keeps no probabilities, as on GPUs
-    lays_out: bool = False  # fp32 products of few rows take copies of weights
+    lays_out: bool = False  # fp32 products of few rows use prepacked copies of the weights
     ranks: int = 1
     batch_options: tuple[str, str] = ('--batch_size', '--rollout_batch_size')
     snapshot: int = 0  # tensors of a network's size in the host's memory for a checkpoint
@@ -69,10 +69,10 @@ class MemoryEstimate:
         if self.fused:
             learning += gradients
         elif at_once < all_rows:
-            # On CPUs, micro-batches leave holes in the heap.
-            learning = gradients + HOLES * learning
-            sampling = HOLES * sampling
-        else:  # gradients come while what blocks keep goes
+            # On CPUs, micro-batches fragment the heap.
+            learning = gradients + FRAGMENTATION * learning
+            sampling = FRAGMENTATION * sampling
+        else:  # parameter gradients are allocated while activations are freed
             learning = max(gradients, learning)
         return libraries + self.lasting_bytes() + max(learning, sampling)
 
@@ -120,7 +120,7 @@ class MemoryEstimate:
         return FLOAT * rows * self.predicted * self.sizes.n_vocab
 
     def _laid_out_bytes(self) -> int:
-        """Return the bytes of copies of weights in fp32 for products of few rows."""
+        """Return the bytes of prepacked fp32 weights, which products of few rows use."""
         if not self.lays_out:
             return 0
         table = self.sizes.embedding_rows * self.sizes.n_embd
@@ -183,7 +183,7 @@ def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
 def of_sampling(
     sizes: Sizes, task: TaskHParams, rows: int, *, networks: int, sampling: int, precision: str
 ) -> MemoryEstimate:
-    """Return what takes memory where `sampling` of the networks sample `rows` at a time."""
+    """Return the estimate for a command where `sampling` of the networks sample `rows` at once."""
     return MemoryEstimate(
         sizes,
         networks=networks,
@@ -210,7 +210,7 @@ def check_sampling(estimate: MemoryEstimate, comm: Comm, device: torch.device) -
 
 
 def on_ranks(estimate: MemoryEstimate, ranks: int, device: torch.device) -> MemoryEstimate:
-    """`estimate` of one of so many ranks, on such a device."""
+    """Return `estimate` for one of `ranks` ranks, on a device of the type of `device`."""
     from lm_human_preferences.machine import processors, products  # without which `doctor` imports
 
     is_gpu = device.type == 'cuda'
@@ -220,7 +220,7 @@ def on_ranks(estimate: MemoryEstimate, ranks: int, device: torch.device) -> Memo
 
 
 def check_rows(estimate: MemoryEstimate, free: int) -> None:
-    """UserError where the episodes alone take more than `free` bytes: micro-batches do not help."""
+    """Raise UserError if the episodes alone exceed `free` bytes: micro-batches would not help."""
     option, sampled_option = estimate.batch_options
     check_fits(option, estimate.rows, estimate.tokens * BYTES_OF_A_TOKEN, free)
     check_fits(
@@ -229,7 +229,7 @@ def check_rows(estimate: MemoryEstimate, free: int) -> None:
 
 
 def free_on(device: torch.device, comm: Comm) -> int:
-    """Bytes of memory that are free on `device` for each rank, where there are fewest."""
+    """Return the bytes free on `device` for each rank: the least of all ranks. Collective."""
     if device.type == 'cuda':
         import torch  # without which ./launch.py doctor reads this module
 
@@ -286,7 +286,7 @@ def on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/cgroup')) 
 
 
 def _limits_in(folder: Path) -> list[int]:
-    """The limits of memory in the folder of a control group, of version 2 or 1."""
+    """Return the memory limits in the folder of a control group (cgroup v2 or v1)."""
     limits = []
     for name in ('memory.max', 'memory.limit_in_bytes'):
         file = folder / name

@@ -37,8 +37,8 @@ def refuse(*args, **settings):
 
 def test_all_is_named(quick):
     status, found = examined()
-    names = 'Python packages devices products load room cache store hub MPI'.split()
-    assert list(found)[:11] == [*names, 'one rank']
+    names = 'Python,packages,devices,matrix products,load,memory and disk,cache,store,hub,MPI'
+    assert list(found)[:11] == [*names.split(','), 'one rank']
     assert found['one rank'] == ('ok', 'done ()')
     assert found['two by torch'] == ('ok', "done ('--mpi=2', '--run.allreduce=torch')")
     assert 'two by mpi' in found
@@ -63,7 +63,7 @@ def test_products_and_threads_are_told(quick, monkeypatch):
     monkeypatch.setattr(processors, 'cpu_quota', lambda: 1.5)
     _, found = examined()
     default = products.name_of('default')
-    assert found['products'] == (
+    assert found['matrix products'] == (
         'ok',
         f'Xeon (avx2 avx512f avx512_vnni): fp32 118 GFLOP/s by {default} and 57.4 by oneDNN, bf16'
         f' 0.51; {default} is taken for fp32, as oneDNN rounds; there are no instructions for bf16',
@@ -78,7 +78,7 @@ def test_bf16_by_slow_instructions_is_told(quick, monkeypatch, bf16, is_slow):
     monkeypatch.setattr(processors, 'this_processor', lambda: processor)
     monkeypatch.setattr(products, 'measure', lambda: rates)
     _, found = examined()
-    assert found['products'][1].endswith('; bf16 is slower than fp32') == is_slow
+    assert found['matrix products'][1].endswith('; bf16 is slower than fp32') == is_slow
 
 
 def no_module(name):
@@ -92,8 +92,8 @@ def no_module(name):
         ('Python', 'sys.version_info', (3, 10, 14), '3.11 to 3.14 are: `PYTHON=python3.14', 0),
         ('Python', 'sys.version_info', (3, 15, 0), '3.11 to 3.14 are: `PYTHON=python3.14', 0),
         ('packages', 'importlib.util.find_spec', no_module('tiktoken'), 'tiktoken missing: `', 1),
-        ('room', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
-        ('room', 'shutil.disk_usage', lambda path: Usage(free=3 * GIB), '3 GiB free at /tmp', 0),
+        ('memory and disk', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
+        ('memory and disk', 'shutil.disk_usage', lambda _: Usage(free=3 * GIB), '3 GiB free', 0),
         ('MPI', 'launcher.find_mpiexec', refuse, 'there is none', 0),
         ('one rank', 'step', refuse, 'there is none', 1),
         ('two by torch', 'step', lambda *options: refuse() if options else '', 'there is none', 0),

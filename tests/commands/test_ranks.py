@@ -225,7 +225,7 @@ def test_a_rank_that_ended_without_a_word(supervised, capsys):
     close(pipes[0])
     close(pipes[1])
     assert failure_of(ranks, capsys) == [
-        f'error: rank 0, process {os.getpid()}, ended without a word'
+        f'error: rank 0, process {os.getpid()}, ended without reporting an error'
     ]
 
 

@@ -161,13 +161,15 @@ def test_each_library_is_measured_by_itself(monkeypatch):
     [
         (
             'Intel without bf16',
-            'note: Intel(R) Xeon(R) CPU @ 2.80GHz has no instructions for bf16: a product takes 3.9'
-            ' times as long as in fp32 here (30 GFLOP/s for 118): take the precision fp32',
+            'note: Intel(R) Xeon(R) CPU @ 2.80GHz has no instructions for bf16: matrix products'
+            ' take 3.9 times as long as in fp32 here (30 GFLOP/s instead of 118): use precision'
+            ' fp32',
         ),
         (
             'Intel with bf16, no AMX',
-            'note: Intel(R) Xeon(R) Processor has slow instructions for bf16: a product takes 1.7'
-            ' times as long as in fp32 here (76 GFLOP/s for 130): take the precision fp32',
+            'note: Intel(R) Xeon(R) Processor has slow instructions for bf16: matrix products'
+            ' take 1.7 times as long as in fp32 here (76 GFLOP/s instead of 130): use precision'
+            ' fp32',
         ),
         ('AMD with bf16', None),
         ('Intel with AMX', None),
@@ -238,8 +240,8 @@ def test_a_run_goes_on_with_the_library_it_began_with(machine, capsys):
 
 AMD = {'library': 'onednn', 'processor': 'AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16)'}
 ROUNDED = (
-    'note: Intel(R) Xeon(R) 8480C (avx2 avx512f avx512_vnni avx512_bf16 amx_bf16) rounds what'
-    ' oneDNN multiplies, with which this run began: '
+    'note: this run began with oneDNN, which rounds on'
+    ' Intel(R) Xeon(R) 8480C (avx2 avx512f avx512_vnni avx512_bf16 amx_bf16): '
 )
 
 
@@ -247,7 +249,7 @@ def test_a_run_whose_library_rounds_here_is_told_the_other_one(machine, capsys):
     machine('Intel with AMX')
     session.agree_on_library(768, kept(**AMD), LocalComm())
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(ROUNDED) and line.endswith(' multiplies there, and last digits differ')
+    assert line.startswith(ROUNDED) and line.endswith(' is used, so last digits differ')
 
 
 class TwoRanks(LocalComm):

@@ -29,7 +29,7 @@ class Adapted(nn.Module):
     scale: float
 
     def add_adapter(self, rank: int, scale: float) -> None:
-        """Add A and B, which have no values yet."""
+        """Add A and B, uninitialised: see reset."""
         outputs, inputs = self.weight.shape
         if isinstance(self, TRANSPOSED):
             inputs, outputs = self.weight.shape
@@ -40,7 +40,7 @@ class Adapted(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Begin as the layer without adapter, as PEFT does: random A, and B of zeros."""
+        """Initialise A at random and B to 0, as PEFT does, so that outputs start unchanged."""
         bound = self.lora_A.shape[1] ** -0.5
         self.lora_A.uniform_(-bound, bound)
         self.lora_B.zero_()
@@ -58,7 +58,7 @@ class AdaptedLinear(Adapted, rows.Linear):
     """A linear layer of transformers with an adapter."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`input (..., inputs)` -> (..., outputs)."""
+        """Map `input (..., inputs)` to (..., outputs)."""
         x = _rounded(input)
         return self.adapt(rows.Linear.forward(self, x), x)
 
@@ -67,7 +67,7 @@ class AdaptedProjection(Adapted, Projection):
     """A projection of GPT-2 with an adapter."""
 
     def forward(self, x: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
-        """`x (n, inputs)` -> (n, outputs), or gelu of that."""
+        """Map `x (n, inputs)` to (n, outputs), or to gelu of that."""
         x = _rounded(x)
         outputs = self.adapt(Projection.forward(self, x), x)
         return F.gelu(outputs, approximate='tanh') if gelu else outputs
@@ -80,21 +80,21 @@ _ADAPTED: dict[type[nn.Module], type[Adapted]] = {
 
 
 def _rounded(x: torch.Tensor) -> torch.Tensor:
-    """`x` in the type that layers compute in, so that layer and adapter round it only once."""
+    """Return `x` in autocast's dtype, so that it is cast once for both layer and adapter."""
     if torch.is_autocast_enabled(x.device.type):
         return x.to(precision.autocast_dtype(x.dtype))
     return x
 
 
 def attach(network: Network, options: LoraHParams) -> None:
-    """Give each target layer of the network an adapter without values; OptionError for none."""
+    """Add an uninitialised adapter to each target layer; OptionError if no layer is a target."""
     linear = {name: each for name, each in network.named_modules() if type(each) in _ADAPTED}
     targets = {name: each for name, each in linear.items() if _is_target(name, options.targets)}
     if not targets:
         kinds = sorted({name.rpartition('.')[2] for name in linear})
         raise OptionError(
             options.option_name('targets'),
-            f'{options.targets}: no linear layer is called so, only {", ".join(kinds) or "none"}',
+            f'{options.targets} matches no linear layer; there are {", ".join(kinds) or "none"}',
         )
     for each in targets.values():
         layer: Any = each
@@ -103,7 +103,7 @@ def attach(network: Network, options: LoraHParams) -> None:
 
 
 def _is_target(name: str, targets: str | None) -> bool:
-    """Return whether a layer is meant, as PEFT decides. targets: names, or a pattern; None: all."""
+    """Return whether `targets` (names or a regular expression; None: all) match, as in PEFT."""
     if targets is None:
         return True
     if re.fullmatch(r'[\w.,]+', targets) is None:

@@ -1,4 +1,4 @@
-"""Initial model of a training whose networks share one frozen base."""
+"""Base model of LoRA trainings: one frozen copy of its parameters, shared by all networks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SharedBase(TrainedModel):
         self.digest: str = comm.all_gather_object(record.digest_of(self.parameters))[0]
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
-        """Create a network of the base's parameters, with adapters without values if it learns."""
+        """Create a network on the shared parameters, with uninitialised adapters if trained."""
         return self._create(scalar_heads, self._adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
@@ -58,7 +58,7 @@ class SharedBase(TrainedModel):
         return network
 
     def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
-        """Create a network for the values of `saved`, on this base if they are adapters of it."""
+        """Create a network to load `saved` into, on this base if `saved` is adapters for it."""
         of_saved = record.read(saved.savedir)
         if of_saved is None or of_saved.digest != self.digest:
             return saved.create(scalar_heads)
@@ -73,7 +73,7 @@ class SharedBase(TrainedModel):
         return network.initialize(self._missing)
 
     def write_files(self, directory: str) -> None:
-        """Write also what the adapters in checkpoints are relative to."""
+        """Write also the record of the base and of the options of adapters in checkpoints."""
         super().write_files(directory)
         assert self.savedir is not None
         base = self.savedir if storage.is_remote(self.savedir) else os.path.abspath(self.savedir)
@@ -84,7 +84,7 @@ class SharedBase(TrainedModel):
         record.Record(base, self.digest, is_transposed, self._adapters).write(directory)
 
     def check_record(self, directory: str) -> None:
-        """UserError if the adapters of a model in `directory` are those of another base."""
+        """Raise UserError if the adapters of a model in `directory` are for another base."""
         recorded = record.read(directory)
         if recorded is not None and recorded.digest != self.digest:
             raise UserError(
@@ -103,13 +103,13 @@ class SharedBase(TrainedModel):
 
     @torch.no_grad()
     def reduce(self) -> None:
-        # How a network computes is settled while its values are exact.
+        # A first pass decides `takes_rows` by comparing outputs, while the weights are exact.
         self._base.hidden(torch.zeros(1, 1, dtype=torch.int64))
         layers.reduce(self._base)
 
 
 def adapters_of(hparams: Training) -> Adapters:
-    """Return the options of the adapters of networks that learn, by scope; none without any."""
+    """Return {scope: LoRA options} of the networks that are trained; empty without LoRA."""
     lora = hparams.task.policy.lora
     if lora is None:
         return {}
@@ -121,7 +121,7 @@ def adapters_of(hparams: Training) -> Adapters:
 
 
 def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm) -> TrainedModel:
-    """Return the model as a training builds networks of it. network: folder in the run."""
+    """Return `model`, as a SharedBase with LoRA. network: the folder of a model in the run."""
     adapters = adapters_of(hparams)
     if not adapters:
         return model
@@ -139,7 +139,7 @@ def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm
 def with_learned(
     sizes: Sizes, create: Callable[[Iterable[str]], Network], hparams: Training
 ) -> Sizes:
-    """Return `sizes` with how many of its numbers learn. create: makes a network of these sizes."""
+    """Set `learned` of `sizes`: the most LoRA parameters of a network. create: makes a network."""
     for options in adapters_of(hparams).values():
         with torch.device('meta'):
             network = create([])
