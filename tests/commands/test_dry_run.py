@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import invoke, succeed
+from command_line import invoke, last_error_of, succeed
 
 from lm_human_preferences import storage
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
@@ -112,9 +112,7 @@ def test_labels_are_checked(tmp_path):
 
 
 def error_of_dry_run(words):
-    result = invoke(words)
-    assert result.exit_code == 2, result.output
-    return result.stderr.splitlines()[-1].removeprefix('error: ')
+    return last_error_of(invoke(words))
 
 
 @pytest.mark.parametrize(

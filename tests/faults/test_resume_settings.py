@@ -5,7 +5,7 @@ import shutil
 import signal
 
 import pytest
-from command_line import error_of, invoke, succeed
+from command_line import error_of, invoke, last_error_of, succeed
 from events import CLOCK, events_of
 from interrupted import TRAIN_BATCH, assert_same, result_anywhere, run
 from label_folders import make_folder
@@ -305,8 +305,8 @@ def test_a_file_whose_labels_were_replaced(tmp_path):
     words = reward_words(tmp_path, file)
     assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL
     label_file(file, best=2)
-    assert last_line(invoke(f'resume {tmp_path}/run')) == (
-        f'error: --labels.source {file}: these are not the labels that the run was begun with, 32'
+    assert last_error_of(invoke(f'resume {tmp_path}/run')) == (
+        f'--labels.source {file}: these are not the labels that the run was begun with, 32'
         f' of {file}: restore them, or begin again with --overwrite'
     )
     label_file(file, best=1)
@@ -338,11 +338,6 @@ def test_a_folder_is_read_once_when_a_training_starts(tmp_path, monkeypatch):
     assert len(opened) == 1
 
 
-def last_line(result):
-    assert result.exit_code == 2, result.output
-    return result.stderr.splitlines()[-1]
-
-
 def test_labels_that_are_not_as_they_were(tmp_path):
     """Answers that are gone; a file that has grown: tests/unit/test_label_files.py."""
     folder = tmp_path / 'labels'
@@ -352,7 +347,7 @@ def test_labels_that_are_not_as_they_were(tmp_path):
     answers = folder / 'answers/anna.jsonl'
     lines = answers.read_text().splitlines(keepends=True)
     answers.write_text(''.join(lines[:-1]))
-    assert last_line(invoke(f'resume {tmp_path}/run')) == (
-        f'error: --labels.source {folder} has fewer answers of anna than when the run was begun:'
+    assert last_error_of(invoke(f'resume {tmp_path}/run')) == (
+        f'--labels.source {folder} has fewer answers of anna than when the run was begun:'
         ' restore them, or begin again with --overwrite'
     )

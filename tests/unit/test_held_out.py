@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from command_line import error_of, invoke, succeed
+from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
 from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
@@ -187,10 +187,8 @@ def test_errors_are_for_the_source_mock_alone(tmp_path):
 def test_a_dry_run_notices_that_no_label_is_left(tmp_path):
     words = f'train_reward test x --dry_run --save_dir {tmp_path} --batch_size 1'
     words += ' --labels.num_train 1'
-    result = invoke(f'{words} --labels.type best_of_3 --labels.held_out 0.9')
-    assert (
-        result.exit_code == 2 and '--labels.held_out 0.9 leaves none of 1 labels' in result.stderr
-    )
+    told = last_error_of(invoke(f'{words} --labels.type best_of_3 --labels.held_out 0.9'))
+    assert '--labels.held_out 0.9 leaves none of 1 labels' in told
     succeed(words)
 
 
