@@ -9,6 +9,7 @@ import pytest
 from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
+from sample_files import label_hparams
 
 import launch
 import sample
@@ -16,7 +17,6 @@ from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
@@ -359,19 +359,8 @@ def test_numbers_have_an_agreement(tmp_path, label_type, samples):
 
 
 def hparams_of(source, **changes):
-    hparams = HParams()
-    hparams.override_from_dict(
-        {
-            'labels.source': str(source),
-            'labels.type': 'best_of_4',
-            'labels.num_train': None,
-            'batch_size': 1,
-            'task.query_length': 3,
-            'task.response_length': 4,
-            **changes,
-        }
-    )
-    return hparams
+    settings = {'labels.type': 'best_of_4', 'batch_size': 1, 'task.response_length': 4}
+    return label_hparams(source, **{**settings, **changes})
 
 
 def test_training_takes_from_a_folder_what_is_exported_from_it(answered, tmp_path):
