@@ -167,9 +167,8 @@ def test_hosts_that_do_not_see_the_reward_model_get_it_from_rank_0(tmp_path, mon
     monkeypatch.setattr(train_policy, 'take_steps', watched)
 
     def work(comm):
-        hparams = resolved('train_policy', 'test')
-        hparams.override_from_dict({'ppo.total_episodes': 64, 'run.save_dir': None})
-        hparams.override_from_dict({'rewards.train_new_model.labels.num_train': 32})
+        small = {'ppo.total_episodes': 64, 'rewards.train_new_model.labels.num_train': 32}
+        hparams = resolved('train_policy', 'test', {'run.save_dir': None, **small})
         given = copy.deepcopy(hparams)
         train_policy.train(hparams, comm)
         assert hparams == given

@@ -148,8 +148,8 @@ def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
 
 def test_the_run_of_a_policy_knows_the_lengths_of_texts(tmp_path):
     """Of the reward model in its checkpoint, too, which it had from elsewhere or trained online."""
-    policy = resolved('train_policy', 'mock_sentiment')
-    policy.override_from_dict({'rewards.train_new_model': 'off', 'rewards.trained_model': 'x'})
+    from_elsewhere = {'rewards.train_new_model': 'off', 'rewards.trained_model': 'x'}
+    policy = resolved('train_policy', 'mock_sentiment', from_elsewhere)
     path = tmp_path / 'train_policy_hparams.json'
     path.write_text(json.dumps(policy.to_nested_dict()))
     record = record_of(f'{tmp_path}/policy')

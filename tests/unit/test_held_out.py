@@ -161,11 +161,9 @@ def test_a_training_logs_and_prints_its_accuracy(trained):
 def test_two_ranks_have_one_accuracy(monkeypatch, capsys):
     """Both take part in every measurement, or one would wait for the other for ever."""
     give_each_thread_its_own_numpy_random(monkeypatch)
-    settings = resolved('train_reward', 'test')
-    settings.override_from_dict(
-        {'labels.num_train': 96, 'labels.held_out': 0.3, 'normalize_samples': 64}
-    )
-    on_ranks(2, lambda comm: train_reward.train(settings, comm))
+    settings = {'labels.num_train': 96, 'labels.held_out': 0.3, 'normalize_samples': 64}
+    hparams = resolved('train_reward', 'test', settings)
+    on_ranks(2, lambda comm: train_reward.train(hparams, comm))
     assert capsys.readouterr().out.count('held out: as the labeller') == 1
 
 
