@@ -165,8 +165,6 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     path, run = write_lines(tmp_path / 't.jsonl', [{'query': 'the film was'}]), reward_model[0]
     assert 'line 1 has nothing to score' in error_of(invoke(f'score {run} {path}'))
     assert 'neither it nor its reward_model/' in error_of(invoke(f'score {tmp_path} {path}'))
-    told = error_of(invoke(f'score {tmp_path}#good {path}'))
-    assert told == f'RUN good: {tmp_path} is no classifier of transformers, which has classes'
     assert 'more than the' in error_of(invoke(f'score {run} {path} --query_length 5000'))
     write_lines(path, [3])
     assert 'is a int, not an object' in error_of(invoke(f'score {run} {path}'))
