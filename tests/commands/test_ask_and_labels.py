@@ -9,6 +9,7 @@ import pytest
 from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
+from sample_files import label_hparams
 
 import launch
 import sample
@@ -16,9 +17,8 @@ from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
-from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
+from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.report.agreement import clustered_interval, pairwise_share
 from lm_human_preferences.labels.report.label_report import report
@@ -168,7 +168,6 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     assert 'cannot share equally' in error(
         f'test {tmp_path}/f --against {tmp_path}/x --labels.type scalar_rating'
     )
-    assert 'is none of best_of_N' in error(f'test {tmp_path}/f --labels.type best_of_x')
     assert 'must be at least 2' in error(f'test {tmp_path}/f --labels.type best_of_0')
     assert not (tmp_path / 'f').exists()
     assert 'give a local directory' in error('test az://account/container/f')
@@ -177,13 +176,7 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
     ask(tmp_path / 'f', '--count 1')
-    assert 'another task: its --task.response_length is 4, not 3' in error(
-        f'test {tmp_path}/f --task.response_length 3'
-    )
     assert "its label_type is 'best_of_4'" in error(f'test {tmp_path}/f --labels.type best_of_2')
-    folder = str(tmp_path / 'f')
-    with QuestionWriter(folder, LabelFolder(folder).task):
-        assert 'questions.jsonl is in use' in error(f'test {folder}')
 
 
 def answer(path, name, values):
@@ -272,8 +265,6 @@ def test_report_without_a_labeller(answered, tmp_path):
     report, _ = report_of(answered, tmp_path, '--without bob,carl')
     assert report['agreement']['pairs'] == 0 and list(report['labellers']) == ['anna']
     assert report['training_labels'] == 3
-    error = error_of(invoke(f'labels {answered} --without eve'))
-    assert "no answers of a labeller 'eve'" in error
 
 
 def test_win_rate(tmp_path):
@@ -359,19 +350,8 @@ def test_numbers_have_an_agreement(tmp_path, label_type, samples):
 
 
 def hparams_of(source, **changes):
-    hparams = HParams()
-    hparams.override_from_dict(
-        {
-            'labels.source': str(source),
-            'labels.type': 'best_of_4',
-            'labels.num_train': None,
-            'batch_size': 1,
-            'task.query_length': 3,
-            'task.response_length': 4,
-            **changes,
-        }
-    )
-    return hparams
+    settings = {'labels.type': 'best_of_4', 'batch_size': 1, 'task.response_length': 4}
+    return label_hparams(source, **{**settings, **changes})
 
 
 def test_training_takes_from_a_folder_what_is_exported_from_it(answered, tmp_path):
@@ -413,13 +393,8 @@ def test_folders_that_do_not_fit_a_training(answered, change, message):
 def test_mistakes_of_labels_are_one_line(answered, tmp_path):
     (tmp_path / 'there').write_text('')
     for option in ('--export', '--output'):
-        for path, message in (
-            (f'{tmp_path}/there', 'exists: give another name'),
-            (f'{tmp_path}/none/x', 'there is no directory'),
-            ('az://account/container/x', 'give a local path'),
-        ):
-            error = error_of(invoke(f'labels {answered} {option} {path}'))
-            assert error.startswith(option) and message in error
+        error = error_of(invoke(f'labels {answered} {option} {tmp_path}/there'))
+        assert error == f'{option} {tmp_path}/there exists: give another name'
     assert 'is no folder of labels' in error_of(invoke(f'labels {tmp_path}/none'))
 
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from command_line import flat, invoke, succeed
+from command_line import error_of, flat, invoke, last_error_of, succeed
 from console import printed, responses
 from experiments import resolved
 from golden_data import found, require, require_bpe
@@ -167,9 +167,8 @@ def test_hosts_that_do_not_see_the_reward_model_get_it_from_rank_0(tmp_path, mon
     monkeypatch.setattr(train_policy, 'take_steps', watched)
 
     def work(comm):
-        hparams = resolved('train_policy', 'test')
-        hparams.override_from_dict({'ppo.total_episodes': 64, 'run.save_dir': None})
-        hparams.override_from_dict({'rewards.train_new_model.labels.num_train': 32})
+        small = {'ppo.total_episodes': 64, 'rewards.train_new_model.labels.num_train': 32}
+        hparams = resolved('train_policy', 'test', {'run.save_dir': None, **small})
         given = copy.deepcopy(hparams)
         train_policy.train(hparams, comm)
         assert hparams == given
@@ -217,15 +216,13 @@ def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_pat
     (tmp_path / 'file').write_text('')
     (tmp_path / 'link').symlink_to('nowhere')
     result = invoke(f'train_policy test first --mpi 1 --save_dir {save_dir.format(tmp_path)}')
-    assert result.exit_code == 2
-    assert result.output == f'error: --save_dir: {told.replace("{}", str(tmp_path))}\n'
+    assert error_of(result) == f'--save_dir: {told.replace("{}", str(tmp_path))}'
 
 
 def test_what_does_not_fit_the_context_is_refused_before_anything_is_saved(tmp_path):
     result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} --task.query_length 5')
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1] == (
-        'error: --task.query_length 5 + --task.response_length 4 + 0 tokens of prefix and suffix'
+    assert last_error_of(result) == (
+        '--task.query_length 5 + --task.response_length 4 + 0 tokens of prefix and suffix'
         ' are 9, more than the 8 of --task.policy.initial_model test'
     )
     assert not (tmp_path / 'first').exists()

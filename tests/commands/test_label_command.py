@@ -21,7 +21,6 @@ from label_page import press
 from lm_human_preferences.commands import answer_questions as label_command
 from lm_human_preferences.labels.answers import REASONS, shown_order
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.utils.terminal import INVISIBLE, printable
 
@@ -232,8 +231,6 @@ def test_mistakes_are_one_line(tmp_path):
     make_folder(tmp_path / 'f')
     assert '--labeller NAME is missing' in error_of(invoke(f'label {tmp_path}/f'))
     assert "--labeller 'a.b'" in error_of(invoke(f'label {tmp_path}/f --labeller a.b'))
-    with Labeller(LabelFolder(str(tmp_path / 'f')), 'a'):
-        assert 'a is labelling already' in error_of(invoke(f'label {tmp_path}/f --labeller a'))
     error = error_of(invoke(f'label {tmp_path}/f --labeller sim --simulate on'))
     assert 'judges film reviews only' in error
     assert not (tmp_path / 'f/answers/sim.jsonl').exists()

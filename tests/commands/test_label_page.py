@@ -335,18 +335,6 @@ def test_a_choice_is_recorded_as_the_sample_that_was_shown_there(path):
             assert reply['last'] == answer.uuid
 
 
-def test_the_same_uuid_twice_is_one_answer_and_one_question_has_one(path):
-    with served(path, 'anna') as (_, anna):
-        question = anna.questions()[0]['id']
-        key = str(uuid.uuid4())
-        first = anna.answer(question, 2, key)
-        assert first[0] == 200 and anna.answer(question, 2, key, seconds=9) == first
-        assert anna.answer(question, 3, key)[0] == 409
-        assert anna.answer(question, 2)[0] == 409
-        assert anna.skip(question)[0] == 409
-    assert len(written(path)) == 1
-
-
 def test_the_same_at_the_same_moment_is_one_answer(path):
     """Two windows, or an answer that is sent again while the first is on its way to the disk."""
     with served(path, 'anna') as (page, anna):
@@ -555,8 +543,6 @@ def test_a_folder_has_one_server_and_a_file_one_writer(path):
 
 
 def test_mistakes_are_told(path, tmp_path):
-    assert '--labeller' in error_of(path, 'a b')
-    assert 'no folder of labels' in error_of(tmp_path, 'anna')
     assert '--web.host' in error_of(path, 'anna', host='no.such.host.invalid')
     assert '--web.host' in error_of(path, 'anna', host='x' * 300)
     (tmp_path / 'x.pem').write_text('nothing')
@@ -699,7 +685,6 @@ def test_mistakes_of_the_command_are_one_line(path):
         return command_line.error_of(command_line.invoke(f'label {path} {options}'))
 
     assert 'names anna twice' in error('--labeller anna,bob,anna --web on')
-    assert "--labeller 'a.b'" in error('--labeller anna,a.b --web on')
     assert "--labeller ''" in error('--labeller anna, --web on')
     assert "--labeller 'anna,bob'" in error('--labeller anna,bob')  # a terminal is of one person
     assert '--web.key FILE' in error('--labeller anna --web.certificate x.pem')

@@ -21,9 +21,9 @@ from launched import (
     SMALL,
     WITHOUT_TORCH,
     Launch,
-    forget_launcher,
     job,
     needs_mpi,
+    set_launcher,
     start_job,
     torch_variables,
     torchrun,
@@ -249,11 +249,6 @@ def test_an_error_of_all_ranks_is_shown_once(supervised, capsys):
     assert re.fullmatch('error: rank [01] failed, so all 2 ranks were stopped', told)
 
 
-@pytest.fixture
-def no_mpi(monkeypatch):
-    forget_launcher(monkeypatch)
-
-
 OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}
 MPICH = {'PMI_SIZE': '4', 'PMI_RANK': '3'}
 SLURM = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1'}
@@ -285,25 +280,24 @@ TORCHRUN = {**AZURE, 'TORCHELASTIC_RUN_ID': 'none'}
         ({**TORCHRUN, 'WORLD_SIZE': '1', 'RANK': '0'}, 'Torchrun', 1, 0),
     ],
 )
-def test_size_and_rank(no_mpi, monkeypatch, variables, method, size, rank):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_size_and_rank(monkeypatch, variables, method, size, rank):
+    set_launcher(monkeypatch, variables)
     launched = launch_methods.current()
     assert type(launched).__name__ == method
     assert (launched.size, launched.rank) == (size, rank)
 
 
 @pytest.mark.parametrize('mpi', [None, 16])
-def test_srun_starts_the_ranks_itself(no_mpi, monkeypatch, mpi):
-    monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
+def test_srun_starts_the_ranks_itself(monkeypatch, mpi):
+    set_launcher(monkeypatch, {'SLURM_STEP_NUM_TASKS': '16'})
     jobs = []
     monkeypatch.setattr(worker, 'run_job', lambda *job, at_interrupt: jobs.append(job))
     launch.start_job('job:job', {'a': 1}, mpi)
     assert jobs == [('job:job', {'a': 1})]
 
 
-def test_srun_and_mpi_disagree(no_mpi, monkeypatch):
-    monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
+def test_srun_and_mpi_disagree(monkeypatch):
+    set_launcher(monkeypatch, {'SLURM_STEP_NUM_TASKS': '16'})
     with pytest.raises(
         UserError,
         match=r'^--mpi 8, but 16 rank\(s\) were started by mpiexec, srun or torchrun: leave',
@@ -433,13 +427,12 @@ def without_times(launched):
     return re.sub(r'(eps/s|step_time)=\S+|.*(fps|elapsed).*', '', text)
 
 
-def test_one_of_two_ranks_evaluates(one, no_mpi, monkeypatch, tmp_path):
+def test_one_of_two_ranks_evaluates(one, monkeypatch, tmp_path):
     """The other ends, as this command cannot share its work."""
     run = tmp_path / 'run'
     shutil.copytree(one[1], run)
     for variables in reversed(torch_variables(2, 'localhost', 29500)):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+        set_launcher(monkeypatch, variables)
         result = succeed(['evaluate', str(run), '--queries=2'])
         is_rank_0 = variables['RANK'] == '0'
         note = 'note: one of 2 ranks does all of this command\n'

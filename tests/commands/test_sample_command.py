@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command_line import invoke, succeed
+from command_line import error_of, invoke, succeed
 from console import responses
 from launched import ONE_AND_TWO, Launch, eventually
 
@@ -274,10 +274,7 @@ def test_interrupted_sampling_is_quiet_and_its_output_complete(labelled_run, tmp
 
 
 def mistake(run, *words):
-    result = invoke(['sample', f'--save_dir={run}', '--mpi=1', *words], sample.cli)
-    assert (result.exit_code, result.stdout) == (2, ''), result.output
-    (line,) = result.stderr.splitlines()
-    return line.removeprefix('error: ')
+    return error_of(invoke(['sample', f'--save_dir={run}', '--mpi=1', *words], sample.cli))
 
 
 @pytest.mark.parametrize(

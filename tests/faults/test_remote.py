@@ -9,7 +9,7 @@ import pytest
 from blobfile import _azure
 from blobserver.fixtures import KEY
 from blobserver.server import Fault
-from command_line import error_of, invoke, succeed
+from command_line import error_of, invoke, last_error_of, succeed
 from experiments import resolved
 from interrupted import STEP, TRAIN_BATCH, assert_same, result_of, run, start
 from launched import eventually
@@ -253,10 +253,8 @@ def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatc
 def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch):
     """All is in the staging directory, which the user is told, and resuming uploads it."""
     after_steps(monkeypatch, {2: lambda: server.faults.append(Fault('status', 503, times=None))})
-    result = invoke(f'{WORDS} {STORE}')
-    assert result.exit_code == 2, result.output
-    message = result.stderr.splitlines()[-1]
-    assert message.startswith(f'error: {RUN} is not complete: ') and 'status 503' in message
+    message = last_error_of(invoke(f'{WORDS} {STORE}'))
+    assert message.startswith(f'{RUN} is not complete: ') and 'status 503' in message
     assert message.endswith(
         f'; all of the run is in {staged()}, and `./launch.py resume {RUN}` here uploads the rest'
     )
@@ -403,10 +401,8 @@ def test_a_run_that_was_taken_over_ends(server, store, monkeypatch):
         server.properties.clear()
 
     after_steps(monkeypatch, {2: take_over})
-    result = invoke(f'{DIRECT} 256')
-    assert result.exit_code == 2
     taken_over = f'{RUN} was taken over by process 1 on another, since today; all of the run is in '
-    assert taken_over in result.stderr
+    assert taken_over in last_error_of(invoke(f'{DIRECT} 256'))
     assert 'model.ckpt-4' not in listed(store)
     assert os.path.exists(staged('policy/checkpoints/model.ckpt-4.index'))
 

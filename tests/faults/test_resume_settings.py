@@ -5,7 +5,7 @@ import shutil
 import signal
 
 import pytest
-from command_line import error_of, invoke, succeed
+from command_line import error_of, invoke, last_error_of, succeed
 from events import CLOCK, events_of
 from interrupted import TRAIN_BATCH, assert_same, result_anywhere, run
 from label_folders import make_folder
@@ -93,6 +93,13 @@ def begun(tmp_path_factory):
     return directory
 
 
+@pytest.fixture
+def copied(begun, tmp_path):
+    """Return the directory of a copy of that run."""
+    shutil.copytree(begun, tmp_path / 'save')
+    return tmp_path / 'save/run'
+
+
 def resumed(begun, folder, words=''):
     """Resume with the options `words`: {tag: [(step, value), ...]} of TensorBoard."""
     shutil.copytree(begun, folder)
@@ -117,46 +124,42 @@ def test_named_settings_hold(option, begun, unchanged, tmp_path):
 
 
 @pytest.mark.parametrize('option', REFUSED)
-def test_settings_without_effect_are_refused(option, begun, tmp_path):
-    shutil.copytree(begun, tmp_path / 'save')
-    words = f'resume {tmp_path}/save/run --{option} {REFUSED[option]}'
+def test_settings_without_effect_are_refused(option, copied):
+    words = f'resume {copied} --{option} {REFUSED[option]}'
     assert f'--{option}' in error_of(invoke(words))
 
 
 @pytest.mark.parametrize('words, mode', [('', 'stop'), ('--run.andon off', 'off')])
-def test_a_run_that_recorded_the_former_name_goes_on(words, mode, begun, tmp_path):
-    shutil.copytree(begun, tmp_path / 'save')
-    path = tmp_path / 'save/run/train_policy_hparams.json'
+def test_a_run_that_recorded_the_former_name_goes_on(words, mode, copied):
+    path = copied / 'train_policy_hparams.json'
     recorded = json.loads(path.read_text())
     recorded['run']['andon'] = 'stop'
     path.write_text(json.dumps(recorded))
-    (tmp_path / 'save/run/train_policy_more_hparams.json').unlink()
-    result = succeed(f'resume {tmp_path}/save/run --ppo.total_episodes {ALL} {words}')
+    (copied / 'train_policy_more_hparams.json').unlink()
+    result = succeed(f'resume {copied} --ppo.total_episodes {ALL} {words}')
     assert ('--run.on_anomaly off (before: stop)' in result.stderr) == bool(words)
     assert 'andon' not in json.loads(path.read_text())['run']
-    assert more_options(tmp_path / 'save/run')['run.on_anomaly'] == mode
+    assert more_options(copied)['run.on_anomaly'] == mode
 
 
 def more_options(run):
     return json.loads((run / 'train_policy_more_hparams.json').read_text())['options']
 
 
-def test_a_run_of_an_earlier_version_goes_on(begun, tmp_path):
+def test_a_run_of_an_earlier_version_goes_on(copied):
     """It had the options that the original does not have in the same file, unless at a default."""
-    shutil.copytree(begun, tmp_path / 'save')
-    run = tmp_path / 'save/run'
-    for path in run.glob('*_more_hparams.json'):
+    for path in copied.glob('*_more_hparams.json'):
         path.unlink()
-    path = run / 'train_policy_hparams.json'
+    path = copied / 'train_policy_hparams.json'
     earlier = json.loads(path.read_text())
     earlier['run']['precision'] = 'bf16'
     earlier['ppo']['micro_batch_size'] = 8
     earlier['rewards']['train_new_model']['run'] |= {'evaluate': True, 'rank_timeout': 60}
     path.write_text(json.dumps(earlier))
-    result = succeed(f'resume {run} --ppo.total_episodes 192')
+    result = succeed(f'resume {copied} --ppo.total_episodes 192')
     assert '1 rank on a CPU, bf16' in result.stdout
-    assert more_options(run)['run.precision'] == 'bf16'
-    assert more_options(run)['ppo.micro_batch_size'] == 8
+    assert more_options(copied)['run.precision'] == 'bf16'
+    assert more_options(copied)['ppo.micro_batch_size'] == 8
     assert 'precision' not in json.loads(path.read_text())['run']
 
 
@@ -173,25 +176,20 @@ def test_every_option_is_looked_at():
     assert options == {*EFFECTS, *WITHOUT_NUMBERS, *OF_TEXTS, *OF_OTHER_REWARDS, *refused}
 
 
-def test_a_named_coefficient_is_the_one_in_force_and_stays(begun, tmp_path):
+def test_a_named_coefficient_is_the_one_in_force_and_stays(copied):
     """Also where it does not adapt, and when the run goes on once more."""
-    shutil.copytree(begun, tmp_path / 'save')
-    run = tmp_path / 'save/run'
     words = '--rewards.adaptive_kl off --rewards.kl_coef 0.875'
-    succeed(f'resume {run} --ppo.total_episodes 192 {words}')
-    succeed(f'resume {run} --ppo.total_episodes 256')
-    coefficients = [value for _, value in events_of(run / 'tb/ppo')['objective/kl_coef']]
+    succeed(f'resume {copied} --ppo.total_episodes 192 {words}')
+    succeed(f'resume {copied} --ppo.total_episodes 256')
+    coefficients = [value for _, value in events_of(copied / 'tb/ppo')['objective/kl_coef']]
     assert coefficients[2:] == [0.875, 0.875] and coefficients[0] != 0.875
-    recorded = json.loads((run / 'train_policy_hparams.json').read_text())
+    recorded = json.loads((copied / 'train_policy_hparams.json').read_text())
     assert recorded['rewards']['kl_coef'] == 0.875
 
 
-def test_an_adapting_coefficient_goes_on_from_a_named_one(begun, tmp_path):
-    shutil.copytree(begun, tmp_path / 'save')
-    run = tmp_path / 'save/run'
-    words = f'resume {run} --ppo.total_episodes 256 --rewards.kl_coef 0.875'
-    succeed(words)
-    coefficients = [value for _, value in events_of(run / 'tb/ppo')['objective/kl_coef']]
+def test_an_adapting_coefficient_goes_on_from_a_named_one(copied):
+    succeed(f'resume {copied} --ppo.total_episodes 256 --rewards.kl_coef 0.875')
+    coefficients = [value for _, value in events_of(copied / 'tb/ppo')['objective/kl_coef']]
     assert coefficients[2] == 0.875 and coefficients[3] not in (0.875, coefficients[2])
 
 
@@ -205,26 +203,22 @@ def test_an_adapting_coefficient_goes_on_from_a_named_one(begun, tmp_path):
         ),
     ],
 )
-def test_a_finished_run_says_so_and_does_nothing(words, begun, tmp_path):
-    shutil.copytree(begun, tmp_path / 'save')
-    hparams = (tmp_path / 'save/run/train_policy_hparams.json').read_text()
-    (tmp_path / 'save/run/train_policy_hparams.json').write_text(
-        hparams.replace(str(begun), str(tmp_path / 'save'))
-    )
-    before = times_in(tmp_path / 'save')
-    result = succeed(words.format(tmp_path / 'save'))
+def test_a_finished_run_says_so_and_does_nothing(words, begun, copied):
+    path = copied / 'train_policy_hparams.json'
+    path.write_text(path.read_text().replace(str(begun), str(copied.parent)))
+    before = times_in(copied.parent)
+    result = succeed(words.format(copied.parent))
     assert 'The policy in ' in result.stdout and ' is finished: 2 of 2 steps.' in result.stdout
     assert 'settings:' not in result.stdout and '1/2' not in result.stdout
-    assert times_in(tmp_path / 'save') == before
+    assert times_in(copied.parent) == before
 
 
 def times_in(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob('*') if path.is_file()}
 
 
-def test_a_finished_run_of_which_fewer_episodes_are_asked_says_what_it_has(begun, tmp_path):
-    shutil.copytree(begun, tmp_path / 'save')
-    result = invoke(f'resume {tmp_path}/save/run --ppo.total_episodes 64')
+def test_a_finished_run_of_which_fewer_episodes_are_asked_says_what_it_has(copied):
+    result = invoke(f'resume {copied} --ppo.total_episodes 64')
     assert ' is finished: 2 steps, more than the 1 that are asked for.' in result.stdout
 
 
@@ -305,8 +299,8 @@ def test_a_file_whose_labels_were_replaced(tmp_path):
     words = reward_words(tmp_path, file)
     assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL
     label_file(file, best=2)
-    assert last_line(invoke(f'resume {tmp_path}/run')) == (
-        f'error: --labels.source {file}: these are not the labels that the run was begun with, 32'
+    assert last_error_of(invoke(f'resume {tmp_path}/run')) == (
+        f'--labels.source {file}: these are not the labels that the run was begun with, 32'
         f' of {file}: restore them, or begin again with --overwrite'
     )
     label_file(file, best=1)
@@ -338,11 +332,6 @@ def test_a_folder_is_read_once_when_a_training_starts(tmp_path, monkeypatch):
     assert len(opened) == 1
 
 
-def last_line(result):
-    assert result.exit_code == 2, result.output
-    return result.stderr.splitlines()[-1]
-
-
 def test_labels_that_are_not_as_they_were(tmp_path):
     """Answers that are gone; a file that has grown: tests/unit/test_label_files.py."""
     folder = tmp_path / 'labels'
@@ -352,7 +341,7 @@ def test_labels_that_are_not_as_they_were(tmp_path):
     answers = folder / 'answers/anna.jsonl'
     lines = answers.read_text().splitlines(keepends=True)
     answers.write_text(''.join(lines[:-1]))
-    assert last_line(invoke(f'resume {tmp_path}/run')) == (
-        f'error: --labels.source {folder} has fewer answers of anna than when the run was begun:'
+    assert last_error_of(invoke(f'resume {tmp_path}/run')) == (
+        f'--labels.source {folder} has fewer answers of anna than when the run was begun:'
         ' restore them, or begin again with --overwrite'
     )

@@ -37,8 +37,15 @@ def succeed(argv, cli=launch.cli):
 
 def error_of(result):
     assert (result.exit_code, result.stdout) == (2, ''), result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith('error: ')
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    return last_error_of(result)
+
+
+def last_error_of(result):
+    """Return the mistake that ended a command, whatever it has printed before."""
+    assert result.exit_code == 2, result.output
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith('error: '), line
     return line.removeprefix('error: ')
 
 

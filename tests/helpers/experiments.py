@@ -19,10 +19,12 @@ def binds(command, name):
     return {var: value for var, value, _ in trial}
 
 
-def resolved(command, name):
+def resolved(command, name, changes=None):
+    """Return the settings of an experiment; changes: {option: value}, which are not validated."""
     hparams = CLASSES[command]()
     hparams.override_from_dict(binds(command, name))
     hparams.validate()
+    hparams.override_from_dict(changes or {})
     return hparams
 
 

@@ -99,11 +99,13 @@ def with_console(words) -> list[str]:
     return [*words, *CONSOLE] if TRAININGS & set(words[:2]) else words
 
 
-def forget_launcher(monkeypatch):
-    """Let the process of the tests look like one that no launcher has started."""
+def set_launcher(monkeypatch, variables):
+    """Let a launcher that sets these variables have started this process; {}: none has."""
     for name in list(os.environ):
         if name in LAUNCH_VARIABLES or name.startswith(LAUNCH_PREFIXES):
             monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 def eventually(found, seconds=PATIENCE):

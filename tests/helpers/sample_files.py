@@ -30,7 +30,7 @@ MERGES = '#version: 0.2\nt h\nĠ th\nth e\nĠ the\n'.encode()
 
 
 def label_hparams(path, **changes):
-    """Hyperparameters of a reward training on LABELS."""
+    """Settings of a reward training on the labels at `path`, of the shape of LABELS by default."""
     hparams = reward_options.HParams()
     hparams.override_from_dict(
         {

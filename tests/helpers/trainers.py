@@ -58,10 +58,14 @@ def policy_for(task, model=('train_model',), scope='policy', **settings):
 def ppo_trainer(nested, comm):
     """Make a PPOTrainer of train_model/ on recorded hyperparameters, which samples nothing."""
     hparams = hparams_of(HParams, nested)
-    policy = policy_for(hparams.task)
+    return learner(policy_for(hparams.task), hparams, comm)
+
+
+def learner(policy, hparams, comm, ref_policy=None):
+    """Make a PPOTrainer that samples nothing; its reference is `policy` unless it is given."""
     return PPOTrainer(
         policy=policy,
-        ref_policy=policy,
+        ref_policy=ref_policy or policy,
         query_sampler=None,
         score_fn=None,
         hparams=hparams,

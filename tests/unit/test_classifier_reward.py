@@ -6,7 +6,7 @@ import shutil
 import classifier_of_reviews
 import pytest
 import torch
-from command_line import error_of, invoke, succeed
+from command_line import error_of, invoke, last_error_of, succeed
 from label_folders import make_folder
 from reward_models import save_reward_model
 from tiny_classifiers import OF_FAMILY, change_config, change_json, write_classifier
@@ -152,8 +152,8 @@ def train(folder, *words):
 
 def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
     words = (f'--rewards.trained_model={classes}', '--rewards.class=good')
-    told = train(tmp_path, words[0]).stderr.splitlines()[-1]
-    assert told.startswith(f'error: {classes} has several classes, bad, good: name the one')
+    told = last_error_of(train(tmp_path, words[0]))
+    assert told.startswith(f'{classes} has several classes, bad, good: name the one')
     result = train(tmp_path, *words)
     assert result.exit_code == 0, result.output
     run = tmp_path / 'run'

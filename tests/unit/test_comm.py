@@ -376,8 +376,6 @@ def test_addresses_of_the_first_host(monkeypatch):
 
 
 def test_how_long_ranks_wait_are_options():
-    hparams = resolved('train_reward', 'test')
-    hparams.override_from_dict(
-        {'run.rank_timeout': 11, 'run.allreduce_timeout': 12, 'run.stop_timeout': 13}
-    )
+    timeouts = {'run.rank_timeout': 11, 'run.allreduce_timeout': 12, 'run.stop_timeout': 13}
+    hparams = resolved('train_reward', 'test', timeouts)
     assert hparams.run.timeouts == Timeouts(rank=11, allreduce=12, stop=13)

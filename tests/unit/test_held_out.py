@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from command_line import error_of, invoke, succeed
+from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
 from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
@@ -161,11 +161,9 @@ def test_a_training_logs_and_prints_its_accuracy(trained):
 def test_two_ranks_have_one_accuracy(monkeypatch, capsys):
     """Both take part in every measurement, or one would wait for the other for ever."""
     give_each_thread_its_own_numpy_random(monkeypatch)
-    settings = resolved('train_reward', 'test')
-    settings.override_from_dict(
-        {'labels.num_train': 96, 'labels.held_out': 0.3, 'normalize_samples': 64}
-    )
-    on_ranks(2, lambda comm: train_reward.train(settings, comm))
+    settings = {'labels.num_train': 96, 'labels.held_out': 0.3, 'normalize_samples': 64}
+    hparams = resolved('train_reward', 'test', settings)
+    on_ranks(2, lambda comm: train_reward.train(hparams, comm))
     assert capsys.readouterr().out.count('held out: as the labeller') == 1
 
 
@@ -187,10 +185,8 @@ def test_errors_are_for_the_source_mock_alone(tmp_path):
 def test_a_dry_run_notices_that_no_label_is_left(tmp_path):
     words = f'train_reward test x --dry_run --save_dir {tmp_path} --batch_size 1'
     words += ' --labels.num_train 1'
-    result = invoke(f'{words} --labels.type best_of_3 --labels.held_out 0.9')
-    assert (
-        result.exit_code == 2 and '--labels.held_out 0.9 leaves none of 1 labels' in result.stderr
-    )
+    told = last_error_of(invoke(f'{words} --labels.type best_of_3 --labels.held_out 0.9'))
+    assert '--labels.held_out 0.9 leaves none of 1 labels' in told
     succeed(words)
 
 

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 from label_folders import make_folder
+from sample_files import label_hparams
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings
@@ -34,18 +34,8 @@ def label(label_type='best_of_2', **changes):
 
 
 def hparams(source, label_type='best_of_2', num_train=None, batch_size=2):
-    result = HParams()
-    result.override_from_dict(
-        {
-            'labels.source': str(source),
-            'labels.type': label_type,
-            'labels.num_train': num_train,
-            'batch_size': batch_size,
-            'task.query_length': 3,
-            'task.response_length': 2,
-        }
-    )
-    return result
+    settings = {'labels.type': label_type, 'labels.num_train': num_train}
+    return label_hparams(source, **settings, batch_size=batch_size)
 
 
 @pytest.fixture

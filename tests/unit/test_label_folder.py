@@ -21,7 +21,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import answers, json_lines
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
-from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
+from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
 from lm_human_preferences.labels.page import key
 from lm_human_preferences.online import run_labels
 
@@ -471,8 +471,10 @@ def test_the_same_uuid_twice_is_one_answer(tmp_path):
         question = labeller.next_question()
         first = labeller.answer(question, 1, 1, uuid='u')
         assert labeller.answer(question, 1, 2, uuid='u') == first
-        with pytest.raises(UserError, match='has another answer u already'):
+        with pytest.raises(AlreadyAnswered, match='has another answer u already'):
             labeller.answer(question, 2, 1, uuid='u')
+        with pytest.raises(AlreadyAnswered, match='has an answer to this question already'):
+            labeller.answer(question, 1, 1, uuid='v', only_once=True)
         labeller.undo('u')
         labeller.undo('u')
         assert labeller.answer(question, 1, 2, uuid='u') == first  # and it stays taken back

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from command_line import NEW, caught_jobs, hparams_of, invoke
+from command_line import NEW, caught_jobs, hparams_of, invoke, last_error_of
 from experiments import resolved
 from golden_data import load_json
 from reward_models import save_reward_model
@@ -145,16 +145,9 @@ def test_what_blocks_keep_is_what_pytorch_keeps(computed_in, n_head):
         _, kept = gradients_and_bytes(network, lambda: network.hidden(tokens, mask).sum())
         return kept - weights
 
-    estimate = memory.MemoryEstimate(
-        sizes,
-        networks=1,
-        rows=8,
-        tokens=48,
-        sampled_rows=1,
-        sampled_tokens=1,
-        reduced=precision.autocast_dtype(torch.float32) == torch.bfloat16,
-        fused=precision.fuses_attention(),
-    )
+    reduced = precision.autocast_dtype(torch.float32) == torch.bfloat16
+    fused = precision.fuses_attention()
+    estimate = replace(WORK, sizes=sizes, rows=8, tokens=48, reduced=reduced, fused=fused)
     checkpointed = replace(estimate, gradient_checkpointing=True)
     kept = kept_bytes(False)
     blocks = 12 * estimate.block_bytes(8, 48)
@@ -180,15 +173,7 @@ def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_i
     network = TransformersNetwork(causal_lm, sizes_of(causal_lm, 60))
     tokens = torch.randint(60, (8, 48))
     reduced = precision.autocast_dtype(torch.float32) == torch.bfloat16
-    estimate = memory.MemoryEstimate(
-        network.hparams,
-        networks=1,
-        rows=8,
-        tokens=48,
-        sampled_rows=1,
-        sampled_tokens=1,
-        reduced=reduced,
-    )
+    estimate = replace(WORK, sizes=network.hparams, rows=8, tokens=48, reduced=reduced)
     weights = (HALF if reduced else FLOAT) * estimate.sizes.parameters_of_blocks()
     gradients, much = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
     assert 8 * estimate.block_bytes(8, 48) == pytest.approx(much - weights, rel=0.1)
@@ -238,6 +223,7 @@ TEST_TASK = {
     'task.query_dataset': 'test',
     'task.policy.initial_model': 'test',
 }
+TEST_LABELS = {'labels.source': 'test', 'labels.type': 'best_of_4', 'batch_size': 8}
 
 
 def test_a_block_that_cannot_be_traced_leaves_no_hooks():
@@ -269,9 +255,7 @@ def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
         trainer.step()
     else:
         hparams = train_reward.HParams()
-        hparams.override_from_dict(
-            {**TEST_TASK, 'labels.source': 'test', 'labels.type': 'best_of_4', 'batch_size': 8}
-        )
+        hparams.override_from_dict({**TEST_TASK, **TEST_LABELS})
         trainer = train_reward.build_trainer(hparams, start, comms.LocalComm())
         estimate = plans.reward_memory(hparams, start.hparams(), ranks=1)
         networks = plans.REWARD_NETWORKS
@@ -297,11 +281,9 @@ def test_room_on_the_disk_is_asked_for_all_that_a_run_writes(tmp_path, monkeypat
     """Two reward models, and 8 checkpoints of the policy: every third of 23 updates."""
     planned = []
     monkeypatch.setattr(checkpoints, 'check_disk_space', lambda *each: planned.extend(each))
-    hparams = resolved('train_policy', 'test')
     settings = {'ppo.total_episodes': 23 * 32, 'ppo.batch_size': 32, 'run.save_interval': 3}
-    hparams.override_from_dict(
-        {**settings, 'run.save_dir': str(tmp_path), 'rewards.ensemble': 2},
-    )
+    settings |= {'run.save_dir': str(tmp_path), 'rewards.ensemble': 2}
+    hparams = resolved('train_policy', 'test', settings)
     sizes = TrainedModel('test').hparams()
     plans.check_disk_space(hparams, sizes)
     policy, *reward_models = planned
@@ -398,12 +380,7 @@ def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
         ),
         (
             train_reward,
-            {
-                'labels.source': 'test',
-                'labels.type': 'best_of_4',
-                'labels.num_train': 8,
-                'batch_size': 8,
-            },
+            {**TEST_LABELS, 'labels.num_train': 8},
             '--',
         ),
     ],
@@ -412,15 +389,7 @@ def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypat
     monkeypatch.setattr(memory, 'on_host', lambda: 50_000)  # the episodes fit, training does not
     monkeypatch.setattr(memory, 'resident', lambda: 0)
     hparams = train.HParams()
-    hparams.override_from_dict(
-        {
-            'task.query_length': 3,
-            'task.response_length': 4,
-            'task.query_dataset': 'test',
-            'task.policy.initial_model': 'test',
-            **overrides,
-        }
-    )
+    hparams.override_from_dict({**TEST_TASK, **overrides})
     train.train(hparams)
     printed = capsys.readouterr().out
     assert (
@@ -448,11 +417,8 @@ def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatc
         )
 
     monkeypatch.setattr(optimizer.Adam, 'update', update)
-    result = invoke(f'{command} --mpi 1 --save_dir {tmp_path}')
-    assert (
-        result.exit_code == 2
-        and result.stderr.splitlines()[-1]
-        == 'error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has'
+    assert last_error_of(invoke(f'{command} --mpi 1 --save_dir {tmp_path}')) == (
+        'out of memory (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has'
         f' 1.00 GiB left): a smaller --{option} and --run.gradient_checkpointing true take less,'
         ' for the same gradients'
     )
@@ -507,10 +473,8 @@ def test_what_both_trainings_of_a_run_share(monkeypatch, tmp_path):
 
 
 def test_a_policy_is_saved_at_intervals_and_at_the_end():
-    hparams = resolved('train_policy', 'test')
-    hparams.override_from_dict(
-        {'ppo.batch_size': 4, 'ppo.total_episodes': 40, 'run.save_interval': 3}
-    )
+    settings = {'ppo.batch_size': 4, 'ppo.total_episodes': 40, 'run.save_interval': 3}
+    hparams = resolved('train_policy', 'test', settings)
     assert plans.policy_saves(hparams) == 4  # after steps 3, 6, 9 and 10
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mpi4py
 import pytest
-from launched import forget_launcher
+from launched import set_launcher
 
 from lm_human_preferences.distributed import engines, launch_methods, launcher
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
@@ -40,7 +40,7 @@ TORCHRUN = {
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    forget_launcher(monkeypatch)
+    set_launcher(monkeypatch, {})
     for name in (*mpi_library.CHOICES, 'OPAL_PREFIX'):
         monkeypatch.delenv(name, raising=False)
     mpi_library.load_library.cache_clear()

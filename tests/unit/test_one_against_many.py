@@ -5,7 +5,7 @@ import pytest
 import torch
 from compare import assert_norm_close
 from ranks import give_each_thread_its_own_numpy_random, need, on_ranks
-from trainers import rollout_of
+from trainers import learner, rollout_of
 
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
@@ -97,16 +97,7 @@ def ppo_trainer(comm, dtype, **settings):
     )
     policy = Policy(TrainedModel('test'), temperature=0.7)
     policy.model.to(dtype)
-    return starting_alike(
-        train_policy.PPOTrainer(
-            policy=policy,
-            ref_policy=policy,
-            query_sampler=None,
-            score_fn=None,
-            hparams=hparams,
-            comm=comm,
-        )
-    )
+    return starting_alike(learner(policy, hparams, comm))
 
 
 class Recorded:

@@ -73,11 +73,8 @@ def test_a_random_stream_ends_with_an_error():
 
 
 def reward_hparams(**settings):
-    hparams = resolved('train_reward', 'test')
-    hparams.override_from_dict(
-        {'batch_size': 8, 'labels.num_train': 64, 'normalize_samples': 64, **settings}
-    )
-    return hparams
+    small = {'batch_size': 8, 'labels.num_train': 64, 'normalize_samples': 64}
+    return resolved('train_reward', 'test', {**small, **settings})
 
 
 @pytest.fixture
@@ -228,8 +225,8 @@ def held_by(trainer, optimizers):
 
 
 def test_what_is_counted_is_what_is_held(monkeypatch):
-    hparams = resolved('train_policy', 'test')
-    hparams.override_from_dict({'rewards.online': 'on', 'rewards.online.labels': 96})
+    online = {'rewards.online': 'on', 'rewards.online.labels': 96}
+    hparams = resolved('train_policy', 'test', online)
     start = TrainedModel('test')
     retraining, step = plans.memory_plans(hparams, start.hparams(), 1)
     trainer = train_policy.build_trainer(hparams, start, LocalComm())
@@ -327,11 +324,9 @@ def test_what_is_not_worth_asking_is_left_out_and_counted():
 
 def asked_by_a_run(path, while_interrupted=None):
     """Return a run's questions, (id, texts read, labellers), if need be interrupted in step 2."""
-    hparams = resolved('train_policy', 'test')
     settings = {'labels': 96, 'repeated': 0.3, 'labellers': 3}
-    hparams.override_from_dict(
-        {'rewards.online': 'on', **{f'rewards.online.{name}': n for name, n in settings.items()}}
-    )
+    online = {f'rewards.online.{name}': value for name, value in settings.items()}
+    hparams = resolved('train_policy', 'test', {'rewards.online': 'on', **online})
     task = {**TASK, 'task': hparams.task.to_nested_dict()}
     set_seed(1)
     trainer = train_policy.build_trainer(hparams, TrainedModel('test'), LocalComm())

@@ -14,16 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from launched import eventually, forget_launcher
+from launched import eventually, set_launcher
 
 from lm_human_preferences.distributed import channel, launch_methods, lifeline, messages, network
 from lm_human_preferences.errors import UserError
-
-
-@pytest.fixture
-def no_launcher(monkeypatch):
-    forget_launcher(monkeypatch)
-
 
 SLURM = {
     'SLURM_STEP_NUM_TASKS': '4',
@@ -56,9 +50,8 @@ TORCHRUN = {
         ),
     ],
 )
-def test_endpoint(no_launcher, monkeypatch, variables, expected):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_endpoint(monkeypatch, variables, expected):
+    set_launcher(monkeypatch, variables)
     assert launch_methods.current().endpoint() == expected
 
 
@@ -70,9 +63,8 @@ def test_endpoint(no_launcher, monkeypatch, variables, expected):
         ({**SLURM, 'SLURM_STEP_NODELIST': ''}, '^SLURM_STEP_NODELIST names no host: set MASTER'),
     ],
 )
-def test_endpoint_that_is_wrong(no_launcher, monkeypatch, variables, message):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_endpoint_that_is_wrong(monkeypatch, variables, message):
+    set_launcher(monkeypatch, variables)
     with pytest.raises(UserError, match=message):
         launch_methods.current().endpoint()
 
@@ -122,10 +114,8 @@ def test_a_port_that_is_taken():
         ({'OMP_NUM_THREADS': '1'}, '1'),
     ],
 )
-def test_threads_that_torchrun_sets(no_launcher, monkeypatch, variables, left):
-    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_threads_that_torchrun_sets(monkeypatch, variables, left):
+    set_launcher(monkeypatch, variables)
     launch_methods.current().prepare()
     assert os.environ.get('OMP_NUM_THREADS') == left
 

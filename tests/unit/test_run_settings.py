@@ -49,9 +49,7 @@ def write(directory, records):
 
 @pytest.mark.parametrize('command', ['train_reward', 'train_policy'])
 def test_every_option_is_read_back(tmp_path, command):
-    hparams = resolved(command, 'test')
-    if command == 'train_policy':
-        hparams.override_from_dict(ONLINE)
+    hparams = resolved(command, 'test', ONLINE if command == 'train_policy' else None)
     # Those of one start of the program: a resumed run does not go on with them.
     changed(hparams, but=('run.resume', 'run.console'))
     write(tmp_path, run_settings.records(hparams, experiment='test', ranks=2))
@@ -62,8 +60,7 @@ def test_every_option_is_read_back(tmp_path, command):
 
 @pytest.mark.parametrize('written', [0, 1, 2])
 def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path, written):
-    hparams = resolved('train_policy', 'test')
-    hparams.override_from_dict({**ONLINE, 'run.save_dir': str(tmp_path)})
+    hparams = resolved('train_policy', 'test', {**ONLINE, 'run.save_dir': str(tmp_path)})
     records = list(run_settings.records(hparams, experiment='test', ranks=1).items())
     assert len(records) == 2
     write(tmp_path, dict(records[:written]))
@@ -71,9 +68,8 @@ def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path, wri
 
 
 def test_a_run_that_goes_on_with_its_own_model_still_says_with_which_it_began(tmp_path):
-    hparams = resolved('train_policy', 'test')
     own = str(tmp_path)
-    hparams.override_from_dict({'run.save_dir': own})
+    hparams = resolved('train_policy', 'test', {'run.save_dir': own})
     records = run_settings.records(hparams, experiment='test', ranks=1)
     write(tmp_path, records)
     for prefix in ('', 'rewards.train_new_model.'):
@@ -82,8 +78,7 @@ def test_a_run_that_goes_on_with_its_own_model_still_says_with_which_it_began(tm
 
 
 def test_a_reward_model_that_a_run_trains_cannot_be_left_out(tmp_path):
-    hparams = resolved('train_policy', 'test')
-    hparams.override_from_dict({'run.save_dir': str(tmp_path)})
+    hparams = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path)})
     write(tmp_path, run_settings.records(hparams, experiment='test', ranks=1))
     hparams.override_from_dict({'rewards.train_new_model': 'off'})
     with pytest.raises(ValueError, match='^--rewards.train_new_model cannot change: '):
@@ -98,8 +93,8 @@ def test_a_run_that_goes_on_elsewhere_says_which_files_are_where_it_was_started(
         folder.mkdir()
     (begun / 'mine.json').touch()
     monkeypatch.chdir(begun)
-    hparams = resolved('train_reward', 'test')
-    hparams.override_from_dict({'labels.source': 'mine.json', 'run.save_dir': str(run)})
+    settings = {'labels.source': 'mine.json', 'run.save_dir': str(run)}
+    hparams = resolved('train_reward', 'test', settings)
     write(run, run_settings.records(hparams, experiment='test', ranks=1))
     run_settings.check_settings(hparams, set())
     assert capsys.readouterr().err == ''
@@ -139,8 +134,7 @@ def names(nested, prefix=''):
 
 def test_the_first_file_holds_what_the_original_knows_and_no_more():
     """Also where other options are not at their defaults: the original goes on reading it."""
-    hparams = resolved('train_policy', 'test')
-    hparams.override_from_dict({**ONLINE, 'rewards.trained_model': 'x'})
+    hparams = resolved('train_policy', 'test', {**ONLINE, 'rewards.trained_model': 'x'})
     changed(hparams)
     ours = run_settings.records(hparams, experiment=None, ranks=1)['train_policy_hparams.json']
     theirs = json.loads(require('original_save_dir_test', 'train_policy_hparams.json').read_text())

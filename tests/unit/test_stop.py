@@ -9,7 +9,7 @@ import torch
 from ranks import need, on_ranks
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import END, write_byte_level
-from trainers import rollout_of
+from trainers import learner, rollout_of
 
 from lm_human_preferences import lm_tasks, ppo, train_policy
 from lm_human_preferences.distributed import comm as comms
@@ -118,14 +118,7 @@ def trainer_of(policy, comm=None, **settings):
             **settings,
         }
     )
-    return train_policy.PPOTrainer(
-        policy=copy.deepcopy(policy),
-        ref_policy=policy,
-        query_sampler=None,
-        score_fn=None,
-        hparams=hparams,
-        comm=comm or comms.LocalComm(),
-    )
+    return learner(copy.deepcopy(policy), hparams, comm or comms.LocalComm(), ref_policy=policy)
 
 
 def episodes(policy, lengths, limit=LIMIT, with_mask=True):

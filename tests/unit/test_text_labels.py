@@ -12,13 +12,13 @@ import pytest
 from golden_data import bpe_directory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_files import label_hparams
 from tiny_tokenisers import END, write_byte_level
 
 from lm_human_preferences import label_types
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.records import TextLabel
@@ -325,19 +325,9 @@ def test_pairs_need_the_type_of_pairs():
 
 
 def hparams(source='x', too_long='refuse', label_type='best_of_2', query=3, response=2):
-    result = HParams()
-    result.override_from_dict(
-        {
-            'labels.source': str(source),
-            'labels.type': label_type,
-            'labels.num_train': None,
-            'labels.too_long': too_long,
-            'batch_size': 1,
-            'task.query_length': query,
-            'task.response_length': response,
-        }
-    )
-    return result
+    lengths = {'task.query_length': query, 'task.response_length': response}
+    settings = {'labels.type': label_type, 'labels.too_long': too_long, 'batch_size': 1}
+    return label_hparams(source, **settings, **lengths)
 
 
 LONG = {'prompt': 'abcde', 'chosen': 'x', 'rejected': 'wxyz'}

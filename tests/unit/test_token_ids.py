@@ -5,10 +5,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from sample_files import label_hparams
 from tiny_tokenisers import write_byte_level, write_words
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.language import datasets, encodings, tokenisers
@@ -40,16 +40,7 @@ def words(text, length):
 def load(tmp_path, labels, encoding, too_long='refuse'):
     path = tmp_path / 'labels.json'
     path.write_text(json.dumps(labels))
-    hparams = HParams()
-    hparams.override_from_dict(
-        {
-            'task.query_length': 3,
-            'task.response_length': 2,
-            'labels.source': str(path),
-            'labels.type': 'best_of_2',
-            'labels.too_long': too_long,
-        }
-    )
+    hparams = label_hparams(path, **{'labels.too_long': too_long})
     return label_files.load_labels(hparams, encoding)
 
 
