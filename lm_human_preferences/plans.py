@@ -19,7 +19,7 @@ REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
 
 
 def policy_networks(hparams: policy_options.HParams) -> Networks:
-    """The networks that train a policy."""
+    """Return the networks that train a policy."""
     members = range(hparams.rewards.members)
     reward_models = tuple(run_files.member_name('reward_model', member) for member in members)
     if hparams.rewards.online is not None:
@@ -30,7 +30,7 @@ def policy_networks(hparams: policy_options.HParams) -> Networks:
 
 
 def reward_phases(members: int) -> list[str]:
-    """The phases in which so many reward models are trained, as TimeLeft calls them."""
+    """Return the phases, as TimeLeft calls them, of training `members` reward models."""
     return ['reward model', *(f'reward model {member + 1}' for member in range(1, members))]
 
 
@@ -80,7 +80,7 @@ def policy_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> 
     if hparams.rewards.online is not None:
         new_model = hparams.rewards.train_new_model
         assert new_model is not None
-        # Rank 0 samples all responses of so many questions at a time.
+        # Rank 0 samples all responses of this many questions at a time.
         sampled_rows = max(rows, ASKED_AT_ONCE * _responses_of(new_model))
     return MemoryEstimate(
         sizes,

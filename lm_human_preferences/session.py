@@ -65,7 +65,7 @@ def pin(hparams: Training, comm: Comm) -> None:
 
 
 def pinned_members(hparams: Training) -> dict[str, int]:
-    """Return {--rewards.ensemble: value} of a given run with several reward models, if not told."""
+    """Return {--rewards.ensemble: number of reward models of the given run}, if it is not set."""
     if isinstance(hparams, reward_options.HParams) or hparams.rewards.ensemble is not None:
         return {}
     name = hparams.rewards.trained_model

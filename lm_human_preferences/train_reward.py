@@ -72,10 +72,10 @@ def train_for_policy(
 def train_in_run(
     hparams: HParams, comm: Comm, run: RunHParams, records: dict[str, dict], clock: TimeLeft
 ) -> Prediction | None:
-    """Train reward models in a locked run directory, or resume; return the accuracy held out.
+    """Train reward models in a locked run directory, or resume; return the held-out accuracy.
 
     Only one model at a time has gradients and moments. run: settings of the command, which may
-    train a policy afterwards. None without labels held out, and where it was finished before.
+    train a policy afterwards. None without held-out labels, and where it was finished before.
     """
     console.dump(hparams)
     record = prediction = held_out = None

@@ -1,1 +1,1 @@
-"""The command line: options from the classes of hparams/, and the start of a job, without torch."""
+"""Command line: options from the classes of hparams/, and the start of a job, without torch."""

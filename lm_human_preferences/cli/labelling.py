@@ -1,4 +1,4 @@
-"""The commands about labels: ask, import_labels, label, labels, score."""
+"""Commands about labels: ask, import_labels, label, labels, score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's settings, laid over those of an experiment."""
+"""Settings of the user, which override those of an experiment."""
 
 import types
 from collections.abc import Mapping, Sequence

@@ -339,7 +339,7 @@ class Review(Session):
 
 
 class _Leave(Exception):
-    """The labeller leaves."""
+    """Signal: the labeller leaves."""
 
 
 def _width(character: str) -> int:

@@ -193,7 +193,7 @@ class DryRun:
             locations.reward_model_dir(name)
 
     def lines(self) -> list[str]:
-        """The lines to print: what would start, where, and what was not checked."""
+        """Return the lines to print: what would start, where, and what was not checked."""
         run = self.hparams.run
         device = 'GPU' if self.device.type == 'cuda' else 'CPU'
         lines = [f'would start 1 rank on a {device}, {run.precision}']

@@ -152,7 +152,7 @@ def _checked_scopes(trained_model: trained_models.TrainedModel) -> list[str]:
 
 @contextlib.contextmanager
 def warnings_only() -> Iterator[None]:
-    """Of what the block prints, such as a line for each variable, print only the warnings."""
+    """Print only the warnings of what the block prints, such as a line for each variable."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

@@ -169,7 +169,7 @@ class MpiComm(EngineComm):
 
     @functools.cached_property
     def meeting(self) -> tuple[Any, network.Endpoint]:
-        """The store that all ranks are connected to, and its endpoint."""
+        """Return the store that all ranks are connected to, and its endpoint."""
         return network.meet_over_mpi(self.world, self.node)
 
     def _start_lifeline(self, seconds: int) -> Lifeline | None:

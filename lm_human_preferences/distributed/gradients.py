@@ -67,7 +67,7 @@ class OverlappedGradients(Gradients):
             self.pending[bucket] += 1
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        """In the last backward pass, fill the parameter's bucket, and send those that are full."""
+        """Fill the parameter's bucket in the last backward pass, and send those that are full."""
         if not self.pending:
             return
         self._fill(parameter)

@@ -125,7 +125,7 @@ class OwnLauncher(_Mpi):
 
 
 class MpichMpiexec(_Mpi):
-    """The user's own mpiexec, of MPICH."""
+    """Launch by the user's own mpiexec, of MPICH."""
 
     words = "MPICH's mpiexec"
     family = MPICH
@@ -133,7 +133,7 @@ class MpichMpiexec(_Mpi):
 
 
 class OpenMpiMpiexec(_Mpi):
-    """The user's own mpiexec, of Open MPI."""
+    """Launch by the user's own mpiexec, of Open MPI."""
 
     words = "Open MPI's mpiexec"
     family = OPEN_MPI

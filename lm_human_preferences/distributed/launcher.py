@@ -315,7 +315,7 @@ class RankSupervisor:
                 self.selector.unregister(stream)
 
     def _listen(self, seconds: float) -> bool:
-        """Handle what arrives first within so many seconds; False if nothing does."""
+        """Handle the first event within `seconds`; return False if there is none."""
         ready = self.selector.select(seconds)
         for key, _ in ready:
             data = os.read(key.fd, 1 << 16)

@@ -42,7 +42,7 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 def stopping_message(seconds: int) -> str:
-    """Return the line for a training that is asked to stop within so many seconds."""
+    """Return the line for a training that is asked to stop within `seconds`."""
     return (
         f'Stopping: the current step is saved if it finishes within {seconds} s; interrupt again to'
         ' stop at once'

@@ -110,7 +110,7 @@ def draw_labels(report: dict[str, Any], path: str) -> None:
 
 
 def _learning_curve(axes: Axes, report: dict[str, Any]) -> None:
-    """Draw accuracy on labels held out: a point for each training, a line through their means."""
+    """Draw accuracy on held-out labels: a point for each training, a line through their means."""
     curve = report['learning_curve']
     name = 'agreement' if curve[0]['chance'] is None else 'accuracy'
     numbers = [row['labels'] for row in curve]
@@ -127,7 +127,7 @@ def _learning_curve(axes: Axes, report: dict[str, Any]) -> None:
         axes.axhline(chance, color=plots.GREY, linestyle='--', label='chance')
     axes.set_xscale('log', base=2)
     axes.set_xticks(numbers, [str(number) for number in numbers])
-    title = 'Predicting labels held out'
+    title = 'Predicting held-out labels'
     measure = 'accuracy' if chance is not None else 'correlation'
     y = f'{measure} ({curve[0]["held_out"]} labels)'
     plots.label(axes, title=title, x='labels learned from', y=y)

@@ -66,7 +66,7 @@ SETTLED = 0.1
 
 
 class Table(NamedTuple):
-    """The results of one reward: cells of text, the heads first, and what is to be known of it."""
+    """Table of the results of one reward: cells of text, heads first, and notes."""
 
     reward: str
     rows: list[list[str]]

@@ -146,7 +146,7 @@ class OnlineHParams(hyperparams.HParams):
         )
 
     def schedule(self, steps: int) -> Schedule:
-        """Return the schedule for a policy that trains for so many steps."""
+        """Return the schedule for a policy that trains for `steps` steps."""
         initial, ahead = self.initial, self.ahead
         if initial is None:
             initial = ceil_div(self.labels, INITIAL_SHARE)

@@ -262,7 +262,7 @@ class HParams(hyperparams.HParams):
         return ['train_reward', 'train_policy'] if is_two_runs else ['train_policy']
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError unless so many ranks can share the batches and whiten their parts."""
+        """Raise UserError unless `ranks` ranks can share the batches and whiten their parts."""
         parts = self.ppo.nminibatches * ranks
         self._check_shares({'--mpi': ranks})
         if problem := self._too_few_to_whiten(f'{parts} minibatches (--mpi {ranks})', parts):
@@ -279,7 +279,7 @@ class HParams(hyperparams.HParams):
         check_multiple(self.ppo.batch_size, '--ppo.batch_size', {**ranks, **parts})
 
     def _too_few_to_whiten(self, parts_name: str, parts: int) -> str | None:
-        """Return the problem of a batch that is too small in so many parts to whiten, else None."""
+        """Return an error message if each of `parts` parts is too small to whiten, else None."""
         if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
             return (
                 f'--ppo.batch_size {self.ppo.batch_size} in {parts_name} is too few for whitening:'

@@ -264,7 +264,7 @@ class HParams(hyperparams.HParams):
         return [self.option_name(name) for name in names if getattr(self, name)]
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError unless so many ranks can share the batches equally."""
+        """Raise UserError unless `ranks` ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):
             check_multiple(getattr(self, name), self.option_name(name), {'--mpi': ranks})
 

@@ -34,7 +34,7 @@ def register(label_type: type[LabelType]) -> type[LabelType]:
 
 @register
 class PickBest(LabelType):
-    """The best of N responses: cross entropy of a softmax over their rewards (equation 1)."""
+    """Best of N responses: cross entropy of a softmax over their rewards (equation 1)."""
 
     name = 'best_of_N'
     field = 'best'

@@ -309,7 +309,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
 
 
 class QuestionWriter:
-    """The only writer of a folder's questions; creates the folder if it does not exist."""
+    """Exclusive writer of a folder's questions; creates the folder if it does not exist."""
 
     def __init__(self, path: str, task: dict[str, Any], encoding: Encoding | None = None) -> None:
         file = os.path.join(path, QUESTIONS)

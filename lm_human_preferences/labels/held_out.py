@@ -1,4 +1,4 @@
-"""Labels held out of training, and their prediction by a reward model.
+"""Held-out labels, and their prediction by a reward model.
 
 A question is held out or not by the digest of its tokens: all answers to it are on one side, on
 every rank and in every run, and stay there when labels are added.
@@ -42,14 +42,14 @@ def question_tokens(labels: Labels, label_type: LabelType) -> torch.Tensor:
 
 
 def parted(labels: Labels, label_type: LabelType, share: float) -> tuple[Labels, Labels]:
-    """Return (labels held out by a training with this share, the others)."""
+    """Return (held-out labels of a training with this share, the others)."""
     mask = is_held_out(labels, label_type, share)
     held_out = {field: values[mask] for field, values in labels.items()}
     return held_out, {field: values[~mask] for field, values in labels.items()}
 
 
 def split(labels: Labels, hparams: HParams) -> tuple[Labels, Labels | None, list[str]]:
-    """Return (labels to train on, labels held out or None, notes); UserError if none are left."""
+    """Return (training labels, held-out labels or None, notes); UserError if none are left."""
     share = hparams.labels.held_out
     if share == 0:
         return labels, None, []

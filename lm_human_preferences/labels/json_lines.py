@@ -79,7 +79,7 @@ class FileTaken(UserError):
 
 
 class Writer:
-    """The only writer of a file, which it creates if necessary.
+    """Exclusive writer of a file, which it creates if necessary.
 
     in_use: the error if another process is writing the file. keeps_lines: whether to remember all
     lines, and to save them in another file if this one is deleted or written over. dropped: bytes

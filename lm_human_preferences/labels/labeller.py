@@ -49,7 +49,7 @@ class AlreadyUsed(UserError):
 
 
 class AlreadyAnswered(UserError):
-    """The labeller has answered this question already, and should not be asked again."""
+    """Error: the labeller has answered this question already."""
 
 
 class Labeller:

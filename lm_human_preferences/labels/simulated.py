@@ -84,7 +84,7 @@ def check_num_train(hparams: HParams) -> int:
 
 
 def check_memory(count: int, hparams: HParams) -> None:
-    """Raise UserError if so many labels do not fit into memory."""
+    """Raise UserError if `count` labels do not fit into memory."""
     schemas = label_types.get(hparams.labels.type).schemas(**hparams.task.lengths())
     numbers = sum(math.prod(schema.shape) for schema in schemas.values())
     option = hparams.labels.option_name('num_train')

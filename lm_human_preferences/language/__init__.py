@@ -1,1 +1,1 @@
-"""The language model: encodings, networks, released and saved models, sampling; no rewards."""
+"""Language model: encodings, networks, released and saved models, sampling; no rewards."""

@@ -151,7 +151,7 @@ class TrainedModel:
 
     @functools.cached_property
     def architecture(self) -> Architecture:
-        """The kind of network, and its sizes."""
+        """Return the kind of network, and its sizes."""
         if self._adapted is not None:
             return self._adapted.architecture
         return architecture_of(self.savedir, self.encoding.n_vocab)

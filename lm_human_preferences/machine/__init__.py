@@ -1,1 +1,1 @@
-"""The processors that this runs on, and what suits them; knows nothing of networks or runs."""
+"""Processors of this machine, and settings for them; knows nothing of networks or runs."""

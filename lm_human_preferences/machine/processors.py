@@ -1,4 +1,4 @@
-"""The processors of this machine, from Linux's files; imports nothing heavy."""
+"""Processors of this machine, from Linux's files; imports nothing heavy."""
 
 import functools
 import math
@@ -41,7 +41,7 @@ class Processor:
 
 
 def parse_cpuinfo(text: str) -> Processor:
-    """The first processor that /proc/cpuinfo lists; what is not there is unknown, not an error."""
+    """Return the first processor of /proc/cpuinfo; missing fields are unknown, not an error."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(':')
@@ -74,7 +74,7 @@ def _busy_and_all() -> tuple[int, int]:
 
 @functools.cache
 def this_processor() -> Processor:
-    """The kind of processor that this process runs on."""
+    """Return the kind of processor that this process runs on."""
     try:
         return parse_cpuinfo(CPUINFO.read_text(encoding='utf-8'))
     except OSError:  # it is not Linux
@@ -115,7 +115,7 @@ def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float
 
 
 def _quotas_in(group: Path) -> Iterator[float]:
-    """The limit of one control group, if it has one."""
+    """Return the limit of one control group, if it has one."""
     try:
         if (group / 'cpu.max').exists():
             quota, period = (group / 'cpu.max').read_text(encoding='ascii').split()

@@ -45,7 +45,7 @@ class Queries:
         return cls(sampler)
 
     def seek(self, texts_read: int) -> None:
-        """Continue after the query for which so many texts had been read."""
+        """Continue after the query for which `texts_read` texts had been read."""
         if texts_read != self._texts_read:
             self._sampler.seek((texts_read, 0))
             self._unused = []

@@ -23,7 +23,7 @@ Labels = dict[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Mean loss of the last batches, and accuracy of the mean reward on the labels held out."""
+    """Mean loss of the last batches, and accuracy of the mean reward on the held-out labels."""
 
     loss: float
     held_out: Prediction | None

@@ -1,4 +1,4 @@
-"""The report: from the directories of runs to one HTML file."""
+"""Report of runs, from their directories to one HTML file."""
 
 import base64
 import functools

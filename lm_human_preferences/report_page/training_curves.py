@@ -48,12 +48,12 @@ OF_POLICY = (
 OF_REWARD = (
     Plan('Loss of the reward model', 'loss', {'train_reward/minibatch/loss': 'loss'}),
     Plan(
-        'Labels held out',
+        'Held-out labels',
         'share predicted right',
         {'train_reward/held_out/accuracy': 'accuracy'},
     ),
     Plan(
-        'Labels held out, while the policy learned',
+        'Held-out labels, while the policy learned',
         'share predicted right',
         {'online/held_out_accuracy': 'accuracy'},
     ),

@@ -155,7 +155,7 @@ def json_object(path: str) -> dict[str, Any]:
 
 
 class HeldOut(NamedTuple):
-    """Measurement of a reward model by labels held out, from one log."""
+    """Measurement of a reward model by held-out labels, from one log."""
 
     prefix: str  # of its tags, one of HELD_OUT
     name: str  # 'accuracy' or 'agreement'
@@ -220,7 +220,7 @@ class RunFacts:
 
     @property
     def reward_function(self) -> str | None:
-        """The user's function that is the reward, FILE.py:FUNCTION; None for a model."""
+        """Reward function of the user, FILE.py:FUNCTION; None for a reward model."""
         return None if self.policy is None else self.policy.rewards.function
 
     @property
@@ -241,7 +241,7 @@ class RunFacts:
 
     @property
     def held_out(self) -> HeldOut | None:
-        """Last measurement of the reward model by labels held out; None without one."""
+        """Last measurement of the reward model by held-out labels; None without one."""
         for prefix, name in itertools.product(HELD_OUT, ('accuracy', 'agreement')):
             value = self.last(prefix + name)
             if value is not None:

@@ -220,7 +220,7 @@ def _of_source(source: Source) -> str:
 
 
 def held_out(facts: RunFacts) -> Iterator[str]:
-    """Say how well the reward model predicts labels held out."""
+    """Say how well the reward model predicts held-out labels."""
     found, hparams = facts.held_out, facts.policy or facts.reward
     if found is None:
         return

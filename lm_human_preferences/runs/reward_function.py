@@ -30,7 +30,7 @@ class Source:
 
     @property
     def path(self) -> str:
-        """The file's."""
+        """Return the path of the file."""
         return _parts(self.name)[0]
 
     @property

@@ -47,7 +47,7 @@ _answered: set[tuple[str, str, str]] = set()
 
 
 class Unreachable(StorageError):
-    """The hub gives no usable answer: the cached version may do."""
+    """Error: the hub gives no usable answer; a cached version may do."""
 
 
 def model_path(name: str) -> str | None:

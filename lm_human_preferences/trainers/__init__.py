@@ -1,1 +1,1 @@
-"""The two trainers, and the hooks of their steps: console, alarms, checkpoints."""
+"""Trainers of policy and reward model, and hooks of a step: console, alarms, checkpoints."""

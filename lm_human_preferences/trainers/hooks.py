@@ -1,4 +1,4 @@
-"""The hooks of both trainings: what the console shows, alarms, and checkpoints."""
+"""Hooks of both trainings: console output, alarms, checkpoints."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class RewardTable(Hook):
 
 
 class HeldOut(Hook):
-    """Measures the labels held out after each epoch, and in the first also after fewer labels."""
+    """Measures the held-out labels after each epoch, and in the first also after fewer labels."""
 
     def __init__(self, trainer: RewardModelTrainer) -> None:
         self.trainer = trainer

@@ -79,7 +79,7 @@ class RewardModelTrainer:
         self.steps_done = 0
         self.order: np.ndarray | None = None  # of the labels, one epoch after the other
         self.held_out_by_epoch: list[float] = []  # accuracy, or agreement
-        self.prediction: Prediction | None = None  # the last on labels held out
+        self.prediction: Prediction | None = None  # the last on held-out labels
         self.batches: list[LearnedBatch] = []  # learned by this process
         self.networks = {'reward_model': reward_model, 'ref_policy': policy}
         learning = plans.REWARD_NETWORKS.learning_parameters(self.networks)
@@ -116,7 +116,7 @@ class RewardModelTrainer:
         return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
 
     def labels_after(self, step: int) -> int:
-        """Return the number of labels learned after so many steps."""
+        """Return the number of labels learned after `step` steps."""
         epoch, step_of_epoch = divmod(step, self.steps_of_epoch)
         return epoch * self.num_train + min(step_of_epoch * self.hparams.batch_size, self.num_train)
 
@@ -153,7 +153,7 @@ class RewardModelTrainer:
         return {name: stats[name].item() for name in sorted(stats)}
 
     def predict_held_out(self) -> Prediction | None:
-        """Return the accuracy on labels held out; None without any. Collective."""
+        """Return the accuracy on held-out labels; None without any. Collective."""
         if self.held_out is None:
             return None
         size = self.hparams.micro_batch_size or self.hparams.batch_size
@@ -205,7 +205,7 @@ class RewardModelTrainer:
         return (0.0, 1.0) if scales is None else mean_and_std(scales)
 
     def sampled_mean_std(self, n_samples: int) -> tuple[float, float]:
-        """Return mean and deviation of the rewards of so many samples of the initial policy."""
+        """Return mean and deviation of the rewards of samples of the initial policy."""
         batch_count = ceil_div(n_samples, self.hparams.rollout_batch_size)
         batches = [self.sampled_rewards() for _ in range(batch_count)]
         of_this_rank = torch.cat(batches).cpu().numpy()

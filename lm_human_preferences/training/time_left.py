@@ -20,7 +20,7 @@ class TimeLeft:
         self.paused_seconds = 0.0  # in all `pause` blocks
 
     def begin(self, phase: str, share: float = 0.0) -> None:
-        """Begin `phase`, of which this share (0 to 1) is done already."""
+        """Begin `phase`, of which `share` (0 to 1) is done already."""
         self.phase = phase
         self.started = self.clock()
         self.share_at_start = share

@@ -338,7 +338,7 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
         for low, accuracy, high in zip(row['low'], row['accuracy'], row['high'], strict=True):
             assert 0 < low < accuracy <= high <= 1
     assert 'held out of its training: ' in result.stdout
-    assert f'accuracy on {curve[0]["held_out"]} labels held out' in result.stdout
+    assert f'accuracy on {curve[0]["held_out"]} held-out labels' in result.stdout
 
 
 def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):

@@ -1,4 +1,4 @@
-"""Labels held out of training: which they are, how they are predicted, and a training with some."""
+"""Held-out labels: choosing them, predicting them, and a training with some."""
 
 import math
 import re

@@ -25,7 +25,7 @@ MOST_QUESTIONS = 3  # that are given at a time: one to show, two for which nobod
 
 
 class LabellingService:
-    """The labellers of one folder at work, each writing a file of answers, until it is closed."""
+    """Labellers at work on one folder, each writing a file of answers, until it is closed."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ _PROJECTION = re.compile(r'\.(c_attn|c_proj|c_fc)\.weight(/mean|/square)?$')
 
 
 class TensorFlowNames:
-    """The original's names and shapes, as VariableNames."""
+    """VariableNames of the original: its names and shapes."""
 
     def name_of(self, name: str) -> str:
         """'policy/transformer.h.0.attn.c_attn.weight' -> 'policy/model/h0/attn/c_attn/w'."""
