@@ -159,7 +159,8 @@ def last_kl_coef(
         curve = curves.read(save_dir, POLICY.events).curves.get(KL_COEF)
         logged = () if curve is None else curve.values
     if not logged:
-        return None if rewards.adaptive_kl else rewards.kl_coef, None
+        changes = rewards.adaptive_kl is not None or rewards.relative_kl_coef
+        return None if changes else rewards.kl_coef, None
     is_unchanged = logged[-1] == np.float32(rewards.kl_coef)  # events are float32
     last = rewards.kl_coef if is_unchanged else logged[-1]
     if rewards.adaptive_kl is None:

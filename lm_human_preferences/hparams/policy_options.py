@@ -53,6 +53,11 @@ class RewardHParams(hyperparams.HParams):
     adaptive_kl: AdaptiveKLParams | None = option(
         None, 'adapt kl_coef to hold the KL divergence at a target'
     )
+    relative_kl_coef: bool = own_option(
+        False,
+        "multiply kl_coef by the standard deviation of the first step's scores, so that it suits a"
+        ' reward on any scale',
+    )
 
     trained_model: str | None = option(
         None,

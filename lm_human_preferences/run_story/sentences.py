@@ -80,6 +80,8 @@ def policy_training(facts: RunFacts) -> Iterator[str]:
         return
     rewards, ppo = facts.policy.rewards, facts.policy.ppo
     price = f'a KL coefficient of {rewards.kl_coef:g}'
+    if rewards.relative_kl_coef:
+        price += " times the deviation of the first step's scores"
     if rewards.adaptive_kl is not None:
         price += f' that adapted to a target of {rewards.adaptive_kl.target:g} nats'
     yield (

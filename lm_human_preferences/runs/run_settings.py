@@ -39,6 +39,7 @@ FIXED_ONCE_BEGUN = {
     'task.policy.lora.targets',
     'rewards.trained_model',
     'rewards.class_name',
+    'rewards.relative_kl_coef',
     'rewards.ensemble',
     'ensemble',
     'rewards.train_new_model',

@@ -73,6 +73,8 @@ class PPOTrainer:
         same = self.hparams.ppo.samples_per_query
         # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
         rollout = self.generate(queries.repeat_interleave(same, dim=0), same)
+        if self.hparams.rewards.relative_kl_coef and self.steps_done == 0:
+            self.kl_ctl.value *= self._deviation(rollout.scores)
         # Equation 2: R = r - beta log(pi / rho)
         kl_coef = self.kl_ctl.value
         rollout.rewards, non_score_reward = ppo.compute_rewards(
@@ -116,6 +118,10 @@ class PPOTrainer:
             score_std=stats.get('score_std'),
             mask=self.policy.mask_of(responses),
         )
+
+    def _deviation(self, scores: torch.Tensor) -> float:
+        """Return the standard deviation of `scores (batch,)` on all ranks; 1 if all are equal."""
+        return float(np.std(self.comm.all_gather_object(scores.tolist()))) or 1.0
 
     def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:
         """Learn in `noptepochs` shuffled passes; return {statistic: [scalar of each minibatch]}."""
@@ -220,7 +226,10 @@ class PPOTrainer:
         """Continue from a `state_dict`; the caller then fills in the tensors."""
         self.steps_done = state['step']
         # An initial coefficient that was changed for a resumed run takes effect.
-        if self.hparams.rewards.kl_coef == state['initial_kl_coef']:
+        rewards = self.hparams.rewards
+        if rewards.relative_kl_coef and state['initial_kl_coef']:
+            self.kl_ctl.value = state['kl_coef'] * (rewards.kl_coef / state['initial_kl_coef'])
+        elif rewards.kl_coef == state['initial_kl_coef']:
             self.kl_ctl.value = state['kl_coef']
         self.start_time = self.last_time - state['elapsed']
         self.optimizer.start_at(state['optimizer_steps'])

@@ -57,6 +57,7 @@ EFFECTS = {
 REFUSED = {
     'task.policy.initial_model': '/somewhere',
     'rewards.trained_model': 'mock',
+    'rewards.relative_kl_coef': 'on',
     'rewards.ensemble': 2,
     NEW: 'off',
     'rewards.online': 'on --rewards.online.labels 960 --rewards.online.retrainings 0',

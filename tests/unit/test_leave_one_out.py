@@ -1,5 +1,7 @@
 """Several responses to each query: each is compared with the mean of the others."""
 
+from unittest import mock
+
 import pytest
 import torch
 from compare import assert_norm_close
@@ -128,6 +130,40 @@ def trainer_of(policy, comm, **settings):
         hparams=hparams,
         comm=comm,
     )
+
+
+def test_with_a_relative_coefficient_the_scale_of_the_reward_does_not_matter():
+    def learned(scale, **settings):
+        torch.manual_seed(1)
+        policy = Policy(TrainedModel('test'))
+        settings['rewards.relative_kl_coef'] = True
+        trainer = trainer_of(policy, LocalComm(), **settings)
+        trainer.ref_policy = Policy(TrainedModel('test'), temperature=0.5)
+        scores = []
+
+        def score(queries, responses):
+            scores.append(scale * responses[:, 0].float())
+            return scores[-1], responses, {}
+
+        trainer.score_fn = score
+        trainer.step()
+        assert trainer.kl_ctl.value == pytest.approx(0.1 * scores[0].std(correction=0).item())
+        trainer.step()
+        return trainer.kl_ctl.value, policy.parameters_by_name()
+
+    coefficient, parameters = learned(1)
+    of_scaled, others = learned(64)
+    assert of_scaled == pytest.approx(64 * coefficient)
+    torch.testing.assert_close(others, parameters, rtol=0, atol=1e-6)
+
+
+def test_a_resumed_run_changes_a_relative_coefficient_in_proportion():
+    settings = {'rewards.relative_kl_coef': True, 'rewards.kl_coef': 0.2}
+    trainer = trainer_of(Policy(TrainedModel('test')), LocalComm(), **settings)
+    trainer.query_sampler = mock.Mock()
+    state = {'kl_coef': 7.0, 'initial_kl_coef': 0.1, 'elapsed': 0.0, 'queries': (1, 8)}
+    trainer.load_state_dict({'step': 1, 'optimizer_steps': 4, **state})
+    assert trainer.kl_ctl.value == 14
 
 
 def test_a_step_keeps_the_responses_to_a_query_together(policy):
