@@ -35,7 +35,7 @@ from pathlib import Path
 from defects import PACKAGE, ROOT, Mutant, draw
 
 EQUIVALENT = ROOT / 'tools/equivalent_mutants.txt'
-QUICKEST = ('unit', 'recorded', 'commands', 'faults')  # folders of tests
+QUICKEST = ('unit', 'recorded', 'commands', 'faults')  # folders of tests; not real models
 
 
 def imports_of(path: Path) -> set[str]:
@@ -89,9 +89,10 @@ def stages(mutated: str, is_quick: bool) -> Iterator[list[str]]:
     """Yield the arguments of one run of pytest after the other, the likeliest tests first."""
     distance = distances(mutated)
     order = {}
-    for path in ROOT.glob('tests/*/test_*.py'):
-        name = path.relative_to(ROOT).as_posix()
-        order[name] = distance.get(name, len(distance)), QUICKEST.index(path.parent.name), name
+    for place, folder in enumerate(QUICKEST):
+        for path in ROOT.glob(f'tests/{folder}/test_*.py'):
+            name = path.relative_to(ROOT).as_posix()
+            order[name] = distance.get(name, len(distance)), place, name
     tests = sorted(order, key=lambda name: order[name])
     near = [name for name in tests if distance.get(name) == 1]
     if near:
