@@ -3,6 +3,7 @@
 import copy
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,13 +79,14 @@ def train_in_run(
     train a policy afterwards. None without held-out labels, and where it was finished before.
     """
     console.dump(hparams)
-    record = prediction = held_out = None
+    members = _Members(hparams, comm, run, records, clock)
+    prediction = held_out = None
     last_step = 0
     for member in range(hparams.ensemble):
-        trainer = _train_member(hparams, comm, run, records, clock, member, record)
+        trainer = members.train(member)
         if trainer is not None:
-            record, prediction = trainer.label_record, trainer.prediction
-            held_out, last_step = trainer.held_out, trainer.total_steps - 1
+            prediction, held_out = trainer.prediction, trainer.held_out
+            last_step = trainer.total_steps - 1
         del trainer  # its memory is the next one's
     if hparams.ensemble == 1 or prediction is None or hparams.run.directory is None:
         return prediction
@@ -92,102 +94,104 @@ def train_in_run(
     return _measure_mean(hparams, comm, held_out, last_step) if comm.rank == 0 else None
 
 
-def _train_member(
-    hparams: HParams,
-    comm: Comm,
-    run: RunHParams,
-    records: dict[str, dict],
-    clock: TimeLeft,
-    member: int,
-    record: Mapping[str, Any] | None,
-) -> RewardModelTrainer | None:
-    """Train a model; return its trainer, None if finished; record: of the last one's labels."""
-    directory = hparams.run.directory
-    files = run_files.REWARD.of_member(member)
-    network = directory and storage.join(directory, files.network)
-    finished = directory and storage.join(directory, files.finished)
-    unfinished = directory and storage.join(directory, files.unfinished)
-    if run.resume and _is_finished(finished, comm):
-        if comm.rank == 0 and unfinished:
-            log_line(f'The reward model in {network} is finished')
+@dataclass
+class _Members:
+    """Training of the reward models of a run, one after another."""
+
+    hparams: HParams
+    comm: Comm
+    run: RunHParams  # of the command, see train_in_run
+    records: dict[str, dict]
+    clock: TimeLeft
+    label_record: Mapping[str, Any] | None = None  # of the last model that this process trained
+
+    def train(self, member: int) -> RewardModelTrainer | None:
+        """Train model `member`; return its trainer, None if it was finished before."""
+        hparams, run = self.hparams, self.run
+        files = run_files.REWARD.of_member(member)
+        finished, unfinished = self._path(files.finished), self._path(files.unfinished)
+        if run.resume and self._is_finished(finished):
+            if self.comm.rank == 0 and unfinished:
+                log_line(f'The reward model in {self._path(files.network)} is finished')
+                shutil.rmtree(unfinished, ignore_errors=True)
+            return None
+        with (
+            memory.explain_oom(hparams.option_name('micro_batch_size')),
+            Checkpointer(
+                unfinished if run.save_dir else None,
+                self.comm,
+                resume=run.resume,
+                schema=STATE,
+                frozen_scopes=plans.REWARD_NETWORKS.frozen,
+                max_to_keep=2,
+                stop_timeout=run.stop_timeout,
+            ) as checkpointer,
+        ):
+            trainer = self._start(member, checkpointer)
+            trainer.prepare()
+            phase = plans.reward_phases(hparams.ensemble)[member]
+            hooks = reward_hooks(trainer, checkpointer, run.on_anomaly, self.clock, phase)
+            training_loop(trainer, hooks)
+            trainer.finish()
+        if self.comm.rank == 0 and finished and unfinished:
+            checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
             shutil.rmtree(unfinished, ignore_errors=True)
-        return None
-    with (
-        memory.explain_oom(hparams.option_name('micro_batch_size')),
-        Checkpointer(
-            unfinished if run.save_dir else None,
+        return trainer
+
+    def _path(self, name: str) -> str | None:
+        """Return the path of a file of the run; None if nothing is saved."""
+        directory = self.hparams.run.directory
+        return directory and storage.join(directory, name)
+
+    def _is_finished(self, directory: str | None) -> bool:
+        """Return whether rank 0 sees the checkpoint of a finished reward model."""
+        latest = checkpoints.latest(directory) if directory else None
+        return self.comm.all_gather_object(latest is not None)[0]
+
+    def _start(self, member: int, checkpointer: Checkpointer) -> RewardModelTrainer:
+        """Return the trainer of a model before its next step, once its labels are recorded."""
+        hparams, comm = self.hparams, self.comm
+        is_first = self.label_record is None  # of those that this process trains
+        is_whole_run = self.run is hparams.run
+        if is_whole_run and is_first:
+            session.show_precision_notes(hparams, comm)
+        session.check(hparams, comm, lambda sizes: [plans.reward_memory(hparams, sizes, comm.size)])
+        if is_first and self.run.resume:
+            self.label_record = label_record.read(self._path(run_files.LEARNED), comm)
+        # Earlier versions had them in the trainer's state of a checkpoint.
+        recorded = self.label_record or checkpointer.state.get('trainer', {})
+        answers = recorded.get('answers')
+        if not are_line_counts(answers):
+            answers = None
+        trainer = session.start(
+            lambda initial_model: build_trainer(hparams, initial_model, comm, answers, member),
+            hparams,
+            checkpointer,
             comm,
-            resume=run.resume,
-            schema=STATE,
-            frozen_scopes=plans.REWARD_NETWORKS.frozen,
-            max_to_keep=2,
-            stop_timeout=run.stop_timeout,
-        ) as checkpointer,
-    ):
-        trainer = _start(hparams, checkpointer, comm, run, records, member, record)
-        trainer.prepare()
-        phase = plans.reward_phases(hparams.ensemble)[member]
-        training_loop(trainer, reward_hooks(trainer, checkpointer, run.on_anomaly, clock, phase))
-        trainer.finish()
-    if comm.rank == 0 and finished and unfinished:
-        checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return trainer
+            records=self.records,
+            model_dir=run_files.REWARD.of_member(member).network,
+        )
+        if comm.rank == 0 and is_first:
+            if is_whole_run:
+                console.show_start('train_reward', hparams, comm)
+                session.show_queries(hparams)
+            log_line(*trainer.label_notes)
+        if comm.rank == 0 and hparams.ensemble > 1:
+            log_line(f'Reward model {member + 1} of {hparams.ensemble}')
+        self._record_labels(trainer, is_begun=member > 0 or checkpointer.prefix is not None)
+        return trainer
 
-
-def _is_finished(directory: str | None, comm: Comm) -> bool:
-    """Return whether rank 0 sees the checkpoint of a finished reward model."""
-    latest = checkpoints.latest(directory) if directory else None
-    return comm.all_gather_object(latest is not None)[0]
-
-
-def _start(
-    hparams: HParams,
-    checkpointer: Checkpointer,
-    comm: Comm,
-    run: RunHParams,
-    records: dict[str, dict],
-    member: int,
-    record: Mapping[str, Any] | None,
-) -> RewardModelTrainer:
-    """Return the trainer of a model before its next step, once its labels are recorded."""
-    is_first = record is None  # of those that this process trains
-    is_whole_run = run is hparams.run
-    directory = hparams.run.directory
-    path = directory and storage.join(directory, run_files.LEARNED)
-    if is_whole_run and is_first:
-        session.show_precision_notes(hparams, comm)
-    session.check(hparams, comm, lambda sizes: [plans.reward_memory(hparams, sizes, comm.size)])
-    if is_first and run.resume:
-        record = label_record.read(path, comm)
-    # Earlier versions had them in the trainer's state of a checkpoint.
-    answers = (record or checkpointer.state.get('trainer', {})).get('answers')
-    if not are_line_counts(answers):
-        answers = None
-    trainer = session.start(
-        lambda initial_model: build_trainer(hparams, initial_model, comm, answers, member),
-        hparams,
-        checkpointer,
-        comm,
-        records=records,
-        model_dir=run_files.REWARD.of_member(member).network,
-    )
-    if comm.rank == 0 and is_first:
-        if is_whole_run:
-            console.show_start('train_reward', hparams, comm)
-            session.show_queries(hparams)
-        log_line(*trainer.label_notes)
-    if comm.rank == 0 and hparams.ensemble > 1:
-        log_line(f'Reward model {member + 1} of {hparams.ensemble}')
-    assert trainer.label_record is not None
-    is_begun = member > 0 or checkpointer.prefix is not None
-    with about_option(hparams.labels.option_name('source')):
-        note = label_record.check(trainer.label_record, record, is_begun=is_begun)
-    if comm.rank == 0 and note:
-        log_line(note)
-    if comm.rank == 0 and path:
-        storage.write_json(path, trainer.label_record)
-    return trainer
+    def _record_labels(self, trainer: RewardModelTrainer, is_begun: bool) -> None:
+        """Record the labels; UserError if they are not those that the training began with."""
+        record, path = trainer.label_record, self._path(run_files.LEARNED)
+        assert record is not None
+        with about_option(self.hparams.labels.option_name('source')):
+            note = label_record.check(record, self.label_record, is_begun=is_begun)
+        if self.comm.rank == 0 and note:
+            log_line(note)
+        if self.comm.rank == 0 and path:
+            storage.write_json(path, record)
+        self.label_record = record
 
 
 def member_seed(seed: int | None, member: int) -> int:
