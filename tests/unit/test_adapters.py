@@ -165,6 +165,17 @@ def unmerged(model, directory, scope, head):
 
 
 @torch.no_grad()
+def test_a_base_in_bf16_begins_without_prepacked_copies_of_its_weights(model):
+    base = base_of(model)
+    precision.configure('bf16', torch.device('cpu'), 'default')
+    try:
+        base.reduce()
+    finally:
+        precision.configure('fp32', torch.device('cpu'), 'default')
+    assert torch.bfloat16 in {parameter.dtype for parameter in base.parameters.values()}
+    assert not any(hasattr(parameter, 'prepacked') for parameter in base.parameters.values())
+
+
 def test_a_policy_is_read_with_its_adapters_merged(model, trained):
     tokens = torch.arange(30).reshape(2, 15)
     begun = TrainedModel(str(model)).build(scope='policy')

@@ -18,7 +18,9 @@ from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters import layers, record
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.machine import allocator
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.training import precision
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
@@ -104,8 +106,10 @@ class SharedBase(TrainedModel):
     @torch.no_grad()
     def reduce(self) -> None:
         # A first pass decides `takes_rows` by comparing outputs, while the weights are exact.
-        self._base.hidden(torch.zeros(1, 1, dtype=torch.int64))
+        with precision.plain():  # without prepacked copies of them
+            self._base.hidden(torch.zeros(1, 1, dtype=torch.int64))
         layers.reduce(self._base)
+        allocator.release_freed_memory()  # half of the weights' bytes
 
 
 def adapters_of(hparams: Training) -> Adapters:
