@@ -9,6 +9,7 @@ from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
+from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
 from lm_human_preferences.training.networks import Networks
@@ -90,6 +91,7 @@ def policy_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> 
         rows=rows // hparams.ppo.nminibatches,
         tokens=tokens,
         predicted=task.response_length,
+        together=responses_in_a_row(hparams.ppo.samples_per_query),
         sampled_rows=sampled_rows,
         sampled_tokens=tokens,
         micro_batch_size=hparams.ppo.micro_batch_size,

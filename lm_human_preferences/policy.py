@@ -20,6 +20,11 @@ from lm_human_preferences.utils.core import default_device
 MOST_IN_A_ROW = 8
 
 
+def responses_in_a_row(same: int) -> int:
+    """Return the number of the `same` responses to a query that are analysed in one row."""
+    return max(n for n in range(1, MOST_IN_A_ROW + 1) if same % n == 0)
+
+
 class Policy:
     """Language model that samples responses to queries and analyses them.
 
@@ -125,7 +130,7 @@ class Policy:
         responses = responses[:, :longest].to(self.device)
         unpadding = Unpadding(real[:, :longest])
         # A token is predicted at the position before it.
-        together = max(n for n in range(1, MOST_IN_A_ROW + 1) if same % n == 0)
+        together = responses_in_a_row(same)
         if together > 1:
             completions = responses[:, :-1].unflatten(0, (-1, together))
             h = self.model.completion_hidden(contexts[::together], completions, self.padding_token)

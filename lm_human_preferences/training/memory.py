@@ -43,6 +43,7 @@ class MemoryEstimate:
     learning: int = 1  # networks
     retrained: int = 0  # networks that learn at another time, see plans.Networks
     predicted: int = 0  # tokens of a row whose logits are computed together
+    together: int = 1  # rows whose predicted tokens follow the other tokens, which are the same
     micro_batch_size: int | None = None
     option: str = '--micro_batch_size'
     gradient_checkpointing: bool = False
@@ -102,13 +103,15 @@ class MemoryEstimate:
 
     def learning_bytes(self, rows: int) -> float:
         """Return the bytes of a backward pass beside the gradients of parameters."""
-        block = self.block_bytes(rows, self.tokens)
+        tokens = self.tokens + (self.together - 1) * self.predicted  # of rows in one
+        block = self.block_bytes(rows, tokens) / self.together
         layers = self.sizes.n_layer
         of_each_block = block
         if self.gradient_checkpointing:
-            inputs = FLOAT * rows * self.tokens * self.sizes.n_embd
+            inputs = FLOAT * rows * tokens / self.together * self.sizes.n_embd
             of_each_block = inputs + block / layers
-        blocks = layers - 1 + self.sizes.kept_by_last_block(self.predicted / self.tokens)
+        read = self.together * self.predicted / tokens
+        blocks = layers - 1 + self.sizes.kept_by_last_block(read)
         embeddings = FLOAT * self.sizes.embedding_rows * self.sizes.n_embd
         gradients = 2 if self.predicted > 0 else 1
         if self.sizes.learned:  # the embeddings are frozen

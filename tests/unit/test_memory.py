@@ -105,6 +105,7 @@ def test_parameters_are_counted():
     [
         ({}, 16_080 + 44_400),
         ({'gradient_checkpointing': True}, 16_080 + 24_240),
+        ({'together': 5}, 16_080 + 23_280),
         ({'micro_batch_size': 2}, 19_296 + 1.8 * 17_952),
         ({'micro_batch_size': 2, 'fused': True}, 19_296 + 14_816 - memory.LIBRARIES),
         ({'ranks': 2}, 19_296 + 44_400),
@@ -126,7 +127,8 @@ def test_peaks_counted_by_hand(changes, expected):
 
     804 parameters in floats are 3216 bytes: three networks, a gradient and two moments are 19,296.
     A token in a block keeps 16 * 4 numbers and 2 * 7 probabilities, so that 35 tokens keep 10,920
-    bytes. Four blocks, 400 bytes of logits and 320 of gradients of the embeddings are 44,400.
+    bytes. Four blocks, 400 bytes of logits and 320 of gradients of the embeddings are 44,400. Five
+    responses of two tokens behind the same five are 15 tokens of 16 * 4 + 2 * 15 numbers.
     """
     assert replace(WORK, **changes).peak() == pytest.approx(memory.LIBRARIES + expected, abs=0.1)
 
@@ -166,17 +168,18 @@ FAMILIES = {
 
 @pytest.mark.parametrize('case', FAMILIES)
 def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_in):
-    """Within 10 %; computed again block by block they keep less, for the same gradients."""
+    """Within 12 %; computed again block by block they keep less, for the same gradients."""
     sizes = {'hidden_size': 64, 'intermediate_size': 176, 'num_hidden_layers': 8, 'head_dim': 16}
     family = 'llama' if ' ' in case else case
     causal_lm = tiny(family, **{**sizes, **FAMILIES[case]})
     network = TransformersNetwork(causal_lm, sizes_of(causal_lm, 60))
     tokens = torch.randint(60, (8, 48))
     reduced = precision.autocast_dtype(torch.float32) == torch.bfloat16
-    estimate = replace(WORK, sizes=network.hparams, rows=8, tokens=48, reduced=reduced)
+    fused = precision.fuses_attention()
+    estimate = replace(WORK, sizes=network.hparams, rows=8, tokens=48, reduced=reduced, fused=fused)
     weights = (HALF if reduced else FLOAT) * estimate.sizes.parameters_of_blocks()
     gradients, much = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
-    assert 8 * estimate.block_bytes(8, 48) == pytest.approx(much - weights, rel=0.1)
+    assert 8 * estimate.block_bytes(8, 48) == pytest.approx(much - weights, rel=0.12)
     network.gradient_checkpointing = True
     again, little = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
     for one, other in zip(gradients, again, strict=True):
