@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long saving a checkpoint holds up the training of a policy.
+"""Time that saving a checkpoint adds to the training of a policy.
 
     pipenv run python benchmarks/checkpoint.py [--size 124M] [--episodes 16] [--steps 2]
         [--repeats 3] [--interval 50]
@@ -46,7 +46,7 @@ def timed(work):
 
 
 def measure(trainer, checkpointer, args):
-    """What steps and checkpoints cost, each as [wall-clock seconds, processor seconds].
+    """Return the costs of steps and checkpoints, each as [wall-clock seconds, processor seconds].
 
     Returns those of a step, of the first call that saves and of later ones, of the first checkpoint
     in all and of later ones.

@@ -1,4 +1,4 @@
-"""How often the 95 % intervals of `./launch.py labels` hold the true share.
+"""Frequency with which the 95 % intervals of `./launch.py labels` hold the true share.
 
     pipenv run python benchmarks/interval_coverage.py [--trials 10000] [--seed 0]
 
@@ -33,7 +33,7 @@ CORRELATIONS = (0.1, 0.5, 0.9)
 
 
 def answers_of(questions: int, labellers: str) -> np.ndarray:
-    """How many answers each question has (questions,)."""
+    """Return the number of answers to each question (questions,)."""
     if labellers.isdigit():
         return np.full(questions, int(labellers))
     counts = np.ones(questions, np.int64)
@@ -44,7 +44,7 @@ def answers_of(questions: int, labellers: str) -> np.ndarray:
 def simulated(
     counts: np.ndarray, shares: np.ndarray, correlation: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """How many answers to each question are right (trials, questions); shares (trials,)."""
+    """Return the number of right answers to each question (trials, questions); shares (trials,)."""
     shape = (len(shares), len(counts), counts.max())
     share = shares[:, None, None]
     common = rng.random((*shape[:2], 1)) < share

@@ -75,7 +75,7 @@ def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
 
 
 def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
-    """Whether two ranks compute what was recorded of the original, and what one rank does."""
+    """Return whether two ranks compute what was recorded of the original, and one rank as well."""
     _, *command = on_mpi_command([*OF_EACH_ENGINE, *OF_ONE_ENGINE], engine)
     directory.mkdir(parents=True)
     tests = run(launcher, command, variables={'TMPDIR': str(directory)})
@@ -114,12 +114,12 @@ def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -
 
 
 def own_errors(launch: Launch) -> str:
-    """What the ranks printed before torchrun's own traceback."""
+    """Return the output of the ranks before torchrun's own traceback."""
     return launch.errors().partition('torch/distributed/elastic')[0]
 
 
 def same_at_once(launcher: Launcher, engine: str, directory: Path) -> bool:
-    """Whether two runs that start together end with the same parameters."""
+    """Return whether two runs that start together end with the same parameters."""
     short = '--ppo.total_episodes=256'
     runs = [start(launcher, engine, directory / str(i), short) for i in range(2)]
     found = []
@@ -132,7 +132,7 @@ def same_at_once(launcher: Launcher, engine: str, directory: Path) -> bool:
 
 
 def count(times: int, attempt: Callable[[Path], float], directory: Path) -> str:
-    """How many attempts went well, of how many, and the longest time that one took."""
+    """Return a line: attempts that went well, all attempts, and the longest time of one."""
     seconds = []
     for i in range(times):
         try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long reading and saving a 124M checkpoint takes, compared with its bare bytes.
+"""Time of reading and saving a 124M checkpoint, compared with its bare bytes.
 
     pipenv run python benchmarks/loading.py [--repeats 7]
 

@@ -1,4 +1,4 @@
-"""How the speed benchmarks measure: each variant in its own process, on a GPU if there is one."""
+"""Measuring for the speed benchmarks: each variant in its own process, on a GPU if there is one."""
 
 import argparse
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a million episodes of the descriptiveness setting take, and what that time is spent on.
+"""Time of a million episodes of the descriptiveness setting, and of its parts.
 
     pipenv run python benchmarks/million_episodes.py [--size 124M] [--batch 512]
         [--micro-batch-size N] [--updates 30] [--precision fp32 tf32 bf16]

@@ -35,7 +35,7 @@ def start(size, *command, **more_variables):
 
 
 def result_of(process):
-    """What a started process printed last, which is JSON."""
+    """Return the last line that a started process printed, which is JSON."""
     output, _ = process.communicate()
     if process.returncode:
         sys.exit(f'{process.args} ended with status {process.returncode}')

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What collecting labels adds to a PPO step, besides the trainings of the reward model.
+"""Time that collecting labels adds to a PPO step, besides the trainings of the reward model.
 
     pipenv run python benchmarks/online_step.py [--size 124M] [--batch 16] [--steps 3]
 

@@ -84,7 +84,7 @@ class Client:
         self.name, self.proof = (json.loads(text)[field] for field in ('labeller', 'proof'))
 
     def task(self):
-        """What the page shows besides questions."""
+        """Return the page's content besides questions."""
         status, _, text = self.request('GET', '/task')
         assert status == 200, text
         return json.loads(text)
@@ -119,7 +119,7 @@ class Client:
 
 
 def insist(call, seconds=PATIENCE):
-    """What `call` returns, once the server is there: the page, too, sends what it has again."""
+    """Return the result of `call`, once the server is there: the page, too, sends again."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -169,7 +169,7 @@ def id_of_token(folder, token):
 
 
 def check(folder, acknowledged):
-    """How many answers a folder has.
+    """Return the number of answers in a folder.
 
     Exits with an error unless each that was acknowledged, {labeller: {uuid: token of the
     question}}, is there, and no question has two.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How the cost of a PPO update grows with its batch, the length of responses, the model and ranks.
+"""Cost of a PPO update, by its batch, the length of responses, the model and the number of ranks.
 
     pipenv run python benchmarks/scaling.py [--size 124M] [--batch 8] [--ranks 2] [--repeats 1]
 

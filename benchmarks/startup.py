@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a person waits: for help, for error messages, and for the first step of a training.
+"""Seconds that a person waits: for help, error messages, and the first step of a training.
 
     pipenv run python benchmarks/startup.py [--size 124M] [--batch 8] [--repeats 3] [--threads 2]
 

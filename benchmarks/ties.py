@@ -1,4 +1,4 @@
-"""Whether a reward model gains from answers that prefer no sample, or had better not see them.
+"""Gain of a reward model from answers that prefer no sample.
 
 All is done by the commands, in mock_sentiment, whose reward is known. For each seed a simulated
 labeller, who cannot tell small differences apart, answers the questions of a folder. Reward models

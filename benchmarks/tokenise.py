@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast text becomes tokens, beside transformers' GPT-2 tokeniser, and how fast labels are read.
+"""Speed of tokenising, beside transformers' GPT-2 tokeniser, and of reading labels.
 
     pipenv run python benchmarks/tokenise.py [--size full] [--repeats 3]
 

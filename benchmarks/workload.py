@@ -1,4 +1,4 @@
-"""What the speed benchmarks work on: models of random weights, queries, and the FLOPs they need."""
+"""Work of the speed benchmarks: models of random weights, queries, and the FLOPs they need."""
 
 import functools
 import gc
@@ -35,7 +35,7 @@ QUERY_LENGTH, RESPONSE_LENGTH, VOCABULARY, PADDING = 64, 24, encodings.Main.n_vo
 
 
 def library_for(size: str) -> products.Library:
-    """What multiplies float32 matrices in a training of this size on this machine."""
+    """Return the library for float32 products in a training of this size on this machine."""
     return products.choose(SIZES[size][0])
 
 
@@ -99,7 +99,7 @@ class RandomCausalLM(RandomModel):
 
 
 def random_model(size: str, model: str) -> RandomModel:
-    """What our variants begin with."""
+    """Return the model that our variants begin with."""
     return RandomModel(size) if model == 'gpt2' else RandomCausalLM(size, model)
 
 

@@ -43,7 +43,7 @@ class Mutant:
     after: str
 
     def change(self) -> str:
-        """What is changed, wherever in the file it is."""
+        """Return the file and the change, without the number of the line."""
         return f'{self.path}: {self.before.strip()} -> {self.after.strip() or "(nothing)"}'
 
     def __str__(self) -> str:
@@ -190,18 +190,18 @@ class Finder(ast.NodeVisitor):
 
 
 def is_text(node: ast.expr) -> bool:
-    """Whether a node is a text of the program."""
+    """Return whether a node is a text of the program."""
     return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, 'value', None), str | bytes)
 
 
 def is_telling(call: ast.Call) -> bool:
-    """Whether a call's arguments are messages or types."""
+    """Return whether a call's arguments are messages or types."""
     name = name_of(call)
     return name in TELLING or name.endswith('Error')
 
 
 def name_of(call: ast.Call) -> str:
-    """What the function or method is called; '' where it has no name."""
+    """Return the name of the function or method that is called; '' without one."""
     return getattr(call.func, 'attr', getattr(call.func, 'id', ''))
 
 
@@ -238,7 +238,7 @@ def draw(seed: int, count: int) -> list[Mutant]:
 
 
 def is_python(text: str) -> bool:
-    """Whether a file can be loaded at all."""
+    """Return whether a file can be loaded at all."""
     with contextlib.suppress(SyntaxError):
         ast.parse(text)
         return True

@@ -31,7 +31,7 @@ NO_WHEEL = ('horovod',)  # compiled by tools/horovod.sh
 
 
 def from_torch(package: str) -> bool:
-    """Whether `package` is among the CUDA libraries that torch pins and brings along."""
+    """Return whether `package` is among the CUDA libraries that torch pins and brings along."""
     return package == 'triton' or package.startswith(('nvidia-', 'cuda-'))
 
 
@@ -50,7 +50,7 @@ def portable(lock):
 
 
 def locked_packages(lock: dict, category: str) -> dict[str, dict]:
-    """What is installed with `category` of `lock`, as name -> entry.
+    """Return the packages that `category` of `lock` installs, as name -> entry.
 
     These are its own packages and the default ones.
     """

@@ -176,7 +176,7 @@ def copy_of_head() -> Iterator[Path]:
 
 
 def git(*arguments: str) -> str:
-    """What git prints."""
+    """Return the output of git."""
     command = ['git', '-C', str(ROOT), *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 

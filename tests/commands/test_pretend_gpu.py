@@ -1,4 +1,4 @@
-"""What has only ever run on CPUs runs on a pretended GPU, which refuses what a real one would."""
+"""Tests on a pretended GPU, which refuses what a real one would refuse."""
 
 from unittest import mock
 
@@ -35,7 +35,7 @@ def there(*shape):
 
 
 class Twins:
-    """What the communicator of two ranks does that hold the same."""
+    """Communicator of two ranks that hold the same."""
 
     def Iallreduce(self, place, array):
         array *= 2

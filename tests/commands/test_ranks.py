@@ -324,7 +324,7 @@ def test_what_a_job_imports_is_no_garbage(tmp_path, monkeypatch, last_line, erro
 
 
 def shape_of(text):
-    """What the console shows without what differs between runs: numbers, samples, the engine."""
+    """Return the console without numbers, samples and the engine, which differ between runs."""
     text = re.sub(r'^\d ranks, averaging by .*\n', '', text)
     text = re.sub(r'^[a-z.]*\n[a-z.]*\n(?=  score)', '', text, flags=re.MULTILINE)
     return re.sub(r'[-+]?\d+\.?\d*(e[-+]\d+)?', '0', text).splitlines()

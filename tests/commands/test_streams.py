@@ -119,7 +119,7 @@ def test_training_whose_output_nobody_reads_any_more(tmp_path, size):
     ],
 )
 def test_output_that_nobody_reads(words):
-    """Whether it is written at once or is still in the buffer when Python ends."""
+    """Return whether it is written at once or is still in the buffer when Python ends."""
     process = subprocess.Popen(
         [sys.executable, *words],
         stdout=subprocess.PIPE,

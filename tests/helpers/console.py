@@ -67,7 +67,7 @@ def assert_line(line, expected, rtol, atol, message, recorded_total):
 
 
 def last_digit(*numbers):
-    """What the last printed digit of the coarser of both is worth."""
+    """Return the value of one unit of the last digit of the coarser of both."""
 
     def worth(number):
         mantissa, _, exponent = number.partition('e')

@@ -57,13 +57,13 @@ def available_engines(mpi=MPICH):
 
 
 def skip_reason():
-    """What is missing for the other engines; None if nothing is."""
+    """Return the packages missing for the other engines; None if none is."""
     missing = [f'{engine}: {why_not(engine)}' for engine in ENGINES if why_not(engine) is not None]
     return f'the others passed; {"; ".join(missing)}' if missing else None
 
 
 def on_mpi_words(tests, *engines):
-    """What to tell on_mpi.py to do `tests` on `engines`, or all available ones."""
+    """Return the arguments of on_mpi.py for `tests` on `engines`, or on all available ones."""
     return [','.join(engines or available_engines()), *(str(TESTS / test) for test in tests)]
 
 

@@ -1,4 +1,4 @@
-"""Where the recordings of the original program are, and how to read them.
+"""Recordings of the original program: their place, and functions that read them.
 
 The set at hand is one directory: $LMHP_GOLDEN, else ../shared/golden beside the repository, else
 the small set in tests/golden. Files of different sets belong to different runs, so they are never

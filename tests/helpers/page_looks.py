@@ -1,4 +1,4 @@
-"""What a page looks like in Chromium, see browser.Window: whether all of it can be read."""
+"""Looks of a page in Chromium, see browser.Window: whether all of it can be read."""
 
 import base64
 
@@ -75,12 +75,12 @@ def weak_texts(window):
 
 
 def sticking_out(window):
-    """What makes the page wider than the window."""
+    """Return the elements that make the page wider than the window."""
     return window.script(_OVERFLOW)
 
 
 def unreachable(window):
-    """What the keyboard cannot scroll."""
+    """Return the elements that the keyboard cannot scroll."""
     return window.script(_UNREACHABLE)
 
 

@@ -94,7 +94,7 @@ def _parser_after(text):
 
 
 def words_of(text):
-    """What a page says outside of scripts and styles, with single spaces."""
+    """Return the text of a page outside of scripts and styles, with single spaces."""
     return ' '.join(_words(parsed(text)).split())
 
 
@@ -125,7 +125,7 @@ def markup_of(text):
 
 
 def problems(text):
-    """What is wrong with a page, a line for each."""
+    """Return the faults of a page, a line for each."""
     parser = _parser_after(text)
     root = parser.root
     found = _problems_of_document(text, parser)

@@ -216,7 +216,7 @@ class GPU:
 
     @contextlib.contextmanager
     def drawing(self, func, kwargs):
-        """Where `func` draws numbers, it draws them from this generator."""
+        """Let `func` draw its random numbers from this generator, if it draws any."""
         if kwargs.get('generator') is not None:
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         if self.shared or torch.Tag.nondeterministic_seeded not in func.tags:
@@ -232,7 +232,7 @@ class GPU:
         self.cached = 0
 
     def patches(self):
-        """What torch.cuda tells and does."""
+        """Return the functions that replace those of torch.cuda."""
         return dict(
             _lazy_init=lambda: None,
             _initialized=True,

@@ -110,5 +110,5 @@ def give_each_thread_its_own_numpy_random(monkeypatch):
 
 
 def rank_prefix(rank, size):
-    """How recordings of several ranks name what belongs to one."""
+    """Return the prefix of what belongs to one rank in recordings of several."""
     return '' if size == 1 else f'rank{rank}/'

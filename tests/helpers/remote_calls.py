@@ -1,4 +1,4 @@
-"""What children of interrupted.py do in the middle of a training whose run is kept remotely."""
+"""Calls of children of interrupted.py amid a training whose run is kept remotely."""
 
 import os
 import signal

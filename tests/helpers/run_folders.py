@@ -109,7 +109,7 @@ def write_command(run, command, began, ended=None, how='finished', seeds=None, *
 
 
 def write_samples(run, steps):
-    """What a policy has answered on the way: {step: [(query, response, score, KL), ...]}."""
+    """Write answers of a policy on the way: {step: [(query, response, score, KL), ...]}."""
     write_lines(
         run / run_files.SAMPLES,
         [

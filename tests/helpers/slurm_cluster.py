@@ -149,7 +149,7 @@ class Cluster:
 
     @functools.cached_property
     def speaks_pmix(self):
-        """Whether Slurm finds the library for `srun --mpi=pmix`."""
+        """Return whether Slurm finds the library for `srun --mpi=pmix`."""
         lines = self.run('srun', '--mpi=list').stdout.splitlines()
         return 'pmix' in [line.strip() for line in lines]
 

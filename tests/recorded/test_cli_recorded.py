@@ -90,7 +90,7 @@ def experiment_of(case):
 
 
 def expected_hparams(case):
-    """What a recorded command line is to resolve to; raises Refused."""
+    """Return the settings of a recorded command line; raises Refused."""
     command, call, exp = case['argv'][0].replace('-', '_'), case['call'], experiment_of(case)
     for word in case['argv']:
         if word[0] == '-' and word[1:2].isalpha():

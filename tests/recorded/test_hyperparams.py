@@ -69,7 +69,7 @@ def _override(hparams, method, argument):
 
 
 def _unknown(cls, nested):
-    """Whether a nested dict has a key that no field has."""
+    """Return whether a nested dict has a key that no field has."""
     return any(
         key not in fields(cls)
         or (

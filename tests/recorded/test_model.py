@@ -42,7 +42,7 @@ def build():
 
 
 def outputs(network, X, *, past=None, past_tokens=None, mask=None, padding_token=None):
-    """What the original's model returned of `X (batch, length)`: h, present, lm_logits, heads.
+    """Return the original model's outputs for `X (batch, length)`: h, present, lm_logits, heads.
 
     Padding is given by `mask` (bool, of past and X) or by `padding_token`; the latter needs
     `past_tokens (batch, past_length)` beside `past (batch, n_layer, 2, n_head, past_length, d)`.

@@ -168,7 +168,7 @@ def test_padding_before_the_first_token_changes_nothing():
 
 
 def blocks_of(text):
-    """What is printed before the first sample, and the samples, each [query, response]."""
+    """Return the lines before the first sample, and the samples, each [query, response]."""
     head, *samples = text.split('=' * 80 + '\n')
     return head.splitlines(), [sample.splitlines() for sample in samples]
 

@@ -1,4 +1,4 @@
-"""How to train on few labels: what the recommendation is, and the command that says so."""
+"""Recommendation for training on few labels, and the command that prints it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How large an evaluation by sampling is, by the time of a first batch."""
+"""Size of an evaluation by sampling, by the time of a first batch."""
 
 import types
 

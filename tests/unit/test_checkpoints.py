@@ -122,7 +122,7 @@ def test_same_name_again(tmp_path):
 
 
 def test_only_ours_is_deleted(tmp_path):
-    """What a kill has left, and the files of a checkpoint that rotates out; nothing of others."""
+    """Remains of a kill, and files of a checkpoint that rotates out, go; others stay."""
     save(tmp_path, 'model.ckpt-1', tensors(1))
     others = [
         'model.ckpt-1.index.bak',

@@ -1,4 +1,4 @@
-"""What ranks tell each other: on threads here, and on each engine in commands/test_engines.py."""
+"""Communication of ranks: on threads here, and on each engine in commands/test_engines.py."""
 
 import socket
 import time

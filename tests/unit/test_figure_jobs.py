@@ -1,4 +1,4 @@
-"""What the runs of the figures measure, by hand."""
+"""Measurements of the figures' runs, by hand."""
 
 import json
 import math

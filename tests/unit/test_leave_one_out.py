@@ -79,7 +79,7 @@ def test_an_analysis_computes_a_query_once_with_the_same_result(policy):
 
 
 def test_few_responses_stand_in_one_row(policy, monkeypatch):
-    """What a row costs grows with the square of its responses."""
+    """The cost of a row grows with the square of its responses."""
     own, widths = policy.model.completion_hidden, []
     monkeypatch.setattr(
         policy.model,

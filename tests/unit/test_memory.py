@@ -123,7 +123,7 @@ def test_parameters_are_counted():
     ids=str,
 )
 def test_peaks_counted_by_hand(changes, expected):
-    """What lasts, plus what a step takes, in bytes.
+    """Bytes that last, plus those of a step.
 
     804 parameters in floats are 3216 bytes: three networks, a gradient and two moments are 19,296.
     A token in a block keeps 16 * 4 numbers and 2 * 7 probabilities, so that 35 tokens keep 10,920
@@ -189,7 +189,7 @@ def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_i
 
 @pytest.mark.parametrize('family', ['llama', 'qwen3', 'gpt_neox'])
 def test_what_the_last_block_keeps_of_tokens_that_are_not_read(family):
-    """Where one of 48 is read; it is about the same in all families."""
+    """One of 48 tokens is read; the share is about the same in all families."""
     sizes = {'hidden_size': 256, 'intermediate_size': 768, 'num_attention_heads': 4}
     causal_lm = tiny(family, **sizes, num_hidden_layers=2)
     network = TransformersNetwork(causal_lm, sizes_of(causal_lm, 60))
@@ -213,7 +213,7 @@ def test_gradients_of_an_embedding_are_counted_by_its_rows():
 
 
 def test_what_experts_keep_is_a_guess():
-    """Which of them compute depends on values."""
+    """Their choice depends on values."""
     found = activation_memory.kept_by(tiny('mixtral'), reduced=False)
     assert found == activation_memory.Kept(
         FLOAT * (4 * 32 + 64 + 48 + 48 + 64 + 36 + 2 * (128 + 80)), 0

@@ -1,4 +1,4 @@
-"""What pictures show: lines, bands, bars and their colours, from made-up rows."""
+"""Contents of pictures: lines, bands, bars and their colours, from made-up rows."""
 
 import numpy as np
 import pytest

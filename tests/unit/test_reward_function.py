@@ -310,7 +310,7 @@ def test_code_that_comes_with_a_run_is_not_run(write, tmp_path):
 
 @pytest.mark.parametrize('chat', [False, True])
 def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
-    """What the rewards of a training are told of the task."""
+    """The rewards of a training get these facts of the task."""
     told = []
     monkeypatch.setattr(rewards, 'TextReward', lambda *scorer, chat: told.append(chat))
     hparams = resolved('train_policy', 'test')

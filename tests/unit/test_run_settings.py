@@ -1,4 +1,4 @@
-"""What a run's files hold of its settings: everything, and the original can read what it knows."""
+"""Settings in the files of a run: all of them, and the original can read what it knows."""
 
 import json
 

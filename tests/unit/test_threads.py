@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait: less spinning where other processes need the processors."""
+"""Waiting of OpenMP's threads: less spinning where other processes need the processors."""
 
 import ctypes
 import threading

@@ -64,7 +64,7 @@ class Fault:
         self._lock = threading.Lock()
 
     def take(self, method, path):
-        """Whether this request is to go wrong; counted if so."""
+        """Return whether this request is to go wrong; counted if so."""
         with self._lock:
             due = (
                 self.method in ('', method)
@@ -106,7 +106,7 @@ class BlobServer:
         self._httpd.close_all()
 
     def commit(self, place, body):
-        """What the blob `place` (account/container/name) is from now on, where `body` was sent."""
+        """Return the blob `place` (account/container/name) as it is once `body` was sent."""
         return body
 
     def count(self, method='', path=''):
