@@ -105,6 +105,7 @@ class SharedBase(TrainedModel):
 
     @torch.no_grad()
     def reduce(self) -> None:
+        """Keep the weights of linear layers in bfloat16."""
         # A first pass decides `takes_rows` by comparing outputs, while the weights are exact.
         with precision.plain():  # without prepacked copies of them
             self._base.hidden(torch.zeros(1, 1, dtype=torch.int64))
