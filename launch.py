@@ -217,8 +217,8 @@ policy_experiments = {
         bind_nested('task', chat_task),
         bind_all('ppo', lr=5e-4, total_episodes=100 * 64, batch_size=64, noptepochs=1),
         bind('ppo.samples_per_query', 8),
-        bind_all('rewards', kl_coef=0.15, adaptive_kl='on', relative_kl_coef=True),
-        bind_all('rewards.adaptive_kl', target=3.5, horizon=1000),
+        bind_all('rewards', kl_coef=0.08, adaptive_kl='on', relative_kl_coef=True),
+        bind_all('rewards.adaptive_kl', target=8.0, horizon=1000),
         bind_all('run', seed=1, log_interval=1),
     ),
 }
