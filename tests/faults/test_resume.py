@@ -113,7 +113,7 @@ def test_clock_goes_on(tmp_path):
     directory = tmp_path / 'killed/run/policy/checkpoints'
     _, state = checkpoints.latest_resumable(str(directory))
     assert 0 < state['trainer']['elapsed'] < 60
-    trainer = mock.Mock(last_time=1000.0, optimizer=mock.Mock(), query_sampler=mock.Mock())
+    trainer = mock.Mock(last_time=1000.0, hparams=train_policy.HParams())
     train_policy.PPOTrainer.load_state_dict(trainer, state['trainer'])
     assert trainer.start_time == 1000 - state['trainer']['elapsed']
 
