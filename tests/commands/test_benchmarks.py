@@ -80,7 +80,7 @@ BENCHMARKS = {
     ),
     'lengths': (
         'lengths --size test --batch 2 --limit 20 --repeats 1 --threads 1',
-        r'\nupdate( +-?\d+\.\d+){6}',
+        r'\nupdate( +\d+\.\d+){5} +-?\d+\.\d+',
     ),
     'sampling llama': (
         'sampling --model llama --size test --batches 2 --repeats 1 --threads 1',

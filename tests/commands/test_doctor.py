@@ -81,6 +81,10 @@ def test_bf16_by_slow_instructions_is_told(quick, monkeypatch, bf16, is_slow):
     assert found['matrix products'][1].endswith('; bf16 is slower than fp32') == is_slow
 
 
+def three_gib(path):
+    return Usage(free=3 * GIB)
+
+
 def no_module(name):
     spec = types.SimpleNamespace(submodule_search_locations=[])
     return lambda wanted: None if wanted == name else spec
@@ -93,7 +97,7 @@ def no_module(name):
         ('Python', 'sys.version_info', (3, 15, 0), '3.11 to 3.14 are: `PYTHON=python3.14', 0),
         ('packages', 'importlib.util.find_spec', no_module('tiktoken'), 'tiktoken missing: `', 1),
         ('memory and disk', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
-        ('memory and disk', 'shutil.disk_usage', lambda _: Usage(free=3 * GIB), '3 GiB free', 0),
+        ('memory and disk', 'shutil.disk_usage', three_gib, '3 GiB free at /tmp', 0),
         ('MPI', 'launcher.find_mpiexec', refuse, 'there is none', 0),
         ('one rank', 'step', refuse, 'there is none', 1),
         ('two by torch', 'step', lambda *options: refuse() if options else '', 'there is none', 0),

@@ -168,18 +168,17 @@ FAMILIES = {
 
 @pytest.mark.parametrize('case', FAMILIES)
 def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_in):
-    """Within 12 %; computed again block by block they keep less, for the same gradients."""
+    """Within 10 %; computed again block by block they keep less, for the same gradients."""
     sizes = {'hidden_size': 64, 'intermediate_size': 176, 'num_hidden_layers': 8, 'head_dim': 16}
     family = 'llama' if ' ' in case else case
     causal_lm = tiny(family, **{**sizes, **FAMILIES[case]})
     network = TransformersNetwork(causal_lm, sizes_of(causal_lm, 60))
     tokens = torch.randint(60, (8, 48))
     reduced = precision.autocast_dtype(torch.float32) == torch.bfloat16
-    fused = precision.fuses_attention()
-    estimate = replace(WORK, sizes=network.hparams, rows=8, tokens=48, reduced=reduced, fused=fused)
+    estimate = replace(WORK, sizes=network.hparams, rows=8, tokens=48, reduced=reduced)
     weights = (HALF if reduced else FLOAT) * estimate.sizes.parameters_of_blocks()
     gradients, much = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
-    assert 8 * estimate.block_bytes(8, 48) == pytest.approx(much - weights, rel=0.12)
+    assert 8 * estimate.block_bytes(8, 48) == pytest.approx(much - weights, rel=0.1)
     network.gradient_checkpointing = True
     again, little = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
     for one, other in zip(gradients, again, strict=True):

@@ -83,7 +83,7 @@ def sizes_of(causal_lm: 'PreTrainedModel', n_vocab: int) -> TransformersSizes:
         keys=key_value_heads * head_width,
         kept=kept.of_a_token,
         kept_in_bf16=kept_by(causal_lm, reduced=True).of_a_token,
-        kept_of_pairs=kept.of_a_pair or heads,  # of our attention, in place of theirs
+        kept_of_pairs=kept.of_a_pair,
         numbers_of_blocks=sum(each.numel() for each in nn.ModuleList(blocks).parameters()),
         numbers=sum(each.numel() for each in causal_lm.parameters()),
     )
