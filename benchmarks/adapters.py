@@ -10,9 +10,8 @@ prints what the process takes beside what a training would have announced.
 """
 
 import argparse
-import resource
-import time
 
+import measuring
 import numpy as np
 import ppo_update
 import reward_step
@@ -28,6 +27,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.memory import on_ranks
+from lm_human_preferences.utils.core import default_device
 
 workload.SIZES['1.2B'] = (2048, 32, 26)
 workload.KEY_VALUE_HEADS[32] = 8
@@ -102,9 +102,9 @@ def speed(args):
         seconds = {name: [] for name in parts}
         for _ in range(args.repeats):
             for name, functions in parts.items():
-                started = time.perf_counter()
+                started = measuring.now()
                 functions[part]()
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(measuring.now() - started)
         full, adapters = (min(seconds[name]) for name in ('full', 'adapters'))
         print(f'{part:12} full {full:6.2f} s  adapters {adapters:6.2f} s  {adapters / full:.2f}')
 
@@ -115,22 +115,22 @@ def memory(args):
     settings = {'ppo.noptepochs': 1, 'run.gradient_checkpointing': True}
     hparams.override_from_dict(settings)
     hparams.run.precision = 'bf16' if args.bf16 else 'fp32'
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = measuring.memory_taken()
     model = model_of(args, adapted=True)
     queries = workload.queries(args.batch)
     run = ppo_update.Ours(args.size, hparams, queries, comm.init_comm(), lambda _: model)
     run.trainer.policy.model.gradient_checkpointing = True
-    started = time.perf_counter()
+    started = measuring.now()
     run.update()
-    seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = measuring.now() - started
+    peak = measuring.memory_taken()
     own = run.trainer.policy.model.own_parameters()
     sizes = model.hparams()
     sizes.learned = sum(each.numel() for name, each in own.items() if HEADS not in name)
-    planned = on_ranks(plans.policy_memory(hparams, sizes, 1), 1, torch.device('cpu'))
+    planned = on_ranks(plans.policy_memory(hparams, sizes, 1), 1, default_device())
     estimate = planned.peak() / 1e9
     print(f'{sizes.parameters() / 1e9:.2f} billion parameters, {hparams.run.precision}:')
-    print(f'process {peak * 1024 / 1e9:.2f} GB, {before * 1024 / 1e9:.2f} before; {estimate=:.2f}')
+    print(f'process {peak / 1e9:.2f} GB, {before / 1e9:.2f} before; {estimate=:.2f}')
     print(f'{sizes.learned / 1e6:.1f}M learn; the step took {seconds:.0f} s')
 
 
@@ -146,7 +146,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     kind = 'bf16' if args.bf16 else 'fp32'
-    precision.configure(kind, torch.device('cpu'), workload.library_for(args.size))
+    precision.configure(kind, default_device(), workload.library_for(args.size))
     {'speed': speed, 'memory': memory}[args.what](args)
 
 

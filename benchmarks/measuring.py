@@ -34,6 +34,13 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def memory_taken():
+    """The most bytes that this process has taken, of the GPU or, if there is none, of the host."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def machine(size, library=None):
     """The GPU; if there is none, the kind of processor and the library that multiplies on it."""
     if torch.cuda.is_available():

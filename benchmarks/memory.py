@@ -7,18 +7,19 @@
 
 The first command prints a table of several kinds of steps, each in a process of its own; the second
 measures one of them, twice. The PPO step here has one epoch instead of four, and Adam's moments are
-there from the beginning. GB are those of the whole process. The time of both is printed as well.
+there from the beginning. GB are those of the whole process, or of the GPU if there is one. The time
+of both is printed as well.
 """
 
 import argparse
 import contextlib
 import functools
 import io
-import resource
 import subprocess
 import sys
 import time
 
+import measuring
 import numpy as np
 import ppo_update
 import reward_step
@@ -31,6 +32,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import memory, precision
 from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.utils.core import default_device
 
 STEPS = [
     'ppo --batch 16',
@@ -151,16 +153,17 @@ def measure(args):
         args, common
     )
     library = workload.library_for(args.size)
-    precision.configure(common['run.precision'], torch.device('cpu'), library)
+    device = default_device()
+    precision.configure(common['run.precision'], device, library)
     trainer, step = build()
     trainer.optimizer.start_at(1)
-    started, processor = time.perf_counter(), time.process_time()
+    started, processor = measuring.now(), time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
         for _ in range(2):  # the second finds the holes that the first has left
             step()
-    seconds, processor = time.perf_counter() - started, time.process_time() - processor
-    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    expected = memory.on_ranks(estimate, 1, torch.device('cpu')).peak() / 1e9
+    seconds, processor = measuring.now() - started, time.process_time() - processor
+    found = measuring.memory_taken() / 1e9
+    expected = memory.on_ranks(estimate, 1, device).peak() / 1e9
     print(
         f'{expected:9.2f} {found:9.2f} {expected / found - 1:+9.0%} {seconds:9.1f}'
         f' {processor:9.1f}',

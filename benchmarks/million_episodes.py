@@ -44,8 +44,10 @@ def measure(args):
 def costliest(update, count):
     """The operators with the most device time of their own in `count` updates.
 
-    Returns [(name, seconds an update, share)].
+    Returns [(name, seconds an update, share)]; empty for no updates.
     """
+    if not count:
+        return []
     with profile() as profiler:
         for _ in range(count):
             update()

@@ -94,7 +94,8 @@ class RandomCausalLM(RandomModel):
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Any:
         from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 
-        network = plain_model(self.size, self.model)
+        torch.manual_seed(0)
+        network = _without_dropout(self.size, self.model)
         return TransformersNetwork(network, self.sizes, scalar_heads).initialize()
 
 

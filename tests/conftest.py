@@ -16,6 +16,10 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 # It would import trio, which nothing here uses and selenium brings.
 os.environ['HYPOTHESIS_NO_PLUGINS'] = '1'
 
+# What was recorded, and what is compared to the bit, is of processors: only tests/gpu sees a GPU.
+if 'LMHP_TEST_GPU' not in os.environ:
+    os.environ['CUDA_VISIBLE_DEVICES'] = ''
+
 # As in a shell where the environment is active: there the commands that are printed are short.
 os.environ.pop('PIPENV_ACTIVE', None)
 os.environ['PATH'] = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])

@@ -287,6 +287,8 @@ def test_memory_and_checkpoints_are_planned_for_adapters(model, tmp_path):
     assert full.lasting_bytes() == 4 * 5 * numbers
     assert lean.lasting_bytes() == 4 * (numbers + 5 * lean.sizes.learned)
     assert 0 < lean.sizes.learned < numbers / 3
+    halved = replace(lean, reduced=True, fused=True).lasting_bytes()  # on a GPU
+    assert lean.lasting_bytes() - halved == 2 * lean.sizes.parameters_of_blocks()
     more = replace(lean, lays_out=True).lasting_bytes() - lean.lasting_bytes()
     assert 4 * lean.sizes.parameters_of_blocks() < more <= 4 * numbers
     refused = error_of(invoke('train_policy test run --task.policy.lora on --dry_run'))

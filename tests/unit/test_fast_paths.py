@@ -476,6 +476,7 @@ def test_precisions():
     for name in PRECISIONS[::-1]:
         precision.configure(name, torch.device('cuda'), 'default')
         assert torch.backends.cuda.matmul.allow_tf32 == (name != 'fp32')
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='of glibc')
