@@ -279,4 +279,4 @@ def test_variables_are_documented():
     used = set(re.findall(r'\benviron\b.*?(LMHP_\w+)', source))
     used -= {'LMHP_RANKS'}  # set by the launcher, not by users
     documented = set(re.findall(r'LMHP_\w+', '\n'.join(LINKING.values())))
-    assert used and used | {'LMHP_GOLDEN'} == documented
+    assert used and used | {'LMHP_GOLDEN', 'LMHP_TEST_GPU'} == documented
