@@ -19,13 +19,19 @@ class LoraHParams(hyperparams.HParams):
         'layers with an adapter: NAME,NAME or a pattern of their names; None: all linear layers but'
         ' the output layer',
     )
+    full: str | None = option(
+        None,
+        'what is trained in full beside the adapters, such as wte or embed_tokens: NAME,NAME or a'
+        ' pattern of names; None: nothing',
+    )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that the pattern is one."""
-        try:
-            re.compile(self.targets or '')
-        except re.error as e:
-            yield True, f'{{targets=}} is no pattern of names: {e}'
+        """Check that patterns are some."""
+        for name in ('targets', 'full'):
+            try:
+                re.compile(getattr(self, name) or '')
+            except re.error as e:
+                yield True, f'{{{name}=}} is no pattern of names: {e}'
 
 
 @dataclass

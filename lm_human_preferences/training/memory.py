@@ -116,8 +116,8 @@ class MemoryEstimate:
         blocks = layers - 1 + self.sizes.kept_by_last_block(read)
         embeddings = FLOAT * self.sizes.embedding_rows * self.sizes.n_embd
         gradients = 2 if self.predicted > 0 else 1
-        if self.sizes.learned:  # the embeddings are frozen
-            gradients = 0
+        if 0 < self.sizes.learned < self.sizes.embedding_rows * self.sizes.n_embd:
+            gradients = 0  # fewer numbers learn: the embeddings are frozen
         return blocks * of_each_block + block + self.logits_bytes(rows) + gradients * embeddings
 
     def logits_bytes(self, rows: int) -> int:

@@ -37,6 +37,7 @@ from lm_human_preferences.training import precision
 
 NEW = '--rewards.train_new_model'
 LORA = '--task.policy.lora on --task.policy.lora.rank 2 --ppo.lr 1e-3'
+IN_FULL = '.*(wte|embed_tokens)'
 COMM = LocalComm()
 
 
@@ -164,6 +165,48 @@ def unmerged(model, directory, scope, head):
     return network
 
 
+def test_embeddings_may_be_trained_in_full(model, tmp_path):
+    succeed(line(model, tmp_path, f'--task.policy.lora.full {IN_FULL}'))
+    tokens = torch.arange(30).reshape(2, 15)
+    begun, merged = (
+        TrainedModel(str(each)).build(scope='policy') for each in (model, tmp_path / 'run')
+    )
+    network = unmerged(model, tmp_path / 'run/policy', 'policy', 'value')
+    torch.testing.assert_close(merged.hidden(tokens), network.hidden(tokens), rtol=0, atol=1e-5)
+    own = network.own_parameters()
+    (name,) = (name for name in own if 'lora' not in name and 'heads' not in name)
+    assert re.fullmatch(IN_FULL, name.removesuffix('.weight'))
+    assert not torch.equal(own[name], begun.get_parameter(name))
+    export = f'export {tmp_path}/run {tmp_path}/adapter'
+    assert 'was trained in full; an export without --as' in error_of(
+        invoke(f'{export} --as adapter')
+    )
+    assert error_of(invoke(line(model, tmp_path / 'none', '--task.policy.lora.full nothing'))) == (
+        '--task.policy.lora.full nothing matches no module'
+    )
+
+
+@pytest.mark.parametrize('names', [IN_FULL, '.*(c_fc|up_proj)'])
+def test_what_is_trained_in_full_is_float32_and_has_no_adapter(model, names):
+    base = base_of(model, **{'lora.full': names})
+    base.reduce()
+    network = base.build(scope='policy')
+    in_full = {name: each for name, each in network.own_parameters().items() if 'lora' not in name}
+    for name, parameter in in_full.items():
+        assert re.fullmatch(names, name.rpartition('.')[0])
+        assert parameter.dtype == torch.float32 and parameter.requires_grad
+        assert parameter is not base.parameters[name]
+        assert torch.equal(parameter, base.parameters[name].float())
+        assert f'{name.rpartition(".")[0]}.lora_A' not in network.own_parameters()
+    assert set(in_full) == set(base.parameters) - network.shared != set()
+    sizes = TrainedModel(str(model)).hparams()
+    hparams = resolved(
+        'train_policy', 'test', {'task.policy.lora': 'on', 'task.policy.lora.full': names}
+    )
+    sizes = shared.with_learned(sizes, TrainedModel(str(model)).create, hparams)
+    assert sizes.learned == sum(each.numel() for each in network.own_parameters().values())
+
+
 @torch.no_grad()
 def test_a_base_in_bf16_begins_without_prepacked_copies_of_its_weights(model):
     base = base_of(model)
@@ -230,7 +273,7 @@ def online_line(model, directory, more):
 @pytest.mark.parametrize(
     'words_of, more, result',
     [
-        (line, '--rewards.ensemble 2', result_anywhere),
+        (line, f'--rewards.ensemble 2 --task.policy.lora.full {IN_FULL}', result_anywhere),
         (online_line, '--rewards.ensemble 2', lambda folder: online_result(folder / 'run')),
     ],
     ids=['ensemble', 'online'],

@@ -89,7 +89,7 @@ def _rounded(x: torch.Tensor) -> torch.Tensor:
 def attach(network: Network, options: LoraHParams) -> None:
     """Add an uninitialised adapter to each target layer; OptionError if no layer is a target."""
     linear = {name: each for name, each in network.named_modules() if type(each) in _ADAPTED}
-    targets = {name: each for name, each in linear.items() if _is_target(name, options.targets)}
+    targets = {name: each for name, each in linear.items() if _is_target(name, options)}
     if not targets:
         kinds = sorted({name.rpartition('.')[2] for name in linear})
         raise OptionError(
@@ -102,13 +102,30 @@ def attach(network: Network, options: LoraHParams) -> None:
         layer.add_adapter(options.rank, options.alpha / options.rank)
 
 
-def _is_target(name: str, targets: str | None) -> bool:
-    """Return whether `targets` (names or a regular expression; None: all) match, as in PEFT."""
-    if targets is None:
-        return True
-    if re.fullmatch(r'[\w.,]+', targets) is None:
-        return re.fullmatch(targets, name) is not None
-    return any(f'.{name}'.endswith(f'.{target}') for target in targets.split(','))
+def names_in_full(network: Network, options: LoraHParams) -> set[str]:
+    """Return the names of parameters that are trained in full; OptionError if no name matches."""
+    if options.full is None:
+        return set()
+    modules = [each for name, each in network.named_modules() if _matches(name, options.full)]
+    # By identity, as a tied embedding is a parameter of two modules.
+    chosen = {id(parameter) for module in modules for parameter in module.parameters()}
+    if not chosen:
+        raise OptionError(options.option_name('full'), f'{options.full} matches no module')
+    return {name for name, parameter in network.named_parameters() if id(parameter) in chosen}
+
+
+def _is_target(name: str, options: LoraHParams) -> bool:
+    """Return whether a layer gets an adapter: it is one of the targets, or all are."""
+    if options.full is not None and _matches(name, options.full):
+        return False
+    return options.targets is None or _matches(name, options.targets)
+
+
+def _matches(name: str, names: str) -> bool:
+    """Return whether `names` (NAME,NAME or a regular expression) match `name`, as in PEFT."""
+    if re.fullmatch(r'[\w.,]+', names) is None:
+        return re.fullmatch(names, name) is not None
+    return any(f'.{name}'.endswith(f'.{each}') for each in names.split(','))
 
 
 def reset(network: nn.Module) -> None:

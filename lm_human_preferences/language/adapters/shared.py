@@ -50,11 +50,15 @@ class SharedBase(TrainedModel):
         return self._create(scalar_heads, self._adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
-        shared = {id(parameter): parameter for parameter in self.parameters.values()}
-        network = copy.deepcopy(self._base, shared)
+        in_full = set() if options is None else layers.names_in_full(self._base, options)
+        shared = {name: each for name, each in self.parameters.items() if name not in in_full}
+        network = copy.deepcopy(self._base, {id(each): each for each in shared.values()})
         heads = {name: network.heads[name] for name in scalar_heads}
-        network.heads = nn.ModuleDict(heads).requires_grad_()
-        network.shared = frozenset(self.parameters)
+        network.heads = nn.ModuleDict(heads)
+        network.shared = frozenset(shared)
+        for parameter in network.own_parameters().values():
+            parameter.data = parameter.data.float()  # also where the base is kept in bfloat16
+            parameter.requires_grad_()
         if options is not None:
             layers.attach(network, options)
         return network
@@ -144,12 +148,14 @@ def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm
 def with_learned(
     sizes: Sizes, create: Callable[[Iterable[str]], Network], hparams: Training
 ) -> Sizes:
-    """Set `learned` of `sizes`: the most LoRA parameters of a network. create: makes a network."""
+    """Set `learned` of `sizes`: the most parameters that a network learns beside its heads."""
     for options in adapters_of(hparams).values():
         with torch.device('meta'):
             network = create([])
         layers.attach(network, options)
         adapted = [each for each in network.modules() if isinstance(each, layers.Adapted)]
         numbers = sum(each.lora_A.numel() + each.lora_B.numel() for each in adapted)
+        in_full = layers.names_in_full(network, options)
+        numbers += sum(network.get_parameter(name).numel() for name in in_full)
         sizes.learned = max(sizes.learned, numbers)
     return sizes

@@ -32,7 +32,8 @@ class AdaptedWeights:
         if name in self._own:
             return True
         scope, _, parameter = str(name).rpartition('/')
-        if scope in self._own.scopes() or parameter.startswith(HEADS):
+        is_whole = self._record.options(scope) is None and scope in self._own.scopes()
+        if is_whole or parameter.startswith(HEADS):
             return False
         return self._of_base(name) in self._base
 
