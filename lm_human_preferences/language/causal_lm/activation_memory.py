@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lm_human_preferences.hparams.model_sizes import FLOAT, HALF
+from lm_human_preferences.language.attention import attend_by_two_products
 
+OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft caps nor sinks
+TRACED_ATTENTION = 'lm_human_preferences_traced'
 LENGTH = 1009  # tokens; a prime, as no size of a weight is a multiple of it
 
 
@@ -59,6 +62,7 @@ def _traced(config: Any, reduced: bool) -> Kept:
 
     with FakeTensorMode(), torch.autocast('cpu', torch.bfloat16, enabled=reduced), in_block:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        take_attention(model, TRACED_ATTENTION, _attention)
         block = blocks_of(model)[0]
         block.register_forward_pre_hook(lambda *_: in_block.enter_context(hooks))
         block.register_forward_hook(leave)
@@ -74,6 +78,33 @@ def _traced(config: Any, reduced: bool) -> Kept:
         for own in (mask, *model.parameters()):
             kept.pop(_storage_of(own), None)
         return _sum_of(kept.values())
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention as on CPUs, where attention weights are kept."""
+    attended = attend_by_two_products(query, key, value, attention_mask, scaling)
+    return attended.unflatten(-1, (query.shape[1], -1)), None
+
+
+def take_attention(model: Any, name: str, attention: Callable[..., Any]) -> bool:
+    """Set a model of transformers up for an implementation of attention; False if it cannot."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    own = model.get_correct_attn_implementation(None)
+    if own != OWN_ATTENTION or not model.is_backend_compatible():
+        return False
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, AttentionMaskInterface()[OWN_ATTENTION])
+    model.set_attn_implementation(name)
+    return True
 
 
 def _guessed(causal_lm: Any, reduced: bool) -> Kept:

@@ -17,14 +17,17 @@ import torch
 from torch import nn
 
 from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
-from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
+from lm_human_preferences.language.causal_lm.activation_memory import (
+    OWN_ATTENTION,
+    blocks_of,
+    take_attention,
+)
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft caps nor sinks
 OUR_ATTENTION = 'lm_human_preferences'
 
 
@@ -58,18 +61,12 @@ class Linear(nn.Linear):
 
 def prepare(causal_lm: PreTrainedModel) -> bool:
     """Set the model up to compute as above where it is given `rows`; False if it cannot."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
     model: Any = causal_lm
     for module in model.base_model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
-    own = model.get_correct_attn_implementation(None)
-    if own != OWN_ATTENTION or not model.is_backend_compatible():
+    if not take_attention(model, OUR_ATTENTION, _attention):
         return False
-    AttentionInterface.register(OUR_ATTENTION, _attention)
-    AttentionMaskInterface.register(OUR_ATTENTION, AttentionMaskInterface()[OWN_ATTENTION])
-    model.set_attn_implementation(OUR_ATTENTION)
     blocks_of(model)[-1].register_forward_pre_hook(_go_on_where_it_is_read, with_kwargs=True)
     return True
 
