@@ -187,15 +187,17 @@ def work_left(hparams: policy_options.HParams, n_vocab: int) -> dict[str, float]
     """Return the work of each phase: tokens passed forward, a backward pass counting as two."""
     task = hparams.task
     new_model = hparams.rewards.train_new_model
+    # A backward pass without gradients of the base's weights counts as one.
+    passes_of_training = 3 if task.policy.lora is None else 2
     tokens = task.query_length + task.response_length
     phases: dict[str, float] = {}
     if new_model is not None and hparams.rewards.online is None:
         row = task.query_length + _responses_of(new_model) * task.response_length
         labels = new_model.labels.num_train or UNKNOWN_LABELS
-        work = 3 * row * new_model.epochs * labels
+        work = passes_of_training * row * new_model.epochs * labels
         phases |= dict.fromkeys(reward_phases(hparams.rewards.members), work)
     # Sampling, the reference and the reward; forward and backward in each epoch.
-    passes = 2 + hparams.rewards.members + 3 * hparams.ppo.noptepochs
+    passes = 2 + hparams.rewards.members + passes_of_training * hparams.ppo.noptepochs
     phases['policy'] = passes * tokens * hparams.ppo.nupdates * hparams.ppo.batch_size
     if hparams.run.evaluate and hparams.run.save_dir:
         phases['evaluation'] = measure.tokens_to_compute(task, n_vocab)

@@ -173,7 +173,7 @@ def task_record(
         if text is not None and there['instructions'] != text:
             raise UserError(
                 f'--instructions {instructions}: {folder} has other instructions already, by which'
-                ' people have answered; take another folder'
+                ' people have answered; use another folder'
             )
         if there.get(TIES):
             record[TIES] = True
@@ -202,7 +202,7 @@ def check_folder(folder: str) -> None:
         # A killed `ask` may have left these before it had written task.json.
         own = (ANSWERS, QUESTIONS, TASK)
         if not all(name.startswith(own) for name in os.listdir(folder)):
-            raise UserError(f'{folder} is not empty, and no folder of labels: take another folder')
+            raise UserError(f'{folder} is not empty, and no folder of labels: use another folder')
 
 
 def _check_options(hparams: HParams, policy: str, against: str | None) -> None:

@@ -117,7 +117,7 @@ def _products() -> str:
     default, onednn = (products.name_of(name) for name in products.LIBRARIES)
     found = (
         f'{processor}: fp32 {rates.default:.3g} GFLOP/s by {default} and {rates.onednn:.3g} by'
-        f' {onednn}, bf16 {rates.bf16:.3g}; {products.name_of(library)} is taken for fp32'
+        f' {onednn}, bf16 {rates.bf16:.3g}; {products.name_of(library)} is used for fp32'
     )
     if rates.onednn_rounds:
         found += f', as {onednn} rounds'

@@ -214,7 +214,7 @@ class TorchComm(EngineComm):
         if allreduce not in ('auto', 'torch'):
             raise UserError(
                 f'--run.allreduce {allreduce} needs MPI, which these ranks were started without:'
-                ' take auto or torch, or start them by mpiexec'
+                ' use auto or torch, or start them by mpiexec'
             )
         network.choose_interface(store, place, self.rank, self.size)
         init_torch(store, self.rank, self.size, backend='gloo', timeout=AS_LONG_AS_IT_TAKES)
@@ -283,7 +283,7 @@ def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
     if None in taken:
         raise UserError(
             f'{len(visible)} ranks on {socket.gethostname()}, which has {len(own)}'
-            f' visible GPU(s): take --mpi {len(own)}, or make more visible by'
+            f' visible GPU(s): use --mpi {len(own)}, or make more visible by'
             ' CUDA_VISIBLE_DEVICES'
         )
     return own.index(taken[local_rank])

@@ -173,7 +173,7 @@ def _load_horovod() -> ModuleType:
     except ImportError as e:
         reason = ' '.join(str(e).split())
         raise UserError(
-            f'Horovod does not load ({reason}): compile it anew by `sh tools/horovod.sh`, or take'
+            f'Horovod does not load ({reason}): compile it anew by `sh tools/horovod.sh`, or use'
             ' --run.allreduce torch'
         ) from e
     return horovod.torch

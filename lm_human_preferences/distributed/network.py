@@ -59,7 +59,7 @@ def reachable(addresses: Sequence[str], port: int) -> str:
             return address
     raise UserError(
         f'{socket.gethostname()} does not reach the first host of this run, TCP port {port} of '
-        f'{" or ".join(addresses)}: open the network between them, or take --run.allreduce mpi'
+        f'{" or ".join(addresses)}: open the network between them, or use --run.allreduce mpi'
     )
 
 

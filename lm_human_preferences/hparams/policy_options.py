@@ -241,7 +241,7 @@ class HParams(hyperparams.HParams):
         yield (
             len(trainings) - 1 < online.retrainings,
             f'{{rewards.online.retrainings=}}: two of them would be at one of the {steps} steps of'
-            ' {ppo.total_episodes}; take fewer',
+            ' {ppo.total_episodes}; use fewer',
         )
         label_type = label_types.get(new_model.labels.type)
         samples = len(label_type.samples)
@@ -253,7 +253,7 @@ class HParams(hyperparams.HParams):
         yield (
             online.validation and samples % 2,
             f'{{rewards.online.validation=}}: {{{_NEW}.labels.type=}} shows {samples} sample(s),'
-            ' which two policies cannot share equally; take 0',
+            ' which two policies cannot share equally; use 0',
         )
         yield (
             is_asking_people and self.run.save_dir is None,
@@ -288,7 +288,7 @@ class HParams(hyperparams.HParams):
         if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
             return (
                 f'--ppo.batch_size {self.ppo.batch_size} in {parts_name} is too few for whitening:'
-                f' take {_LEAST_TO_WHITEN * parts} or more'
+                f' use {_LEAST_TO_WHITEN * parts} or more'
             )
         return None
 

@@ -21,8 +21,8 @@ class LoraHParams(hyperparams.HParams):
     )
     full: str | None = option(
         None,
-        'what is trained in full beside the adapters, such as wte or embed_tokens: NAME,NAME or a'
-        ' pattern of names; None: nothing',
+        'modules that are trained in full, such as wte or embed_tokens: NAME,NAME or a pattern of'
+        ' names; None: none',
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:

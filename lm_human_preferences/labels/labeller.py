@@ -68,7 +68,7 @@ class Labeller:
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         with contextlib.suppress(OSError):  # which the writer explains
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        in_use = f'{path} is in use: {name} is labelling already; take another --labeller'
+        in_use = f'{path} is in use: {name} is labelling already; use another --labeller'
         self._writer = Writer(path, in_use, keeps_lines=True)
         self.dropped = self._writer.dropped
         self._one_at_a_time = threading.Lock()

@@ -60,13 +60,13 @@ def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]
     if here.get(TIES) and not there.get(TIES):
         raise UserError(
             f'{path} is a folder without ties, whose labellers had to choose: leave the option ties'
-            ' out, or take another folder'
+            ' out, or use another folder'
         )
     for name in ('label_type', 'encoding'):
         if name in here and there[name] != here[name]:
             raise UserError(
                 f'{path} is a folder of another task: its {name} is {there[name]!r:.80}, not'
-                f' {here[name]!r:.80}; take another folder'
+                f' {here[name]!r:.80}; use another folder'
             )
     for name, value in here['task'].items():
         if name in ('query_dataset', 'policy'):
@@ -74,5 +74,5 @@ def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]
         if there['task'].get(name) != value:
             raise UserError(
                 f'{path} is a folder of another task: its --task.{name} is'
-                f' {there["task"].get(name)!r:.80}, not {value!r:.80}; take another folder'
+                f' {there["task"].get(name)!r:.80}, not {value!r:.80}; use another folder'
             )

@@ -137,6 +137,6 @@ def _template_in(directory: str) -> str:
     if not isinstance(template, str):
         raise UserError(
             f'--task.chat: {directory} has no chat template, neither {TEMPLATE} nor in {SETTINGS}:'
-            ' take a chat model, or leave --task.chat off'
+            ' use a chat model, or leave --task.chat off'
         )
     return template

@@ -74,7 +74,7 @@ def refuse_existing(hparams: Training) -> None:
         command = shell.typed('./launch.py resume', directory)
         raise UserError(
             f'{directory} holds a run already: go on with it by `{command}`,'
-            ' take another NAME, or give --overwrite to delete it and start anew'
+            ' use another NAME, or give --overwrite to delete it and start anew'
         )
 
 
@@ -122,7 +122,7 @@ def check_start(hparams: Training, *, overwrite: bool) -> None:
     if overwrite and launch_methods.current().was_restarted:
         raise UserError(
             '--overwrite would delete what this run had saved before torchrun or Slurm started it'
-            ' again: take --run.resume on in its place'
+            ' again: use --run.resume on instead'
         )
 
 

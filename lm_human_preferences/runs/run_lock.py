@@ -47,7 +47,7 @@ def _lock(lock: TextIO, path: str) -> str:
     except BlockingIOError:
         who = holder or 'a process'
         raise UserError(
-            f'{path}: {who} is writing this run: wait for its end, or take another NAME'
+            f'{path}: {who} is writing this run: wait for its end, or use another NAME'
         ) from None
     except OSError as e:
         raise UserError(f'--save_dir: {path} cannot be written: {e.strerror}') from e

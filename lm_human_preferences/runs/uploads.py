@@ -60,7 +60,7 @@ def is_up_to_date(url: str, directory: str) -> bool:
     if process and age < LEASE_TIMEOUT:
         minutes = (LEASE_TIMEOUT - age) / 60
         raise LeaseLost(
-            f'{url}: {process} is writing this run: wait for its end, or take another NAME; if it'
+            f'{url}: {process} is writing this run: wait for its end, or use another NAME; if it'
             f' was killed, try again in {minutes:.0f} minutes'
         )
     return False

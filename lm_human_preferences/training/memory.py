@@ -257,7 +257,7 @@ def check_fits(option: str, count: int, each: int, free: int) -> None:
     if count * each > free:
         raise UserError(
             f'{option}: what {count} of them hold takes {count * each / 1e9:.0f} GB of memory on'
-            f' each rank, which has {free / 1e9:.0f} GB: take at most {free // each}'
+            f' each rank, which has {free / 1e9:.0f} GB: use at most {free // each}'
         )
 
 

@@ -101,7 +101,7 @@ def plain() -> Iterator[None]:
 def check(precision: str, device: torch.device) -> None:
     """Raise UserError where `device` cannot compute in `precision`."""
     if precision == 'tf32' and device.type != 'cuda':
-        raise UserError('precision tf32 needs a GPU; without one, take fp32 or bf16')
+        raise UserError('precision tf32 needs a GPU; without one, use fp32 or bf16')
 
 
 def autocast(device: torch.device) -> torch.autocast:

@@ -27,6 +27,6 @@ def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise:
         parts = ' x '.join(f'{factor} {number}' for factor, number in factors.items())
         near = f'{below} or {below + part}' if below > 0 else below + part
         raise UserError(
-            f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: take'
+            f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: use'
             f' {near}{otherwise}'
         )

@@ -247,7 +247,7 @@ def test_ways_to_train_learn_the_same(family, way, losses_of):
 @pytest.mark.parametrize(
     'family, settings, told',
     [
-        ('mpt', {}, 'models of the family mpt are not taken: their positions cannot be set'),
+        ('mpt', {}, 'models of the family mpt are not supported: their positions cannot be set'),
         ('llama', {'max_position_embeddings': 6}, 'are 7, more than the 6 of --task.policy.init'),
         ('mistral', {'sliding_window': 5}, 'are 7, more than the sliding window of 5 of --task.'),
     ],

@@ -287,10 +287,10 @@ train_reward test nm --labels.type best_of
 train_policy sentiment nm --mode slurm
     --mode slurm is not available: only 'local' is
 train_policy sentiment nm --ppo.nminibatches 3
-    --ppo.batch_size 512 is not a multiple of --ppo.nminibatches 3: take 510 or 513
+    --ppo.batch_size 512 is not a multiple of --ppo.nminibatches 3: use 510 or 513
 train_policy sentiment nm --{NEW}.batch_size 63
     --{NEW}.labels.num_train 4992 is not a multiple of --{NEW}.batch_size 63:
-    take 4977 or 5040, or None for all labels
+    use 4977 or 5040, or None for all labels
 train_policy sentiment nm --rewards.adaptive_kl off --rewards.adaptive_kl.target 3
     --rewards.adaptive_kl.target has no meaning with --rewards.adaptive_kl off: drop one of them
 train_policy sentiment nm --{NEW} off --{NEW}.lr 1

@@ -66,7 +66,7 @@ def test_products_and_threads_are_told(quick, monkeypatch):
     assert found['matrix products'] == (
         'ok',
         f'Xeon (avx2 avx512f avx512_vnni): fp32 118 GFLOP/s by {default} and 57.4 by oneDNN, bf16'
-        f' 0.51; {default} is taken for fp32, as oneDNN rounds; there are no instructions for bf16',
+        f' 0.51; {default} is used for fp32, as oneDNN rounds; there are no instructions for bf16',
     )
     assert ', of which this container may take 1.5, of which one rank' in found['devices'][1]
 

@@ -399,7 +399,7 @@ MISTAKES = """
     --rewards.online.labels must be given: a whole number (int)
 --rewards.online.labels=960 --rewards.online.retrainings=99
     --rewards.online.retrainings 99: two of them would be at one of the 100 steps of
-    --ppo.total_episodes; take fewer
+    --ppo.total_episodes; use fewer
 --rewards.online.labels=960 --rewards.train_new_model=off
     --rewards.online trains a reward model of its own: it needs --rewards.train_new_model on
 --rewards.online.labels=960 --rewards.online.error=0.1
@@ -407,7 +407,7 @@ MISTAKES = """
     give --rewards.online.source mock, or no error
 --rewards.online.labels=960 --rewards.train_new_model.labels.type=scalar_rating
     --rewards.online.validation 0.05: --rewards.train_new_model.labels.type scalar_rating shows
-    1 sample(s), which two policies cannot share equally; take 0
+    1 sample(s), which two policies cannot share equally; use 0
 --rewards.online.labels=960 --rewards.train_new_model.labels.type=ranking_of_3
     --rewards.train_new_model.labels.type 'ranking_of_3' is none of best_of_N (as in best_of_4,
     up to 1000), scalar_rating, scalar_compare

@@ -131,7 +131,7 @@ def test_the_environments_own_mpiexec_comes_first(own_folder, path_folder):
 def test_no_mpiexec(own_folder, path_folder):
     message = (
         '^there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, '
-        'or take --mpi 1$'
+        'or use --mpi 1$'
     )
     with pytest.raises(UserError, match=message):
         launcher.launch_ranks('job:job', {}, 2)

@@ -291,7 +291,7 @@ def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
     if not here:
         on_another_machine(monkeypatch, tmp_path)
         refusal = (
-            rf'{RUN}: process \d+ on .* is writing this run: wait for its end, or take another'
+            rf'{RUN}: process \d+ on .* is writing this run: wait for its end, or use another'
             r' NAME; if it was killed, try again in (10|9) minutes'
         )
         assert re.fullmatch(refusal, error_of(invoke(words)))

@@ -251,7 +251,7 @@ def test_finished_name_is_refused(tmp_path):
     for other in (argv, words('train_policy', tmp_path)):
         assert error_of(invoke(other)) == (
             f'{tmp_path}/run holds a run already: go on with it by `./launch.py resume'
-            f' {tmp_path}/run`, take another NAME, or give --overwrite to delete it and start anew'
+            f' {tmp_path}/run`, use another NAME, or give --overwrite to delete it and start anew'
         )
     hparams = train_reward.HParams()
     hparams.override_from_json_file(str(tmp_path / 'run/train_reward_hparams.json'))
@@ -272,7 +272,7 @@ def test_a_restart_by_the_launcher_loses_nothing(tmp_path, monkeypatch, variable
         f'{tmp_path}/run holds {saved}: give --run.resume on, so that it goes on from there'
     )
     assert error_of(invoke([*argv, '--overwrite'])) == (
-        f'--overwrite would delete {saved}: take --run.resume on in its place'
+        f'--overwrite would delete {saved}: use --run.resume on instead'
     )
     assert_same(result_of(tmp_path / 'run'), before)
     monkeypatch.setenv(variable, '0')
@@ -324,7 +324,7 @@ def test_running_name_is_refused(tmp_path):
         told = re.compile(
             rf'{tmp_path}/run/lock: process {os.getpid()} on {socket.gethostname()}, '
             r'since \d{4}-[-\d]+ [:\d]+, 1 rank\(s\) is writing this run: wait for its end, or'
-            r' take another NAME'
+            r' use another NAME'
         )
         for more in ('', '--overwrite', '--run.resume on'):
             assert told.fullmatch(error_of(invoke(words('train_reward', tmp_path, more))))

@@ -291,12 +291,12 @@ def test_bad_json_file(tmp_path, text, message):
         (
             {'ppo.batch_size': 9, 'ppo.nminibatches': 2},
             ValueError,
-            '--ppo.batch_size 9 is not a multiple of --ppo.nminibatches 2: take 8 or 10',
+            '--ppo.batch_size 9 is not a multiple of --ppo.nminibatches 2: use 8 or 10',
         ),
         (
             {'ppo.batch_size': 16, 'ppo.nminibatches': 4},
             AssertionError,
-            '--ppo.batch_size 16 in 4 minibatches is too few for whitening: take 32 or more, or'
+            '--ppo.batch_size 16 in 4 minibatches is too few for whitening: use 32 or more, or'
             ' --ppo.whiten_rewards false',
         ),
         (
@@ -318,7 +318,7 @@ def test_numbers_of_labels_that_make_no_whole_batches(number, fitting):
     with pytest.raises(ValueError) as caught:
         reward_hparams(**{'labels.num_train': number}).validate()
     assert str(caught.value) == (
-        f'--labels.num_train {number} is not a multiple of --batch_size 40: take {fitting}, or None'
+        f'--labels.num_train {number} is not a multiple of --batch_size 40: use {fitting}, or None'
         ' for all labels'
     )
 
@@ -381,23 +381,23 @@ NEW = 'rewards.train_new_model'
         (
             policy_hparams(**{'ppo.batch_size': 512, 'ppo.nminibatches': 4}),
             6,
-            '--ppo.batch_size 512 is not a multiple of --mpi 6 x --ppo.nminibatches 4 = 24: take'
+            '--ppo.batch_size 512 is not a multiple of --mpi 6 x --ppo.nminibatches 4 = 24: use'
             ' 504 or 528',
         ),
         (
             policy_hparams(**{'ppo.batch_size': 2, 'ppo.whiten_rewards': False}),
             4,
-            '--ppo.batch_size 2 is not a multiple of --mpi 4: take 4',
+            '--ppo.batch_size 2 is not a multiple of --mpi 4: use 4',
         ),
         (
             reward_hparams(**{'batch_size': 32, 'rollout_batch_size': 36}),
             8,
-            '--rollout_batch_size 36 is not a multiple of --mpi 8: take 32 or 40',
+            '--rollout_batch_size 36 is not a multiple of --mpi 8: use 32 or 40',
         ),
         (
             policy_hparams(**{NEW: 'on', f'{NEW}.batch_size': 33}),
             2,
-            f'--{NEW}.batch_size 33 is not a multiple of --mpi 2: take 32 or 34',
+            f'--{NEW}.batch_size 33 is not a multiple of --mpi 2: use 32 or 34',
         ),
     ],
 )

@@ -67,7 +67,8 @@ def assert_gradients_ignore_padding(network):
 def test_families_that_are_refused(family, told):
     with pytest.raises(UserError) as e:
         probe.check(network_of(family), 'org/name')
-    assert str(e.value).startswith(f'org/name: models of the family {family} are not taken: {told}')
+    refused = f'org/name: models of the family {family} are not supported: {told}'
+    assert str(e.value).startswith(refused)
     assert '\n' not in str(e.value)
 
 
@@ -115,7 +116,8 @@ def test_a_longer_context_by_longrope_is_not_used(family):
 @pytest.mark.parametrize('family', ['mamba', 'rwkv'])
 def test_families_without_attention_are_refused(family, tmp_path):
     storage.write_json(str(tmp_path / 'config.json'), {'model_type': family})
-    with pytest.raises(UserError, match=f'models of the family {family} are not taken: they have'):
+    refused = f'models of the family {family} are not supported: they have'
+    with pytest.raises(UserError, match=refused):
         trained_models.architecture_of(str(tmp_path), N_VOCAB).sizes()
 
 

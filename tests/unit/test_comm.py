@@ -204,7 +204,7 @@ def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
 @pytest.mark.parametrize('visible', [[['a', 'b']] * 3, [['a', 'b'], ['b', 'a'], []]])
 def test_more_ranks_than_gpus_are_refused(visible):
     message = (
-        r'^3 ranks on \S+, which has 2 visible GPU\(s\): take --mpi 2, or make '
+        r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, or make '
         r'more visible by CUDA_VISIBLE_DEVICES$'
     )
     for rank in range(2):
@@ -349,7 +349,7 @@ def test_an_engine_that_needs_mpi_is_refused_without_it(monkeypatch):
     for name in ('launch_methods', 'network', 'Lifeline'):
         monkeypatch.setattr(comms, name, mock.Mock())
     message = (
-        '^--run.allreduce horovod needs MPI, which these ranks were started without: take auto or'
+        '^--run.allreduce horovod needs MPI, which these ranks were started without: use auto or'
         ' torch, or start them by mpiexec$'
     )
     with pytest.raises(UserError, match=message):
@@ -369,7 +369,7 @@ def test_addresses_of_the_first_host(monkeypatch):
         assert network.reachable(addresses, port) == '127.0.0.1'
         message = (
             f'does not reach the first host of this run, TCP port {port} of 127.0.0.2: open the'
-            ' network between them, or take --run.allreduce mpi$'
+            ' network between them, or use --run.allreduce mpi$'
         )
         with pytest.raises(UserError, match=message):
             network.reachable(['127.0.0.2'], port)

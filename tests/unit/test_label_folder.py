@@ -304,7 +304,7 @@ def test_a_file_has_one_writer(tmp_path):
     with (
         Labeller(opened, 'anna'),
         Labeller(LabelFolder(str(tmp_path / 'f')), 'bob'),
-        pytest.raises(UserError, match=r'anna is labelling already; take another --labeller'),
+        pytest.raises(UserError, match=r'anna is labelling already; use another --labeller'),
     ):
         Labeller(opened, 'anna')
     Labeller(opened, 'anna').close()

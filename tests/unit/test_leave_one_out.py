@@ -210,7 +210,7 @@ def test_an_update_is_the_same_in_micro_batches_and_leaves_the_value_head(policy
         ({'batch_size': 30}, '--ppo.batch_size 30 is not a multiple of --ppo.samples_per_query 4'),
         (
             {'batch_size': 36, 'nminibatches': 2},
-            '--ppo.nminibatches 2 x --ppo.samples_per_query 4 = 8: take 32 or 40',
+            '--ppo.nminibatches 2 x --ppo.samples_per_query 4 = 8: use 32 or 40',
         ),
         ({'micro_batch_size': 6}, '--ppo.micro_batch_size 6 is not a multiple of'),
     ],
@@ -227,5 +227,5 @@ def test_ranks_share_whole_queries():
     hparams = train_policy.HParams()
     hparams.ppo.batch_size, hparams.ppo.samples_per_query = 64, 32
     hparams.check_ranks(2)
-    with pytest.raises(UserError, match=r'--mpi 4 x --ppo.samples_per_query 32 = 128: take 128'):
+    with pytest.raises(UserError, match=r'--mpi 4 x --ppo.samples_per_query 32 = 128: use 128'):
         hparams.check_ranks(4)

@@ -509,6 +509,9 @@ def test_work_of_each_phase():
         'evaluation': 64 * 10 * (3 * 6 + 10),
     }
     assert work({}) == every
+    # With adapters a backward pass counts as one.
+    adapted = {**every, 'reward model': 2 * 13 * 100, 'policy': (3 + 4 * 2) * 60 * 7}
+    assert work({'task.policy.lora': 'on'}) == adapted
     new = 'rewards.train_new_model'
     assert work({f'{new}.labels.num_train': None})['reward model'] == 3 * 13 * 5000
     assert work({f'{new}.labels.type': 'scalar_compare'})['reward model'] == 3 * 9 * 100

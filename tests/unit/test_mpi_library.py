@@ -162,7 +162,7 @@ NO_MPICH = (
 )
 NO_OPEN_MPI = (
     'libmpi.so.40 in {0}/lib or where the loader looks: name it by'
-    ' MPI4PY_LIBMPI=/path/to/libmpi.so.40, or take MPICH, by {0}/bin/mpiexec or srun --mpi=pmi2'
+    ' MPI4PY_LIBMPI=/path/to/libmpi.so.40, or use MPICH, by {0}/bin/mpiexec or srun --mpi=pmi2'
 )
 
 
@@ -259,7 +259,7 @@ def test_horovod_and_the_mpi_in_use(build, mpiexec, binding, is_open_mpi, reason
     spoken = 'Open MPI' if is_open_mpi else 'MPICH'
     assert str(refused.value) == (
         f'--run.allreduce horovod: Horovod was {reason}, and the ranks speak {spoken}: compile it'
-        f' by `{build_command}`, or take auto'
+        f' by `{build_command}`, or use auto'
     )
 
 

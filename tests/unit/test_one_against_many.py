@@ -294,7 +294,7 @@ def test_batches_that_ranks_cannot_share_are_refused_before_anything_loads(modul
     hparams = module.HParams()
     hparams.override_from_dict({'task.policy.initial_model': '/nowhere', **settings})
     with pytest.raises(
-        UserError, match=r'batch_size 64 is not a multiple of --mpi 3: take 63 or 66$'
+        UserError, match=r'batch_size 64 is not a multiple of --mpi 3: use 63 or 66$'
     ):
         module.train(hparams, Three())
 
@@ -312,6 +312,6 @@ def test_whitening_needs_eight_responses_on_each_rank(whiten, refused):
         hparams.check_ranks(8)
     assert (
         str(caught.value)
-        == '--ppo.batch_size 64 in 16 minibatches (--mpi 8) is too few for whitening: take 128 or'
+        == '--ppo.batch_size 64 in 16 minibatches (--mpi 8) is too few for whitening: use 128 or'
         ' more, fewer ranks, or --ppo.whiten_rewards false'
     )

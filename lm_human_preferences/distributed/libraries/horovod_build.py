@@ -33,7 +33,7 @@ def check(soname: str) -> None:
         build = f'MPI=openmpi {build}'
     raise UserError(
         f'--run.allreduce horovod: {reason}, and the ranks speak {family.name}: compile it by'
-        f' `{build}`, or take auto'
+        f' `{build}`, or use auto'
     )
 
 

@@ -218,6 +218,6 @@ def _remedy(family: Family) -> str:
             ' --mpi=pmix'
         )
     return (
-        f'name it by MPI4PY_LIBMPI=/path/to/{family.soname}, or take MPICH, by'
+        f'name it by MPI4PY_LIBMPI=/path/to/{family.soname}, or use MPICH, by'
         f' {Path(sys.prefix, "bin/mpiexec")} or srun --mpi=pmi2'
     )

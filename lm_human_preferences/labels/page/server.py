@@ -197,7 +197,7 @@ def _listen(options: WebHParams) -> socket.socket:
     except OSError as e:
         name = options.option_name('port')
         raise UserError(
-            f'{name} {port}: {host} cannot be listened on: {e.strerror or e}; take another {name},'
+            f'{name} {port}: {host} cannot be listened on: {e.strerror or e}; use another {name},'
             ' or 0 for any'
         ) from e
     # Connections inherit it. Without, the body of a reply would wait for the acknowledgement of

@@ -113,7 +113,7 @@ def read_config(directory: str) -> dict[str, Any]:
     config: Any = storage.read_json(path)
     if not isinstance(config, dict) or config.get('peft_type') != 'LORA':
         kind = config.get('peft_type') if isinstance(config, dict) else config
-        raise UserError(f'{path}: adapters of the kind {kind!r:.40} are not taken, only LORA')
+        raise UserError(f'{path}: adapters of the kind {kind!r:.40} are not supported, only LORA')
     switches = ('use_rslora', 'use_dora', 'fan_in_fan_out')
     found = {**dict.fromkeys(switches, False), 'bias': 'none', 'revision': None, **config}
     others = [name for name, value in config.items() if value and name not in _READ]
@@ -121,7 +121,7 @@ def read_config(directory: str) -> dict[str, Any]:
     if found['bias'] != 'none':
         others.append('bias')
     if others:
-        raise UserError(f'{path}: adapters with {", ".join(sorted(others))} are not taken')
+        raise UserError(f'{path}: adapters with {", ".join(sorted(others))} are not supported')
     rank, alpha = found.get('r'), found.get('lora_alpha')
     is_described = (
         type(rank) is int

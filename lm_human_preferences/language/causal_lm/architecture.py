@@ -73,7 +73,7 @@ def _config_of(content: Any, path: str) -> Any:
         raise UserError(f'{path}: {config.model_type} is no causal language model of transformers')
     if not getattr(config, 'num_attention_heads', None):
         raise UserError(
-            f'{path}: models of the family {config.model_type} are not taken: they have no'
+            f'{path}: models of the family {config.model_type} are not supported: they have no'
             ' attention, so their positions cannot be set from outside, as padding needs'
         )
     return config

@@ -55,7 +55,7 @@ def config_of(content: Any, path: str) -> Any:
             raise UserError(f'{path}: transformers knows no model {family!r:.80}{code}')
         if content.get('quantization_config'):
             raise UserError(
-                f'{path} is of a quantised model, which cannot be trained: take the model that it'
+                f'{path} is of a quantised model, which cannot be trained: use the model that it'
                 ' was made of'
             )
         for key, value in _numbers(content):

@@ -22,7 +22,7 @@ LARGE = 1000  # times what the output layer gives: then a cap on logits shows
 def check(network: TransformersNetwork, name: str) -> None:
     """Raise UserError unless all ways of computing agree with the model's own pass."""
     family = network.causal_lm.config.model_type
-    refused = f'{name}: models of the family {family} are not taken: '
+    refused = f'{name}: models of the family {family} are not supported: '
     try:
         with precision.plain():
             for difference, complaint in differences(network):
