@@ -319,7 +319,7 @@ cli = Program(
             example='./launch.py train_policy mock_sentiment first --mpi 1',
             help=(
                 'Train a policy by PPO against a reward model. Experiments train that model first,'
-                ' unless told not to.'
+                ' unless they are given one.'
             ),
         ),
         Command(

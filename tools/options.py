@@ -124,7 +124,7 @@ def page() -> str:
             note += f'{_datasets()}\n\n'
         rows = '\n'.join(_row(name, field) for name, field in fields.items())
         parts.append(
-            f'## {heading}\n\n{note}| option | default | what it is |\n|---|---|---|\n{rows}\n'
+            f'## {heading}\n\n{note}| option | default | meaning |\n|---|---|---|\n{rows}\n'
         )
     return '\n'.join(parts)
 

@@ -60,8 +60,7 @@ class ReportHParams(hyperparams.HParams):
     names: bool = own_option(True, 'name the labellers')
     rewards: bool = own_option(
         False,
-        'also have each reward model predict the labels of its folder: the calibration, which takes'
-        ' longer',
+        'also show how well reward models predict the labels of their folders, which takes longer',
     )
 
 

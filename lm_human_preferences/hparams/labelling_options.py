@@ -14,10 +14,10 @@ class AskHParams(hyperparams.HParams):
     repeated: float = option(
         0.0, 'share of the questions that several labellers answer', at_least=0, at_most=1
     )
-    labellers: int = option(5, 'how many labellers answer such a question', at_least=2)
+    labellers: int = option(5, 'labellers who answer such a question', at_least=2)
     policy: str = option(
         'initial',
-        "whose samples are judged: the directory of a run of train_policy, or 'initial', the model"
+        "source of the samples: the directory of a run of train_policy, or 'initial', the model"
         ' that the experiment begins with',
     )
     against: str | None = option(
@@ -43,8 +43,7 @@ class AskHParams(hyperparams.HParams):
     )
     ties: bool = own_option(
         False,
-        'whether labellers may answer that they prefer none of the samples; of a folder, which goes'
-        ' on as it was begun',
+        'let labellers prefer none of the samples; a folder keeps the setting that it began with',
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
@@ -69,7 +68,7 @@ class ScoreHParams(hyperparams.HParams):
     batch_size: int = option(64, 'responses that are scored at a time', at_least=1)
     too_long: str = option(
         'refuse',
-        'what to do with longer texts: refuse, cut (the end), cut_start (the beginning of a query,'
+        'treatment of longer texts: refuse, cut (the end), cut_start (the beginning of a query,'
         ' the end of a response) or skip (its scores are null)',
         one_of=TOO_LONG,
     )
@@ -86,16 +85,14 @@ class ImportHParams(hyperparams.HParams):
     labeller: str = option(
         'imported', 'in a folder, who gave the answers for which the file names nobody'
     )
-    ties: bool = own_option(
-        False, 'whether a new folder may have answers that prefer none of the samples'
-    )
+    ties: bool = own_option(False, 'let answers in a new folder prefer none of the samples')
 
 
 @dataclass
 class SimulateHParams(hyperparams.HParams):
     reward: str = option(
         'mock',
-        'by which it answers: mock, the known reward of the film reviews; a reward model, a'
+        'reward by which it answers: mock, the known reward of the film reviews; a reward model, a'
         ' classifier, or FILE.py:FUNCTION',
     )
     error: float = option(
@@ -183,7 +180,7 @@ class ReportHParams(hyperparams.HParams):
     )
     export_as: str = option(
         'tokens',
-        'how: tokens (the label file of the original), text (the same with texts) or preferences'
+        'format: tokens (the label file of the original), text (the same with texts) or preferences'
         ' (prompt, chosen and rejected)',
         one_of=('tokens', 'text', 'preferences'),
     )

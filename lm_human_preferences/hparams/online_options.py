@@ -81,11 +81,11 @@ class OnlineHParams(hyperparams.HParams):
         None, 'labels that the reward model has learned from by the end', at_least=1
     )
     initial: int | None = option(
-        None, 'how many of these there are before the first episode; None: a quarter', at_least=1
+        None, 'labels before the first episode; None: a quarter', at_least=1
     )
     retrainings: int = option(
         19,
-        'how often the reward model is retrained after the first time, at evenly spaced numbers of'
+        'retrainings of the reward model after the first training, at evenly spaced numbers of'
         ' labels',
         at_least=0,
         at_most=1000,
@@ -99,10 +99,10 @@ class OnlineHParams(hyperparams.HParams):
     repeated: float = option(
         0.0, 'share of the questions that several labellers answer', at_least=0, at_most=1
     )
-    labellers: int = option(5, 'how many labellers answer such a question', at_least=2)
+    labellers: int = option(5, 'labellers who answer such a question', at_least=2)
     validation: float = option(
         0.05,
-        'how many comparisons of the policy with the initial model to ask for beside the labels, as'
+        'comparisons of the policy with the initial model that are asked for beside the labels, as'
         ' a share of their number',
         at_least=0,
         at_most=1,
@@ -125,7 +125,7 @@ class OnlineHParams(hyperparams.HParams):
     )
     ties: bool = own_option(
         False,
-        'whether people may answer that they prefer none of the samples',
+        'let people prefer none of the samples',
     )
     patience: float | None = option(
         None,

@@ -157,11 +157,9 @@ class PpoHParams(hyperparams.HParams):
     lr: float = option(5e-6, 'learning rate of the first step; it falls linearly to 0', at_least=0)
     vf_coef: float = option(0.1, 'weight of the value loss', at_least=0)
     cliprange: float = option(
-        0.2, 'how far the ratio of probabilities may move from 1 before it is clipped', at_least=0
+        0.2, 'distance of the ratio of probabilities from 1 at which it is clipped', at_least=0
     )
-    cliprange_value: float = option(
-        0.2, 'how far a value may move before it is clipped', at_least=0
-    )
+    cliprange_value: float = option(0.2, 'change of a value at which it is clipped', at_least=0)
     gamma: float = option(1, 'discount of later rewards', at_least=0, at_most=1)
     lam: float = option(0.95, 'lambda of generalised advantage estimation', at_least=0, at_most=1)
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')

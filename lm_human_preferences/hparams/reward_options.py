@@ -25,7 +25,7 @@ LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 @dataclass
 class LabelHParams(hyperparams.HParams):
     type: str = option(
-        None, 'what a label says, such as best_of_4 or scalar_rating; docs/files.md lists all'
+        None, 'kind of the labels, such as best_of_4 or scalar_rating; docs/files.md lists all'
     )
     num_train: int | None = option(
         None,
@@ -112,7 +112,7 @@ class RunHParams(hyperparams.HParams):
     )
     console: str = own_option(
         'summary',
-        'what is printed: summary, original (the lines of the 2019 program) or quiet (warnings,'
+        'terminal output: summary, original (the lines of the 2019 program) or quiet (warnings,'
         ' errors and the end)',
         one_of=CONSOLES,
         of_command=True,
@@ -120,7 +120,7 @@ class RunHParams(hyperparams.HParams):
     )
     allreduce: str = own_option(
         'auto',
-        'what averages over ranks: auto, horovod, torch or mpi',
+        'library that averages over ranks: auto, horovod, torch or mpi',
         one_of=ENGINES,
         of_command=True,
     )
@@ -148,7 +148,7 @@ class RunHParams(hyperparams.HParams):
     )
     on_anomaly: str = own_option(
         'warn',
-        'what to do if training goes wrong: off (nothing), warn, or stop (save a checkpoint first)',
+        'reaction if training goes wrong: off (nothing), warn, or stop (save a checkpoint first)',
         one_of=ON_ANOMALY,
         of_command=True,
         formerly='andon',

@@ -75,7 +75,7 @@ class TaskHParams(hyperparams.HParams):
     )
     special_tokens: bool = own_option(
         False,
-        'what spells a special token in queries and labels becomes it, as in rendered templates',
+        'read special tokens that queries and labels spell out, as rendered chat templates do',
     )
     start_text: str | None = option(
         '.',
