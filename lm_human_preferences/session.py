@@ -180,9 +180,9 @@ def start(
     width = initial_model.hparams().n_embd
     library = agree_on_library(width, checkpointer, comm)
     precision.configure_for(width, hparams.run.precision, library)
-    checkpointer.set_seed(hparams.run.seed)
     console.dump(initial_model.hparams(), name='model_hparams')
     initial_model = shared.on_one_base(initial_model, hparams, model_dir, comm)
+    checkpointer.set_seed(hparams.run.seed)  # whether a base was read now or before
     trainer = build(initial_model)
     checkpointer.restore(trainer, saves=trainer.planned_saves)
     comm.barrier()

@@ -17,6 +17,7 @@ from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.policy_options import PpoHParams as PpoHParams
 from lm_human_preferences.hparams.policy_options import RewardHParams as RewardHParams
 from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
 from lm_human_preferences.policy import Policy
@@ -121,7 +122,7 @@ def _train_both(
         console.show_start('train_policy', hparams, comm)
         session.show_queries(hparams)
     clock = TimeLeft(plans.work_left(hparams, sizes.n_vocab))
-    with session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
+    with shared.read_once(), session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
         if run_files.REWARD.command in hparams.writes():
             hparams = train_reward.train_for_policy(hparams, directory, comm, clock, experiment)
         trainer = start(hparams, checkpointer, comm, experiment)

@@ -19,6 +19,7 @@ from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHPa
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
 from lm_human_preferences.labels.held_out import Prediction, prediction_of, rewards_of, split
+from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_models import locations
@@ -44,7 +45,7 @@ def train(
 ) -> None:
     """Train a reward model in SAVE_DIR/reward_model; task_options: see announce_reward_model."""
     comm = session.connect(hparams, comm)
-    with run_dir.lock_run_dir(hparams, comm):
+    with run_dir.lock_run_dir(hparams, comm), shared.read_once():
         session.pin(hparams, comm)
         records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
         clock = TimeLeft(dict.fromkeys(plans.reward_phases(hparams.ensemble), 1))

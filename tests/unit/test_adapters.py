@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -268,6 +269,14 @@ def online_line(model, directory, more):
         f'train_policy test run --mpi 1 --save_dir {directory} {" ".join(ONLINE)} {LORA} {more}'
         f' --task.policy.initial_model={model} {NEW}.task.policy.initial_model={model}'
     )
+
+
+@pytest.mark.parametrize('more', ['', f'{NEW}.run.precision bf16 --run.precision bf16'])
+def test_two_reward_models_and_a_policy_read_the_base_once(model, tmp_path, monkeypatch, more):
+    read = mock.Mock(wraps=record.digest_of)
+    monkeypatch.setattr(record, 'digest_of', read)
+    succeed(line(model, tmp_path, f'--rewards.ensemble 2 {more}'))
+    assert read.call_count == 1
 
 
 @pytest.mark.parametrize(

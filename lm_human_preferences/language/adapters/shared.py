@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -30,13 +32,15 @@ if TYPE_CHECKING:
     Training = PolicyHParams | RewardHParams
     Adapters = dict[str, LoraHParams]  # options of the networks that learn, by scope
 
+_read: ContextVar[dict[Any, SharedBase] | None] = ContextVar('_read', default=None)
+
 
 class SharedBase(TrainedModel):
     """Model of which all networks are built on the same frozen parameters."""
 
-    def __init__(self, model: TrainedModel, adapters: Adapters, comm: Comm) -> None:
+    def __init__(self, model: TrainedModel, comm: Comm) -> None:
         super().__init__(model.name, model.savedir, model.scope)
-        self._adapters = dict(adapters)
+        self._adapters: Adapters = {}
         weights = self.checked_weights()
         self._base = super().create(['value', 'reward']).requires_grad_(False)
         self._missing = self.fill(self._base, weights, 'base')
@@ -44,6 +48,12 @@ class SharedBase(TrainedModel):
         self.parameters = {name: named[name] for name in named if not name.startswith(HEADS)}
         comm.broadcast_(list(self.parameters.values()))
         self.digest: str = comm.all_gather_object(record.digest_of(self.parameters))[0]
+
+    def with_adapters(self, adapters: Adapters) -> SharedBase:
+        """Return this base for networks with these adapters, which are trained."""
+        twin = copy.copy(self)
+        twin._adapters = dict(adapters)
+        return twin
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
         """Create a network on the shared parameters, with uninitialised adapters if trained."""
@@ -134,15 +144,31 @@ def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm
     adapters = adapters_of(hparams)
     if not adapters:
         return model
-    shared = SharedBase(model, adapters, comm)
+    key = model.savedir, hparams.run.precision, hparams.run.keep_base
+    read = _read.get()
+    if read is None:
+        read = {}
+    shared = (read.get(key) or SharedBase(model, comm)).with_adapters(adapters)
     run = hparams.run.directory
     if run is not None:
         shared.check_record(os.path.join(run, network))
     if run is not None and hparams.run.keep_base and comm.rank == 0:
         shared.keep(os.path.join(run, run_files.BASE))
-    if hparams.run.precision == 'bf16':
+    if hparams.run.precision == 'bf16' and key not in read:
         shared.reduce()
+    read[key] = shared
     return shared
+
+
+@contextlib.contextmanager
+def read_once() -> Iterator[None]:
+    """Within the block, read a base once for all trainings, such as those of an ensemble."""
+    outer = _read.get()
+    token = _read.set({} if outer is None else outer)
+    try:
+        yield
+    finally:
+        _read.reset(token)
 
 
 def with_learned(
