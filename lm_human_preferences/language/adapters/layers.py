@@ -102,9 +102,9 @@ def attach(network: Network, options: LoraHParams) -> None:
         layer.add_adapter(options.rank, options.alpha / options.rank)
 
 
-def names_in_full(network: Network, options: LoraHParams) -> set[str]:
+def names_in_full(network: Network, options: LoraHParams | None) -> set[str]:
     """Return the names of parameters that are trained in full; OptionError if no name matches."""
-    if options.full is None:
+    if options is None or options.full is None:
         return set()
     modules = [each for name, each in network.named_modules() if _matches(name, options.full)]
     # By identity, as a tied embedding is a parameter of two modules.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Training = PolicyHParams | RewardHParams
     Adapters = dict[str, LoraHParams]  # options of the networks that learn, by scope
 
-_read: ContextVar[dict[Any, SharedBase] | None] = ContextVar('_read', default=None)
+_read: ContextVar[dict[Any, SharedBase]] = ContextVar('_read')
 
 
 class SharedBase(TrainedModel):
@@ -60,9 +60,10 @@ class SharedBase(TrainedModel):
         return self._create(scalar_heads, self._adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
-        in_full = set() if options is None else layers.names_in_full(self._base, options)
-        shared = {name: each for name, each in self.parameters.items() if name not in in_full}
-        network = copy.deepcopy(self._base, {id(each): each for each in shared.values()})
+        shared = self.parameters.keys() - layers.names_in_full(self._base, options)
+        network = copy.deepcopy(
+            self._base, {id(self.parameters[name]): self.parameters[name] for name in shared}
+        )
         heads = {name: network.heads[name] for name in scalar_heads}
         network.heads = nn.ModuleDict(heads)
         network.shared = frozenset(shared)
@@ -145,9 +146,7 @@ def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm
     if not adapters:
         return model
     key = model.savedir, hparams.run.precision, hparams.run.keep_base
-    read = _read.get()
-    if read is None:
-        read = {}
+    read = _read.get({})
     shared = (read.get(key) or SharedBase(model, comm)).with_adapters(adapters)
     run = hparams.run.directory
     if run is not None:
@@ -163,8 +162,7 @@ def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm
 @contextlib.contextmanager
 def read_once() -> Iterator[None]:
     """Within the block, read a base once for all trainings, such as those of an ensemble."""
-    outer = _read.get()
-    token = _read.set({} if outer is None else outer)
+    token = _read.set(_read.get({}))
     try:
         yield
     finally:
