@@ -22,7 +22,6 @@ from experiments import resolved
 
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.reproduction import jobs
-from lm_human_preferences.training import precision
 
 FOLDER = Path(__file__).parents[2] / 'benchmarks'
 
@@ -34,7 +33,6 @@ def test_labelling():
         [sys.executable, FOLDER / 'labelling.py', *options],
         capture_output=True,
         text=True,
-        env={**os.environ, 'OMP_NUM_THREADS': '1'},
     )
     assert done.returncode == 0, done.stderr
     printed = (
@@ -44,11 +42,9 @@ def test_labelling():
 
 
 @pytest.fixture
-def ordinary_products():
+def own_environment():
     with mock.patch.dict(os.environ):
         yield
-    precision.configure('fp32', torch.device('cpu'), 'default')
-    torch.set_num_threads(1)
 
 
 # {name: (command, what it prints)}
@@ -117,7 +113,7 @@ BENCHMARKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', BENCHMARKS)
-def test_benchmark(name, monkeypatch, capsys, ordinary_products):
+def test_benchmark(name, monkeypatch, capsys, own_environment):
     """In this process, without seconds of start-up, and so are its variants.
 
     Only startup has processes of its own, which it measures, and scaling its ranks.

@@ -21,12 +21,6 @@ needs_bf16 = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def ordinary_products():
-    yield
-    precision.configure('fp32', CPU, 'default')
-
-
 def network_of(family):
     model = tiny(family, **WITHOUT_DROPOUT.get(family, {}))
     return TransformersNetwork(model, sizes_of(model, N_VOCAB), ['value']).initialize()
