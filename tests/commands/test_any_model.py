@@ -12,7 +12,7 @@ from experiments import resolved
 from interrupted import STEP, assert_same, result_anywhere
 from interrupted import run as run_in_child
 from ranks import on_ranks
-from tiny_causal_lms import save, tiny
+from tiny_causal_lms import WAYS, both_steps, save, tiny
 from tiny_tokenisers import write_byte_level
 
 import sample
@@ -25,7 +25,6 @@ from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
 
-NEW = '--rewards.train_new_model'
 N_VOCAB = 448  # rows of the embedding, more than the tokeniser has tokens
 
 
@@ -41,17 +40,6 @@ MAKE = {
     'llama': {'disk': 'float16', 'attention_dropout': 0.1},
     'qwen3': {'disk': 'bfloat16', 'shards': '30KB', 'tie_word_embeddings': True},
 }
-
-
-def both_steps(model, directory, more=''):
-    small = (
-        f'--run.save_interval 2 --task.policy.initial_model {model} --labels.num_train 160'
-        ' --normalize_samples 64'
-    ).replace('--', f'{NEW}.')
-    return (
-        f'train_policy test run --mpi 1 --save_dir {directory} --run.save_interval 2'
-        f' --task.policy.initial_model {model} --ppo.total_episodes 192 {small} {more}'
-    )
 
 
 class Trained:
@@ -198,14 +186,6 @@ def reward_losses(hparams, model, comm):
     return [float(trainer.train_batch(batch[mine], lr=1e-3)['loss']) for batch in batches]
 
 
-WAYS = {
-    'ranks': (2, {}),
-    'micro-batches': (1, {'micro_batch_size': 4}),
-    'gradient checkpointing': (1, {'run.gradient_checkpointing': True}),
-    'bf16': (1, {'run.precision': 'bf16'}),
-}
-
-
 @pytest.fixture(scope='module')
 def losses_of(tmp_path_factory):
     directory = tmp_path_factory.mktemp('models')
@@ -222,10 +202,7 @@ def losses_of(tmp_path_factory):
             torch.manual_seed(1)
             return reward_losses(hparams, TrainedModel(model), comm)
 
-        try:
-            return on_ranks(ranks, work)[0]
-        finally:
-            precision.configure('fp32', torch.device('cpu'), 'default')
+        return on_ranks(ranks, work)[0]
 
     return losses_of
 

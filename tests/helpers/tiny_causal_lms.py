@@ -1,4 +1,4 @@
-"""Tiny models of transformers' families, with random weights."""
+"""Tiny models of transformers' families, with random weights, and ways to train them."""
 
 import torch
 
@@ -44,6 +44,13 @@ OTHERS = {
 }
 # Tokens outside of such small vocabularies that some configs name by default.
 NO_TOKENS = {'bos_token_id': None, 'eos_token_id': None, 'pad_token_id': None}
+# {way: (ranks, settings of a reward training)}, all of which learn the same
+WAYS = {
+    'ranks': (2, {}),
+    'micro-batches': (1, {'micro_batch_size': 4}),
+    'gradient checkpointing': (1, {'run.gradient_checkpointing': True}),
+    'bf16': (1, {'run.precision': 'bf16'}),
+}
 
 
 def tiny(family, seed=0, **settings):
@@ -64,3 +71,15 @@ def tiny(family, seed=0, **settings):
 def save(model, directory):
     model.save_pretrained(directory)
     return directory
+
+
+def both_steps(model, directory, more=''):
+    """The command that trains a reward model and a policy, which begin with `model`."""
+    small = (
+        f'--run.save_interval 2 --task.policy.initial_model {model} --labels.num_train 160'
+        ' --normalize_samples 64'
+    ).replace('--', '--rewards.train_new_model.')
+    return (
+        f'train_policy test run --mpi 1 --save_dir {directory} --run.save_interval 2'
+        f' --task.policy.initial_model {model} --ppo.total_episodes 192 {small} {more}'
+    )

@@ -18,7 +18,7 @@ from online_runs import WORDS as ONLINE
 from online_runs import online_result
 from ranks import on_ranks
 from safetensors.torch import load_file, save_file
-from tiny_causal_lms import tiny
+from tiny_causal_lms import WAYS, both_steps, tiny
 from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import plans, train_reward
@@ -58,14 +58,7 @@ def make_model(directory, family):
 
 
 def line(model, directory, more=''):
-    small = (
-        f'--run.save_interval 2 --task.policy.initial_model {model} --labels.num_train 160'
-        ' --normalize_samples 64 --lr 1e-3'
-    ).replace('--', f'{NEW}.')
-    return (
-        f'train_policy test run --mpi 1 --save_dir {directory} --run.save_interval 2'
-        f' --task.policy.initial_model {model} --ppo.total_episodes 192 {small} {LORA} {more}'
-    )
+    return both_steps(model, directory, f'{NEW}.lr 1e-3 {LORA} {more}')
 
 
 @pytest.fixture(scope='module')
@@ -212,10 +205,7 @@ def test_what_is_trained_in_full_is_float32_and_has_no_adapter(model, names):
 def test_a_base_in_bf16_begins_without_prepacked_copies_of_its_weights(model):
     base = base_of(model)
     precision.configure('bf16', torch.device('cpu'), 'default')
-    try:
-        base.reduce()
-    finally:
-        precision.configure('fp32', torch.device('cpu'), 'default')
+    base.reduce()
     assert torch.bfloat16 in {parameter.dtype for parameter in base.parameters.values()}
     assert not any(hasattr(parameter, 'prepacked') for parameter in base.parameters.values())
 
@@ -509,14 +499,6 @@ def test_adapters_with_random_damage_are_refused_in_one_line_or_read(tmp_path):
     assert refused > 60
 
 
-WAYS = {
-    'ranks': (2, {}),
-    'micro-batches': (1, {'micro_batch_size': 4}),
-    'gradient checkpointing': (1, {'run.gradient_checkpointing': True}),
-    'bf16': (1, {'run.precision': 'bf16'}),
-}
-
-
 def reward_losses(model, ranks=1, settings=None):
     hparams = resolved('train_reward', 'test')
     of_policy = {'task.policy.initial_model': str(model), 'task.policy.lora': 'on'}
@@ -538,10 +520,7 @@ def reward_losses(model, ranks=1, settings=None):
         kept = {parameter.dtype for parameter in base.parameters.values()}
         return [float(loss) for loss in losses], kept
 
-    try:
-        return on_ranks(ranks, work)[0]
-    finally:
-        precision.configure('fp32', torch.device('cpu'), 'default')
+    return on_ranks(ranks, work)[0]
 
 
 @pytest.mark.parametrize('way', WAYS)
