@@ -41,11 +41,6 @@ def answer_all(path, name, value=0):
     return given
 
 
-def live(path, name):
-    log = LabelFolder(str(path)).logs[name]
-    return {question: given[-1].value for question, given in log.by_question.items()}
-
-
 def test_questions_and_answers_are_read_as_they_were_written(tmp_path):
     make_folder(tmp_path / 'f', 3)
     opened = LabelFolder(str(tmp_path / 'f'))
@@ -259,7 +254,7 @@ def test_a_full_disk_leaves_what_was_there_and_the_next_answer_fits(path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert file.read_bytes() == before
         labeller.answer(question, 2, 1)
-    assert sorted(live(path, 'anna').values()) == [1, 2]
+    assert sorted(answer.value for answer in LabelFolder(str(path)).counted()) == [1, 2]
 
 
 def test_what_the_disk_did_not_take_is_not_acknowledged(path, monkeypatch):
@@ -315,10 +310,6 @@ def test_a_file_has_one_writer(tmp_path):
         QuestionWriter(str(tmp_path / 'f'), TASK)
 
 
-def delete(file):
-    file.unlink()
-
-
 def delete_folder(file):
     shutil.rmtree(file.parents[1])
 
@@ -354,7 +345,7 @@ def replace_folder(file):
 @pytest.mark.parametrize(
     'change, what, place',
     [
-        (delete, 'was deleted', 'answers/anna.jsonl'),
+        (Path.unlink, 'was deleted', 'answers/anna.jsonl'),
         (delete_folder, 'was deleted', None),
         (write_over, 'was cut off', 'answers/anna.jsonl.*.saved'),
         (edit_over, 'was added to by somebody else', 'answers/anna.jsonl.*.saved'),
@@ -426,7 +417,7 @@ def test_a_moved_folder_goes_on_when_it_is_back(tmp_path):
         assert f'its lines are in {moved}/answers/anna.jsonl; move that back' in str(error.value)
         moved.rename(path)
         labeller.answer(question, 2, 1)
-    assert sorted(live(path, 'anna').values()) == [1, 2]
+    assert sorted(answer.value for answer in LabelFolder(str(path)).counted()) == [1, 2]
 
 
 @pytest.mark.parametrize('line', [b'nonsense\n', b'{"undo": "u", "time": 1}\n'])
@@ -553,6 +544,8 @@ def test_a_question_that_two_have_skipped_is_retired(path):
             assert labeller.next_question() is None
     opened = LabelFolder(str(path))
     assert opened.is_retired(opened.questions[question.id])
+    assert run_labels.count_answered(opened) == (0, 1)
+    assert run_labels.active_labellers(opened) == ['anna', 'bob']
     with Labeller(opened, 'carl') as labeller:
         assert labeller.next_question() is None
     with Labeller(LabelFolder(str(path)), 'bob') as labeller:

@@ -15,7 +15,7 @@ from experiments import resolved
 from golden_data import load_json
 from reward_models import save_reward_model
 from tiny_causal_lms import tiny
-from trainers import LARGE, loss_of, ppo_trainer, rollouts_of
+from trainers import LARGE, bytes_held_by, loss_of, ppo_trainer, rollouts_of
 
 from lm_human_preferences import plans, ppo, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
@@ -37,8 +37,6 @@ CPU = torch.device('cpu')
 @pytest.fixture(params=['fp32', 'bf16'])
 def computed_in(request):
     precision.configure(request.param, CPU, 'onednn')
-    yield
-    precision.configure('fp32', CPU, 'default')
 
 
 def gradients_and_bytes(model, loss):
@@ -263,13 +261,7 @@ def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
         networks = plans.REWARD_NETWORKS
         trainer.prepare()
         trainer.step()
-    held = 0
-    for network in trainer.networks.values():
-        for parameter in network.parameters_by_name().values():
-            assert parameter.grad is None
-            held += parameter.nbytes
-    for _, mean, square in trainer.optimizer.state.values():
-        held += mean.nbytes + square.nbytes
+    held = bytes_held_by(trainer, [trainer.optimizer])
     assert estimate.lasting_bytes() == pytest.approx(held, rel=0.02)
     in_a_checkpoint = checkpoints.size_of(checkpointer.variables_of(trainer))
     expected = plans.checkpoint_size(networks, start.hparams())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
+from trainers import bytes_held_by
 
 from lm_human_preferences import label_types, plans, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
@@ -77,17 +78,23 @@ def reward_hparams(**settings):
     return resolved('train_reward', 'test', {**small, **settings})
 
 
+def retrainer_of(reward_models, ref_policy, hparams):
+    return Retrainer(
+        reward_models=reward_models,
+        ref_policy=ref_policy,
+        hparams=hparams,
+        comm=LocalComm(),
+        seed=7,
+    )
+
+
 @pytest.fixture
 def retrainer():
     set_seed(0)
     model = TrainedModel('test')
-    return Retrainer(
-        reward_models=[RewardModel(model)],
-        ref_policy=Policy(model, scope='ref_policy'),
-        hparams=reward_hparams(),
-        comm=LocalComm(),
-        seed=7,
-    )
+    reward_model = RewardModel(model)
+    ref_policy = Policy(model, scope='ref_policy')
+    return retrainer_of([reward_model], ref_policy, reward_hparams())
 
 
 def parameters(retrainer, number=0):
@@ -157,13 +164,8 @@ def test_members_of_an_ensemble_are_retrained_one_after_another(retrainer):
     alone = retrainer.train(labels, step=3)
     expected = parameters(retrainer)
     model = retrainer.ref_policy.trained_model
-    ensemble = Retrainer(
-        reward_models=[RewardModel(model), RewardModel(model)],
-        ref_policy=retrainer.ref_policy,
-        hparams=retrainer.hparams,
-        comm=LocalComm(),
-        seed=7,
-    )
+    members = [RewardModel(model), RewardModel(model)]
+    ensemble = retrainer_of(members, retrainer.ref_policy, retrainer.hparams)
     retrainer.hparams.labels.held_out = 0.0
     outcome = ensemble.train(labels, step=3)
     first, second = ensemble.reward_models
@@ -212,43 +214,26 @@ def test_plans_count_a_reward_model_that_learns():
     assert work['reward model'] == work['reward model 3']
 
 
-def held_by(trainer, optimizers):
-    tensors = []
-    for network in trainer.networks.values():
-        for parameter in network.parameters_by_name().values():
-            assert parameter.grad is None
-            tensors.append(parameter)
-    for optimizer in optimizers:
-        for _, mean, square in optimizer.state.values():
-            tensors += [mean, square]
-    return sum(tensor.nbytes for tensor in tensors)
-
-
 def test_what_is_counted_is_what_is_held(monkeypatch):
     online = {'rewards.online': 'on', 'rewards.online.labels': 96}
     hparams = resolved('train_policy', 'test', online)
     start = TrainedModel('test')
     retraining, step = plans.memory_plans(hparams, start.hparams(), 1)
     trainer = train_policy.build_trainer(hparams, start, LocalComm())
-    retrainer = Retrainer(
-        reward_models=[trainer.networks['reward_model']],
-        ref_policy=trainer.ref_policy,
-        hparams=reward_hparams(),
-        comm=LocalComm(),
-        seed=7,
-    )
+    reward_model = trainer.networks['reward_model']
+    retrainer = retrainer_of([reward_model], trainer.ref_policy, reward_hparams())
     optimizers = (trainer.optimizer, *retrainer.optimizers)
     held = []
     finish = RewardModelTrainer.finish
     monkeypatch.setattr(
         RewardModelTrainer,
         'finish',
-        lambda self: (held.append(held_by(trainer, optimizers)), finish(self)),
+        lambda self: (held.append(bytes_held_by(trainer, optimizers)), finish(self)),
     )
     trainer.step()
     retrainer.train(simulated.generate_labels(reward_hparams(), encodings.Test), step=1)
     trainer.step()
-    held.append(held_by(trainer, optimizers))
+    held.append(bytes_held_by(trainer, optimizers))
     expected = [retraining.lasting_bytes(), step.lasting_bytes()]
     assert expected[0] == pytest.approx(expected[1] * 7 / 5)  # two moments more
     assert held == pytest.approx(expected, rel=0.02)
@@ -430,17 +415,6 @@ def test_all_fields_of_a_label_stay_together(folder):
         for field, ids in tokens.items():
             assert labels[field][row].tolist() == ids
         assert labels['best'][row] == answer.value
-
-
-def test_questions_that_two_have_skipped_are_retired(tmp_path):
-    path = str(tmp_path / 'f')
-    first = next(iter(make_folder(path, 2).questions.values()))
-    for name in ('anna', 'ben'):
-        with Labeller(LabelFolder(path), name) as labeller:
-            labeller.answer(first, None, 1.0, reason='other')
-    folder = LabelFolder(path)
-    assert run_labels.count_answered(folder) == (0, 1)
-    assert run_labels.active_labellers(folder) == ['anna', 'ben']
 
 
 BATCH = Batch(model=2, step=5, wanted=8, labels=9, answers={'anna': 9}, digest='d')
