@@ -13,6 +13,7 @@ import torch
 from command_line import error_of, invoke, succeed
 from console import responses
 from launched import ONE_AND_TWO, Launch, eventually
+from online_runs import lines_of
 
 import sample
 from lm_human_preferences.commands import sample_policy
@@ -56,10 +57,6 @@ def sampled(run, *words):
     return succeed(['sample', f'--save_dir={run}', '--mpi=1', *words], sample.cli)
 
 
-def saved(path):
-    return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
-
-
 def prompts(*texts):
     return [f'--prompt={text}' for text in texts or PROMPTS]
 
@@ -88,10 +85,10 @@ def logprobs_of(run, scope, temperature, rows):
     return logprobs.gather(2, answers.unsqueeze(2)).squeeze(2).sum(1)
 
 
-def changed_task(run, **settings):
+def change_settings(run, group='task', **settings):
     path = run / 'train_policy_hparams.json'
     hparams = json.loads(path.read_text())
-    hparams['task'].update(settings)
+    hparams[group].update(settings)
     path.write_text(json.dumps(hparams))
 
 
@@ -104,7 +101,7 @@ def test_output_agrees_with_an_independent_computation(labelled_run, tmp_path, s
     if temperature is not None:
         words.append(f'--temperature={temperature}')
     result = sampled(labelled_run, *prompts(), *words)
-    rows = saved(tmp_path / 'out.jsonl')
+    rows = lines_of(tmp_path / 'out.jsonl')
     assert all(list(row) == FIELDS for row in rows)
     assert [row['query'] for row in rows] == [prompt for prompt in PROMPTS for _ in range(5)]
     for row in rows:
@@ -126,11 +123,11 @@ def test_output_agrees_with_an_independent_computation(labelled_run, tmp_path, s
 def test_what_follows_the_end_of_a_response_is_not_shown(copied_run, tmp_path):
     """`score` then gives the scores of the samples; what the original printed has all of it."""
     token = ENCODER.encode('really')[0]
-    changed_task(copied_run, truncate_token=token, penalty_reward_value=-7)
+    change_settings(copied_run, truncate_token=token, penalty_reward_value=-7)
     words = ['--per_query=30', '--batch_size=40', '--temperature=3', '--seed=1']
     output = tmp_path / 'out.jsonl'
     printed = sampled(copied_run, *prompts(), *words, f'--output={output}').stdout
-    rows = saved(output)
+    rows = lines_of(output)
     cut = 0
     for row, (_, shown) in zip(rows, responses(printed), strict=True):
         tokens = row['response_tokens']
@@ -157,20 +154,17 @@ def test_where_the_reward_model_is_gone_the_checkpoint_has_a_copy(
     for run, name in ((copied_run, 'a'), (labelled_run, 'b')):
         result = sampled(run, *prompts(), '--seed=1', f'--output={tmp_path}/{name}.jsonl')
         assert 'note' not in result.stderr
-    assert saved(tmp_path / 'a.jsonl') == saved(tmp_path / 'b.jsonl')
+    assert lines_of(tmp_path / 'a.jsonl') == lines_of(tmp_path / 'b.jsonl')
 
 
 def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):
     run = shutil.copytree(direct_run, tmp_path / 'copy')
-    path = run / 'train_policy_hparams.json'
-    hparams = json.loads(path.read_text())
-    hparams['rewards']['trained_model'] = str(tmp_path / 'nowhere')
-    path.write_text(json.dumps(hparams))
+    change_settings(run, 'rewards', trained_model=str(tmp_path / 'nowhere'))
     result = sampled(run, *prompts(), f'--output={tmp_path}/out.jsonl')
     note, said = result.stderr.splitlines()
     assert note.startswith('note: no reward model could be loaded, so score is null: ')
     assert said == f'Saved 3 samples in {tmp_path}/out.jsonl'
-    rows = saved(tmp_path / 'out.jsonl')
+    rows = lines_of(tmp_path / 'out.jsonl')
     assert all(row['score'] is None and isinstance(row['kl'], float) for row in rows)
 
 
@@ -237,7 +231,7 @@ def test_several_responses_to_each_query_of_the_data_set(labelled_run):
 def test_queries_are_those_of_the_test_part(copied_run, tmp_path):
     (tmp_path / 'x.jsonl').write_text('"the film was"\n')
     (tmp_path / 'x.test.jsonl').write_text('"the plot was"\n')
-    changed_task(copied_run, query_dataset=f'{tmp_path}/x.jsonl')
+    change_settings(copied_run, query_dataset=f'{tmp_path}/x.jsonl')
     result = sampled(copied_run, '--nsamples=2')
     assert [query for query, _ in responses(result.stdout)] == ['the plot was'] * 2
     part = f'{tmp_path}/x.test.jsonl, the test part'
@@ -267,7 +261,7 @@ def test_interrupted_sampling_is_quiet_and_its_output_complete(labelled_run, tmp
     assert launch.wait() == 130
     launch.assert_nothing_left(10)
     assert launch.errors() == ''
-    rows, printed = saved(path), responses(launch.output())
+    rows, printed = lines_of(path), responses(launch.output())
     assert path.read_text().endswith('\n') and len(rows) > 20
     whole = printed[:-1]  # of the last one a part may be missing: nobody passes it on any more
     assert whole == [(row['query'], row['response']) for row in rows][: len(whole)]
@@ -306,7 +300,7 @@ def test_mistakes(labelled_run, words, told):
 
 
 def test_texts_that_the_model_has_no_positions_for(copied_run):
-    changed_task(copied_run, query_length=1000)
+    change_settings(copied_run, query_length=1000)
     told = '--task.query_length 1000 + --task.response_length'
     assert mistake(copied_run, '--prompt', 'the film was').startswith(told)
 
@@ -329,7 +323,7 @@ def test_mistakes_in_a_file_of_queries(labelled_run, tmp_path, text, told):
 
 
 def test_an_empty_prompt_will_do_where_the_task_puts_text_before_it(copied_run):
-    changed_task(copied_run, query_prefix='the film was')
+    change_settings(copied_run, query_prefix='the film was')
     result = sampled(copied_run, '--prompt=')
     line, query, response = result.stdout.splitlines()
     assert (line, query) == ('=' * 80, '') and len(response.split()) == 3

@@ -1,11 +1,11 @@
 """SAVE_DIR/samples.jsonl: responses of a policy to the same queries during training."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 from command_line import invoke, succeed
+from online_runs import lines_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm_human_preferences import tracked_samples
@@ -30,12 +30,8 @@ def run(tmp_path_factory):
     return train(tmp_path_factory.mktemp('kept'), '--run.sample_interval 2')
 
 
-def samples_of(run):
-    return [json.loads(line) for line in (run / 'samples.jsonl').read_text().splitlines()]
-
-
 def test_the_same_queries_are_answered_before_on_the_way_and_after(run):
-    samples = samples_of(run)
+    samples = lines_of(run / 'samples.jsonl')
     assert [sample['step'] for sample in samples] == [0] * 8 + [2] * 8 + [3] * 8
     queries = [sample['query'] for sample in samples]
     assert queries[:8] == queries[8:16] == queries[16:] and len(set(queries[:8])) == 8
@@ -53,7 +49,7 @@ def test_what_follows_the_end_of_a_response_is_not_shown(tmp_path):
     words = '--task.truncate_token 3 --run.sample_queries 60 --run.sample_interval 2'
     succeed(f'{WORDS} --save_dir {tmp_path} {words}')
     cut = 0
-    for sample in samples_of(tmp_path / 'run'):
+    for sample in lines_of(tmp_path / 'run/samples.jsonl'):
         tokens = sample['response_tokens']
         end = tokens.index(3) + 1 if 3 in tokens else 4
         assert len(tokens) == 4 and sample['response'] == ENCODER.decode(tokens[:end])
@@ -67,7 +63,8 @@ def test_what_follows_the_end_of_a_response_is_not_shown(tmp_path):
 
 
 def test_ten_times_in_a_run_unless_told_otherwise(tmp_path):
-    samples = samples_of(train(tmp_path, '--run.sample_queries 1 --ppo.total_episodes 1280'))
+    run = train(tmp_path, '--run.sample_queries 1 --ppo.total_episodes 1280')
+    samples = lines_of(run / 'samples.jsonl')
     assert [sample['step'] for sample in samples] == [*range(0, 20, 2), 20]
 
 
@@ -90,7 +87,7 @@ def test_tensorboard_shows_them_as_text(run):
     shown = events.Tensors(tag)
     assert [event.step for event in shown] == [0, 2, 3]
     text = shown[0].tensor_proto.string_val[0].decode()
-    first = samples_of(run)[0]
+    first = lines_of(run / 'samples.jsonl')[0]
     assert text.splitlines()[0].startswith(f'    {first["query"]} | {first["response"]}   (score ')
     assert events.summary_metadata[tag].plugin_data.plugin_name == 'text'
 

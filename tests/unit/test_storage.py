@@ -16,6 +16,7 @@ import pytest
 from blobfile import _azure
 from blobserver.fixtures import KEY
 from blobserver.server import BlackHole, BlobServer, Fault, redirect
+from launched import eventually
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -41,13 +42,6 @@ def child(server, url):
     return subprocess.Popen(
         [sys.executable, '-c', CHILD, url], env=server.env, stdout=subprocess.PIPE, text=True
     )
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def failure(path=BASE + '/big', kind=storage.StorageError):
@@ -200,9 +194,9 @@ def test_one_download_for_many_processes(server, cache, blobs):
 def test_a_killed_download_starts_again(server, cache, blobs):
     server.faults.append(Fault('slow', 0.05, times=None, method='GET'))
     first = child(server, BASE + '/big')
-    wait_for(lambda: any(name.endswith('.part') for name in files(cache)))
+    eventually(lambda: any(name.endswith('.part') for name in files(cache)), 120)
     second = child(server, BASE + '/big')
-    wait_for(lambda: server.count('HEAD') == 2)
+    eventually(lambda: server.count('HEAD') == 2, 120)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     server.faults.clear()

@@ -2,9 +2,9 @@
 
 import ctypes
 import threading
-import time
 
 import pytest
+from launched import eventually
 
 from lm_human_preferences.machine import threads
 
@@ -21,27 +21,20 @@ class OpenMp:
         self.teams.append((threading.current_thread(), work, size))
 
 
-def wait_for(condition):
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_spare_team_is_there_while_it_is_crowded():
     openmp = OpenMp()
     spare = threads.SpareTeam(openmp)
     shares = [0, threads.CROWDED, threads.CROWDED + 0.01, 1, threads.FREE + 0.01]
     for share in shares:
         threads._adjust(spare, share)
-    wait_for(lambda: openmp.teams)
+    eventually(lambda: openmp.teams, 10)
     ((holder, work, size),) = openmp.teams
     assert work is openmp.omp_get_thread_num and size == 2 and holder.is_alive()
     threads._adjust(spare, threads.FREE - 0.01)
     holder.join(10)
     assert not holder.is_alive()
     threads._adjust(spare, 1)
-    wait_for(lambda: len(openmp.teams) == 2)
+    eventually(lambda: len(openmp.teams) == 2, 10)
     spare.close()
 
 
