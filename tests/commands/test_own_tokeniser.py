@@ -4,15 +4,13 @@ import json
 import shutil
 
 import pytest
-from click.testing import CliRunner
 from command_line import error_of, invoke, succeed
 from label_folders import HEADER
+from label_page import press, web_options
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import END, write_byte_level, write_words
 
-import launch
 import sample
-from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.page.server import LabelServer
 from lm_human_preferences.language import chat, tokenisers
@@ -170,9 +168,7 @@ def test_labellers_of_a_chat_see_no_marks(tmp_path):
     with QuestionWriter(folder, task, encoding) as writer:
         question = {field: tokens(text, 40) for field, text in texts.items()}
         writer.add([question], [{**HEADER, 'policies': ['initial'] * 2}])
-    words = ['label', folder, '--labeller', 'anna']
-    printed = CliRunner().invoke(launch.cli, words, input='1').stdout
+    printed = press(folder, '1')
     assert all(text in printed for text in texts.values()) and END not in printed
-    options = LabelHParams(web=WebHParams(port=0)).web
-    with LabelServer(folder, ['anna'], options, note=lambda line: None) as server:
+    with LabelServer(folder, ['anna'], web_options(), note=lambda line: None) as server:
         assert server.service.encoder.decode(question['query']) == texts['query']

@@ -8,12 +8,11 @@ import documentation
 import example_label_type
 import pytest
 import torch
-from click.testing import CliRunner
+from command_line import succeed
 from experiments import resolved
 from label_folders import make_folder
-from label_page import answers_of, served, write_texts
+from label_page import answers_of, press, served, write_texts
 
-import launch
 from lm_human_preferences import label_types, lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
@@ -64,23 +63,17 @@ def test_loss_of_three_by_hand():
     assert guessed == pytest.approx(math.log(6)) == ranking.guessing_loss({})
 
 
-def run(command, keys=''):
-    result = CliRunner().invoke(launch.cli, command.split(), input=keys)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.stdout
-
-
 def rankings(path):
     return [example_label_type.places(answer) for answer in answers_of(path, 'anna')]
 
 
 def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
     path = tmp_path / 'f'
-    run(f'ask test {path} --count 8 --labels.type ranking_of_4')
+    succeed(f'ask test {path} --count 8 --labels.type ranking_of_4')
     # A key that was pressed already, or that stands for nothing, does not count; h is for help; u
     # takes back the last one, and after an answer the whole answer.
     keys = '224h59u134' + '1234' + 'u' + '4321' + '3412' * 6
-    printed = run(f'label {path} --labeller anna', keys)
+    printed = press(path, keys)
     assert '1-4  press all, the best first, and go on' in printed
     assert 'so far: 2 4 ' in printed and 'so far: 2 4 5' not in printed
     assert printed.count('so far: 2 4 (') == 2  # pressed, and shown again after the help
@@ -93,7 +86,7 @@ def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
 
 def test_an_answer_that_is_begun_is_no_answer(tmp_path):
     make_folder(tmp_path / 'f', 2, task={'label_type': 'ranking_of_4'})
-    printed = run(f'label {tmp_path / "f"} --labeller anna', '123uuu' + 'u' + '21s3')
+    printed = press(tmp_path / 'f', '123uuu' + 'u' + '21s3')
     assert 'so far: nothing' in printed and 'There is no answer to take back.' in printed
     (skip,) = answers_of(tmp_path / 'f', 'anna')
     assert (skip.value, skip.reason) == (None, 'offensive')
@@ -143,11 +136,12 @@ def test_answers_are_reported_and_exported(tmp_path):
     assert (anna['agreement'], anna['agreement_pairs'], sum(anna['positions'])) == (2 / 3, 3, 4)
     (comparison,) = found['comparisons']
     assert (comparison['n'], comparison['wins_of_against']) == (1, 1)
-    printed = run(f'labels {path} --export {tmp_path}/tokens.json')
+    printed = succeed(f'labels {path} --export {tmp_path}/tokens.json').stdout
     assert 'agreed in 66.7 % of 3 pairs of answers' in printed and 'Chance is 4.2 %' in printed
     exported = json.loads((tmp_path / 'tokens.json').read_text())
     assert [label['ranking'] for label in exported] == [[0, 1, 2, 3], [3, 0, 1, 2]] * 2
-    run(f'labels {path} --export {tmp_path}/pairs.json --export_as preferences --without bob')
+    options = f'--export {tmp_path}/pairs.json --export_as preferences'
+    succeed(f'labels {path} {options} --without bob')
     pairs = json.loads((tmp_path / 'pairs.json').read_text())
     assert len(pairs) == 2 * 6
 
