@@ -89,13 +89,11 @@ def test_a_double_press_is_one_answer(window, path):
     with shown(window, path):
         window.ready()
         window.press('2', '2', '2')
-        window.until("document.getElementById('count').textContent === '1 of 9'")
-        window.ready()
+        window.answered('1 of 9')
         held = "new KeyboardEvent('keydown', {key: '1', repeat: true, bubbles: true})"
         window.script(f'document.dispatchEvent({held})')
         window.double_click('[data-choice="3"]')
-        window.until("document.getElementById('count').textContent === '2 of 9'")
-        window.ready()
+        window.answered('2 of 9')
     assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [1, 2]
 
 
@@ -105,13 +103,9 @@ def test_a_click_on_a_response_chooses_it_and_one_that_selects_text_does_not(win
         def sample(number):
             return window.driver.find_elements('css selector', '.sample .text')[number - 1]
 
-        def wait_for(count):
-            window.until(f"document.getElementById('count').textContent === '{count} of 9'")
-            window.ready()
-
         window.ready()
         sample(2).click()
-        wait_for(1)
+        window.answered('1 of 9')
         window.drag_over(sample(1))
         assert 'sample' in window.script('getSelection().toString()')
         sample(3).click()  # takes the selection away
@@ -119,9 +113,9 @@ def test_a_click_on_a_response_chooses_it_and_one_that_selects_text_does_not(win
         window.script('arguments[0].click()', sample(3))  # as screen readers do
         assert window.script('isReady()')
         sample(4).click()
-        wait_for(2)
+        window.answered('2 of 9')
         window.tap(sample(3))
-        wait_for(3)
+        window.answered('3 of 9')
     assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [1, 3, 2]
 
 
@@ -153,8 +147,7 @@ def test_skip_with_a_reason_and_help(window, path):
         window.press('s')
         window.until("document.getElementById('skip-dialog').open")
         window.press('2')
-        window.until("document.getElementById('count').textContent === '1 of 9'")
-        window.ready()
+        window.answered('1 of 9')
         window.press('h')
         assert window.until("document.getElementById('help-dialog').open")
         assert window.text('#instructions') == 'Choose.'
@@ -175,12 +168,10 @@ def test_no_preference_and_a_remark_have_a_key_and_a_button(window, path):
         window.until("!document.getElementById('remark-dialog').open")
         assert window.text('#remark span') == 'c1 <b>U+202EU+200D'
         window.press('0')
-        window.until("document.getElementById('count').textContent === '1 of 9'")
-        window.ready()
+        window.answered('1 of 9')
         assert not window.driver.find_elements('css selector', '#remark span')
         window.driver.find_element('id', 'tie').click()
-        window.until("document.getElementById('count').textContent === '2 of 9'")
-        window.ready()
+        window.answered('2 of 9')
         window.driver.find_element('css selector', '#remark button').click()
         window.press('thrown away', ESCAPE)
         window.until("!document.querySelector('dialog[open]')")
@@ -199,7 +190,7 @@ def test_numbers_on_a_scale(window, path):
         assert len(window.samples()) == 1
         window.ready()
         window.driver.find_element('css selector', '[data-choice="7"]').click()
-        window.until("document.getElementById('count').textContent === '4 of 9'")
+        window.answered('4 of 9')
     assert [answer.value for answer in answers_of(path, 'anna')] == [1, 5, 9, 7]
 
 
@@ -212,18 +203,16 @@ def test_several_keys_or_clicks_make_a_ranking(window, path, monkeypatch):
         assert window.script(buttons) == ['1', '2', '#1', '#2']
         assert window.text('#status') == 'So far: 3, 4'
         window.press('1', '2')
-        window.until("document.getElementById('count').textContent === '1 of 9'")
-        window.ready()
+        window.answered('1 of 9')
         samples = window.driver.find_elements('css selector', '.sample .text')
         for number in (2, 1, 4):
             samples[number - 1].click()
         window.driver.find_element('id', 'undo').click()
         samples[2].click()
         samples[3].click()
-        window.until("document.getElementById('count').textContent === '2 of 9'")
-        window.ready()
+        window.answered('2 of 9')
         window.press('1', BACKSPACE, BACKSPACE)  # the second takes the answer back
-        window.until("document.getElementById('count').textContent === '1 of 9'")
+        window.answered('1 of 9')
     assert [example_label_type.places(answer) for answer in answers_of(path, 'anna')] == [
         [3, 4, 1, 2]
     ]
@@ -264,8 +253,7 @@ def test_a_server_that_is_killed_before_it_replies(window, path):
     window.press('4')  # changes nothing
     second = Server(path, ['anna'], first.port)
     try:
-        window.until("document.getElementById('count').textContent === '2 of 5'")
-        window.ready()
+        window.answered('2 of 5')
         assert window.script("document.getElementById('alert').hidden")
         second.process.send_signal(signal.SIGSTOP)
         window.press('2')
@@ -275,8 +263,7 @@ def test_a_server_that_is_killed_before_it_replies(window, path):
     third = Server(path, ['anna'], first.port)
     try:
         window.driver.refresh()
-        window.until("document.getElementById('count').textContent === '3 of 5'")
-        window.ready()
+        window.answered('3 of 5')
         window.driver.get('about:blank')
     finally:
         third.end()
@@ -354,7 +341,7 @@ def test_another_labeller_in_the_same_browser_does_not_answer_for_the_first(wind
         assert 'open as bob' in window.text('#locked')
         assert written(path) == []
         window.open(page.links['anna'])  # what she had chosen is sent now
-        window.until("document.getElementById('count').textContent === '1 of 9'")
+        window.answered('1 of 9')
         assert all('401' in line for line in window.console())
         window.driver.get('about:blank')
     assert [answer.labeller for answer in answers_of(path, 'anna')] == ['anna']
@@ -447,12 +434,12 @@ def test_keyboard_alone_and_a_screen_reader(window, path):
         outline = window.script('getComputedStyle(document.activeElement).outlineStyle')
         assert outline == 'solid'
         window.press(ENTER)
-        window.until("document.getElementById('count').textContent === '1 of 9'")
+        window.answered('1 of 9')
         assert window.script('document.activeElement.id') == 'heading'
         window.ready()
         window.press('s')
         assert window.until('document.activeElement.textContent').endswith(REASONS[0])
         window.press(TAB, ENTER)
-        window.until("document.getElementById('count').textContent === '2 of 9'")
+        window.answered('2 of 9')
     one, two = answers_of(path, 'anna')
     assert (one.order.index(one.value), two.reason) == (2, REASONS[1])

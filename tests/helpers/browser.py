@@ -49,6 +49,11 @@ class Window:
         self.until("main.dataset.state === 'asking' && isReady()")
         return self.text('.query .text')
 
+    def answered(self, count):
+        """Wait until the page says '3 of 9', or another such `count`, and asks the next."""
+        self.until(f"document.getElementById('count').textContent === '{count}'")
+        self.ready()
+
     def press(self, *keys):
         for key in keys:
             webdriver.ActionChains(self.driver).send_keys(key).perform()
