@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from documentation import tool
 
 import lm_human_preferences
 from lm_human_preferences.commands import doctor
@@ -85,13 +86,6 @@ def test_version_is_the_same_everywhere():
     assert f'\n## [{project["version"]}]' in (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
 
 
-def lock_tool():
-    spec = importlib.util.spec_from_file_location('lock_tool', ROOT / 'tools/lock.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_lock_refuses_no_python():
     assert 'requires' not in PIPFILE and LOCK['_meta']['requires'] == {}
 
@@ -102,13 +96,13 @@ def test_supported_pythons_are_the_same_everywhere():
         int(re.search(rf'^{name}=(\d+)$', script, re.M)[1]) for name in ('oldest', 'newest')
     )
     assert ((3, oldest), (3, newest)) == (doctor.OLDEST_PYTHON, doctor.NEWEST_PYTHON)
-    assert tuple(f'3.{minor}' for minor in range(oldest, newest + 1)) == lock_tool().PYTHONS
+    assert tuple(f'3.{minor}' for minor in range(oldest, newest + 1)) == tool('lock').PYTHONS
     for minor in range(oldest, newest + 1):
         assert f'python3.{minor}' in script, 'tools/setup.sh does not look for it'
 
 
 def test_lock_meets_what_packages_require_on_every_python():
-    tool = lock_tool()
+    lock = tool('lock')
     installed = {
         package
         for category in CATEGORIES
@@ -117,9 +111,9 @@ def test_lock_meets_what_packages_require_on_every_python():
     }
     assert set(LOCK['default']) <= installed
     requires = {package: importlib.metadata.requires(package) or [] for package in installed}
-    for python in tool.PYTHONS:
+    for python in lock.PYTHONS:
         for category in CATEGORIES:
-            assert list(tool.unmet(LOCK, category, requires, python)) == []
+            assert list(lock.unmet(LOCK, category, requires, python)) == []
 
 
 # A command that claims to be the Python of some version. It runs the program that it is given by
@@ -147,8 +141,8 @@ class FakeProject:
         (self.root / 'tools').mkdir(parents=True)
         self.bin.mkdir()
         shutil.copy(ROOT / 'tools/setup.sh', self.root / 'tools')
-        for tool in ('dirname', 'grep'):
-            (self.bin / tool).symlink_to(shutil.which(tool))
+        for program in ('dirname', 'grep'):
+            (self.bin / program).symlink_to(shutil.which(program))
 
     def add(self, path, minor, has_venv=True):
         path = self.bin / path
@@ -295,7 +289,7 @@ def test_ci_runs_the_readme_test_command():
 def test_the_workflow_runs_the_readme_commands_on_every_python():
     workflow = (ROOT / '.github/workflows/tests.yml').read_text(encoding='utf-8')
     (pythons,) = re.findall(r'^ +python: \[(.*)\]$', workflow, re.MULTILINE)
-    assert pythons == ', '.join(f"'{python}'" for python in lock_tool().PYTHONS)
+    assert pythons == ', '.join(f"'{python}'" for python in tool('lock').PYTHONS)
     assert '\n      PYTHON: python${{ matrix.python }}\n' in workflow
     commands = re.findall(r'^ +run: (.*)$', workflow, re.MULTILINE)
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')

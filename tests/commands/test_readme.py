@@ -1,7 +1,6 @@
 """README and docs/: commands are understood, options and links exist, options.md is current."""
 
 import dataclasses
-import importlib.util
 import json
 import re
 import shlex
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import caught_jobs, succeed
+from documentation import tool
 from experiments import resolved
 
 import launch
@@ -58,20 +58,13 @@ OTHER_TOOLS = set(
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
 
 
-def options_page():
-    spec = importlib.util.spec_from_file_location('options_page', ROOT / 'tools/options.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_options_page_is_up_to_date():
-    page = options_page().page()
+    page = tool('options').page()
     assert PAGES['docs/options.md'] == page, 'write it anew: pipenv run python tools/options.py'
 
 
 def test_options_page_has_every_option_of_every_command():
-    tables = options_page().tables()
+    tables = tool('options').tables()
     shown = set().union(*tables.values())
     for cli in (launch.cli, sample.cli):
         for command in cli.commands.values():
@@ -89,7 +82,7 @@ def test_options_page_has_every_option_of_every_command():
 
 
 def test_a_bar_in_a_help_text_does_not_end_its_cell(monkeypatch):
-    module = options_page()
+    module = tool('options')
     field = dataclasses.make_dataclass('Options', [('x', str, hyperparams.option('a', 'one|two'))])
     monkeypatch.setattr(module, 'tables', lambda: {'Options': hyperparams.fields(field)})
     assert "\n| `--x` | `'a'` | one\\|two |\n" in module.page()

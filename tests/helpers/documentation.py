@@ -1,5 +1,6 @@
-"""The documentation, as tests read it."""
+"""The documentation, as tests read it, and the tools that write it."""
 
+import importlib.util
 import re
 
 from launched import REPOSITORY
@@ -12,6 +13,14 @@ def page(path):
 def fenced(path, language):
     (block,) = re.findall(rf'^```{language}\n(.*?)^```$', page(path), re.MULTILINE | re.DOTALL)
     return block
+
+
+def tool(name):
+    """Return the module tools/NAME.py."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / f'tools/{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def changed(text, changes):
