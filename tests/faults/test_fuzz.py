@@ -152,10 +152,6 @@ class StorageNames:
             assert storage.read_text(path) == 'here'
 
 
-def launch_hparams():
-    return resolved('train_policy', 'test')
-
-
 TARGETS = {name: functools.partial(File, kind) for name, kind in KINDS.items()}
 TARGETS |= {'command line': CommandLine, 'names in storage': StorageNames}
 
@@ -255,7 +251,7 @@ def test_parts_of_models(tmp_path, name, value, words):
     ],
 )
 def test_settings_of_runs(tmp_path, value, words):
-    settings = launch_hparams().to_nested_dict()
+    settings = resolved('train_policy', 'test').to_nested_dict()
     for key, changed in value.items():
         settings[key] = {**settings[key], **changed} if isinstance(changed, dict) else changed
     (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(settings))
@@ -332,7 +328,7 @@ def test_words_of_command_lines(words, expected):
 def test_numbers_that_no_tensor_holds(tmp_path, option, value):
     typed = ['train_policy', 'test', 'first', '--dry_run', f'--{option}', value]
     assert f'--{option} must be a finite number, got' in error_of(invoke(typed))
-    hparams = launch_hparams()
+    hparams = resolved('train_policy', 'test')
     hparams.override_from_dict({option: float(value)})
     (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(hparams.to_nested_dict()))
     for command in ('resume', 'evaluate'):
@@ -388,7 +384,7 @@ def test_export_to_a_file(tmp_path):
 def test_lock_that_is_no_text_or_leads_elsewhere(tmp_path):
     (tmp_path / 'precious').write_text('of 8 ranks')
     (tmp_path / 'lock').write_bytes(b'\xff' * 5000)
-    hparams = launch_hparams()
+    hparams = resolved('train_policy', 'test')
     hparams.run.save_dir = str(tmp_path)
     assert 'is writing this run' in told(
         lambda: run_dir.lock_run_dir(hparams, LocalComm()).__enter__()

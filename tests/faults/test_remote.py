@@ -99,6 +99,10 @@ def after_steps(monkeypatch, actions, method=(train_policy.PPOTrainer, 'step')):
     monkeypatch.setattr(place, name, wrapper)
 
 
+def interrupt():
+    raise KeyboardInterrupt
+
+
 def on_another_machine(monkeypatch, tmp_path):
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'elsewhere'))
 
@@ -304,10 +308,6 @@ def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
 
 def test_the_store_is_right_where_another_machine_went_on(store, tmp_path, monkeypatch):
     """What the first machine still has in its staging directory is out of date then."""
-
-    def interrupt():
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         after_steps(patch, {2: interrupt})
         assert invoke(f'{DIRECT} 256').exit_code == 130
@@ -359,10 +359,6 @@ def test_labels_that_are_collected(store, monkeypatch, tmp_path):
     """They are kept in the store: another machine goes on, and what people said is not deleted."""
     words = f'train_policy test run --mpi 1 {" ".join(ONLINE)} --save_dir'
     succeed(f'{words} {tmp_path}')
-
-    def interrupt():
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         after_steps(patch, {5: interrupt})
         assert invoke(f'{words} {STORE}').exit_code == 130

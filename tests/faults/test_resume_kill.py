@@ -29,15 +29,8 @@ def chance():
 
 
 def words(directory):
-    return [
-        'train_policy',
-        'test',
-        'run',
-        '--mpi=1',
-        f'--save_dir={directory}',
-        *WORDS,
-        '--run.resume=on',
-    ]
+    begun = f'train_policy test run --mpi=1 --save_dir={directory} --run.resume=on'
+    return [*begun.split(), *WORDS]
 
 
 @pytest.mark.parametrize(

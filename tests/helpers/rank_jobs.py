@@ -16,20 +16,16 @@ def say_that_ranks_wait(comm):
     print(f'{comm.size} ranks wait for ever')
 
 
-def wait(comm):
-    """Rank 0 never stops by itself; the others wait for it."""
+def wait(comm, rank=0):
+    """One rank never stops by itself; the others wait for it."""
     say_that_ranks_wait(comm)
-    while comm.rank == 0:
+    while comm.rank == rank:
         time.sleep(1)
     comm.barrier()
 
 
 def wait_for_rank_1(comm):
-    """Rank 1 never stops by itself; rank 0 waits for it."""
-    say_that_ranks_wait(comm)
-    while comm.rank == 1:
-        time.sleep(1)
-    comm.barrier()
+    wait(comm, 1)
 
 
 def wait_for_life(comm, hparams):

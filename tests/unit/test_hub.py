@@ -1,6 +1,5 @@
 """storage's hf:// paths, and models called ORG/NAME, against a loopback imitation of the hub."""
 
-import contextlib
 import os
 import shutil
 import time
@@ -194,31 +193,22 @@ def in_cache():
     forget()
 
 
-@contextlib.contextmanager
-def lmhp_offline(monkeypatch):
+def lmhp_offline(monkeypatch, hole):
     monkeypatch.setenv('LMHP_OFFLINE', '1')
-    yield
 
 
-@contextlib.contextmanager
-def hub_offline(monkeypatch):
+def hub_offline(monkeypatch, hole):
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)  # read at import
-    yield
 
 
-@contextlib.contextmanager
-def refused(monkeypatch):
+def refused(monkeypatch, hole):
     monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
-    yield
 
 
-@contextlib.contextmanager
-def silent(monkeypatch):
+def silent(monkeypatch, hole):
     monkeypatch.setattr(blobs, 'ANSWER_TIMEOUT', 0.3)
     monkeypatch.setattr(blobs, 'READ_TIMEOUT', 1)
-    with BlackHole() as hole:
-        monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{hole.port}')
-        yield
+    monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{hole.port}')
 
 
 @pytest.mark.parametrize(
@@ -231,7 +221,8 @@ def silent(monkeypatch):
     ],
 )
 def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, network, reason):
-    with network(monkeypatch):
+    with BlackHole() as hole:
+        network(monkeypatch, hole)
         path = storage.pinned('hf://org/model')
         assert path == f'hf://org/model@{commit_of(MODEL)}'
         assert files_in(storage.cached_directory(path)) == WANTED

@@ -215,14 +215,14 @@ def kept(**products):
     return checkpointer
 
 
+AMD = {'library': 'onednn', 'processor': 'AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16)'}
+
+
 def test_a_run_goes_on_with_the_library_it_began_with(machine, capsys):
     machine('AMD with bf16')
     new = kept(library='abacus')  # of another version
     assert session.agree_on_library(768, new, LocalComm()) == 'onednn'
-    assert new.products == {
-        'library': 'onednn',
-        'processor': 'AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16)',
-    }
+    assert new.products == AMD
     assert session.agree_on_library(768, kept(**new.products), LocalComm()) == 'onednn'
     assert capsys.readouterr().out == ''
     machine('Intel without bf16')
@@ -238,7 +238,6 @@ def test_a_run_goes_on_with_the_library_it_began_with(machine, capsys):
     ]
 
 
-AMD = {'library': 'onednn', 'processor': 'AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16)'}
 ROUNDED = (
     'note: this run began with oneDNN, which rounds on'
     ' Intel(R) Xeon(R) 8480C (avx2 avx512f avx512_vnni avx512_bf16 amx_bf16): '
