@@ -87,19 +87,14 @@ def test_environment(monkeypatch, paths, expected):
 
 
 @pytest.fixture
-def own_folder(tmp_path, monkeypatch):
-    folder = tmp_path / 'own'
-    folder.mkdir()
-    monkeypatch.setattr(sys, 'executable', str(folder / 'python'))
-    return folder
-
-
-@pytest.fixture
-def path_folder(tmp_path, monkeypatch):
-    folder = tmp_path / 'path'
-    folder.mkdir()
-    monkeypatch.setenv('PATH', str(folder))
-    return folder
+def folders(tmp_path, monkeypatch):
+    """The environment's own programs, and those on the PATH."""
+    own, path = tmp_path / 'own', tmp_path / 'path'
+    own.mkdir()
+    path.mkdir()
+    monkeypatch.setattr(sys, 'executable', str(own / 'python'))
+    monkeypatch.setenv('PATH', str(path))
+    return own, path
 
 
 def install(folder, version):
@@ -117,18 +112,20 @@ OPEN_MPI_4 = 'mpiexec (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/
     'version, is_open_mpi',
     [('HYDRA build details:', False), (OPEN_MPI_5, True), (OPEN_MPI_4, True)],
 )
-def test_mpiexec_on_path(own_folder, path_folder, version, is_open_mpi):
-    program = install(path_folder, version)
+def test_mpiexec_on_path(folders, version, is_open_mpi):
+    _, path = folders
+    program = install(path, version)
     assert launcher.find_mpiexec() == (program, is_open_mpi)
 
 
-def test_the_environments_own_mpiexec_comes_first(own_folder, path_folder):
-    program = install(own_folder, 'HYDRA')
-    install(path_folder, OPEN_MPI_5)
+def test_the_environments_own_mpiexec_comes_first(folders):
+    own, path = folders
+    program = install(own, 'HYDRA')
+    install(path, OPEN_MPI_5)
     assert launcher.find_mpiexec() == (program, False)
 
 
-def test_no_mpiexec(own_folder, path_folder):
+def test_no_mpiexec(folders):
     message = (
         '^there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, '
         'or use --mpi 1$'
@@ -176,18 +173,6 @@ def failure_of(ranks, capsys):
     return capsys.readouterr().err.splitlines()
 
 
-@pytest.mark.parametrize('first', [0, 1])
-def test_the_first_rank_that_ended(supervised, capsys, first):
-    """Though the launcher comes to see it late, when the other has ended, and has more to read."""
-    ranks, pipes = supervised(signal.SIGKILL)
-    pipes[first].report()
-    close(pipes[first])
-    close(pipes[1 - first])
-    assert failure_of(ranks, capsys) == [
-        f'error: rank {first}, process {os.getpid()}, was killed by SIGKILL, probably out of memory'
-    ]
-
-
 def test_mpiexec_is_asked_to_end_before_it_is_killed(tmp_path):
     ranks = supervisor(tmp_path, 1, ['sleep', '1000'])
     ranks.end()
@@ -197,36 +182,31 @@ def test_mpiexec_is_asked_to_end_before_it_is_killed(tmp_path):
 CRASH = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):'
 # MPICH's status is the bitwise OR of those of all ranks, and it kills all but the first.
 MIXED = signal.SIGKILL | signal.SIGABRT
+WAS_KILLED = 'was killed by SIGKILL, probably out of memory'
 
 
-def test_a_rank_that_crashed(supervised, capsys):
-    ranks, pipes = supervised(MIXED)
-    print(CRASH, file=pipes[1].open_crash_file(), flush=True)
-    close(pipes[1])
-    close(pipes[0])
-    assert failure_of(ranks, capsys) == [
-        *CRASH.splitlines(),
-        f'error: rank 1, process {os.getpid()}, was killed by SIGABRT',
-    ]
-
-
-def test_a_killed_rank_whose_neighbour_crashed(supervised, capsys):
-    ranks, pipes = supervised(MIXED)
-    close(pipes[0])
-    print(CRASH, file=pipes[1].open_crash_file(), flush=True)
-    close(pipes[1])
-    assert failure_of(ranks, capsys) == [
-        f'error: rank 0, process {os.getpid()}, was killed by SIGKILL, probably out of memory'
-    ]
-
-
-def test_a_rank_that_ended_without_a_word(supervised, capsys):
-    ranks, pipes = supervised(0)
-    close(pipes[0])
-    close(pipes[1])
-    assert failure_of(ranks, capsys) == [
-        f'error: rank 0, process {os.getpid()}, ended without reporting an error'
-    ]
+@pytest.mark.parametrize(
+    'status, first, crashed, told',
+    [
+        (signal.SIGKILL, 0, None, WAS_KILLED),
+        (signal.SIGKILL, 1, None, WAS_KILLED),
+        (MIXED, 1, 1, 'was killed by SIGABRT'),
+        (MIXED, 0, 1, WAS_KILLED),
+        (0, 0, None, 'ended without reporting an error'),
+    ],
+)
+def test_the_first_rank_that_ended(supervised, capsys, status, first, crashed, told):
+    """Though the launcher comes to see it late, when the other has ended, and has more to read."""
+    ranks, pipes = supervised(status)
+    if status == signal.SIGKILL:
+        pipes[first].report()
+    for rank in (first, 1 - first):
+        if rank == crashed:
+            print(CRASH, file=pipes[rank].open_crash_file(), flush=True)
+        close(pipes[rank])
+    *shown, error = failure_of(ranks, capsys)
+    assert shown == (CRASH.splitlines() if first == crashed else [])
+    assert error == f'error: rank {first}, process {os.getpid()}, {told}'
 
 
 def test_what_an_ended_rank_said_last_is_read(supervised):

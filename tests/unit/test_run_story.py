@@ -203,31 +203,32 @@ def test_the_newest_evaluation_is_told_with_its_settings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'settings, kind',
+    'settings, kind, told',
     [
-        ({'function': '/x/own.py:score'}, 'reward function'),
-        ({'trained_model': 'hf://org/name'}, 'classifier'),
-        ({'trained_model': 'classifier'}, 'classifier'),
-        ({'trained_model': 'mock'}, 'known reward'),
+        ({'function': '/x/own.py:score'}, 'reward function', "of the user's, own.py:score."),
+        ({'trained_model': 'hf://org/name'}, 'classifier', 'was given to the run, as hf://org/nam'),
+        ({'trained_model': 'classifier'}, 'classifier', 'was given to the run, as classifier.'),
+        ({'trained_model': 'mock'}, 'known reward', 'The reward is a known function of the text'),
     ],
 )
-def test_a_reward_that_is_no_reward_model_is_not_called_one(tmp_path, settings, kind):
-    run = write_run(tmp_path / 'run', rewards__train_new_model='off')
+def test_a_reward_that_is_no_reward_model_is_not_called_one(tmp_path, settings, kind, told):
+    """A classifier has learned from some labels; for the others there are none, and none missed."""
     local = tmp_path / 'classifier'
     storage.write_json(
         str(local / 'config.json'), {'architectures': ['BertForSequenceClassification']}
     )
     given = {name: each.replace('classifier', str(local)) for name, each in settings.items()}
     rewards = {f'rewards__{name}': value for name, value in given.items()}
-    shutil.rmtree(run)
-    write_run(run, rewards__train_new_model='off', **rewards)
+    run = write_run(tmp_path / 'run', rewards__train_new_model='off', **rewards)
     write_alarm(run / 'tb/ppo', 1, 'an alarm')
     shutil.rmtree(run / 'tb/reward_model')
     page = words_of(render.page([str(run)], EXPERIMENTS))
     card = card_of(run)[0]
-    for told in (page, card):
-        assert kind in told
-        assert 'reward model' not in told.replace('not a model that', '')
+    for text in (page, card):
+        assert kind in text
+        assert 'reward model' not in text.replace('not a model that', '')
+    assert told in card and 'labels of' not in card
+    assert ('Which labels' in card) == (kind == 'classifier')
 
 
 def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypatch):
@@ -419,20 +420,6 @@ def test_a_classifier_is_the_reward(tmp_path):
         in text
     )
     assert '--rewards.trained_model hf://org/name --rewards.class_name GOOD' in text
-
-
-@pytest.mark.parametrize(
-    'settings, told',
-    [
-        ({'rewards__trained_model': 'mock'}, 'The reward is a known function of the text'),
-        ({'rewards__function': '/x/own.py:score'}, "function of the user's, own.py:score."),
-    ],
-)
-def test_a_reward_that_learned_nothing(tmp_path, settings, told):
-    """There are no labels, and none are missed."""
-    run = write_run(tmp_path / 'run', rewards__train_new_model='off', **settings)
-    text = card_of(run)[0]
-    assert told in text and 'Which labels' not in text and 'labels of' not in text
 
 
 def test_text_of_others_means_nothing_in_markdown(tmp_path):
