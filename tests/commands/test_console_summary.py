@@ -20,12 +20,6 @@ NEW = '--rewards.train_new_model'
 SMALL = f'--ppo.total_episodes 320 {NEW}.labels.num_train 256 {NEW}.normalize_samples 16'
 
 
-@pytest.fixture(autouse=True)
-def summary_afterwards():
-    yield
-    logging.configure_console('summary')
-
-
 def test_summary(tmp_path):
     result = succeed(
         f'train_policy test first --mpi 1 --save_dir {tmp_path} {SMALL} --run.log_interval 2 '
@@ -96,13 +90,6 @@ def test_quiet(tmp_path):
     assert lines[0] == f'The policy is in {tmp_path}/first/policy'
     assert all(line.startswith('  ') for line in lines[1:])
     assert 'reward model:' not in result.stderr  # no progress bar either
-
-
-def test_the_console_is_no_setting_of_the_run(tmp_path):
-    words = f'train_reward test first --mpi 1 --save_dir {tmp_path} --labels.num_train 64'
-    result = succeed(f'{words} --run.console original')
-    assert 'hparams:\n' in result.stdout and 'console:' not in result.stdout
-    assert '"console"' not in (tmp_path / 'first/train_reward_hparams.json').read_text()
 
 
 def test_the_seed_of_the_reward_model_is_its_own(tmp_path):

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from command_line import error_of, flat, invoke, last_error_of, succeed
+from command_line import error_of, flat, invoke, succeed
 from console import printed, responses
 from experiments import resolved
 from golden_data import found, require, require_bpe
@@ -217,12 +217,3 @@ def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_pat
     (tmp_path / 'link').symlink_to('nowhere')
     result = invoke(f'train_policy test first --mpi 1 --save_dir {save_dir.format(tmp_path)}')
     assert error_of(result) == f'--save_dir: {told.replace("{}", str(tmp_path))}'
-
-
-def test_what_does_not_fit_the_context_is_refused_before_anything_is_saved(tmp_path):
-    result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} --task.query_length 5')
-    assert last_error_of(result) == (
-        '--task.query_length 5 + --task.response_length 4 + 0 tokens of prefix and suffix'
-        ' are 9, more than the 8 of --task.policy.initial_model test'
-    )
-    assert not (tmp_path / 'first').exists()

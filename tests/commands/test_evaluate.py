@@ -596,10 +596,6 @@ def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monke
 @pytest.mark.parametrize(
     'words, told',
     [
-        (
-            '/nowhere',
-            '--save_dir /nowhere is no run of train_policy: it has no train_policy_hparams.json',
-        ),
         ('. --kl_coef 0', '--kl_coef must be above 0, got 0.0'),
         ('. --samples 8', '--samples must be at least 64, got 8'),
     ],

@@ -248,26 +248,6 @@ def test_bf16_ends_where_float32_does(tmp_path):
     assert abs(policy['share'] - 0.959) < 4 * 0.004 and abs(policy['kl'] - 1.971) < 4 * 0.057
 
 
-JUDGES_REVIEWS = (
-    "the known reward ('mock') judges film reviews only, encoding 'reviews', not 'test': set"
-    ' --task.policy.initial_model reviews'
-)
-NEW_LABELS = '--rewards.train_new_model.labels'
-
-
-@pytest.mark.parametrize(
-    'words, told',
-    [
-        (DIRECT, JUDGES_REVIEWS),
-        ([f'{NEW_LABELS}.source=mock', f'{NEW_LABELS}.num_train=32'], JUDGES_REVIEWS),
-        (['--task.policy.initial_model', 'reviews'], "encoding 'reviews' has no word '"),
-    ],
-)
-def test_mistakes(tmp_path, words, told):
-    result = invoke(['train_policy', 'test', 'mine', '--mpi=1', f'--save_dir={tmp_path}', *words])
-    assert last_error_of(result).startswith(told)
-
-
 def test_mock_labels_are_as_many_as_asked_for(tmp_path):
     result = invoke(
         f'train_reward mock_sentiment mine --mpi 1 --save_dir {tmp_path} --labels.num_train None'

@@ -38,7 +38,7 @@ from lm_human_preferences.labels.answers import shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import split
 from lm_human_preferences.labels.label_files import of_answers
-from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.simulated import simulate, small_tokens
 from lm_human_preferences.online import collection, run_labels
@@ -372,14 +372,6 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
     assert 2 < given.count('tie') < 22  # which the reward model has learned from
 
 
-def test_answers_that_were_used_stay(live, tmp_path):
-    shutil.copytree(live / 'labels', tmp_path / 'labels')
-    with Labeller(LabelFolder(str(tmp_path / 'labels')), 'test1') as labeller:
-        with pytest.raises(AlreadyUsed, match='the reward model has learned from it'):
-            labeller.undo(next(iter(labeller.log.uuids)))
-        assert labeller.undo() is not None  # nobody has learned from the last one
-
-
 def test_changed_answers_are_noticed(live, tmp_path):
     directory = tmp_path / 'run'
     shutil.copytree(live / 'labels', directory / 'labels')
@@ -408,9 +400,6 @@ MISTAKES = """
 --rewards.online.labels=960 --rewards.train_new_model.labels.type=scalar_rating
     --rewards.online.validation 0.05: --rewards.train_new_model.labels.type scalar_rating shows
     1 sample(s), which two policies cannot share equally; use 0
---rewards.online.labels=960 --rewards.train_new_model.labels.type=ranking_of_3
-    --rewards.train_new_model.labels.type 'ranking_of_3' is none of best_of_N (as in best_of_4,
-    up to 1000), scalar_rating, scalar_compare
 --run.serve=on
     --run.serve shows people what to answer: it needs --rewards.online with the source people
 --rewards.online.labels=960 --save_dir=None

@@ -18,6 +18,7 @@ NEW = '--rewards.train_new_model'
         ('--task.policy.temperature -1', '--task.policy.temperature', 'above 0'),
         ('--task.policy.temperature 0', '--task.policy.temperature', 'above 0'),
         ('--rewards.kl_coef -5', '--rewards.kl_coef', 'at least 0'),
+        ('--ppo.lr -1', '--ppo.lr', 'at least 0'),
         (f'{NEW}.lr -1', f'{NEW}.lr', 'at least 0'),
         (f'{NEW}.labels.type best_of_1', f'{NEW}.labels.type', 'at least 2'),
         (
@@ -35,7 +36,8 @@ NEW = '--rewards.train_new_model'
         (
             '--task.response_length 600',
             '--task.response_length',
-            '8 of --task.policy.initial_model test',
+            ' + 0 tokens of prefix and suffix are 603, more than the 8 of'
+            ' --task.policy.initial_model test',
         ),
         (
             '--ppo.batch_size 1_000_000_000_000 --ppo.total_episodes 1_000_000_000_000',
