@@ -39,7 +39,7 @@ class AdaptedRandomModel(SharedBase):
     def __init__(self, model: workload.RandomModel) -> None:
         TrainedModel.__init__(self, 'test')
         self.random, self.sizes = model, model.hparams()
-        self._adapters = {scope: LoraHParams() for scope in ('policy', 'reward_model')}
+        self.adapters = {scope: LoraHParams() for scope in ('policy', 'reward_model')}
         self._base = model.build(scope='base', scalar_heads=['value', 'reward'])
         self._base.requires_grad_(False)
         named = dict(self._base.named_parameters())

@@ -40,7 +40,7 @@ class SharedBase(TrainedModel):
 
     def __init__(self, model: TrainedModel, comm: Comm) -> None:
         super().__init__(model.name, model.savedir, model.scope)
-        self._adapters: Adapters = {}
+        self.adapters: Adapters = {}
         weights = self.checked_weights()
         self._base = super().create(['value', 'reward']).requires_grad_(False)
         self._missing = self.fill(self._base, weights, 'base')
@@ -52,12 +52,12 @@ class SharedBase(TrainedModel):
     def with_adapters(self, adapters: Adapters) -> SharedBase:
         """Return this base for networks with these adapters, which are trained."""
         twin = copy.copy(self)
-        twin._adapters = dict(adapters)
+        twin.adapters = dict(adapters)
         return twin
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
         """Create a network on the shared parameters, with uninitialised adapters if trained."""
-        return self._create(scalar_heads, self._adapters.get(scope))
+        return self._create(scalar_heads, self.adapters.get(scope))
 
     def _create(self, scalar_heads: Iterable[str], options: LoraHParams | None) -> Network:
         shared = self.parameters.keys() - layers.names_in_full(self._base, options)
@@ -81,7 +81,7 @@ class SharedBase(TrainedModel):
             return saved.create(scalar_heads)
         options = of_saved.options(scope)
         if options is not None:
-            self._adapters[record.without_number(scope)] = options
+            self.adapters[record.without_number(scope)] = options
         return self._create(scalar_heads, options)
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:
@@ -98,7 +98,7 @@ class SharedBase(TrainedModel):
         if before is not None:  # a run that goes on with its own copy
             base = before.base
         is_transposed = layers.is_transposed(self._base)
-        record.Record(base, self.digest, is_transposed, self._adapters).write(directory)
+        record.Record(base, self.digest, is_transposed, self.adapters).write(directory)
 
     def check_record(self, directory: str) -> None:
         """Raise UserError if the adapters of a model in `directory` are for another base."""
