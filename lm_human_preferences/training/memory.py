@@ -88,9 +88,9 @@ class MemoryEstimate:
             networks += self.snapshot
         held = FLOAT * network * networks + self.sizes.shared_bytes(self.reduced)
         if self.reduced:
-            copies = 1 if self.fused or self.sizes.learned else self.networks
-            if self.fused and self.sizes.learned:  # the base itself is in bf16
-                copies = 0
+            copies = 1 if self.fused else self.networks
+            if self.sizes.learned:  # the base itself is in bf16; CPUs have a prepacked copy
+                copies = int(not self.fused)
             return held + HALF * self.sizes.parameters_of_blocks() * copies
         if self.sizes.learned:
             held += self._laid_out_bytes()

@@ -55,9 +55,9 @@ def configure(precision: str, device: torch.device, library: Library) -> Kernels
     reduced = torch.bfloat16 if precision == 'bf16' else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
-        # PyTorch prefers it on Hopper in bf16. For each new length, as each sampled token has one,
-        # it makes a plan, in 0.04 to 2.7 s on an H100; gradients at some lengths are NaN (its
-        # issue 196678).
+        # PyTorch prefers cuDNN's attention on Hopper in bf16, which makes a plan for each length,
+        # as each sampled token has a new one: in 0.04 to 2.7 s on an H100. Its gradients are NaN
+        # at some lengths (issue 196678 of PyTorch).
         torch.backends.cuda.enable_cudnn_sdp(False)
         _kernels = Kernels(reduced=reduced)
         return _kernels
