@@ -128,14 +128,12 @@ def _trust(curve: dict[str, Any], judge: str, trained_on: str) -> str:
     """Return a line about the KL up to which the reward `trained_on` can be trusted, by another."""
     trusted = curve['trusted_up_to']
     if trusted is None and 'effective_samples' not in curve:
-        return f'{trained_on}: trusted at every KL: more of it is never less by the {judge}'
+        return f'{trained_on}: trusted at every KL: where it rises, the {judge} never falls'
     if trusted is None:
         enough = zip(curve['kl'], curve['effective_samples'])
         kl = max([0.0, *(kl for kl, samples in enough if samples >= FEW_SAMPLES)])
         return f'{trained_on}: trusted up to KL {kl:.1f} at least, as far as these samples tell'
-    return (
-        f'{trained_on}: trusted up to KL {trusted:.1f}: beyond, more of it is less by the {judge}'
-    )
+    return f'{trained_on}: trusted up to KL {trusted:.1f}: beyond, the {judge} falls where it rises'
 
 
 def _without_share(points: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -46,8 +46,8 @@ EXPLOITING = (
     ' reward model; raise --rewards.kl_coef'
 )
 BEYOND_LABELS = (
-    'the members of the ensemble disagree far more than at the start: the policy has left what its'
-    ' labels tell them; raise --rewards.kl_coef or lower --rewards.adaptive_kl.target, or collect'
+    'the models of the ensemble disagree far more than at the start: the labels do not cover what'
+    ' the policy writes; raise --rewards.kl_coef or lower --rewards.adaptive_kl.target, or collect'
     ' labels on its own samples (--rewards.online)'
 )
 COLLAPSED = (

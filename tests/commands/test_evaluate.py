@@ -194,7 +194,7 @@ def test_the_table_says_who_chose():
             for n in report.BEST_OF
         ),
         'optimum for reward model',
-        'reward model: trusted up to KL 3.0: beyond, more of it is less by the known reward',
+        'reward model: trusted up to KL 3.0: beyond, the known reward falls where it rises',
     ]
     assert 'best of 4 by reward model' in {line.split('  ')[0] for line in own}
     assert re.fullmatch(r'KL\(policy \|\| optimum\) +0\.500', own[7])
@@ -206,7 +206,7 @@ def test_the_table_says_who_chose():
 @pytest.mark.parametrize(
     'curve, told',
     [
-        ({}, 'trusted at every KL: more of it is never less by the known reward'),
+        ({}, 'trusted at every KL: where it rises, the known reward never falls'),
         (
             {'effective_samples': [400, 10, 9]},
             'trusted up to KL 3.0 at least, as far as these samples tell',
