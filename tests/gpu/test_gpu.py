@@ -1,4 +1,4 @@
-"""What a GPU computes, beside what a processor does: `LMHP_TEST_GPU=1 pytest -n0 tests/gpu`."""
+"""Results of a GPU beside those of a CPU: `LMHP_TEST_GPU=1 pytest -n0 tests/gpu`."""
 
 import subprocess
 import sys
