@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lm_human_preferences.distributed import launch_methods, messages, network, waiting
+from lm_human_preferences.distributed import launch_methods, messages, rendezvous, waiting
 from lm_human_preferences.distributed.engines import (
     Engine,
     TorchEngine,
@@ -168,9 +168,9 @@ class MpiComm(EngineComm):
         self._announce(mpi_library.announcement())
 
     @functools.cached_property
-    def meeting(self) -> tuple[Any, network.Endpoint]:
+    def meeting(self) -> tuple[Any, rendezvous.Endpoint]:
         """Return the store that all ranks are connected to, and its endpoint."""
-        return network.meet_over_mpi(self.world, self.node)
+        return rendezvous.meet_over_mpi(self.world, self.node)
 
     def _start_lifeline(self, seconds: int) -> Lifeline | None:
         """Notice ranks that are stopped or gone, if all hosts reach rank 0's by TCP."""
@@ -178,7 +178,7 @@ class MpiComm(EngineComm):
             _, place = self.meeting
         except UserError:
             return None  # this engine does without
-        store = network.open_store(place, is_host=False, seconds=seconds)
+        store = rendezvous.open_store(place, is_host=False, seconds=seconds)
         return Lifeline(store, self.rank, self.size, seconds)
 
     def all_gather_on_host(self, value: T) -> list[T]:
@@ -207,8 +207,8 @@ class TorchComm(EngineComm):
         self.rank = launched.rank
         self.size = launched.size
         place = launched.endpoint()
-        store = network.open_store(place, is_host=launched.keeps_store, seconds=timeouts.rank)
-        own_store = network.open_store(place, is_host=False, seconds=timeouts.rank)
+        store = rendezvous.open_store(place, is_host=launched.keeps_store, seconds=timeouts.rank)
+        own_store = rendezvous.open_store(place, is_host=False, seconds=timeouts.rank)
         self.lifeline = Lifeline(own_store, self.rank, self.size, timeouts.rank)
         Lifeline.of_failures = self.lifeline
         if allreduce not in ('auto', 'torch'):
@@ -216,9 +216,9 @@ class TorchComm(EngineComm):
                 f'--run.allreduce {allreduce} needs MPI, which these ranks were started without:'
                 ' use auto or torch, or start them by mpiexec'
             )
-        network.choose_interface(store, place, self.rank, self.size)
+        rendezvous.choose_interface(store, place, self.rank, self.size)
         init_torch(store, self.rank, self.size, backend='gloo', timeout=AS_LONG_AS_IT_TAKES)
-        hosts = self.all_gather_object(network.host_identity())
+        hosts = self.all_gather_object(rendezvous.host_identity())
         self.ranks_here = [rank for rank in range(self.size) if hosts[rank] == hosts[self.rank]]
         self.local_rank = self.ranks_here.index(self.rank)
         self.local_size = len(self.ranks_here)

@@ -12,7 +12,7 @@ from experiments import resolved
 from ranks import need, on_ranks
 
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.distributed import gradients, network
+from lm_human_preferences.distributed import gradients, rendezvous
 from lm_human_preferences.distributed.waiting import Timeouts
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import processors, threads
@@ -337,7 +337,7 @@ def test_ranks_without_mpi_wait_for_each_other_as_long_as_it_takes(monkeypatch):
         assert backend == 'gloo'
         raise Started(timeout.days)
 
-    for name in ('launch_methods', 'network', 'Lifeline'):
+    for name in ('launch_methods', 'rendezvous', 'Lifeline'):
         monkeypatch.setattr(comms, name, mock.Mock())
     monkeypatch.setattr(comms, 'init_torch', init_torch)
     with pytest.raises(Started) as e:
@@ -346,7 +346,7 @@ def test_ranks_without_mpi_wait_for_each_other_as_long_as_it_takes(monkeypatch):
 
 
 def test_an_engine_that_needs_mpi_is_refused_without_it(monkeypatch):
-    for name in ('launch_methods', 'network', 'Lifeline'):
+    for name in ('launch_methods', 'rendezvous', 'Lifeline'):
         monkeypatch.setattr(comms, name, mock.Mock())
     message = (
         '^--run.allreduce horovod needs MPI, which these ranks were started without: use auto or'
@@ -357,22 +357,22 @@ def test_an_engine_that_needs_mpi_is_refused_without_it(monkeypatch):
 
 
 def test_interfaces():
-    assert network.interfaces()['127.0.0.1'].startswith('lo')
+    assert rendezvous.interfaces()['127.0.0.1'].startswith('lo')
 
 
 def test_addresses_of_the_first_host(monkeypatch):
     """The first that answers; those that this host has itself are not another's."""
-    monkeypatch.setattr(network, 'interfaces', lambda: {'127.0.0.2': 'bridge'})
+    monkeypatch.setattr(rendezvous, 'interfaces', lambda: {'127.0.0.2': 'bridge'})
     with socket.create_server(('127.0.0.1', 0)) as server:
         port = server.getsockname()[1]
         addresses = ['127.0.0.2', '127.0.0.3', '127.0.0.1']
-        assert network.reachable(addresses, port) == '127.0.0.1'
+        assert rendezvous.reachable(addresses, port) == '127.0.0.1'
         message = (
             f'does not reach the first host of this run, TCP port {port} of 127.0.0.2: open the'
             ' network between them, or use --run.allreduce mpi$'
         )
         with pytest.raises(UserError, match=message):
-            network.reachable(['127.0.0.2'], port)
+            rendezvous.reachable(['127.0.0.2'], port)
 
 
 def test_how_long_ranks_wait_are_options():

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from launched import eventually, set_launcher
 
-from lm_human_preferences.distributed import channel, launch_methods, lifeline, messages, network
+from lm_human_preferences.distributed import channel, launch_methods, lifeline, messages, rendezvous
 from lm_human_preferences.errors import UserError
 
 SLURM = {
@@ -91,7 +91,7 @@ def test_nothing_listens_there():
     """Under srun, where rank 0 may have died before."""
     place = launch_methods.Endpoint('127.0.0.1', 1, 'job')
     with pytest.raises(lifeline.RankLost, match='^nothing answers at 127.0.0.1, TCP port 1 within'):
-        network.open_store(place, is_host=False, seconds=1)
+        rendezvous.open_store(place, is_host=False, seconds=1)
 
 
 def test_a_port_that_is_taken():
@@ -103,7 +103,7 @@ def test_a_port_that_is_taken():
             " free port, and MASTER_ADDR to its host's name, for all ranks$"
         )
         with pytest.raises(UserError, match=message):
-            network.open_store(place, is_host=True, seconds=1)
+            rendezvous.open_store(place, is_host=True, seconds=1)
 
 
 @pytest.mark.parametrize(
