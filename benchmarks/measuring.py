@@ -31,7 +31,7 @@ def peak_memory():
     """Peak memory in GB, of tensors on the GPU, or of this process if there is none."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return memory_taken() / 2**30
 
 
 def memory_taken():
