@@ -90,7 +90,10 @@ def policy_training(facts: RunFacts) -> Iterator[str]:
     )
     adapters = facts.policy.task.policy.lora
     if adapters is not None:
-        yield f'Heads and adapters of rank {adapters.rank} (LoRA) learned; the rest was frozen.'
+        learned = f'Heads and adapters of rank {adapters.rank} (LoRA)'
+        if adapters.full is not None:
+            learned += f', and {adapters.full} in full,'
+        yield f'{learned} learned; the rest was frozen.'
     values = last_values(facts)
     if values:
         yield f'The last step in its log had {values}.'

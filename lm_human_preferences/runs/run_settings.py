@@ -16,6 +16,7 @@ from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.online_options import PEOPLE
+from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.utils import hyperparams
 
@@ -34,9 +35,7 @@ PATHS = (INITIAL_MODEL, 'task.query_dataset', 'rewards.trained_model', 'labels.s
 FIXED_ONCE_BEGUN = {
     'task.policy.initial_model',
     'task.policy.lora',
-    'task.policy.lora.rank',
-    'task.policy.lora.alpha',
-    'task.policy.lora.targets',
+    *(f'task.policy.lora.{name}' for name in hyperparams.fields(LoraHParams)),
     'rewards.trained_model',
     'rewards.class_name',
     'rewards.relative_kl_coef',

@@ -288,6 +288,14 @@ def test_a_killed_run_goes_on_to_the_same_bits(model, tmp_path, words_of, more, 
     assert_same(result(killed), result(whole))
 
 
+@pytest.mark.parametrize('change', ['rank 4', 'alpha 4', 'targets 0', 'full wte'])
+def test_adapters_of_a_run_that_has_begun_cannot_change(trained, change):
+    words = f'--task.policy.lora.{change}'
+    refused = invoke(f'resume {trained} --ppo.total_episodes 256 {words}')
+    assert refused.exit_code == 2
+    assert f'error: {words.split()[0]} cannot change: ' in refused.stderr
+
+
 def test_another_base_is_refused_and_the_runs_own_copy_is_taken(model, tmp_path):
     base = shutil.copytree(model, tmp_path / 'model')
     succeed(line(base, tmp_path, '--run.keep_base true'))

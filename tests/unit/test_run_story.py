@@ -445,3 +445,6 @@ def test_a_run_of_adapters_says_what_learned():
     assert said not in [*sentences.policy_training(run_facts(hparams, 'test'))]
     hparams.override_from_dict({'task.policy.lora': 'on'})
     assert said in [*sentences.policy_training(run_facts(hparams, 'test'))]
+    hparams.task.policy.lora.full = 'wte'
+    said = 'Heads and adapters of rank 8 (LoRA), and wte in full, learned; the rest was frozen.'
+    assert said in [*sentences.policy_training(run_facts(hparams, 'test'))]
