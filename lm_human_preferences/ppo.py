@@ -130,6 +130,11 @@ def return_stats(minibatch: Minibatch) -> dict[str, torch.Tensor]:
     return stats
 
 
+def explained_variance(error: float, variance: float) -> float:
+    """Return the share of a variance that estimates with this error explain; 0 without any."""
+    return 0.0 if variance == 0 else 1 - error / variance
+
+
 def step_stats(
     rollout: Rollout,
     kl_coef: float,

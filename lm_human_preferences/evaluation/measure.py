@@ -273,6 +273,8 @@ def _frontier(
     ref_logprobs: torch.Tensor, scores: torch.Tensor, exact: bool
 ) -> dict[str, list[float]]:
     betas = optimum.beta_grid(scores)
+    if betas[0] == 0:  # all responses to a query are equally good: the frontier is a point
+        betas = torch.ones(1)
     if exact:
         columns = optimum.frontier(ref_logprobs, scores, betas)
     else:

@@ -184,7 +184,7 @@ def _unsettled(control: dict[str, Any] | None, kl: float) -> Iterator[str]:
     reasons = []
     if abs(kl / control['target'] - 1) > SETTLED:
         reasons.append(f'the KL is {kl:.2f}, not the target {control["target"]:g}')
-    if abs(now / before - 1) > SETTLED:
+    if abs(now - before) > SETTLED * before:  # it may be 0
         direction = 'rose' if now > before else 'fell'
         reasons.append(
             f'the KL coefficient {direction} from {before:.3g} to {now:.3g} in the last '

@@ -147,13 +147,11 @@ class ScalarRating(_Number):
         import torch
         from torch.nn import functional as F
 
-        from lm_human_preferences.utils.core import pearson_r
-
         predicted = rewards[:, 0]
         score = labels['score'].to(predicted.device)
         error = F.mse_loss(predicted, score)
         var, mean = torch.var_mean(score, correction=0)
-        corr = pearson_r(score, predicted.detach())
+        corr = self.agreement(predicted.detach()[:, None], {'score': score})
         return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
@@ -161,7 +159,7 @@ class ScalarRating(_Number):
         return labels['score'].var(correction=0).item()
 
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the correlation of scores and rewards."""
+        """Return the correlation of scores and rewards; 0 where one of them does not vary."""
         from lm_human_preferences.utils.core import pearson_r
 
         return pearson_r(labels['score'], rewards[:, 0]).nan_to_num(0.0)

@@ -90,7 +90,7 @@ class Samples(Hook):
             kl_coef=stats['objective/kl_coef'],
         )
         seconds = trainer.step_seconds
-        episodes_per_second = trainer.hparams.ppo.batch_size / seconds
+        episodes_per_second = trainer.hparams.ppo.batch_size / max(seconds, 1e-9)
         log_as_original(
             f'[ppo_step {step - 1}] step_time={seconds:.2f}s, eps/s={episodes_per_second:.2f}'
         )

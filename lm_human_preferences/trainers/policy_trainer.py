@@ -169,7 +169,9 @@ class PPOTrainer:
         """Log and return the statistics of this step, averaged over ranks; see ppo.step_stats."""
         stats = ppo.step_stats(rollout, kl_coef, non_score_reward, train_stats)
         means = self.comm.all_reduce_mean(as_numbers(stats))
-        means['ppo/val/var_explained'] = 1 - means['ppo/val/error'] / means['ppo/returns/var']
+        means['ppo/val/var_explained'] = ppo.explained_variance(
+            means['ppo/val/error'], means['ppo/returns/var']
+        )
         now = time.time()
         steps, episodes = self.steps_done + 1, self.hparams.ppo.batch_size
         length = self.hparams.task.response_length

@@ -238,6 +238,7 @@ def test_samples_tell_a_turn_from_noise(shift, turns):
     [
         ({'target': 1.85, 'kl_coef_before': 0.27}, None),  # by 8 and 7 %
         ({'target': 1.7, 'kl_coef_before': 0.26}, 'the KL is 2.00, not the target 1.7'),  # by 18 %
+        ({'target': 2.0, 'kl_coef_before': 0.0, 'kl_coef': 0.0}, None),  # --rewards.kl_coef 0
         (
             {'target': 2.0, 'kl_coef_before': 0.3},
             'the KL coefficient fell from 0.3 to 0.25 in the last 20 steps',
@@ -252,7 +253,7 @@ def test_samples_tell_a_turn_from_noise(shift, turns):
     ],
 )
 def test_a_kl_that_had_not_settled_is_told(control, told):
-    control = {**control, 'steps': 200, 'recent_steps': 20, 'kl_coef': 0.25}
+    control = {'steps': 200, 'recent_steps': 20, 'kl_coef': 0.25, **control}
     lines = list(report.table(results_of(kl_control=control)))
     notes = [line for line in lines if line.startswith('note: ')]
     if told is None:
@@ -380,7 +381,8 @@ def measured(monkeypatch):
 
     models = measure.Models(policy, None, scores, task)
 
-    def measure_(*, most=9**3, is_enumerable=True, count=None):
+    def measure_(*, most=9**3, is_enumerable=True, count=None, reward=scores['reward model']):
+        scores['reward model'] = reward
         info = types.SimpleNamespace(is_enumerable=is_enumerable)
         monkeypatch.setattr(registry, 'info', lambda name: info)
         monkeypatch.setattr(measure, 'MOST_RESPONSES', most)
@@ -412,6 +414,16 @@ def test_the_reward_that_was_trained_on_chooses_for_the_other_as_well(measured):
     curve = sampled['rewards']['known reward']['own_optimum']
     assert {'effective_samples', 'standard_errors'} < set(curve)
     assert curve['trusted_up_to'] is None  # with two samples nobody can tell
+
+
+@pytest.mark.parametrize('most', [9**3, 9**3 - 1])
+def test_the_frontier_of_rewards_that_are_all_alike_is_a_point(measured, most):
+    flat = torch.full((2, 2), 0.1).double(), torch.full((2,), 0.1).double()
+    found = measured(most=most, reward=flat)
+    json.dumps(found, allow_nan=False)
+    frontier = found['rewards']['reward model']['frontier']
+    assert frontier['kl'] == pytest.approx([0], abs=1e-8)
+    assert frontier['reward'] == pytest.approx([0.1])
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,17 @@ def test_whiten(name):
         assert_close(whitened, case[key], rtol=1e-5, atol=1e-3 if noise else 2e-6, name=key)
 
 
+@pytest.mark.parametrize('value, count', [(0.1, 1), (0.1, 1024), (1234.5678, 100), (0.0, 8)])
+def test_equal_numbers_are_whitened_to_nothing(value, count):
+    """A mean that is off by rounding would be divided by the root of epsilon."""
+    values = torch.full((2, count), value)
+    values[1] = 7
+    mask = torch.tensor([[True], [False]]).expand_as(values)
+    assert_equal(core.whiten(values, mask=mask), torch.zeros(2, count))
+    kept = core.whiten(values, shift_mean=False, mask=mask)
+    assert_equal(kept, values.masked_fill(~mask, 0))
+
+
 @pytest.mark.parametrize('name', _groups(r'logits\d+'))
 def test_entropy_and_logprobs(name):
     case = _case(name)

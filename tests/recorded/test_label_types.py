@@ -30,6 +30,14 @@ def case_of(name):
     return case, labels
 
 
+@pytest.mark.parametrize('scores', [[0.1] * 9, [3.0], [1.0, 2.0, 3.0]])
+def test_ratings_or_rewards_that_are_all_alike_have_no_correlation(scores):
+    """The last batch may be of a single label; a NaN would count as a damaged log."""
+    labels = {'score': torch.tensor(scores)}
+    stats = label_types.get('scalar_rating').loss_of(torch.full((len(scores), 1), 0.7), labels)
+    assert stats['corr'] == 0
+
+
 @pytest.mark.parametrize('name', LOSSES)
 def test_loss(name):
     case, labels = case_of(name)

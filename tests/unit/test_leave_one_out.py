@@ -1,5 +1,6 @@
 """Several responses to each query: each is compared with the mean of the others."""
 
+import math
 from unittest import mock
 
 import pytest
@@ -155,6 +156,24 @@ def test_with_a_relative_coefficient_the_scale_of_the_reward_does_not_matter():
     of_scaled, others = learned(64)
     assert of_scaled == pytest.approx(64 * coefficient)
     torch.testing.assert_close(others, parameters, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('same, reward', [(1, 0.0), (SAME, 0.0), (SAME, 1234.5678)])
+def test_a_step_whose_rewards_are_all_alike_teaches_nothing_but_has_statistics(same, reward):
+    """As those of a strict judge are at first; the policy is still the reference."""
+    torch.manual_seed(1)
+    policy = Policy(TrainedModel('test'))
+    torch.nn.init.zeros_(policy.model.heads['value'].w)
+    settings = {'ppo.samples_per_query': same, 'rewards.kl_coef': 0.0}
+    trainer = trainer_of(policy, LocalComm(), **settings)
+    scores = torch.full((24,), reward)
+    trainer.score_fn = lambda queries, responses: (scores, responses, {})
+    queries = torch.ones(24 // same, QUERY, dtype=torch.int64)
+    trainer.query_sampler = lambda: {'tokens': queries}
+    stats = trainer.step()
+    assert all(map(math.isfinite, stats.values())), stats
+    assert stats['ppo/returns/var'] == stats['ppo/val/var_explained'] == 0
+    assert stats['ppo/loss/policy'] == 0
 
 
 def test_a_resumed_run_changes_a_relative_coefficient_in_proportion():
