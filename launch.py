@@ -290,15 +290,6 @@ def settings_of_experiments() -> dict[str, dict[str, Any]]:
     return found
 
 
-def hparams_of_figures() -> policy_options.HParams:
-    """Return the settings of mock_sentiment, the experiment whose reward is known."""
-    hparams = policy_options.HParams()
-    hparams.override_from_dict(
-        user_settings.bindings(policy_experiments, 'mock_sentiment', 'figures')
-    )
-    return hparams
-
-
 cli = Program(
     help=__doc__,
     commands=[
@@ -379,18 +370,6 @@ cli = Program(
             ),
         ),
         *label_commands(reward_experiments),
-        launch.job_command(
-            'figures',
-            JobName.FIGURES,
-            command_options.FigureHParams,
-            more=lambda: {'hparams': hparams_of_figures()},
-            positionals=('output_dir',),
-            example='./launch.py figures ./figures --quick',
-            help=(
-                "Draw the paper's Figures 2 and 3 from many short runs. They are runs of the"
-                ' experiment mock_sentiment.'
-            ),
-        ),
     ],
 )
 

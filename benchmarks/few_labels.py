@@ -12,7 +12,6 @@ allows. It is exact for the queries that are measured, which are some of all.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import itertools
@@ -28,13 +27,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import launch
+from figures import jobs
+from figures.tables import groups, write_table
+
 from lm_human_preferences import lm_tasks, storage, train_policy, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum, plots
-from lm_human_preferences.reproduction import jobs
-from lm_human_preferences.reproduction.figure_plots import groups
-from lm_human_preferences.reproduction.figures import write_table
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.utils.core import ceil_div, set_seed
 from lm_human_preferences.utils.logging import log_line
@@ -293,18 +291,5 @@ def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(numbers, [str(number) for number in numbers])
 
 
-def parser_of(description: str | None, seeds: int) -> argparse.ArgumentParser:
-    """Return the parser of arguments of `figures`. seeds: of each kind of run, by default."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('output_dir', help='for tables, picture and finished runs')
-    parser.add_argument('--quick', action='store_true', help='a smaller set')
-    default = f'by default {seeds}, 2 of --quick'
-    parser.add_argument('--seeds', type=int, help=f'runs of each kind; {default}')
-    parser.add_argument('--processes', type=int, help='runs at a time; by default one per CPU')
-    return parser
-
-
 if __name__ == '__main__':
-    figures(launch.hparams_of_figures(), **vars(parser_of(__doc__, 10).parse_args()))
+    figures(jobs.experiment(), **vars(jobs.parser_of(__doc__, 10).parse_args()))

@@ -26,15 +26,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import few_labels
+from figures import jobs
+from figures.tables import groups, write_table
 
-import launch
 from lm_human_preferences import lm_tasks, storage, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum, plots
-from lm_human_preferences.reproduction import jobs
-from lm_human_preferences.reproduction.figure_plots import groups
-from lm_human_preferences.reproduction.figures import write_table
 from lm_human_preferences.rewards import RewardModel, load_reward_model
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import random_stream
@@ -142,7 +139,7 @@ def figures(
     """Draw the picture into `output_dir`, from runs of `hparams`, which stay there.
 
     ensemble, epochs, initial: see Scale; initial None is that of the set. The others: see
-    few_labels.parser_of.
+    jobs.parser_of.
     """
     scale = QUICK if quick else FULL
     scale = dataclasses.replace(
@@ -293,10 +290,10 @@ def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
 
 
 if __name__ == '__main__':
-    parser = few_labels.parser_of(__doc__, 5)
+    parser = jobs.parser_of(__doc__, 5)
     parser.add_argument('--ensemble', type=int, default=1, help='reward models of each run')
     parser.add_argument('--epochs', type=int, default=1, help='of reward models over the labels')
     parser.add_argument(
         '--initial', type=int, help='labels before the first episode; by default a quarter'
     )
-    figures(launch.hparams_of_figures(), **vars(parser.parse_args()))
+    figures(jobs.experiment(), **vars(parser.parse_args()))

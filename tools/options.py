@@ -71,7 +71,6 @@ NOTES = {  # below a heading
     'Evaluation': '`./launch.py evaluate SAVE_DIR`',
     'Export': '`./launch.py export MODEL_DIR OUTPUT_DIR`',
     'Report': '`./launch.py report RUN...`, see [report.md](report.md)',
-    'Figures': '`./launch.py figures`',
     'Asking': (
         '`./launch.py ask EXPERIMENT FOLDER`, see [labelling.md](labelling.md). It also takes'
         ' `--labels.type`, `--labels.too_long` and\nthe options `--task.NAME`.'
@@ -98,7 +97,6 @@ def tables() -> dict[str, option_help.Fields]:
         'Evaluation': commands['evaluate'].fields,
         'Export': commands['export'].fields,
         'Report': commands['report'].fields,
-        'Figures': commands['figures'].fields,
         'Asking': hyperparams.fields(labelling_options.AskHParams),
         'Importing labels': hyperparams.fields(labelling_options.ImportHParams),
         'Labelling': commands['label'].fields,

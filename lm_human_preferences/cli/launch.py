@@ -50,7 +50,6 @@ class JobName(enum.StrEnum):
     DOCTOR = 'lm_human_preferences.commands.doctor:doctor'
     EVALUATE = 'lm_human_preferences.evaluation.evaluate:evaluate'
     REPORT = 'lm_human_preferences.commands.write_report:write_report'
-    FIGURES = 'lm_human_preferences.reproduction.figures:figures'
     ASK = 'lm_human_preferences.commands.ask:ask'
     IMPORT_LABELS = 'lm_human_preferences.commands.texts.import_labels:import_labels'
     LABEL = 'lm_human_preferences.commands.answer_questions:label'

@@ -41,7 +41,9 @@ def sections(fields: Fields) -> dict[str, Fields]:
     fields = shown(fields)
     if not any(name.startswith('run.') for name in fields):
         return {'Options': fields} if fields else {}
-    by_heading = {heading: {} for heading in ('Launching', *HEADINGS.values(), FOLDED)}
+    by_heading: dict[str, Fields] = {}
+    for heading in ('Launching', *HEADINGS.values(), FOLDED):
+        by_heading[heading] = {}
     for name, field in fields.items():
         group = name.rpartition('.')[0]
         if name in LAUNCHING:
@@ -58,7 +60,9 @@ def choices(field: dataclasses.Field) -> tuple[str, ...]:
     """Return the words that a switch can be set to; none for a number or text."""
     if group_class(field.type):
         return 'on', 'off'
-    return ('true', 'false') if bool in members(field.type) else ()
+    if bool in members(field.type):
+        return 'true', 'false'
+    return ()
 
 
 def value_text(field: dataclasses.Field) -> str:
@@ -81,4 +85,6 @@ def default_text(field: dataclasses.Field) -> str | None:
         return None
     if group_class(field.type):
         return 'off'
-    return 'none' if field.default == () else repr(field.default)
+    if field.default == ():
+        return 'none'
+    return repr(field.default)

@@ -1,1 +1,1 @@
-"""Commands that do not train. `evaluate` and `figures` are in evaluation/ and reproduction/."""
+"""Commands that do not train. `evaluate` is in evaluation/."""

@@ -69,9 +69,9 @@ def _on_reward_model(
 ) -> dict[str, Any]:
     """Return the parts of the report that need a reward model."""
     # They load torch, which the rest of the report does without.
+    from lm_human_preferences.commands import learning_curve
     from lm_human_preferences.commands.sample_policy import warnings_only
     from lm_human_preferences.evaluation import reward_on_labels
-    from lm_human_preferences.reproduction import learning_curve
 
     with warnings_only():
         found: dict[str, Any] = {'reward': reward_on_labels.report(folder, run, names)}

@@ -1,4 +1,4 @@
-"""Options of `./launch.py export`, `evaluate`, `report` and `figures`."""
+"""Options of `./launch.py export`, `evaluate` and `report`."""
 
 from dataclasses import dataclass
 
@@ -62,14 +62,3 @@ class ReportHParams(hyperparams.HParams):
         False,
         'also show how well reward models predict the labels of their folders, which takes longer',
     )
-
-
-@dataclass
-class FigureHParams(hyperparams.HParams):
-    output_dir: str = option(
-        '/tmp/save/figures',
-        'folder for pictures, tables and finished runs; a finished run is not repeated',
-    )
-    quick: bool = option(False, 'a smaller set: fewer KL targets, episodes and seeds')
-    seeds: int | None = option(None, 'runs of each kind; None: 5, or 2 with --quick', at_least=1)
-    processes: int | None = option(None, 'runs at a time; None: one per CPU', at_least=1)

@@ -18,9 +18,10 @@ class TensorBatch:
         return len(getattr(self, first.name))
 
     def __getitem__(self, rows: torch.Tensor | slice) -> Self:
-        selected = {}
+        selected = dict.fromkeys(vars(self))
         for name, tensor in vars(self).items():
-            selected[name] = None if tensor is None else tensor[rows]
+            if tensor is not None:
+                selected[name] = tensor[rows]
         return type(self)(**selected)
 
     def split(self, size: int) -> Sequence[Self]:
@@ -41,10 +42,10 @@ def concatenate(parts: Sequence[Batch]) -> Batch:
     first: Any = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts)  # pyright: ignore
-    joined = {}
+    joined = dict.fromkeys(vars(first))
     for name, tensor in vars(first).items():
-        tensors = [getattr(part, name) for part in parts]
-        joined[name] = None if tensor is None else torch.cat(tensors)
+        if tensor is not None:
+            joined[name] = torch.cat([getattr(part, name) for part in parts])
     return type(first)(**joined)
 
 

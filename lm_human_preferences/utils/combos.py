@@ -15,20 +15,28 @@ def combos(*xs: Sequence[Trial]) -> list[Trial]:
 
 def bind(var: str | None, val: Any, descriptor: str | int | None = '') -> list[Trial]:
     """Return one trial that sets one variable. A descriptor may be 0; the original dropped it."""
-    extra: dict[str, Any] = {} if descriptor in ('', None) else {'descriptor': descriptor}
+    extra: dict[str, Any] = {}
+    if descriptor not in ('', None):
+        extra['descriptor'] = descriptor
     return [((var, val, extra),)]
 
 
 def bind_all(prefix: str = '', /, **values: Any) -> list[Trial]:
     """Return one trial that sets the variables `prefix.name` for names and values."""
-    return combos(
-        *[bind(f'{prefix}.{name}' if prefix else name, value) for name, value in values.items()]
-    )
+    trials = combos()
+    for name, value in values.items():
+        variable = f'{prefix}.{name}' if prefix else name
+        trials = combos(trials, bind(variable, value))
+    return trials
 
 
 def bind_nested(prefix: str, binds: Sequence[Trial]) -> list[Trial]:
     """Return the trials with `prefix.` before every variable."""
-    return [
-        tuple((var if var is None else f'{prefix}.{var}', val, extra) for var, val, extra in x)
-        for x in binds
-    ]
+    nested = []
+    for trial in binds:
+        renamed = []
+        for var, val, extra in trial:
+            name = None if var is None else f'{prefix}.{var}'
+            renamed.append((name, val, extra))
+        nested.append(tuple(renamed))
+    return nested

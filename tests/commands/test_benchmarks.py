@@ -19,9 +19,9 @@ import pretend_gpu
 import pytest
 import torch
 from experiments import resolved
+from figures import jobs
 
 from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.reproduction import jobs
 
 FOLDER = Path(__file__).parents[2] / 'benchmarks'
 

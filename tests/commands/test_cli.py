@@ -201,7 +201,7 @@ EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
 NAMES = 'sentiment, descriptiveness, cnndm, tldr, test, mock_sentiment, chat'
 COMMANDS = (
     'train_reward, train_policy, resume, export, doctor, evaluate, report, ask, import_labels,'
-    ' label, labels, score, figures'
+    ' label, labels, score'
 )
 MISTAKES = f"""
 train_polic a b
@@ -691,9 +691,7 @@ def test_scripts_start(script, words):
     assert len(done.stdout.splitlines()) > 10
 
 
-@pytest.mark.parametrize(
-    'words', ['train_policy --help', 'train_policy --help-all', 'figures --help', '--version']
-)
+@pytest.mark.parametrize('words', ['train_policy --help', 'train_policy --help-all', '--version'])
 def test_help_loads_nothing_heavy(words):
     code = (
         f'import sys, launch\ntry:\n    launch.cli({words.split()})\nfinally:\n    print("HEAVY",'

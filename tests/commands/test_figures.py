@@ -1,4 +1,4 @@
-"""`./launch.py figures`: its runs, each done once, its tables and its pictures."""
+"""`benchmarks/figures`: its runs, each done once, its tables and its pictures."""
 
 import collections
 import contextlib
@@ -6,23 +6,19 @@ import copy
 import csv
 import dataclasses
 import os
-import re
 import signal
 from pathlib import Path
 
 import pytest
 import worker_jobs
-from command_line import error_of, invoke
 from experiments import resolved
-from launched import PYTHONPATH, Launch, eventually
+from figures import draw, jobs, worker_pool
+from launched import PYTHONPATH, REPOSITORY, Launch, eventually
 
-from lm_human_preferences import lm_tasks, storage, train_policy
+from lm_human_preferences import storage, train_policy
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams
-from lm_human_preferences.language import encodings
-from lm_human_preferences.reproduction import figures, jobs, worker_pool
-from lm_human_preferences.synthetic import known_reward
 
 TINY = jobs.Scale(labels=(64, 32), targets=(1.0, 2.0), curve=1.0, episodes=(512, 1024), seeds=2)
 
@@ -157,20 +153,20 @@ def test_interrupted_set_continues(tmp_path, faked, experiment, capsys):
     with pytest.raises(
         UserError, match='^12 of 24 runs failed, the first with .*seed2.*: stopped$'
     ):
-        figures.figures(experiment, str(tmp_path), quick=True, processes=1)
+        draw.figures(experiment, str(tmp_path), quick=True, processes=1)
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob('runs/*.json')}
     assert len(finished) == 12 + 1 and not list(tmp_path.glob('*.png'))
     (tmp_path / 'stop').unlink()
-    figures.figures(experiment, str(tmp_path), quick=True, processes=1)
+    draw.figures(experiment, str(tmp_path), quick=True, processes=1)
     assert len(list(tmp_path.glob('runs/*.json'))) == 24 + 1
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    figures.figures(experiment, str(tmp_path / 'other'), quick=True, processes=1)
+    draw.figures(experiment, str(tmp_path / 'other'), quick=True, processes=1)
     for name in ('figure2.csv', 'figure3.csv', 'frontier.csv', 'figure2.png', 'figure3.png'):
         assert (tmp_path / name).read_bytes() == (tmp_path / 'other' / name).read_bytes(), name
 
 
 def test_tables(tmp_path, faked, experiment, capsys):
-    figures.figures(experiment, str(tmp_path), quick=True, seeds=3, processes=1)
+    draw.figures(experiment, str(tmp_path), quick=True, seeds=3, processes=1)
     rows = read_csv(tmp_path / 'figure3.csv')
     assert len(rows) == 3 * 2 * 2 * 3
     for row in rows:
@@ -198,25 +194,16 @@ def test_tables(tmp_path, faked, experiment, capsys):
 
 
 def test_the_end_says_what_is_there_and_what_comes_next(tmp_path, faked, experiment, capsys):
-    figures.figures(experiment, str(tmp_path), quick=True, processes=1)
+    draw.figures(experiment, str(tmp_path), quick=True, processes=1)
     assert capsys.readouterr().out.splitlines()[-3:] == [
         (
             'Each run starts at the KL coefficient at which the exact optimum has the target KL:'
             ' the runs are too short to look for it.'
         ),
         f'figure2.png, figure3.png and the tables they show are in {tmp_path}',
-        f'More seeds, without redoing these runs: ./launch.py figures {tmp_path} --quick --seeds 4',
+        'More seeds, without redoing these runs: python benchmarks/figures/draw.py'
+        f' {tmp_path} --quick --seeds 4',
     ]
-
-
-@pytest.mark.parametrize('taken', ['figure2.csv', 'figure3.png'])
-def test_an_output_directory_that_cannot_be_is_refused_before_the_work(
-    tmp_path, monkeypatch, taken
-):
-    monkeypatch.setattr(jobs, 'run_all', None)
-    (tmp_path / taken).mkdir()
-    error = error_of(invoke(f'figures {tmp_path}'))
-    assert error.startswith(f'--output_dir: {tmp_path / taken} is a directory, so')
 
 
 @pytest.mark.slow
@@ -233,7 +220,7 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     scale = dataclasses.replace(TINY, labels=(64,), targets=(1.0,), episodes=episodes, seeds=1)
     monkeypatch.setattr(jobs, 'QUICK', scale)
     monkeypatch.setattr(jobs, 'POINTS', 2)
-    figures.figures(short, str(tmp_path), quick=True, processes=1)
+    draw.figures(short, str(tmp_path), quick=True, processes=1)
     for name in ('figure2.png', 'figure3.png'):
         assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
     rows = {(row['access'], row['episodes']): row for row in read_csv(tmp_path / 'figure3.csv')}
@@ -255,26 +242,6 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     )
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_the_workers(tmp_path):
-    # Else a worker would make them, and be killed: they would be made again.
-    lm_tasks.initial_model('reviews')
-    known_reward.KnownReward(encodings.Reviews)
-    launch = Launch(
-        tmp_path,
-        str(tmp_path / 'out'),
-        '--quick',
-        '--processes',
-        '2',
-        command=('launch.py', 'figures'),
-    )
-    eventually(lambda: list(tmp_path.glob('out/*/*.log')) or launch.process.poll() is not None)
-    launch.process.send_signal(signal.SIGINT)
-    assert launch.wait() == 130, launch.stderr.read_text()
-    launch.assert_nothing_left(10)
-    assert not re.search('Traceback|Warning', launch.stderr.read_text())
-
-
 @pytest.mark.parametrize(
     'number, status', [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
@@ -284,7 +251,7 @@ def test_workers_end_with_a_parent_that_is_ended(tmp_path, number, status):
         tmp_path,
         str(tmp_path / 'out'),
         command=('tests/helpers/worker_jobs.py',),
-        PYTHONPATH=PYTHONPATH,
+        PYTHONPATH=f'{PYTHONPATH}:{REPOSITORY}/benchmarks',
     )
     eventually(
         lambda: len(list(tmp_path.glob('out/*.log'))) == 2 or launch.process.poll() is not None

@@ -80,7 +80,9 @@ def test_train_reward(words, option, range_, tmp_path):
 
 def test_a_bad_value_of_a_switch_is_not_taken_for_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert error_of(invoke('figures --quick maybe')) == "--quick must be true or false, got 'maybe'"
+    words = 'train_policy test first --mpi 1 --mode local --dry_run=off --overwrite maybe'
+    error = error_of(invoke(words))
+    assert error == "--overwrite must be true or false, got 'maybe'"
     assert not list(tmp_path.iterdir())
 
 

@@ -6,8 +6,9 @@ import sys
 import time
 from pathlib import Path
 
+from figures import worker_pool
+
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.reproduction import worker_pool
 
 
 def write_number(path, number, folder):

@@ -41,7 +41,6 @@ ROOMS = (
     'tracked_samples',
     'online',
     'train_policy',
-    'reproduction',
     'run_story',
     'report_page',
     'commands',

@@ -6,11 +6,11 @@ import types
 
 import pytest
 import torch
+from figures import jobs
 
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams
-from lm_human_preferences.reproduction import jobs
 
 # Two responses, as likely as each other, with rewards 0 and 1. The best policy at this KL chooses
 # the second nine times in ten; its KL coefficient is 1 / log(9).

@@ -11,13 +11,13 @@ from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 from lm_human_preferences import label_types, train_reward
+from lm_human_preferences.commands import learning_curve
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.held_out import is_held_out, predict, split
 from lm_human_preferences.labels.report.agreement import clustered_interval
-from lm_human_preferences.reproduction import learning_curve
 
 PAIRS = label_types.get('best_of_2')
 TRAINING = (

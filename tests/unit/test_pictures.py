@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from figures import figure_plots
 
 from lm_human_preferences.evaluation import picture, plots
-from lm_human_preferences.reproduction import figure_plots
 
 
 @pytest.fixture

@@ -16,12 +16,11 @@ from run_folders import EVALUATION, EXPERIMENTS, write_alarm, write_events, writ
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
-from lm_human_preferences.commands import dry_run
+from lm_human_preferences.commands import dry_run, learning_curve
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.report_page import label_section, render
-from lm_human_preferences.reproduction import learning_curve
 from lm_human_preferences.run_story import commands, facts, model_card, sentences
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils.hyperparams import option

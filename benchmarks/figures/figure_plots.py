@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from figures.tables import Rows, groups
 from lm_human_preferences import storage
 from lm_human_preferences.evaluation import plots
 
@@ -18,17 +18,6 @@ PAPER = os.path.join(os.path.dirname(__file__), 'data', 'paper_curves.json')
 # Direct access, then the label sets from the largest to the smallest.
 COLOURS = (plots.VERMILION, plots.BLUE, plots.GREEN, plots.PURPLE)
 PAPER_TITLE = 'Ziegler et al. 2019: compare shapes, not numbers'
-
-Rows = list[dict[str, Any]]
-
-
-def groups(rows: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], Rows]:
-    """Return {values of `keys`: the rows that have them}, in the order of their first rows."""
-    by_values: dict[tuple[Any, ...], Rows] = {}
-    for row in rows:
-        values = tuple(row[key] for key in keys)
-        by_values.setdefault(values, []).append(row)
-    return by_values
 
 
 def figure2(path: str, rows: Rows, target: float, optimal: float) -> None:

@@ -1,5 +1,6 @@
 """Runs of the figures as jobs for worker processes, each of which writes its first argument."""
 
+import argparse
 import copy
 import dataclasses
 import functools
@@ -13,14 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+import launch
+from figures import worker_pool
 from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+from lm_human_preferences.cli import user_settings
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reproduction import worker_pool
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div
@@ -32,6 +35,27 @@ QUERIES_OF_REWARD_MODEL = slice(None, None, 8)  # few are enough to find where t
 Job = tuple[Any, ...]  # a function and its arguments after the path, see worker_pool.finish
 POINTS = 8  # of a curve of Figure 2
 HORIZON = 10_000  # the paper's; the KL coefficient starts near the right value, see run_policy
+
+
+def experiment() -> train_policy.HParams:
+    """Return the settings of mock_sentiment, whose reward is known."""
+    hparams = train_policy.HParams()
+    settings = user_settings.bindings(launch.policy_experiments, 'mock_sentiment', 'figures')
+    hparams.override_from_dict(settings)
+    return hparams
+
+
+def parser_of(description: str | None, seeds: int) -> argparse.ArgumentParser:
+    """Return the parser of arguments of `figures`. seeds: of each kind of run, by default."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('output_dir', help='for tables, picture and finished runs')
+    parser.add_argument('--quick', action='store_true', help='a smaller set')
+    default = f'by default {seeds}, 2 of --quick'
+    parser.add_argument('--seeds', type=int, help=f'runs of each kind; {default}')
+    parser.add_argument('--processes', type=int, help='runs at a time; by default one per CPU')
+    return parser
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,26 @@
-"""Paper's Figures 2 and 3 in miniature (section 3.1.1): policies on labels of a known reward."""
+"""Paper's Figures 2 and 3 in miniature (section 3.1.1): policies on labels of a known reward.
 
-import csv
+    pipenv run python benchmarks/figures/draw.py FOLDER [--quick] [--seeds 5] [--processes N]
+
+trains policies and reward models of mock_sentiment and draws them beside the paper's own curves.
+Runs stay in the folder: the same command goes on where it was interrupted.
+"""
+
 import dataclasses
-import io
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lm_human_preferences import shell, storage, train_policy
-from lm_human_preferences.reproduction import figure_plots, jobs
-from lm_human_preferences.reproduction.jobs import Run
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from figures import figure_plots, jobs
+from figures.jobs import Run
+from figures.tables import groups, write_table
+from lm_human_preferences import shell, train_policy
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.logging import log_line
 
@@ -27,7 +37,6 @@ def figures(
     processes: int | None = None,
 ) -> None:
     """Draw both figures into `output_dir` from runs of `hparams`; quick: of few runs."""
-    outputs.check_output_dir(output_dir, *(f'{name}.csv' for name in TABLES), *PICTURES)
     scale = jobs.QUICK if quick else jobs.FULL
     scale = dataclasses.replace(scale, seeds=seeds or scale.seeds)
     runs = {run: run.hparams(hparams) for run in jobs.runs_of(scale)}
@@ -47,7 +56,7 @@ def figures(
             write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])
         _draw(rows, scale.curve, output_dir)
     words = [output_dir, *(['--quick'] if quick else []), '--seeds', str(2 * scale.seeds)]
-    more = shell.typed('./launch.py figures', *words)
+    more = shell.typed('python benchmarks/figures/draw.py', *words)
     log_line(
         f'figure2.png, figure3.png and the tables they show are in {output_dir}',
         f'More seeds, without redoing these runs: {more}',
@@ -95,21 +104,12 @@ def final_rows(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def write_table(path: str, rows: list[dict[str, Any]]) -> None:
-    """Write rows of the same keys as CSV; all of it appears, or nothing."""
-    text = io.StringIO(newline='')
-    table = csv.DictWriter(text, rows[0], lineterminator='\n')
-    table.writeheader()
-    table.writerows(rows)
-    storage.write_bytes(path, text.getvalue().encode())
-
-
 def summary(rows: list[dict[str, Any]]) -> list[str]:
     """Return the lines of a table: means over seeds, and ranges of the shares."""
     heads = ('access', 'episodes', 'target', 'KL', 'reward', 'optimum', 'share', 'of seeds')
     lines = [SUMMARY.format(*heads)]
-    groups = figure_plots.groups(rows, 'access', 'episodes', 'target')
-    for (access, episodes, target), seeds in groups.items():
+    by_kind = groups(rows, 'access', 'episodes', 'target')
+    for (access, episodes, target), seeds in by_kind.items():
         means = {
             name: np.mean([row[name] for row in seeds])
             for name in ('kl', 'known_reward', 'optimal_reward', 'share')
@@ -128,3 +128,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
             )
         )
     return lines
+
+
+if __name__ == '__main__':
+    figures(jobs.experiment(), **vars(jobs.parser_of(__doc__, jobs.FULL.seeds).parse_args()))

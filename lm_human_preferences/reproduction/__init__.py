@@ -1,1 +1,0 @@
-"""Paper's figures from many short runs: knows the trainings and their results."""
