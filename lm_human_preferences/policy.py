@@ -1,28 +1,32 @@
 """Policy: a language model with a value head (the original's policy.py)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from lm_human_preferences.language.attention import Unpadding
-from lm_human_preferences.language.network import Cache
 from lm_human_preferences.language.sample import sample_sequence
-from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
+
+if TYPE_CHECKING:
+    from lm_human_preferences.language.network import Cache
+    from lm_human_preferences.language.trained_models import TrainedModel
 
 # Responses behind one query are multiplied with all of each other before most of it is masked: of
 # 64 that costs far more than it saves.
 MOST_IN_A_ROW = 8
 
 
-def responses_in_a_row(same: int) -> int:
-    """Return the number of the `same` responses to a query that are analysed in one row."""
-    return max(n for n in range(1, MOST_IN_A_ROW + 1) if same % n == 0)
+def responses_in_a_row(samples_per_query: int) -> int:
+    """Return the number of the responses to a query that are analysed in one row."""
+    return max(n for n in range(1, MOST_IN_A_ROW + 1) if samples_per_query % n == 0)
 
 
 class Policy:
@@ -74,14 +78,18 @@ class Policy:
             'past': cache,
         }
 
-    def _step_of_same(
-        self, same: int, tokens: torch.Tensor, past: Cache | None, past_tokens: torch.Tensor
+    def _step_of_repeated(
+        self,
+        samples_per_query: int,
+        tokens: torch.Tensor,
+        past: Cache | None,
+        past_tokens: torch.Tensor,
     ) -> dict[str, Any]:
-        """Return what `_step` does; the first one computes `same` equal rows once."""
+        """Return the same as `_step`; the first step computes each repeated query once."""
         if past is not None:
             return self._step(tokens, past, past_tokens)
-        outputs = self._step(tokens[::same], None, past_tokens[::same])
-        rows = torch.arange(len(tokens), device=tokens.device) // same
+        outputs = self._step(tokens[::samples_per_query], None, past_tokens[::samples_per_query])
+        rows = torch.arange(len(tokens), device=tokens.device) // samples_per_query
         return {
             'logits': outputs['logits'][rows],
             'values': outputs['values'][rows],
@@ -89,16 +97,21 @@ class Policy:
         }
 
     @torch.no_grad()
-    def respond(self, queries: torch.Tensor, length: int, same: int = 1) -> dict[str, torch.Tensor]:
+    def respond(
+        self, queries: torch.Tensor, length: int, samples_per_query: int = 1
+    ) -> dict[str, torch.Tensor]:
         """Return responses, logprobs and values (batch, length); padding and 0 after the end.
 
-        same: so many neighbouring rows of `queries (batch, query_length)` are the same one, which
-        is computed once.
+        samples_per_query: number of neighbouring rows of `queries (batch, query_length)` that
+        repeat one query, which is computed once.
         """
+        step = self._step
+        if samples_per_query > 1:
+            step = partial(self._step_of_repeated, samples_per_query)
         contexts = self.embed_queries(queries.to(self.device))
         with precision.autocast(self.device):
             result = sample_sequence(
-                step=self._step if same == 1 else partial(self._step_of_same, same),
+                step=step,
                 context=contexts,
                 length=length,
                 temperature=self.temperature,
@@ -117,11 +130,11 @@ class Policy:
         return None if self.is_end is None else responses != self.padding_token
 
     def analyze_responses_op(
-        self, queries: torch.Tensor, responses: torch.Tensor, same: int = 1
+        self, queries: torch.Tensor, responses: torch.Tensor, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
         """Return differentiable logprobs, entropies and values (batch, length), 0 at padding.
 
-        same: see respond.
+        samples_per_query: see respond.
         """
         contexts = self.embed_queries(queries.to(self.device))
         real = responses.to(self.device) != self.padding_token
@@ -130,7 +143,7 @@ class Policy:
         responses = responses[:, :longest].to(self.device)
         unpadding = Unpadding(real[:, :longest])
         # A token is predicted at the position before it.
-        together = responses_in_a_row(same)
+        together = responses_in_a_row(samples_per_query)
         if together > 1:
             completions = responses[:, :-1].unflatten(0, (-1, together))
             h = self.model.completion_hidden(contexts[::together], completions, self.padding_token)

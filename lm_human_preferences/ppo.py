@@ -1,13 +1,18 @@
 """Proximal policy optimisation as pure functions of tensors (paper, section 2.2)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from lm_human_preferences.hparams.policy_options import PpoHParams
 from lm_human_preferences.training.micro_batches import TensorBatch
 from lm_human_preferences.utils.core import whiten
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams.policy_options import PpoHParams
 
 
 @dataclass

@@ -70,9 +70,10 @@ class PPOTrainer:
         started = time.time()
         # x ~ D
         queries = self.query_sampler()['tokens'].to(self.policy.device)
-        same = self.hparams.ppo.samples_per_query
+        samples_per_query = self.hparams.ppo.samples_per_query
         # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
-        rollout = self.generate(queries.repeat_interleave(same, dim=0), same)
+        repeated = queries.repeat_interleave(samples_per_query, dim=0)
+        rollout = self.generate(repeated, samples_per_query)
         if self.hparams.rewards.relative_kl_coef and self.steps_done == 0:
             self.kl_ctl.value *= self._deviation(rollout.scores)
         # Equation 2: R = r - beta log(pi / rho)
@@ -80,7 +81,7 @@ class PPOTrainer:
         rollout.rewards, non_score_reward = ppo.compute_rewards(
             rollout.scores, rollout.logprobs, rollout.ref_logprobs, kl_coef, rollout.mask
         )
-        rollout.baselines = ppo.leave_one_out(rollout.rewards, same)
+        rollout.baselines = ppo.leave_one_out(rollout.rewards, samples_per_query)
         # Epochs of minibatches: whitening, GAE, clipped loss
         train_stats = self.train(rollout)
 
@@ -94,18 +95,18 @@ class PPOTrainer:
         self.steps_done += 1
         return stats
 
-    def generate(self, queries: torch.Tensor, same: int = 1) -> Rollout:
+    def generate(self, queries: torch.Tensor, samples_per_query: int = 1) -> Rollout:
         """Respond to `queries (batch, query_length)`; return the Rollout without its rewards.
 
-        same: see Policy.respond.
+        samples_per_query: see Policy.respond.
         """
         parts = micro_batches(queries, self.hparams.ppo.micro_batch_size)
-        return concatenate([self._generate_micro_batch(part, same) for part in parts])
+        return concatenate([self._generate_micro_batch(part, samples_per_query) for part in parts])
 
-    def _generate_micro_batch(self, queries: torch.Tensor, same: int) -> Rollout:
-        sampled = self.policy.respond(queries, self.hparams.task.response_length, same)
+    def _generate_micro_batch(self, queries: torch.Tensor, samples_per_query: int) -> Rollout:
+        sampled = self.policy.respond(queries, self.hparams.task.response_length, samples_per_query)
         responses = sampled['responses']
-        reference = self.ref_policy.analyze_responses(queries, responses, same)
+        reference = self.ref_policy.analyze_responses(queries, responses, samples_per_query)
         scores, scored_responses, stats = self.score_fn(queries, responses)
         return Rollout(
             queries=queries,
@@ -129,13 +130,14 @@ class PPOTrainer:
             # Copies that sampling has made of the weights would last until the first update.
             precision.invalidate_prepacked(self.optimizer.parameters.values())
         stats: dict[str, list[torch.Tensor]] = {}
-        same = self.hparams.ppo.samples_per_query
-        queries = exact_div(len(rollout), same)
+        samples_per_query = self.hparams.ppo.samples_per_query
+        queries = exact_div(len(rollout), samples_per_query)
         minibatch = exact_div(queries, self.hparams.ppo.nminibatches)
         for _ in range(self.hparams.ppo.noptepochs):
             order = torch.from_numpy(np.random.permutation(queries))
             for part in order.split(minibatch):
-                rows = (part.unsqueeze(1) * same + torch.arange(same)).flatten()
+                firsts = part.unsqueeze(1) * samples_per_query
+                rows = (firsts + torch.arange(samples_per_query)).flatten()
                 for name, value in self.train_minibatch(rollout[rows]).items():
                     stats.setdefault(name, []).append(value)
         return stats
@@ -145,11 +147,13 @@ class PPOTrainer:
         minibatch = ppo.add_advantages(rollout, self.hparams.ppo)
         stats = ppo.return_stats(minibatch)
         parts = micro_batches(minibatch, self.hparams.ppo.micro_batch_size)
-        same = self.hparams.ppo.samples_per_query
+        samples_per_query = self.hparams.ppo.samples_per_query
         mean_tokens = self.comm.all_reduce_mean({'tokens': minibatch.tokens})['tokens']
         for part in parts:
             share = part.tokens / mean_tokens  # each token counts the same on every rank
-            outputs = self.policy.analyze_responses_op(part.queries, part.responses, same)
+            outputs = self.policy.analyze_responses_op(
+                part.queries, part.responses, samples_per_query
+            )
             loss, part_stats = ppo.loss(part, outputs, self.hparams.ppo)
             self.optimizer.backward(share * loss, last=part is parts[-1])
             for name, value in part_stats.items():
