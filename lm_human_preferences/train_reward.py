@@ -226,7 +226,7 @@ def build_trainer(
         labels = simulated.simulated_labels(hparams, ref_policy, comm)
     of_folder = label_files.to_record(folder, hparams) if folder is not None else {}
     record = label_record.record_of(source, labels, of_folder)
-    labels, held_out, split_notes = split(labels, hparams)
+    labels, held_out, split_notes = split(labels, hparams, encoder)
 
     if member > 0:
         set_seed(member_seed(hparams.run.seed, member), comm.rank)

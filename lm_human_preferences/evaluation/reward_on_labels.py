@@ -14,7 +14,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextReward
-from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType, PickBest
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.answers import Answer
@@ -106,16 +106,17 @@ def parts_of(
     label_type = folder.label_type
     # What did not learn from labels has held none out.
     record = record_of(run) if isinstance(model, LEARNED) else None
-    share = 0.0 if record is None else record.labels.held_out
+    options = LabelHParams() if record is None else record.labels
+    encoder = folder.encoding().get_encoder()
     learned = label_files.of_answers(folder, folder.counted(TRAIN, without))
     compared = label_files.of_answers(folder, folder.counted(VALIDATION, without))
-    held_out, trained_on = parted(learned, label_type, share)
+    held_out, trained_on = parted(learned, label_type, options, encoder)
     if record is not None and _is_online(run):
-        compared_aside, compared = parted(compared, label_type, share)
+        compared_aside, compared = parted(compared, label_type, options, encoder)
         for field, values in compared_aside.items():
             held_out[field] = torch.cat([held_out[field], values])
     parts = {'held_out': held_out, 'trained_on': trained_on, 'comparisons': compared}
-    return model, share, parts
+    return model, options.held_out, parts
 
 
 def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:

@@ -16,6 +16,7 @@ from lm_human_preferences.utils.integers import check_multiple
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ON_ANOMALY = ('off', 'warn', 'stop')
 CONSOLES = ('summary', 'original', 'quiet')
+QUERY, QUESTION = 'query', 'question'  # what is held out as a whole
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 MOST_MEMBERS = 100  # of an ensemble
@@ -50,10 +51,16 @@ class LabelHParams(hyperparams.HParams):
     )
     held_out: float = own_option(
         0.0,
-        'share of the questions to keep out of training and to measure accuracy on; num_train'
-        ' counts them, too',
+        'share of the queries to keep out of training, with all labels about them, and to measure'
+        ' accuracy on; num_train counts them, too',
         at_least=0,
         at_most=0.9,
+    )
+    held_out_by: str = own_option(
+        QUERY,
+        'what is held out as a whole: query, or question, as in runs of earlier versions, where'
+        ' labels about one query are on both sides',
+        one_of=(QUERY, QUESTION),
     )
     error: float = own_option(
         0.0,

@@ -1,66 +1,83 @@
 """Held-out labels, and their prediction by a reward model.
 
-A question is held out or not by the digest of its tokens: all answers to it are on one side, on
-every rank and in every run, and stay there when labels are added.
+A query is held out or not by the digest of its tokens: all that was asked about it is on one side,
+on every rank and in every run, and stays there when labels are added.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.reward_options import QUESTION, HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.report.agreement import (
     correlation_interval,
     effective_answers,
     wilson_interval,
 )
+from lm_human_preferences.language.encodings import Encoder
 
 Labels = dict[str, torch.Tensor]
 # Rewards (batch, n) of n responses (batch, n, response_length) to queries (batch, query_length).
 Rewards = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def is_held_out(labels: Labels, label_type: LabelType, share: float) -> torch.Tensor:
-    """Return which questions are held out, bool (labels,); labels: {field: (labels, ...)}."""
+def is_held_out(
+    labels: Labels, label_type: LabelType, options: LabelHParams, encoder: Encoder
+) -> torch.Tensor:
+    """Return which labels {field: (labels, ...)} are held out, bool (labels,)."""
     mask = []
-    for row in question_tokens(labels, label_type).numpy().astype('<i8'):
+    for row in range(len(labels['query'])):
+        fields = [labels[field][row].numpy() for field in ('query', *label_type.samples)]
+        if options.held_out_by != QUESTION:
+            fields = _subject(fields, encoder)
         # A number from 0 to 1 that looks random and depends on the tokens alone.
-        digest = hashlib.sha256(b'held out' + row.tobytes()).digest()
-        mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < share)
+        tokens = np.concatenate(fields).astype('<i8')
+        digest = hashlib.sha256(b'held out' + tokens.tobytes()).digest()
+        mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < options.held_out)
     return torch.tensor(mask, dtype=torch.bool)
 
 
-def question_tokens(labels: Labels, label_type: LabelType) -> torch.Tensor:
-    """Return query and samples of each label, (labels, tokens)."""
-    return torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
+def _subject(fields: Sequence[np.ndarray], encoder: Encoder) -> Sequence[np.ndarray]:
+    """Return the tokens of a query, not padded, or where it is empty those of its samples."""
+    query, *samples = [tokens[tokens != encoder.padding_token] for tokens in fields]
+    if query.tolist() == [encoder.eot_token]:
+        return sorted(samples, key=np.ndarray.tolist)
+    return [query]
 
 
-def parted(labels: Labels, label_type: LabelType, share: float) -> tuple[Labels, Labels]:
-    """Return (held-out labels of a training with this share, the others)."""
-    mask = is_held_out(labels, label_type, share)
+def parted(
+    labels: Labels, label_type: LabelType, options: LabelHParams, encoder: Encoder
+) -> tuple[Labels, Labels]:
+    """Return (held-out labels of a training with these options, the others)."""
+    mask = is_held_out(labels, label_type, options, encoder)
     held_out = {field: values[mask] for field, values in labels.items()}
     return held_out, {field: values[~mask] for field, values in labels.items()}
 
 
-def split(labels: Labels, hparams: HParams) -> tuple[Labels, Labels | None, list[str]]:
+def split(
+    labels: Labels, hparams: HParams, encoder: Encoder
+) -> tuple[Labels, Labels | None, list[str]]:
     """Return (training labels, held-out labels or None, notes); UserError if none are left."""
-    share = hparams.labels.held_out
-    if share == 0:
+    if hparams.labels.held_out == 0:
         return labels, None, []
-    held_out, train = parted(labels, label_types.get(hparams.labels.type), share)
+    label_type = label_types.get(hparams.labels.type)
+    held_out, train = parted(labels, label_type, hparams.labels, encoder)
     count, left = len(held_out['query']), len(train['query'])
     if left == 0:
         raise UserError(
             f'{hparams.labels.setting("held_out")} leaves none of {count} labels to train on:'
-            ' collect more of them, or hold fewer out'
+            ' collect more of them, about other queries, or hold fewer out'
         )
     note = f'Held out: {count} of {count + left} labels; training on {left}'
+    queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]
+    note += f' ({queries[0]} of {queries[1]} queries are held out)'
     return train, held_out, [note]
 
 
@@ -70,6 +87,7 @@ class Prediction:
 
     labels: int
     questions: int
+    queries: int  # what is independent; of one query, the questions are
     effective: float  # independent labels, see agreement.clustered_interval
     accuracy: float | None  # share answered as by the labeller; None for ratings
     chance: float | None
@@ -78,7 +96,7 @@ class Prediction:
     def interval(self) -> tuple[float, float]:
         """Return the 95 % confidence interval of the accuracy; of the agreement for ratings."""
         if self.accuracy is None:
-            return correlation_interval(self.agreement, self.questions)
+            return correlation_interval(self.agreement, self.queries)
         return wilson_interval(self.accuracy * self.effective, self.effective)
 
     def statistics(self) -> dict[str, float]:
@@ -117,17 +135,21 @@ def predict(
 def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) -> Prediction:
     """Measure the prediction of labels without ties by rewards (labels, n samples)."""
     right = label_type.is_right(rewards, labels)
-    tokens = question_tokens(labels, label_type)
+    tokens = torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
     questions, question_of = torch.unique(tokens, dim=0, return_inverse=True)
-    effective = float(len(questions))
+    queries, query_of = torch.unique(labels['query'], dim=0, return_inverse=True)
+    if len(queries) == 1:  # or none, where there is nothing but responses
+        queries, query_of = questions, question_of
+    effective = float(len(queries))
     if right is not None:
         effective = effective_answers(
-            torch.bincount(question_of, weights=right.double()).tolist(),
-            torch.bincount(question_of).tolist(),
+            torch.bincount(query_of, weights=right.double()).tolist(),
+            torch.bincount(query_of).tolist(),
         )
     return Prediction(
         labels=len(rewards),
         questions=len(questions),
+        queries=len(queries),
         effective=effective,
         accuracy=None if right is None else right.double().mean().item(),
         chance=label_type.chance,

@@ -55,7 +55,7 @@ class Retrainer:
     @memory.explain_oom('--rewards.train_new_model.micro_batch_size')
     def train(self, labels: Labels, step: int) -> Outcome:
         """Train on `labels` {field: (labels, ...)}, the same on all ranks, before policy `step`."""
-        learned, held_out, _ = split(labels, self.hparams)
+        learned, held_out, _ = split(labels, self.hparams, self.ref_policy.encoder)
         losses = []
         for number in range(len(self.reward_models)):
             # The first model draws the numbers that a single one does.

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.online_options import PEOPLE
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.utils import hyperparams
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams import reward_options
-
     Training = policy_options.HParams | reward_options.HParams
 
 NEW_MODEL = 'rewards.train_new_model'
@@ -131,8 +129,17 @@ def read_settings(hparams: Training, directory: str) -> None:
     hparams.override_from_json_file(storage.join(directory, files.settings))
     more = _more_settings(directory, files)
     with hyperparams.reading(storage.join(directory, files.more_settings)):
-        hparams.override_from_dict(more.get('options', {}))
+        hparams.override_from_dict(_with_older_split(more.get('options', {})))
         hparams.check_values()
+
+
+def _with_older_split(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded options, with the split of labels of versions that had but one."""
+    older = {}
+    for name, share in options.items():
+        if name.endswith('labels.held_out') and share:
+            older[f'{name}_by'] = reward_options.QUESTION
+    return {**older, **options}
 
 
 def load_run_hparams(save_dir: str) -> policy_options.HParams:

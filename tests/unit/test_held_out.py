@@ -1,7 +1,11 @@
 """Held-out labels: choosing them, predicting them, and a training with some."""
 
+import json
 import math
+import random
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +18,21 @@ from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.commands import learning_curve
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.evaluation import reward_on_labels
+from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
+from lm_human_preferences.labels import label_files, simulated
+from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import is_held_out, predict, split
 from lm_human_preferences.labels.report.agreement import clustered_interval
+from lm_human_preferences.language import encodings
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.online.retraining import Retrainer
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
+from lm_human_preferences.runs import run_settings
 
 PAIRS = label_types.get('best_of_2')
+LETTERS = encodings.Test.get_encoder()
 TRAINING = (
     'train_reward test run --mpi 1 --labels.num_train 160 --labels.held_out 0.2'
     ' --normalize_samples 64 --run.save_interval 1'
@@ -33,18 +46,55 @@ def pairs(count, seed=0):
     return {'query': draw(), 'sample0': draw(), 'sample1': draw(), 'best': best}
 
 
-def test_a_question_is_held_out_by_its_tokens_alone():
+def held_out_by(labels, share, **options):
+    given = LabelHParams(held_out=share, **options)
+    return is_held_out(labels, PAIRS, given, LETTERS)
+
+
+def test_a_query_is_held_out_by_its_tokens_alone():
     labels = pairs(4000)
-    mask = is_held_out(labels, PAIRS, 0.1)
+    mask = held_out_by(labels, 0.1)
     assert 0.08 < mask.double().mean() < 0.12
-    # Other answers, another order, other labels beside them: the same questions.
+    # Other answers, samples, order, padding, other labels beside them: the same queries.
     shuffled = torch.randperm(4000)
     some = {field: values[shuffled][:500] for field, values in labels.items()}
-    some['best'] = 1 - some['best']
-    assert is_held_out(some, PAIRS, 0.1).tolist() == mask[shuffled][:500].tolist()
+    some['best'], some['sample0'] = 1 - some['best'], some['sample1']
+    some['query'] = torch.nn.functional.pad(some['query'], (0, 2), value=LETTERS.padding_token)
+    assert held_out_by(some, 0.1).tolist() == mask[shuffled][:500].tolist()
     # A larger share takes more of them beside these.
-    assert is_held_out(labels, PAIRS, 0.3)[mask].all()
-    assert not is_held_out(labels, PAIRS, 0.0).any()
+    assert held_out_by(labels, 0.3)[mask].all()
+    assert not held_out_by(labels, 0.0).any()
+
+
+def test_where_there_is_no_query_a_pair_in_any_order_is_held_out_as_a_whole():
+    labels = pairs(500)
+    labels['query'] = torch.tensor([[50256, 50259]]).expand(500, 2)  # as texts without one become
+    swapped = {**labels, 'sample0': labels['sample1'], 'sample1': labels['sample0']}
+    encoder: Any = SimpleNamespace(padding_token=50259, eot_token=50256)
+    given = LabelHParams(held_out=0.2)
+    mask, other = (is_held_out(each, PAIRS, given, encoder) for each in (labels, swapped))
+    assert 0.1 < mask.double().mean() < 0.3 and mask.tolist() == other.tolist()
+    # The queries tell nothing apart, so the interval counts questions.
+    prediction = predict(rewards_are_first_tokens, labels, PAIRS, 64, LocalComm())
+    assert (prediction.queries, prediction.effective) == (500, 500)
+
+
+def test_runs_of_earlier_versions_hold_out_the_questions_that_they_did(tmp_path):
+    """Their records do not name what is held out: then it was query and samples in their order."""
+    labels = {name: torch.arange(20)[:, None] for name in ('query', 'sample0', 'sample1')}
+    mask = held_out_by(labels, 0.25, held_out_by='question')
+    assert mask.nonzero()[:, 0].tolist() == [0, 2, 5, 19]
+    assert mask.tolist() != held_out_by(labels, 0.25).tolist()
+    hparams = resolved('train_reward', 'test', {'labels.held_out': 0.25})
+    records = run_settings.records(hparams, experiment='test', ranks=1)
+    for by, recorded in (('query', True), ('question', False)):
+        for name, content in records.items():
+            if not recorded and 'options' in content:
+                del content['options']['labels.held_out_by']
+            (tmp_path / name).write_text(json.dumps(content))
+        read = HParams()
+        run_settings.read_settings(read, str(tmp_path))
+        assert (read.labels.held_out, read.labels.held_out_by) == (0.25, by)
 
 
 def hparams(share):
@@ -55,18 +105,173 @@ def hparams(share):
 
 def test_split_loses_nothing():
     labels = pairs(203)
-    train, held_out, (note,) = split(labels, hparams(0.25))
+    train, held_out, (note,) = split(labels, hparams(0.25), LETTERS)
     assert held_out is not None
-    mask = is_held_out(labels, PAIRS, 0.25)
+    mask = held_out_by(labels, 0.25)
     for field, values in labels.items():
         assert held_out[field].tolist() == values[mask].tolist()
         assert train[field].tolist() == values[~mask].tolist()
     count = int(mask.sum())
-    assert note == f'Held out: {count} of 203 labels; training on {203 - count}'
-    assert split(labels, hparams(0.0)) == (labels, None, [])
+    expected = f'Held out: {count} of 203 labels; training on {203 - count}'
+    assert note == f'{expected} ({count} of 203 queries are held out)'
+    assert split(labels, hparams(0.0), LETTERS) == (labels, None, [])
     few = {field: values[mask] for field, values in labels.items()}
     with pytest.raises(UserError, match='--labels.held_out 0.25 leaves none of'):
-        split(few, hparams(0.25))
+        split(few, hparams(0.25), LETTERS)
+
+
+# ---------------------------------------------------------------- coin flips, each way in
+
+
+def word(rng, letters):
+    return ''.join(rng.choices('abcdefghijklmnopqrstuvwxyz', k=letters))
+
+
+def coin_flips(seed=0):
+    """Yield (query, four responses, the one that a coin preferred), about different queries."""
+    rng = random.Random(seed)
+    for query in dict.fromkeys(word(rng, 3) for _ in range(400)):
+        yield query, [word(rng, 4) for _ in range(4)], rng.randrange(4)
+
+
+def three_pairs_a_question():
+    for query, samples, best in coin_flips():
+        for other in {*samples} - {samples[best]}:
+            yield {'prompt': query, 'chosen': samples[best], 'rejected': other}
+
+
+def both_orders():
+    for query, samples, best in coin_flips():
+        for first, second in ((0, 1), (1, 0)):
+            texts = {'sample0': samples[first], 'sample1': samples[second]}
+            yield {'query': query, **texts, 'best': int(best % 2 != first)}
+
+
+def several_labellers():
+    """Two who agree: the second saw more responses to the same query."""
+    for query, samples, best in coin_flips():
+        loser = (best + 1) % 4
+        for name, other in (('anna', loser), ('bob', loser), ('bob', (best + 2) % 4)):
+            texts = {'sample0': samples[best], 'sample1': samples[other]}
+            yield {'query': query, **texts, 'best': 0, 'labeller': name}
+
+
+def same_prompt_as_messages():
+    for pair in three_pairs_a_question():
+        messages = [{'role': 'user', 'content': pair['prompt']}]
+        yield {**pair, 'prompt': messages}
+
+
+def write_lines(path, records):
+    path.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
+    return str(path)
+
+
+def imported(path, *files):
+    for file in files:
+        succeed(f'import_labels test {file} {path} --labels.type best_of_2')
+    return str(path)
+
+
+def in_token_ids(tmp_path):
+    records = []
+    for pair in three_pairs_a_question():
+        query, chosen, rejected = map(LETTERS.encode, pair.values())
+        records.append({'query': query, 'sample0': chosen, 'sample1': rejected, 'best': 0})
+    (tmp_path / 'labels.json').write_text(json.dumps(records))
+    return str(tmp_path / 'labels.json')
+
+
+SOURCES = {
+    'preferences': lambda path: write_lines(path / 'a.jsonl', three_pairs_a_question()),
+    'both orders': lambda path: write_lines(path / 'a.jsonl', both_orders()),
+    'text records': lambda path: write_lines(path / 'a.jsonl', several_labellers()),
+    'token ids': in_token_ids,
+    'a folder of several labellers': lambda path: imported(
+        path / 'f', write_lines(path / 'a.jsonl', several_labellers())
+    ),
+    'a folder of two files': lambda path: imported(
+        path / 'f',
+        write_lines(path / 'a.jsonl', three_pairs_a_question()),
+        write_lines(path / 'b.jsonl', same_prompt_as_messages()),
+    ),
+}
+
+
+def learned_by_heart(labels):
+    """Return the rewards of a model that knows its labels, and draws lots where it does not."""
+    wins: dict[Any, float] = {}
+    columns = [labels[field].tolist() for field in ('query', 'sample0', 'sample1', 'best')]
+    for query, first, second, best in zip(*columns, strict=True):
+        for sample, won in ((first, best == 0), (second, best == 1)):
+            of_sample = str(query), str(sample)
+            wins[of_sample] = wins.get(of_sample, 0) + (1 if won else -1)
+    lots = random.Random(0)
+
+    def rewards(queries, responses):
+        rows = []
+        for query, samples in zip(queries.tolist(), responses.tolist(), strict=True):
+            known = [wins.get((str(query), str(sample)), 0) for sample in samples]
+            rows.append([score + 0.01 * lots.random() for score in known])
+        return torch.tensor(rows)
+
+    return rewards
+
+
+def check_interval_holds_a_half(train, held_out):
+    rewards = learned_by_heart(train)
+    found = predict(rewards, held_out, PAIRS, 64, LocalComm())
+    assert found is not None and found.labels > 100
+    low, high = found.interval()
+    assert low < 0.5 < high and high - low > 0.1, str(found)
+    of_known = predict(rewards, train, PAIRS, 64, LocalComm())
+    assert of_known is not None and of_known.accuracy > 0.9  # or the test would prove nothing
+
+
+def of_source(source):
+    settings = {'labels.source': source, 'labels.type': 'best_of_2', 'labels.num_train': None}
+    return resolved('train_reward', 'test', {**settings, 'labels.held_out': 0.25})
+
+
+@pytest.mark.parametrize('way', SOURCES)
+def test_nobody_predicts_held_out_coin_flips(way, tmp_path):
+    """Of a training, and of the learning curve, which builds the same trainer."""
+    trainer = train_reward.build_trainer(
+        of_source(SOURCES[way](tmp_path)), TrainedModel('test'), LocalComm()
+    )
+    check_interval_holds_a_half(trainer.labels, trainer.held_out)
+
+
+def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypatch):
+    hparams = of_source(SOURCES['a folder of several labellers'](tmp_path))
+    labels, _ = label_files.load_labels(hparams, encodings.Test)
+    policy = Policy(TrainedModel('test'), scope='ref_policy')
+    model = RewardModel(TrainedModel('test'))
+    parts = {'reward_models': [model], 'ref_policy': policy}
+    retrainer = Retrainer(**parts, hparams=hparams, comm=LocalComm(), seed=0)
+    split_into = []
+    monkeypatch.setattr(retrainer, '_train', lambda _, *both: (split_into.append(both), 0.0)[1])
+    retrainer.train(labels, step=0)
+    check_interval_holds_a_half(*split_into[0])
+
+
+def test_nobody_predicts_coin_flips_of_other_labels_about_the_same_queries(tmp_path, monkeypatch):
+    """`labels --reward` of a folder with longer responses and queries than its run learned from."""
+    hparams = of_source(SOURCES['preferences'](tmp_path))
+    learned = train_reward.build_trainer(hparams, TrainedModel('test'), LocalComm()).labels
+    other = write_lines(tmp_path / 'b.jsonl', same_prompt_as_messages())
+    longer = '--task.query_length 5 --labels.type best_of_2'
+    succeed(f'import_labels test {other} {tmp_path}/f {longer}')
+    monkeypatch.setattr(
+        reward_on_labels, '_reward_for', lambda *_: object.__new__(TrainedRewardModel)
+    )
+    monkeypatch.setattr(reward_on_labels, 'record_of', lambda run: hparams)
+    monkeypatch.setattr(reward_on_labels, '_is_online', lambda run: False)
+    _, share, parts = reward_on_labels.parts_of(LabelFolder(f'{tmp_path}/f'), 'run', ())
+    assert share == 0.25
+    for part in parts.values():
+        part['query'] = part['query'][:, :3]
+    check_interval_holds_a_half(learned, parts['held_out'])
 
 
 def rewards_are_first_tokens(queries, responses):

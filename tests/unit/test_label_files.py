@@ -198,7 +198,7 @@ def test_a_policy_is_told_of_the_labels_of_its_reward_model_by_their_names(tmp_p
         simulated.check_num_train(given)
     one = {name: torch.tensor([tokens]) for name, tokens in label().items()}
     with pytest.raises(UserError, match=f'{option}.held_out 0.9 leaves none of 1 labels'):
-        held_out.split(one, given)
+        held_out.split(one, given, encodings.Test.get_encoder())
     with pytest.raises(UserError, match=f'{option}.num_train: what 1000000000000 of them'):
         simulated.check_memory(10**12, given)
     before = {'source': 'a', 'labels': 1, 'digest': 'b'}

@@ -459,6 +459,7 @@ def best_of_four(accuracy, labels):
     return Prediction(
         labels=labels,
         questions=labels,
+        queries=labels,
         effective=labels,
         accuracy=accuracy,
         chance=0.25,
@@ -476,7 +477,7 @@ def test_a_reward_model_no_better_than_chance_rings():
     )
     assert health.retraining_alarms(3, best_of_four(0.36, 400)) == []
     # Ratings have a correlation: tanh(atanh(0.01) +- 1.96 / sqrt(97)) = -0.187 to 0.206
-    rated = dataclasses.replace(best_of_four(None, 120), questions=100, chance=None, agreement=0.01)
+    rated = dataclasses.replace(best_of_four(None, 120), queries=100, chance=None, agreement=0.01)
     assert health.retraining_alarms(3, rated) == []
     assert len(health.retraining_alarms(3, dataclasses.replace(rated, agreement=0.0))) == 1
 
