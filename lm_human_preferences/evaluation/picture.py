@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import plots
-from lm_human_preferences.evaluation.report import OWN_OPTIMUM, points_of
+from lm_human_preferences.evaluation.report import OWN_OPTIMUM, not_finite, point_label, points_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +35,12 @@ def draw(results: dict[str, Any], path: str) -> None:
     )
     trained_on = next(iter(results['rewards']))
     for axes, (reward, points) in zip(panels, results['rewards'].items()):
-        plots.label(axes, title=reward, x='KL from the base model (nats)', y='reward')
         marks, kinds = points_of(results, reward)
+        broken = [point_label(point, reward, trained_on) for point in not_finite(points)]
+        title = f'{reward}, not finite: {", ".join(broken)}' if broken else reward
+        plots.label(axes, title=title, x='KL from the base model (nats)', y='reward')
+        if 'base' not in marks:
+            continue
         up_to = 1.2 * max(values['kl'] for values in marks.values())
         base = points['base']
         errors = points['frontier'].get('standard_errors')
@@ -67,7 +71,7 @@ def _from_base(points: dict[str, dict[str, Any]], curve: str) -> tuple[list[floa
 
 def _draw_marks(axes: Axes, marks: dict[str, dict[str, Any]], kinds: dict[str, list[str]]) -> None:
     """Draw the points `marks` {name: values}, a mark for each of `kinds` {kind: names}."""
-    *_, numbered = (kind for kind in kinds if kind.startswith('best of n'))
+    *_, numbered = ('', *(kind for kind in kinds if kind.startswith('best of n')))
     for kind, points in kinds.items():
         errors: list[list[float] | None] = [None, None]
         if 'standard_errors' in marks[points[0]]:

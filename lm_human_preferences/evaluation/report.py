@@ -36,16 +36,23 @@ def point_label(point: str, reward: str, trained_on: str = 'reward model') -> st
     return f'{text} by {reward}' if point.startswith('best_of_') else text
 
 
+def not_finite(points: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the points whose KL or reward is infinite or NaN, which are None in results."""
+    found = []
+    for point, values in points.items():
+        if point not in CURVES and None in (values['kl'], values['reward']):
+            found.append(point)
+    return found
+
+
 def points_of(
     results: dict[str, Any], reward: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, list[str]]]:
     """Return {point: values} to draw, and {kind: its points}; all best of n by one are a kind."""
+    points = results['rewards'][reward]
     # A curve goes through OWN_BEST.
-    marks = {
-        point: values
-        for point, values in results['rewards'][reward].items()
-        if point not in (*CURVES, OWN_BEST)
-    }
+    left_out = (*CURVES, OWN_BEST, *not_finite(points))
+    marks = {point: values for point, values in points.items() if point not in left_out}
     kinds: dict[str, list[str]] = {}
     for point in marks:
         kind = point_label(point, reward, _trained_on(results))
@@ -109,13 +116,20 @@ def _remarks(
     if 'kl_to_optimum' in policy:
         last = ', the last of the run' if results.get('kl_coef_is_last') else ''
         yield f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}{last}'
-        yield from _unsettled(results.get('kl_control'), policy['kl'])
+        if policy['kl'] is not None:
+            yield from _unsettled(results.get('kl_control'), policy['kl'])
     if OWN_OPTIMUM in points:
         yield _trust(points[OWN_OPTIMUM], name, _trained_on(results))
-    yield from _without_share(points)
+    broken = [point_label(point, name, _trained_on(results)) for point in not_finite(points)]
+    if broken:
+        yield f'WARNING: the KL or the reward of {", ".join(broken)} is not finite'
+    else:
+        yield from _without_share(points)
     undersampled = []
     for point, values in points.items():
-        if point not in CURVES and values.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES:
+        # None of rewards that are not finite.
+        effective = None if point in CURVES else values.get('effective_samples')
+        if effective is not None and effective < FEW_SAMPLES:
             undersampled.append(point_label(point, name, _trained_on(results)))
     if undersampled:
         yield (

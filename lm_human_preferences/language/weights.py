@@ -177,13 +177,22 @@ def scoped(scope: str, name: str) -> str:
 def load_parameters(
     weights: Weights, parameters: Mapping[str, torch.Tensor], scope: str
 ) -> list[str]:
-    """Copy weights under `scope` into {name: parameter}; return the names they lack."""
+    """Copy weights under `scope` into {name: parameter}; return the names they lack.
+
+    UserError where a value is not finite.
+    """
     missing = []
     for name, parameter in parameters.items():
-        if scoped(scope, name) in weights:
-            weights.load(scoped(scope, name), parameter)
-        else:
+        if scoped(scope, name) not in weights:
             missing.append(name)
+            continue
+        weights.load(scoped(scope, name), parameter)
+        # The sum is many times as fast, but of large numbers it need not be finite.
+        if not parameter.sum().isfinite() and not parameter.isfinite().all():
+            raise UserError(
+                f'{weights.path} has values that are not finite, first in'
+                f' {weights.name_of(scoped(scope, name))}'
+            )
     return missing
 
 

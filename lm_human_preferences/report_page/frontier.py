@@ -27,6 +27,8 @@ def _chart(results: dict[str, Any], reward: str, identity: str) -> Chart | None:
     points = results['rewards'][reward]
     trained_on = next(iter(results['rewards']))
     marks, kinds = report.points_of(results, reward)
+    if 'base' not in marks:  # whose reward is not finite
+        return None
     up_to = 1.2 * max(values['kl'] for values in marks.values())
     series = [_curve('the best possible', points, 'frontier', up_to, charts.LINE, 0)]
     if OWN_OPTIMUM in points:

@@ -148,9 +148,11 @@ def share(point: Mapping[str, Any]) -> str | None:
 
 
 def with_error(point: Mapping[str, Any], name: str) -> str:
-    """Format a number of a point of an evaluation, with its standard error if it has one."""
-    error = point.get('standard_errors', {}).get(name)
-    return f'{point[name]:.2f} ± {error:.2f}' if error else f'{point[name]:.2f}'
+    """Format a number of a point of an evaluation, with its standard error; '?' for None."""
+    value, error = point[name], point.get('standard_errors', {}).get(name)
+    if value is None:
+        return '?'
+    return f'{value:.2f} ± {error:.2f}' if error else f'{value:.2f}'
 
 
 def comparisons(facts: RunFacts) -> Iterator[str]:

@@ -90,7 +90,7 @@ def _troubles(facts: RunFacts) -> Iterator[str]:
         times = 'an alarm' if len(alarms) == 1 else f'{len(alarms)} alarms, the first'
         yield f'{times} at step {alarms[0].step + 1} ({alarms[0].text})'
     if any(log.broken for log in facts.logs.values()):
-        yield 'numbers in its log that are none'
+        yield 'statistics that end as NaN or infinity'
     resumed = [mark.step for mark in marks if mark.kind == curves.RESUMED]
     if resumed:
         yield f'interruptions, after which it was resumed before {_steps(resumed)}'

@@ -29,7 +29,9 @@ from lm_human_preferences.evaluation import (
 from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
+from lm_human_preferences.report_page import frontier
 from lm_human_preferences.rewards import make_score_fn
+from lm_human_preferences.run_story import sentences
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.utils import logging
@@ -292,6 +294,35 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch)
     assert [list(line.get_xdata()) for line in dashed] == [pytest.approx([0, 1, 3, 1.2 * largest])]
 
 
+@pytest.mark.parametrize(
+    'broken, told',
+    [
+        (['policy'], 'the KL or the reward of policy is not finite'),
+        (['policy', 'base', *(f'best_of_{n}' for n in report.BEST_OF)], ' base, policy, best of 4'),
+    ],
+)
+def test_numbers_that_are_not_finite_are_said_and_not_drawn(broken, told, monkeypatch):
+    """Of a network that gives infinite numbers, and in the files of an earlier version."""
+    control = {'target': 2, 'steps': 9, 'recent_steps': 2, 'kl_coef_before': 1, 'kl_coef': 1}
+    results = results_of(kl_control=control)
+    nothing = {'kl': None, 'reward': None, 'share': None, 'effective_samples': None}
+    for points in results['rewards'].values():
+        for name in broken:
+            points[name] = {**points[name], **nothing, 'standard_errors': nothing}
+    lines = list(report.table(results))
+    assert sum(told in line for line in lines) == 2
+    assert not any('no gain' in line for line in lines)
+    saved = []
+    monkeypatch.setattr(plots, 'save', lambda figure, path: saved.append(figure))
+    picture.draw(results, 'out.png')
+    for axes in saved[0].axes:
+        assert 'not finite: ' in axes.get_title(loc='left')
+        assert 'policy' not in [bars.get_label() for bars in axes.containers]
+    charts = [chart for _, chart in frontier.evaluation(results, 'i')['rewards']]
+    assert [chart is None for chart in charts] == ['base' in broken] * 2
+    assert sentences.with_error(results['rewards']['reward model']['policy'], 'kl') == '?'
+
+
 def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
     for part in parts:
         logger = logging.Logger(str(tmp_path), 'ppo', log_interval=10**9, comm=LocalComm())
@@ -486,6 +517,21 @@ def test_an_exact_evaluation(run):
     assert (run / 'evaluation-queries_5.png').read_bytes().startswith(b'\x89PNG')
     for number in (policy['reward'], policy['frontier'], points['best_of_16']['kl']):
         assert f'{number:.3f}' in output
+
+
+def test_a_training_that_ends_in_nan_is_said_instead_of_an_evaluation(tmp_path):
+    result = invoke(
+        f'train_policy test nan --mpi 1 --save_dir {tmp_path} --task.response_length 2 --ppo.lr'
+        ' 1e30 --ppo.total_episodes 192 --run.evaluate on --rewards.train_new_model off'
+        ' --rewards.trained_model test'
+    )
+    checkpoint = tmp_path / 'nan/policy/checkpoints/model.ckpt-3'
+    told = f'{checkpoint} has values that are not finite, first in policy/model/wte'
+    assert last_error_of(result) == told
+    assert error_of(invoke(f'evaluate {tmp_path}/nan')) == told
+    succeed(f'report {tmp_path}/nan')
+    page = (tmp_path / 'nan/report.html').read_text()
+    assert 'statistics that end as NaN or infinity' in page
 
 
 def test_the_expected_score_is_the_mean_over_all_responses(run):

@@ -1,6 +1,7 @@
 """Sources of models: TensorFlow checkpoints, Hugging Face directories, names; and export."""
 
 import json
+import math
 import shutil
 import sys
 
@@ -12,6 +13,7 @@ from compare import assert_close
 from golden_data import require, require_bpe
 from safetensors.torch import load_file, save_file
 from sample_files import tf_variables, write_hugging_face
+from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import storage
@@ -119,6 +121,33 @@ def test_a_fresh_value_head_is_zero_and_a_reward_head_has_the_deviation_of_the_o
 def test_tensors_that_do_not_fit_are_named(model_dir, change, told):
     rewrite(model_dir, change)
     assert error_of(model_dir) == told.format(model_dir)
+
+
+@pytest.mark.parametrize('value', [math.nan, -math.inf])
+@pytest.mark.parametrize('kind', ['checkpoint', 'gpt2', 'llama'])
+def test_values_that_are_not_finite_are_named(tmp_path, model_dir, kind, value):
+    """Of whatever family: the probe would call a NaN a difference of a family's own code."""
+    if kind == 'checkpoint':
+        rewrite(model_dir, lambda tensors: np.put(tensors['model/h0/ln_1/g'], 2, value))
+        name, directory, path = 'model/h0/ln_1/g', model_dir, model_dir / 'model.ckpt'
+    elif kind == 'gpt2':
+        write_hugging_face(tmp_path)
+        directory, path, name = tmp_path, tmp_path / 'model.safetensors', 'h.0.ln_1.weight'
+    else:
+        write_byte_level(tmp_path)
+        save(tiny('llama', vocab_size=512), tmp_path)
+        directory, path, name = tmp_path, tmp_path, 'model.layers.0.mlp.up_proj.weight'
+    if kind != 'checkpoint':
+        stored = load_file(tmp_path / 'model.safetensors')
+        stored[name].flatten()[2] = value
+        save_file(stored, tmp_path / 'model.safetensors', {'format': 'pt'})
+    assert error_of(directory) == f'{path} has values that are not finite, first in {name}'
+
+
+def test_values_that_are_large_are_taken(model_dir):
+    rewrite(model_dir, lambda tensors: tensors['model/wpe'].fill(3e38))
+    network = TrainedModel(str(model_dir)).build(scope='policy')
+    assert network.transformer.wpe.weight.min() > 2e38
 
 
 def test_what_is_no_model_is_refused(tmp_path, model_dir):
