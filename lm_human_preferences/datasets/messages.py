@@ -16,6 +16,7 @@ from lm_human_preferences.errors import UserError
 Message = dict[str, str]
 USER, ASSISTANT = 'user', 'assistant'
 ROLES = ('system', 'developer', USER, ASSISTANT, 'tool')
+OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # in files of ShareGPT
 _TURN = re.compile(rf'(?:\A|\n\n)({"|".join(ROLES)}): ')
 
 
@@ -56,8 +57,16 @@ def as_plain(value: Any, where: str) -> list[Message] | None:
             content = ''.join(_text_of_part(part, where) for part in content)
         if not isinstance(content, str):
             return None
-        plain.append({'role': message['role'], 'content': content})
+        plain.append({'role': _role(message['role'], where), 'content': content})
     return plain
+
+
+def _role(name: str, where: str) -> str:
+    role = OTHER_ROLES.get(name.lower(), name.lower())
+    if role not in ROLES:
+        known = ', '.join((*ROLES, *OTHER_ROLES))
+        raise UserError(f'{where}: a message has the role {name!r:.40}, which is none of {known}')
+    return role
 
 
 def _text_of_part(part: Any, where: str) -> str:

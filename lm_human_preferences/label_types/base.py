@@ -18,6 +18,7 @@ Value = Any  # an answer: a JSON value, which is of another form in each label t
 TIE = 'tie'  # the answer of somebody who prefers none of the samples
 TIED = -1  # the same in a tensor of numbers of samples
 TIE_KEY = 0  # the number that is pressed for it
+LARGEST = (2 - 2**-23) * 2.0**127  # that float32 can hold, of which tensors of answers are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,14 @@ class LabelType(ABC):
     @abstractmethod
     def is_valid(self, value: Any) -> bool:
         """Return whether a value of JSON is an answer."""
+
+    def read(self, value: Any) -> Value | None:
+        """Return the answer in a value of JSON; None if there is none."""
+        if type(value) is float and value.is_integer() and not self.is_numeric:
+            value = int(value)  # tables write 0.0 where a column has gaps
+        if not self.is_valid(value) or (self.is_numeric and abs(value) > LARGEST):
+            return None
+        return value
 
     @abstractmethod
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> Value:

@@ -160,9 +160,12 @@ def _as_tensors(
         for field, schema in schemas.items():
             if field not in label:
                 raise UserError(f'{source}: label {index} has no field {field!r}')
-            value = label[field]
+            value, problem = label[field], None
             if field == label_type.field:
-                problem = _problem_of_answer(value, label_type)
+                value = label_type.read(value)
+                if value is None:
+                    given = json.dumps(label[field])[:80]
+                    problem = f'must be {label_type.expected}, not {given}'
             else:
                 problem = _problem_of_tokens(value, schema.shape[0])
             if problem is not None:
@@ -190,15 +193,6 @@ def _problem_of_tokens(value: Any, length: int) -> str | None:
     if not set(map(type, value)) <= {int}:
         return f'must be integers, not {json.dumps(value)[:80]}'
     return None
-
-
-def _problem_of_answer(value: Any, label_type: LabelType) -> str | None:
-    is_valid = label_type.is_valid(value)
-    if is_valid and label_type.is_numeric:
-        is_valid = abs(value) <= torch.finfo(torch.float32).max
-    if is_valid:
-        return None
-    return f'must be {label_type.expected}, not {json.dumps(value)[:80]}'
 
 
 def _check_tokens(label: str, field: str, tokens: np.ndarray, encoding: Encoding) -> None:

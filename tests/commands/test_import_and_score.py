@@ -299,6 +299,14 @@ def test_mistakes_of_import_are_one_line(tmp_path):
     assert not (tmp_path / 'f').exists() and not (tmp_path / 'f.jsonl').exists()
 
 
+def test_remarks_that_are_cut_are_counted(tmp_path):
+    label = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 0}
+    texts = [{**label, 'remark': 'long ' * 50}, {**label, 'query': 'b', 'remark': 'short'}]
+    file = write_lines(tmp_path / 'texts.jsonl', texts)
+    words = f'import_labels test {file} {tmp_path}/f --labels.type best_of_2'
+    assert '1 remarks were cut to 200 characters' in succeed(words).stdout
+
+
 def test_imported_answers_have_no_places_and_no_time_unless_it_is_known(tmp_path):
     """Nobody looked at them on a screen of ours; only Label Studio says how long they took."""
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(30))

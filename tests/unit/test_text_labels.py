@@ -63,14 +63,10 @@ def pair(query, chosen='Because.', rejected='No.'):
             {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'},
             pair(DIALOGUE, ' Because.', ' No.'),
         ),
-        # which part before the last turn of the assistant, in a turn of either
+        # which part before the last turn of the assistant
         (
             {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} c{MORE} d'},
             pair(DIALOGUE, f' a{MORE} b', f' c{MORE} d'),
-        ),
-        (
-            {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} a\n\nHuman: x'},
-            pair(DIALOGUE, f' a{MORE} b', ' a\n\nHuman: x'),
         ),
         # other texts: the whole words that both begin with
         (
@@ -133,6 +129,117 @@ def test_what_belongs_to_the_query_is_there_once(record, expected):
     assert records.parse(record, 'here', PAIRS) == [pair(expected)]
 
 
+ANSWERS = {'chosen': 'The answer is 4.', 'rejected': 'The answer is 5.'}
+IN_MESSAGES = {'chosen': [USER, GOOD], 'rejected': [USER, BAD]}
+WHOLE = {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'}
+
+
+@pytest.mark.parametrize('name', ['prompt', 'query', 'question', 'instruction', 'input'])
+@pytest.mark.parametrize('others', [{}, {'prompt': None, 'question': ' \n', 'input': ''}])
+def test_a_query_may_have_the_names_that_people_use(name, others):
+    for query in ('what is 2+2', [{'role': 'user', 'content': 'what is 2+2'}]):
+        record = {**others, **ANSWERS, name: query}
+        expected = pair('what is 2+2', *ANSWERS.values())
+        assert records.parse(record, 'here', PAIRS) == [expected]
+        assert not records.unread(record, PAIRS)
+        assert score.texts_of(record, 'here')[0] == 'what is 2+2'
+    own = {**others, 'sample0': 'a', 'sample1': 'b', 'best': 1, name: 'what is 2+2'}
+    assert records.is_text(own) and not records.unread(own, PAIRS)
+    assert records.parse(own, 'here', PAIRS) == [TextLabel('what is 2+2', ('a', 'b'), 1)]
+    assert score.texts_of(own, 'here')[0] == 'what is 2+2'
+    data = {**others, name: 'what is 2+2', 'answer1': 'a', 'answer2': 'b'}
+    (label,) = records.parse(task_of_label_studio(data=data), 'here', PAIRS)
+    assert label.query == 'what is 2+2'
+
+
+@pytest.mark.parametrize(
+    'record, message',
+    [
+        ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
+        ({'prompt': 'a', 'query': 'b', 'sample0': 'c', 'sample1': 'd', 'best': 0}, "'prompt' and"),
+        ({**ANSWERS, 'context': 'what is 2+2'}, "if 'context' is the query, call it that"),
+        ({**ANSWERS, 'messages': [USER]}, "if 'messages' is the query"),
+        ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
+        ({**WHOLE, 'question': 'Who?'}, "another query than the field 'question'"),
+        ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
+    ],
+)
+def test_a_query_that_is_not_understood_is_refused(record, message):
+    """Else what two answers happen to begin with would be the query."""
+    for read in (lambda: records.parse(record, 'here', PAIRS), lambda: score.texts_of(record, 'x')):
+        with pytest.raises(UserError) as error:
+            read()
+        assert message in str(error.value)
+
+
+def test_other_fields_of_one_word_are_no_query():
+    record = {'chosen': 'the film was great', 'rejected': 'the film was grim', 'source': 'imdb'}
+    assert records.parse(record, 'here', PAIRS) == [pair('the film was', ' great', ' grim')]
+
+
+def test_a_text_that_is_compared_is_not_the_query():
+    data = {'question': 'Why?', 'input': 'a', 'output': 'b'}
+    (label,) = records.parse(task_of_label_studio('left', data, 'input,output'), 'here', PAIRS)
+    assert (label.query, label.samples) == ('Why?', ('a', 'b'))
+
+
+@pytest.mark.parametrize(
+    'record',
+    [
+        {**IN_MESSAGES, 'prompt': ''},
+        {**IN_MESSAGES, 'prompt': 'Why?\n'},
+        {**IN_MESSAGES, 'prompt': [{**USER, 'content': ' Why?'}]},
+        {**IN_MESSAGES, 'rejected': [{**USER, 'content': 'Why?\n'}, BAD]},
+        {'prompt': 'Why?\n', 'chosen': 'Why? Because.', 'rejected': 'Why? No.'},
+        {
+            'chosen': [{**USER, 'role': 'human'}, {**GOOD, 'role': 'gpt'}],
+            'rejected': [{**USER, 'role': 'Human'}, BAD],
+        },
+        {**WHOLE, 'prompt': ''},
+        {**WHOLE, 'prompt': 'Why?'},
+    ],
+)
+def test_a_question_is_asked_once(record):
+    (label,) = records.parse(record, 'here', PAIRS)
+    assert label.query.strip() in ('Why?', DIALOGUE.strip())
+    assert [sample.strip() for sample in label.samples] == ['Because.', 'No.']
+
+
+OTHER = [{**USER, 'content': 'Who?'}, BAD]
+
+
+@pytest.mark.parametrize(
+    'chosen, rejected',
+    [
+        (f'{DIALOGUE} a{MORE} b', f'{DIALOGUE} a\n\nHuman: x'),
+        (f'Hi{MORE} a', f'Hello{MORE} b'),
+        ([USER, GOOD], OTHER),
+        ([USER, GOOD, USER, GOOD], [USER, GOOD, *OTHER]),
+        ([USER, GOOD, USER], [USER, GOOD, OTHER[0]]),
+    ],
+)
+def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, tmp_path):
+    found = [
+        ('here', {'chosen': chosen, 'rejected': rejected}),
+        ('there', {'chosen': [USER, GOOD, USER, GOOD], 'rejected': [USER, BAD, USER, GOOD]}),
+    ]
+    labels, notes = tokenise.tokenise(found, hparams(query=90, response=90), bytes_of(tmp_path))
+    assert [label.query for label, _ in labels] == ['Why?']
+    assert [line for line in notes if not line.startswith('Padded')] == [
+        'Left out: 1 records whose dialogues differ before the assistant answers, in their query',
+        'Responses with turns of the user in them: in 1 records',
+    ]
+
+
+@pytest.mark.parametrize(
+    'labeller, name',
+    [('', None), (' ', None), (None, None), (1, '1'), ('1', '1'), (1.0, '1'), (' anna', 'anna')],
+)
+def test_a_labeller_has_one_name_or_none(labeller, name):
+    record = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 0, 'labeller': labeller}
+    assert records.parse(record, 'here', PAIRS)[0].labeller == name
+
+
 def test_a_prompt_that_responses_begin_with_by_chance_is_no_repetition():
     record = {'prompt': 'a', 'chosen': 'able', 'rejected': 'about'}
     assert records.parse(record, 'here', PAIRS) == [pair('a', 'able', 'about')]
@@ -180,6 +287,15 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
         'Not read, with the number of records that have it: data.id (1), margin (2),'
         ' score_chosen (1), tools (1), weight of messages (1)'
     )
+
+
+def test_own_labels_may_have_annotations_and_whole_numbers_of_tables():
+    record = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 0.0, 'annotations': ['x']}
+    assert records.parse(record, 'here', PAIRS) == [TextLabel('a', ('b', 'c'), 0)]
+    assert type(records.parse(record, 'here', PAIRS)[0].answer) is int
+    assert records.unread(record, PAIRS) == {'annotations'}
+    record = {'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.', 'annotations': ['x']}
+    assert records.parse(record, 'here', PAIRS) == [pair('Why?')]
 
 
 def test_texts_that_are_rendered_by_a_template_are_counted(tmp_path):
@@ -296,6 +412,8 @@ def test_label_studio_with_several_annotations_and_skips():
         ),
         ({'chosen': [GOOD], 'rejected': [BAD]}, "field 'prompt' is missing"),
         ({'annotations': []}, 'no task of Label Studio'),
+        ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 'tie'}, 'for ties, give --ties on'),
+        ({'query': [1], 'sample0': [2], 'sample1': [3], 'best': 0}, 'holds token ids'),
         (task_of_label_studio('both'), "selects 'both', not left or right"),
         (
             task_of_label_studio(data={'prompt': 'a', 'x': 'b', 'y': 'c', 'z': 'd'}),
@@ -309,7 +427,7 @@ def test_what_is_no_record(record, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize('score', [10**400, True, None, '3'])
+@pytest.mark.parametrize('score', [10**400, 1e39, -1e39, True, None, '3'])
 def test_what_is_no_score(score):
     with pytest.raises(UserError, match="^here, field 'score' must be a number"):
         records.parse(
@@ -374,7 +492,7 @@ def test_texts_that_are_too_long_are_refused_unless_told(tmp_path):
 
 def test_pairs_that_prefer_nothing_are_left_out_and_counted():
     """Also those that are equal only because they were cut."""
-    pairs = [('', 'x'), (' ', 'x'), ('x', 'x'), ('abc', 'abd'), ('x', ' '), ('a', 'b')]
+    pairs = [('', 'x'), ('\u200b', 'x'), ('x', 'x'), ('abc', 'abd'), ('x', ' '), ('a', 'b')]
     found = [
         ('here', {'prompt': 'a', 'chosen': chosen, 'rejected': rejected})
         for chosen, rejected in pairs
@@ -422,6 +540,14 @@ def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
     assert [record for _, record in found] == [record for _, record in array] == [SHORT, SHORT]
     (tmp_path / 'empty.jsonl').write_text('')
     assert records.read(str(tmp_path / 'empty.jsonl')) == []
+
+
+@pytest.mark.parametrize('name', ['a.json', 'a.jsonl', 'a.JSONL', 'a.ndjson', 'labels'])
+def test_the_content_says_whether_a_file_has_lines(tmp_path, name):
+    lines = f'{json.dumps(SHORT)}\n{json.dumps(LONG)}\n'
+    for text in (lines, json.dumps([SHORT, LONG], indent=2), json.dumps([SHORT, LONG])):
+        (tmp_path / name).write_text(text)
+        assert [record for _, record in records.read(str(tmp_path / name))] == [SHORT, LONG]
 
 
 def test_standard_input_is_lines_or_an_array(monkeypatch):

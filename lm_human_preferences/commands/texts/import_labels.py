@@ -9,6 +9,7 @@ from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
+from lm_human_preferences.labels.answers import LONGEST_REMARK
 from lm_human_preferences.labels.folder import QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.task_file import TIES
@@ -77,3 +78,6 @@ def _write_folder(
     click.echo(f'{path}: {added} questions added, {total} in all')
     for name, count in answers.items():
         click.echo(f'{count} answers of {name} added')
+    cut = sum(len(label.remark) > LONGEST_REMARK for label, _ in labels)
+    if cut:
+        click.echo(f'{cut} remarks were cut to {LONGEST_REMARK} characters')

@@ -15,7 +15,7 @@ from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
-from lm_human_preferences.labels.texts import preferences, records, token_ids
+from lm_human_preferences.labels.texts import fields, preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.tokenisers import text_encoder
@@ -165,12 +165,13 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
         return query, dict(zip(('chosen', 'rejected'), samples, strict=True))
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
-    query = preferences.text_field(record, 'query' if 'query' in record else 'prompt', where)
+    query = fields.text_field(record, fields.query_field(record, where) or 'prompt', where)
+    query = fields.after_system(record, query)
     for name in ('response', 'completion', 'sample'):
         if name in record:
-            return query, {'score': preferences.text_field(record, name, where)}
+            return query, {'score': fields.text_field(record, name, where)}
     names = itertools.takewhile(record.__contains__, map('sample{}'.format, itertools.count()))
-    responses = {name: preferences.text_field(record, name, where) for name in names}
+    responses = {name: fields.text_field(record, name, where) for name in names}
     if not responses:
         raise UserError(
             f'{where} has nothing to score: neither response, completion, sample or sample0, nor'

@@ -1,39 +1,22 @@
 """Preferences between two responses: query and answers of a record."""
 
+import re
 import string
 from collections.abc import Sequence
 from typing import Any
 
 from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.answers import LABELLER, REMARK
+from lm_human_preferences.labels.texts import fields
 
-SYSTEMS = ('system', 'system_prompt')  # fields with the message of the system, which begins a query
-# Begins a turn of a dialogue in one string, as in the data set hh-rlhf.
-ASSISTANT = '\n\nAssistant:'
-
-
-def text_field(record: dict[str, Any], field: str, where: str) -> str:
-    """Return a text of a record; UserError if there is none."""
-    text = record.get(field)
-    if not isinstance(text, str):
-        state = f'is a {type(text).__name__}' if field in record else 'is missing'
-        raise UserError(f'{where}, field {field!r} {state}: it must be a text')
-    return text
+# Begin a turn of a dialogue in one string, as in the data set hh-rlhf.
+HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'
+PAIR = ('chosen', 'rejected')
 
 
-def _system(record: dict[str, Any]) -> list[Message]:
-    """Return the message of the system that a record has in a field of its own; [] for none."""
-    for name in SYSTEMS:
-        content = record.get(name)
-        if isinstance(content, str) and content.strip():
-            return [{'role': 'system', 'content': content}]
-    return []
-
-
-def after_system(record: dict[str, Any], query: str) -> str:
-    """Return a query that is a text, with the message of the system before it."""
-    system = _system(record)
-    return as_text([*system, {'role': USER, 'content': query}]) if system else query
+class OtherQueryError(UserError):
+    """Two dialogues that differ before their answers do, so that they answer different queries."""
 
 
 def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]]:
@@ -56,16 +39,29 @@ def _of_strings(
     record: dict[str, Any], chosen: str, rejected: str, where: str
 ) -> tuple[str, tuple[str, str]]:
     """Return (query, responses); without a prompt, of two dialogues that begin alike."""
-    if record.get('prompt') is None:
-        end = _end_of_prompt(chosen, rejected, where)
-        return after_system(record, chosen[:end]), (chosen[end:], rejected[end:])
-    prompt = as_plain(record['prompt'], where)
-    if prompt is not None:
-        return as_text(_with_system(record, prompt)), (chosen, rejected)
-    text = text_field(record, 'prompt', where)
-    if _repeats(chosen, text) and _repeats(rejected, text):
-        chosen, rejected = chosen[len(text) :], rejected[len(text) :]
-    return after_system(record, text), (chosen, rejected)
+    field, text = fields.query_field(record, where), ''
+    if field is not None:
+        prompt = as_plain(record[field], where)
+        if prompt is not None:
+            return as_text(_with_system(record, prompt)), (chosen, rejected)
+        text = fields.text_field(record, field, where)
+    for repeated in (text, text.strip()):
+        if _repeats(chosen, repeated) and _repeats(rejected, repeated):
+            responses = chosen[len(repeated) :], rejected[len(repeated) :]
+            return fields.after_system(record, text), responses
+    if field is not None and not (_is_dialogue(chosen) and _is_dialogue(rejected)):
+        return fields.after_system(record, text), (chosen, rejected)
+    end = _end_of_prompt(record, chosen, rejected, where)
+    if text.strip() not in chosen[:end]:
+        raise UserError(
+            f'{where}: both dialogues begin with another query than the field {field!r}: leave that'
+            ' out, or all of them but the answers'
+        )
+    return fields.after_system(record, chosen[:end]), (chosen[end:], rejected[end:])
+
+
+def _is_dialogue(text: str) -> bool:
+    return text.lstrip().startswith(HUMAN.strip()) and ASSISTANT in text
 
 
 def _repeats(response: str, prompt: str) -> bool:
@@ -74,17 +70,25 @@ def _repeats(response: str, prompt: str) -> bool:
     return bool(prompt.strip()) and response.startswith(prompt) and not is_within_word
 
 
-def _end_of_prompt(chosen: str, rejected: str, where: str) -> int:
+def _end_of_prompt(record: dict[str, Any], chosen: str, rejected: str, where: str) -> int:
     """Return where a shared prompt ends: at the assistant's turn, or after a whole word."""
     same = chosen[: _shared(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
-    if turn >= 0:
+    if turn > same.rfind(HUMAN):
         return turn + len(ASSISTANT)
     if ASSISTANT in chosen or ASSISTANT in rejected:
-        raise UserError(
+        raise OtherQueryError(
             f"{where}, field 'prompt' is missing: 'chosen' and 'rejected' differ before the first"
-            ' turn of the assistant'
+            ' turn of the assistant, or first in a later turn of the human'
         )
+    for name, value in record.items():
+        has_words = isinstance(value, str) and len(value.split()) > 1
+        is_known = name in (*PAIR, *fields.SYSTEMS, LABELLER, REMARK)
+        if not is_known and (has_words or as_plain(value, where) is not None):
+            raise UserError(
+                f"{where}, field 'prompt' is missing: if {name!r:.80} is the query, call it that;"
+                ' if not, leave it out'
+            )
     end = max(same.rfind(character) for character in string.whitespace)
     if end >= 0 and same[end] != ' ':
         end += 1
@@ -103,18 +107,33 @@ def _of_messages(
     where: str,
 ) -> tuple[str, tuple[str, str]]:
     """Return (query, responses): what both dialogues begin with belongs to the query."""
-    shared = _shared(chosen[:-1], rejected[:-1])
+    shared = _shared(_compared(chosen[:-1]), _compared(rejected[:-1]))
+    for dialogue in (chosen, rejected):
+        if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
+            raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
     query = chosen[:shared]
-    if record.get('prompt') is not None:
-        prompt = as_plain(record['prompt'], where)
+    field = fields.query_field(record, where)
+    if field is not None and not fields.is_empty(record[field]):
+        prompt = as_plain(record[field], where)
         if prompt is None:
-            prompt = [{'role': USER, 'content': text_field(record, 'prompt', where)}]
-        if query[-len(prompt) :] != prompt:
-            query = [*prompt, *query[_repeated(prompt, query) :]]
+            prompt = [{'role': USER, 'content': fields.text_field(record, field, where)}]
+        if _compared(query[-len(prompt) :]) != _compared(prompt):
+            more = query[_repeated(prompt, query) :]
+            if more and more[0]['role'] == prompt[-1]['role'] == USER:
+                raise UserError(
+                    f'{where}: both dialogues begin with another query than the field {field!r}:'
+                    ' leave one of them out'
+                )
+            query = [*prompt, *more]
     if not query:
         raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
     query = _with_system(record, query)
     return as_text(query), (as_text(chosen[shared:]), as_text(rejected[shared:]))
+
+
+def _compared(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Return messages as they are compared: white space around them makes no difference."""
+    return [(message['role'], message['content'].strip()) for message in messages]
 
 
 def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -130,12 +149,18 @@ def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
 def _repeated(prompt: Sequence[Message], query: Sequence[Message]) -> int:
     """Return how many messages `query` begins with that `prompt` ends with."""
     for count in range(min(len(prompt), len(query)), 0, -1):
-        if prompt[-count:] == query[:count]:
+        if _compared(prompt[-count:]) == _compared(query[:count]):
             return count
     return 0
 
 
 def _with_system(record: dict[str, Any], query: list[Message]) -> list[Message]:
     """Return messages with that of the system before them, unless they begin with it."""
-    system = _system(record)
-    return query if query[: len(system)] == system else [*system, *query]
+    system = fields.system_message(record)
+    is_there = _compared(query[: len(system)]) == _compared(system)
+    return query if is_there else [*system, *query]
+
+
+def goes_on(response: str) -> bool:
+    """Return whether a response goes on with a turn of the human."""
+    return re.search(rf'\n\n(Human:|{USER}: )', response) is not None

@@ -5,34 +5,27 @@
     {"data", "annotations"}                       a task in Label Studio's JSON export
 
 A label may also have "labeller" and "remark". Preferences are strings, or lists of chat messages
-{"role", "content"}; the task is one of Label Studio's pairwise template. A field "system" begins
-the query. A file is a JSON array, or has a record a line if its name ends in .jsonl.
+{"role", "content"}; the task is one of Label Studio's pairwise template. fields.QUERIES are the
+names that a query may have; a field "system" begins it. A file is a JSON array, or has a record a
+line, whatever its name.
 """
 
 import dataclasses
-import hashlib
 import os
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.label_types import LabelType, Value, is_number
+from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
 from lm_human_preferences.labels.answers import LABELLER, REMARK
-from lm_human_preferences.labels.texts.preferences import (
-    SYSTEMS,
-    after_system,
-    preference,
-    text_field,
-)
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.labels.texts import fields
+from lm_human_preferences.labels.texts.fields import QUERIES, SYSTEMS, after_system, text_field
+from lm_human_preferences.labels.texts.preferences import PAIR, preference
 
-PROMPTS = ('prompt', 'query', 'question')  # where a task of Label Studio may have its query
 STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
 TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
-PAIR_FIELDS = {'chosen', 'rejected', 'annotations'}  # which no other record has
 KTO = {'prompt', 'completion', 'label'}  # fields of a format that is known, but not read
 KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
@@ -61,26 +54,23 @@ def read(path: str) -> list[tuple[str, Any]]:
 
 
 def read_file(path: str) -> list[tuple[str, Any]]:
-    """Return the records of a .jsonl, or of a JSON array, with where they are."""
-    if path.endswith('.jsonl'):
-        return storage.read_json_lines(path)
-    return _of_array(storage.read_json(path), path)
+    """Return the records of JSON lines, or of a JSON array, with where they are."""
+    return _of_text(storage.read_text(path), path)
 
 
 def _of_standard_input() -> list[tuple[str, Any]]:
     name = 'standard input'
     try:
-        text = storage.without_bom(sys.stdin.buffer.read().decode())
+        return _of_text(sys.stdin.buffer.read().decode(), name)
     except UnicodeDecodeError as e:
         raise UserError(f'{name} is not UTF-8 text: {e.reason}') from e
+
+
+def _of_text(text: str, name: str) -> list[tuple[str, Any]]:
+    text = storage.without_bom(text)
     if not text.lstrip().startswith('['):  # each line is an object
         return storage.parse_json_lines(text, name)
-    return _of_array(storage.parse_json(text, name), name)
-
-
-def _of_array(records: Any, name: str) -> list[tuple[str, Any]]:
-    if not isinstance(records, list):
-        raise UserError(f'{name} must hold a JSON array of labels, not a {type(records).__name__}')
+    records = storage.parse_json(text, name)
     return [(f'{name}, label {index}', record) for index, record in enumerate(records)]
 
 
@@ -105,7 +95,15 @@ def is_text(record: Any) -> bool:
 
 def is_pair(record: Any) -> bool:
     """Return whether a record is of a format of other tools, which compare two responses."""
-    return isinstance(record, dict) and not PAIR_FIELDS.isdisjoint(record)
+    is_preference = isinstance(record, dict) and not record.keys().isdisjoint(PAIR)
+    return is_preference or is_task(record)
+
+
+def is_task(record: Any) -> bool:
+    """Return whether a record is a task of Label Studio; others may have annotations, too."""
+    if not isinstance(record, dict) or 'annotations' not in record:
+        return False
+    return record.keys().isdisjoint([*PAIR, *TEXT_FIELDS])
 
 
 def parse(
@@ -124,7 +122,7 @@ def parse(
             f'{where} says which of two responses is better: give {type_option} best_of_2, not'
             f' {label_type.name}'
         )
-    if 'annotations' in record:
+    if is_task(record):
         return list(_of_label_studio(record, where, label_type))
     if is_pair(record):
         query, samples = preference(record, where)
@@ -136,6 +134,11 @@ def parse(
             f'{where} is of the format of KTO (prompt, completion, label), which is not read: give'
             f' {KNOWN}'
         )
+    if any(isinstance(record.get(field), list) for field in TEXT_FIELDS):
+        raise UserError(
+            f'{where} holds token ids, which are trained on as they are (--labels.source); here,'
+            ' give texts: labels FOLDER --export FILE --export_as text writes them'
+        )
     raise UserError(
         f'{where} is of no format that is known: it has the fields'
         f' {", ".join(map(str, record)):.80}, and what is read is {KNOWN}'
@@ -146,36 +149,26 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
     """Return the names of the fields of a record that hold something and are not read."""
     if not isinstance(record, dict):
         return set()
-    if 'annotations' in record:
+    if is_task(record):
         data = record.get('data')
         return _unread_of_label_studio(data) if isinstance(data, dict) else set()
     filled = _filled(record)
     if is_pair(record):
         of_messages = map('{} of messages'.format, _more_of_messages(record))
-        return filled - {'prompt', 'chosen', 'rejected', *SYSTEMS} | set(of_messages)
-    return filled - {
-        'query',
-        *label_type.samples,
-        label_type.field,
-        LABELLER,
-        REMARK,
-        *SYSTEMS,
-    }
+        return filled - {*QUERIES, *PAIR, *SYSTEMS} | set(of_messages)
+    others = (label_type.field, LABELLER, REMARK)
+    return filled - {*QUERIES, *label_type.samples, *others, *SYSTEMS}
 
 
-def _filled(fields: dict[str, Any]) -> set[str]:
-    """Return the names of fields that hold something; tables write None, '' and [] for nothing."""
-    filled = set()
-    for name, value in fields.items():
-        if value is not None and value not in ('', [], {}):
-            filled.add(str(name))
-    return filled
+def _filled(record: dict[str, Any]) -> set[str]:
+    """Return the names of the fields of a record that hold something."""
+    return {str(name) for name, value in record.items() if not fields.is_empty(value)}
 
 
 def _more_of_messages(record: dict[str, Any]) -> set[str]:
     """Return the fields of messages of a preference besides a role and a content."""
     keys = set()
-    for field in ('prompt', 'chosen', 'rejected'):
+    for field in (*QUERIES, *PAIR):
         messages = record.get(field)
         if not isinstance(messages, list):
             messages = [messages]
@@ -188,31 +181,33 @@ def _more_of_messages(record: dict[str, Any]) -> set[str]:
 def _unread_of_label_studio(data: dict[str, Any]) -> set[str]:
     """Return the fields of a task's data that are neither query nor compared texts."""
     texts = {name for name, value in data.items() if isinstance(value, str)}
-    if len(texts - {*PROMPTS, *SYSTEMS}) > 2:
-        texts = {*PROMPTS, *SYSTEMS}
+    if len(texts - {*QUERIES, *SYSTEMS}) > 2:
+        texts = {*QUERIES, *SYSTEMS}
     return set(map('data.{}'.format, _filled(data) - texts))
 
 
 def _of_label(
     record: dict[str, Any], where: str, label_type: LabelType, needs_answer: bool
 ) -> TextLabel:
-    query = after_system(record, text_field(record, 'query', where))
+    name = fields.query_field(record, where) or 'query'
+    query = after_system(record, text_field(record, name, where))
     samples = tuple(text_field(record, name, where) for name in label_type.samples)
     field = label_type.field
+    answer = label_type.read(record.get(field))
     if field not in record and needs_answer:
         raise UserError(f'{where}, field {field!r} is missing: it is the answer')
-    if field in record and not label_type.is_valid(record[field]):
+    if field in record and answer is None:
+        given = record[field]
+        fix = '; for ties, give --ties on' if given == TIE and label_type.can_tie else ''
         raise UserError(
-            f'{where}, field {field!r} must be {label_type.expected}, not {record[field]!r:.80}'
+            f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    labeller, remark = record.get(LABELLER), record.get(REMARK)
-    if not isinstance(labeller, str) or not run_files.LABELLER.fullmatch(labeller):
-        labeller = _annotator(labeller)
+    remark = record.get(REMARK)
     return TextLabel(
         query,
         samples,
-        answer=record.get(field),
-        labeller=labeller,
+        answer=answer,
+        labeller=fields.labeller(record.get(LABELLER)),
         remark=remark if isinstance(remark, str) else '',
     )
 
@@ -230,7 +225,6 @@ def _of_label_studio(
             f"{where} is no task of Label Studio: its 'data' must be an object, and 'annotations' a"
             ' list'
         )
-    prompts = [data[name] for name in PROMPTS if isinstance(data.get(name), str)]
     for annotation in annotations:
         if not isinstance(annotation, dict) or annotation.get('was_cancelled'):
             continue
@@ -246,12 +240,19 @@ def _of_label_studio(
                 )
             lead_time: Any = annotation.get('lead_time')
             yield TextLabel(
-                query=after_system(data, prompts[0] if prompts else ''),
+                query=_query_of_task(data, result, where),
                 samples=_compared(result, data, where),
                 answer=label_type.of_preference(('left', 'right').index(selected)),
-                labeller=_annotator(annotation.get('completed_by')),
+                labeller=fields.annotator(annotation.get('completed_by')),
                 seconds=float(lead_time) if is_number(lead_time) else 0.0,
             )
+
+
+def _query_of_task(data: dict[str, Any], result: dict[str, Any], where: str) -> str:
+    compared = str(result.get('to_name')).split(',')
+    others = {name: value for name, value in data.items() if name not in compared}
+    name = fields.query_field(others, where)
+    return after_system(others, '' if name is None else text_field(others, name, where))
 
 
 def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple[str, str]:
@@ -261,7 +262,7 @@ def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple
         names = [
             name
             for name, value in data.items()
-            if isinstance(value, str) and name not in (*PROMPTS, *SYSTEMS)
+            if isinstance(value, str) and name not in (*QUERIES, *SYSTEMS)
         ]
     if len(names) != 2:
         raise UserError(
@@ -269,16 +270,3 @@ def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple
             f' and the data have {", ".join(map(str, data)):.80}'
         )
     return data[names[0]], data[names[1]]
-
-
-def _annotator(completed_by: Any) -> str | None:
-    """Return a name for a user of another tool; a digest keeps similar addresses apart."""
-    if isinstance(completed_by, dict):
-        completed_by = completed_by.get('id', completed_by.get('email'))
-    if completed_by is None:
-        return None
-    user = str(completed_by)
-    name = re.sub(r'[^A-Za-z0-9_-]', '-', user)
-    if name != user or len(name) > 22:
-        name = f'{name[:13]}-{hashlib.sha256(user.encode()).hexdigest()[:8]}'
-    return f'annotator-{name}'

@@ -9,7 +9,8 @@ from lm_human_preferences import label_types
 from lm_human_preferences.datasets.messages import NotTextError
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.labels.texts import records
+from lm_human_preferences.labels.texts import preferences, records
+from lm_human_preferences.labels.texts.fields import is_empty
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
@@ -20,6 +21,7 @@ LEFT_OUT = {
     'empty': 'with an empty query or response',
     'no text': 'with calls of tools, or parts that are no text',
     'equal': 'whose two responses are the same tokens',
+    'other query': 'whose dialogues differ before the assistant answers, in their query',
 }
 
 
@@ -96,6 +98,10 @@ class Tokeniser:
         for count, what in LEFT_OUT.items():
             if counts[count]:
                 lines.append(f'Left out: {counts[count]} records {what}')
+        if counts['goes on']:
+            lines.append(
+                f'Responses with turns of the user in them: in {counts["goes on"]} records'
+            )
         if counts['special']:
             lines.append(
                 f'Special tokens of the model are spelled in {counts["special"]} records, as of a'
@@ -177,6 +183,9 @@ def tokenise(
         except NotTextError:
             tokeniser.counts['no text'] += 1
             continue
+        except preferences.OtherQueryError:
+            tokeniser.counts['other query'] += 1
+            continue
         tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.counts['unanswered'] += not parsed
         tokeniser.count_special(text for label in parsed for text in (label.query, *label.samples))
@@ -190,12 +199,14 @@ def tokenise(
                 if is_pair and question[fields[0]] == question[fields[1]]:
                     tokeniser.counts['equal'] += 1
                 else:
+                    goes_on = is_pair and any(map(preferences.goes_on, label.samples))
+                    tokeniser.counts['goes on'] += goes_on
                     labels.append((label, question))
     return labels, tokeniser.notes()
 
 
 def _has_empty_text(record: dict[str, Any], label: TextLabel) -> bool:
     """Return whether a response of a pair, or its query if it has one, has no letters."""
-    has_query = 'annotations' not in record or any(map(record['data'].get, records.PROMPTS))
-    texts = [label.query, *label.samples] if has_query else label.samples
-    return not all(map(str.strip, texts))
+    is_asked = not records.is_task(record) or label.query
+    texts = [label.query, *label.samples] if is_asked else label.samples
+    return any(map(is_empty, texts))

@@ -1,0 +1,86 @@
+"""Fields of a record by the names that people use: the query, texts, and who answered."""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from lm_human_preferences.datasets.messages import USER, Message, as_text
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.runs import run_files
+
+QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query
+SYSTEMS = ('system', 'system_prompt')  # fields with the message of the system, which begins a query
+INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # categories of characters: controls and white space
+
+
+def query_field(record: Mapping[str, Any], where: str) -> str | None:
+    """Return the name of the field with the query, which may be empty; UserError for several."""
+    found = None
+    for name in QUERIES:
+        value = record.get(name)
+        if value is None or (found is not None and is_empty(value)):
+            continue
+        if found is not None and not is_empty(record[found]) and value != record[found]:
+            raise UserError(
+                f'{where} has two fields that may be the query, {found!r} and {name!r}: put all of'
+                ' it into one, and rename or leave out the other'
+            )
+        found = name
+    return found
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a field holds nothing: tables write None, '' and [], and some U+200B."""
+    if isinstance(value, str):
+        return {unicodedata.category(letter) for letter in value} <= INVISIBLE
+    return value is None or value in ([], {})
+
+
+def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
+    """Return a text of a record; UserError if there is none."""
+    text = record.get(field)
+    if not isinstance(text, str):
+        state = f'is a {type(text).__name__}' if field in record else 'is missing'
+        raise UserError(f'{where}, field {field!r} {state}: it must be a text')
+    return text
+
+
+def system_message(record: Mapping[str, Any]) -> list[Message]:
+    """Return the message of the system that a record has in a field of its own; [] for none."""
+    for name in SYSTEMS:
+        content = record.get(name)
+        if isinstance(content, str) and content.strip():
+            return [{'role': 'system', 'content': content}]
+    return []
+
+
+def after_system(record: Mapping[str, Any], query: str) -> str:
+    """Return a query that is a text, with the message of the system before it."""
+    system = system_message(record)
+    return as_text([*system, {'role': USER, 'content': query}]) if system else query
+
+
+def labeller(value: Any) -> str | None:
+    """Return the name of who answered, the same for 1, 1.0 and '1'; None for nobody."""
+    if is_empty(value):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = str(value).strip()
+    return name if run_files.LABELLER.fullmatch(name) else annotator(value)
+
+
+def annotator(user: Any) -> str | None:
+    """Return a name for a user of another tool; a digest keeps similar addresses apart."""
+    if isinstance(user, dict):
+        user = user.get('id', user.get('email'))
+    if user is None:
+        return None
+    user = str(user)
+    name = re.sub(r'[^A-Za-z0-9_-]', '-', user)
+    if name != user or len(name) > 22:
+        digest = hashlib.sha256(user.encode(errors='replace')).hexdigest()
+        name = f'{name[:13]}-{digest[:8]}'
+    return f'annotator-{name}'
