@@ -214,14 +214,16 @@ def load_reward_model(
     chat: bool = False,
     members: int | None = None,
     base: trained_models.TrainedModel | None = None,
+    may_be_code: bool = True,
 ) -> FrozenRewardModel:
     """Return the reward called `name`: 'mock', FILE.py:FUNCTION, a model's directory or ORG/NAME.
 
     It may be DIRECTORY#CLASS of a classifier. members: None for as many as the run has trained.
+    may_be_code: see text_scorer.
     """
     if name == 'mock':
         return KnownReward(encoding)
-    scorer = text_scorer(name, chat=chat)
+    scorer = text_scorer(name, chat=chat, may_be_code=may_be_code)
     if scorer is None:
         return load_learned(name, encoding, members, base)
     if members is not None and members > 1:
@@ -251,7 +253,8 @@ def load_reward_of_run(save_dir: str, hparams: HParams, encoding: Encoding) -> F
     if hparams.rewards.function is not None:
         return TextReward(FunctionScorer(reward_function.of_run(save_dir)), encoding, chat=chat)
     directory = locations.reward_model_of(save_dir, hparams)
-    return load_reward_model(directory, encoding, chat=chat, members=hparams.rewards.members)
+    members = hparams.rewards.members
+    return load_reward_model(directory, encoding, chat=chat, members=members, may_be_code=False)
 
 
 def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:
@@ -298,7 +301,12 @@ def scoring_model(
     else:
         directory = locations.local_reward_model(hparams)
         return load_reward_model(
-            directory, initial_model.encoding, chat=chat, members=members, base=initial_model
+            directory,
+            initial_model.encoding,
+            chat=chat,
+            members=members,
+            base=initial_model,
+            may_be_code=False,
         )
     return scorers[0] if members == 1 else EnsembleReward(scorers)
 
@@ -314,9 +322,12 @@ def function_of_training(hparams: HParams, comm: Comm) -> reward_function.Source
     name = hparams.rewards.function
     if name is None:
         return None
-    directory = hparams.run.directory
-    own = reward_function.of_training(name, directory) if comm.rank == 0 else None
-    return comm.all_gather_object(own)[0]
+    parts: tuple[str, ...] = ()
+    if comm.rank == 0:
+        directory, is_resumed = hparams.run.directory, hparams.run.resume
+        own = reward_function.of_training(name, directory, is_resumed=is_resumed)
+        parts = own.name, own.text, own.place
+    return reward_function.Source(*comm.all_gather_object(parts)[0])
 
 
 def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:

@@ -14,6 +14,7 @@ from lm_human_preferences.cli import option_help
 from lm_human_preferences.cli.arguments import convert, read_words
 from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.runs import reward_function
 from lm_human_preferences.utils import streams
 from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.terminal import printable
@@ -153,6 +154,9 @@ class Command(click.Command):
                 note(f'note: --{key} without a value means 1')
         assert self.callback is not None
         arguments = [ctx.params[key] for key in self.arguments]
+        # The one place that tells what was typed from what is read from files, of runs above all.
+        for word in (*settings.values(), *arguments):
+            reward_function.note_if_one(word)
         return self.callback(settings, *arguments)
 
     def get_help(self, ctx: click.Context) -> str:

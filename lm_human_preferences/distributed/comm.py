@@ -149,6 +149,7 @@ class MpiComm(EngineComm):
         is_watched = launched.watches_ranks
         with contextlib.nullcontext() if is_watched else ending_a_start_after(timeouts.rank):
             mpi = mpi_library.load_mpi()
+            mpi.pickle.__init__(messages.encode, messages.decode)  # in place of pickles
             self.world = mpi.COMM_WORLD
             self.rank = self.world.Get_rank()
             self.size = self.world.Get_size()

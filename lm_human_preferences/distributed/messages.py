@@ -13,9 +13,9 @@ def encode(value: Any) -> bytes:
     return json.dumps(_to_json(value)).encode()
 
 
-def decode(message: bytes) -> Any:
+def decode(message: bytes | bytearray | memoryview) -> Any:
     """Return the value that `encode` got, to the bit; tensors are on the CPU."""
-    return _from_json(json.loads(message))
+    return _from_json(json.loads(bytes(message)))
 
 
 def _to_json(value: Any) -> Any:

@@ -10,9 +10,13 @@ from lm_human_preferences.external_rewards.texts import TextScorer
 from lm_human_preferences.runs import reward_function, run_files
 
 
-def text_scorer(name: str, *, chat: bool) -> TextScorer | None:
-    """Return the reward called `name`, or of the run, if it reads texts; None if it does not."""
-    if reward_function.is_one(name) or (name.endswith('.py') and os.path.isfile(name)):
+def text_scorer(name: str, *, chat: bool, may_be_code: bool = True) -> TextScorer | None:
+    """Return the reward called `name`, or of the run, if it reads texts; None if it does not.
+
+    may_be_code: the user has given the name now, rather than a file that was read.
+    """
+    is_code = reward_function.is_one(name) or (name.endswith('.py') and os.path.isfile(name))
+    if is_code and may_be_code:
         return FunctionScorer(reward_function.read(name))
     directory, class_name = _split_class(name)
     if storage.model_path(directory) is not None:

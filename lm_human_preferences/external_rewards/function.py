@@ -59,9 +59,6 @@ class FunctionScorer:
         module = types.ModuleType(f'reward_function_{source.digest[:12]}')
         module.__file__ = self._path
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
-        folder = os.path.dirname(self._path)
-        if folder not in sys.path:
-            sys.path.append(folder)
         try:
             code = compile(source.text, self._path, 'exec')
             with _own_random_numbers():
@@ -89,6 +86,11 @@ class FunctionScorer:
         """Return an exception of the file in one line, with its last frames from the file on."""
         message = ' '.join(str(error).split())
         told = f'{type(error).__name__}: {message:.{SHOWN}}' if message else type(error).__name__
+        name = error.name if isinstance(error, ModuleNotFoundError) else None
+        beside = os.path.join(os.path.dirname(self._path), str(name))
+        if name and (os.path.exists(f'{beside}.py') or os.path.isdir(beside)):
+            told += '; modules beside it are not recorded with the run, so not imported: put what'
+            told += f' it needs of {name} into the file itself, or install {name}'
         frames = traceback.extract_tb(error.__traceback__)
         own = [number for number, frame in enumerate(frames) if frame.filename == self._path]
         places = frames[own[0] :][-FRAMES:] if own else []

@@ -14,6 +14,7 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import ceil_div, check_multiple
 
+_IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
@@ -122,6 +123,10 @@ class RewardHParams(hyperparams.HParams):
             '{class_name=} names a class of a classifier: give {trained_model} DIRECTORY',
         )
         yield (
+            trained is not None and _IS_FUNCTION.fullmatch(trained),
+            '{trained_model=} is a function of your own: give it as {function}',
+        )
+        yield (
             trained is not None and new is not None and not self._trained_here(),
             '{trained_model=} is not used while a new model is trained: add {train_new_model} off',
         )
@@ -137,7 +142,7 @@ class RewardHParams(hyperparams.HParams):
         )
         yield self.class_name is not None, '{class_name=}: {function=} has no classes'
         yield (
-            re.fullmatch(r'.+\.py:[^\W\d]\w*', name) is None,
+            not _IS_FUNCTION.fullmatch(name),
             '{function=}: give the file and the function in it, as my_reward.py:score',
         )
 

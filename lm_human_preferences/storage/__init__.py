@@ -26,6 +26,7 @@ from lm_human_preferences.storage.files import (
     lock_file,
     md5,
     open_nofollow,
+    open_private,
     sync_directory,
     write_bytes,
     write_json,

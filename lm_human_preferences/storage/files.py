@@ -12,11 +12,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TextIO
 
 from lm_human_preferences.errors import UserError
 
+Opener = Callable[[str, int], int]  # of open(path, mode, opener=...)
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that knows none
 
 
@@ -26,15 +27,22 @@ def open_nofollow(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
+def open_private(path: str, flags: int) -> int:
+    """Open as `open_nofollow` does; a file that is made is for its owner alone."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
 @contextlib.contextmanager
-def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
+def atomic_write(
+    *targets: str, by: str | None = None, opener: Opener = open_nofollow
+) -> Iterator[list[BinaryIO]]:
     """Open files that replace all `targets` in order, or none; a kill leaves TARGET.BY.part."""
     parts = [f'{target}.{by or os.getpid()}.part' for target in targets]
     try:
         with contextlib.ExitStack() as stack:
             files: list[BinaryIO] = []
             for part in parts:
-                files.append(stack.enter_context(open(part, 'wb', opener=open_nofollow)))
+                files.append(stack.enter_context(open(part, 'wb', opener=opener)))
             yield files
             for file in files:
                 file.flush()
@@ -82,10 +90,10 @@ def lock_file(file: io.FileIO | TextIO) -> None:
             raise
 
 
-def write_bytes(path: str, data: bytes) -> None:
+def write_bytes(path: str, data: bytes, opener: Opener = open_nofollow) -> None:
     """Write a local file atomically, and make its directory if need be."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    with atomic_write(path) as (file,):
+    with atomic_write(path, opener=opener) as (file,):
         file.write(data)
 
 

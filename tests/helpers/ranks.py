@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed import messages
 from lm_human_preferences.distributed.gradients import OverlappedGradients
 
 TIMEOUT_SECONDS = 300  # after which a rank that waits for the others gives up
@@ -25,6 +26,10 @@ class ThreadComm(comms.Comm):
         self._barrier = barrier
 
     def all_gather_object(self, value):
+        """As between processes, which send each other only what `messages` knows."""
+        return [messages.decode(message) for message in self._exchanged(messages.encode(value))]
+
+    def _exchanged(self, value):
         self._slots[self.rank] = value
         self._barrier.wait()
         values = list(self._slots)
@@ -35,18 +40,18 @@ class ThreadComm(comms.Comm):
         return OverlappedGradients(parameters, self.size, self)
 
     def begin_sum(self, tensor):
-        terms = self.all_gather_object(tensor.clone())
+        terms = self._exchanged(tensor.clone())
         tensor.copy_(sum(terms))
         return lambda: None  # the sum is there already
 
     def broadcast_(self, tensors):
         copies = [tensor.detach().clone() for tensor in tensors]
-        tensors_of_rank_0 = self.all_gather_object(copies)[0]
+        tensors_of_rank_0 = self._exchanged(copies)[0]
         for tensor, source in zip(tensors, tensors_of_rank_0, strict=True):
             tensor.data.copy_(source)
 
     def barrier(self):
-        self.all_gather_object(None)
+        self._exchanged(None)
 
 
 def on_ranks(size, work):
