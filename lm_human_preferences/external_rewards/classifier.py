@@ -2,8 +2,9 @@
 
 With one output that is the reward; with several classes it is the log odds of one of them. The
 classifier reads text by a tokeniser of its own. Sequences of different lengths are never padded to
-one: padding depends on the family, and on whether it knows its padding token. Nothing that is code
-or can hold any is read: no pickles, and nothing that `auto_map` names.
+one, which depends on the family. Many families read the last token that is not the one for padding,
+and so they do here: a model whose template ends with that token was trained so. Nothing that is
+code or can hold any is read: no pickles, and nothing that `auto_map` names.
 """
 
 import math
@@ -28,7 +29,9 @@ from lm_human_preferences.utils.core import default_device
 
 BATCH = 16_384  # tokens that go through it at a time
 LARGEST = 1e30  # a constant of a reward model that `export` wrote
-NO_TOKEN = -1  # that none is: a family which looks for its padding token finds none
+# In place of no padding token, without which transformers takes one text at a time: the last token
+# of every text is read then.
+NO_TOKEN = -1
 CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'
 KIND = 'ForSequenceClassification'  # what the names of such models end with
@@ -54,7 +57,9 @@ class Classifier:
         self._model = read_model(folder, config).to(default_device())
         self._tokeniser = read_tokeniser(folder, self._model)
         self._chat = chat and self._tokeniser.chat_template is not None
-        self._padding = self._model.config.get_text_config().pad_token_id
+        settings = self._model.config.get_text_config()
+        if settings.pad_token_id is None:
+            settings.pad_token_id = NO_TOKEN
         with explained(directory):
             found = self._logits_of([[0, 0]])
         if found.shape != (1, config.num_labels) or not found.isfinite().all():
@@ -119,10 +124,6 @@ class Classifier:
     def _logits_of(self, rows: list[list[int]]) -> torch.Tensor:
         """Return the classifier's logits for sequences of the same length, on the CPU."""
         tokens = torch.tensor(rows, device=self._model.device)
-        # Some families read the last token that is not padding, and others need one to pad with.
-        is_in_text = self._padding is None or bool((tokens == self._padding).any())
-        settings = self._model.config.get_text_config()
-        settings.pad_token_id = NO_TOKEN if is_in_text else self._padding
         with torch.autocast(tokens.device.type, enabled=False):
             output: Any = self._model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
         return output.logits.float().cpu()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from tiny_causal_lms import OLDER, SIZES
+from tiny_causal_lms import OLDER, SIZES, WITHOUT_HEAD_DIM
 from tiny_tokenisers import write_words
 
 from lm_human_preferences.datasets.reviews import WORDS
@@ -13,6 +13,9 @@ BERT = {**SIZES, 'num_key_value_heads': None, 'head_dim': None, 'pad_token_id': 
 OF_FAMILY = {
     'gpt2': OLDER,
     'llama': SIZES,
+    'mistral': SIZES,
+    'gptj': {**OLDER, 'rotary_dim': 4},
+    'gpt_neox': WITHOUT_HEAD_DIM,
     'bert': BERT,
     'roberta': {**BERT, 'max_position_embeddings': 66},
     'distilbert': {

@@ -33,7 +33,6 @@ def logits_of(directory, texts=TEXTS):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    model.config.pad_token_id = None
     tokeniser = AutoTokenizer.from_pretrained(directory)
     with torch.no_grad():
         rows = [model(torch.tensor([tokeniser(each.whole).input_ids])).logits for each in texts]
@@ -48,9 +47,21 @@ def test_scores_are_those_of_transformers(tmp_path, family):
     torch.testing.assert_close(Classifier(directory).score(TEXTS), expected)
 
 
-def test_padding_that_ends_texts_is_read(tmp_path):
-    """The last token counts even if it is the one that the family takes for padding."""
-    directory = write_classifier(tmp_path, pad_token_id=len(WORDS))
+@pytest.mark.parametrize('padding', [None, 0, 4, 6, len(WORDS)])
+@pytest.mark.parametrize('family', ['gpt2', 'llama', 'gptj', 'gpt_neox', 'mistral'])
+def test_the_token_that_is_read_is_that_of_transformers(tmp_path, family, padding):
+    """The padding token may begin a text, end it, be in its middle, be all of it, or nowhere."""
+    directory = write_classifier(tmp_path, family, pad_token_id=padding)
+    expected = logits_of(directory)[:, 0]
+    torch.testing.assert_close(Classifier(directory).score(TEXTS), expected)
+
+
+@pytest.mark.parametrize('side', ['left', 'right'])
+def test_a_token_that_ends_texts_and_pads_them_is_not_read(tmp_path, side):
+    """Nor by transformers in a padded batch, as in the trainings of such models."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    directory = write_classifier(tmp_path, 'llama', pad_token_id=len(WORDS))
     ending = {
         'type': 'TemplateProcessing',
         'single': [
@@ -61,10 +72,15 @@ def test_padding_that_ends_texts_is_read(tmp_path):
         'special_tokens': {END: {'id': END, 'ids': [len(WORDS)], 'tokens': [END]}},
     }
     change_json(tmp_path / 'tokenizer.json', post_processor=ending)
-    expected = logits_of(directory)[:, 0]
-    torch.testing.assert_close(Classifier(directory).score(TEXTS), expected)
+    tokeniser = AutoTokenizer.from_pretrained(directory, pad_token=END, padding_side=side)
+    inputs = tokeniser([each.whole for each in TEXTS], padding=True, return_tensors='pt')
+    assert (inputs.input_ids == len(WORDS)).sum(1).min() == 1
+    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    with torch.no_grad():
+        expected = model(inputs.input_ids, inputs.attention_mask).logits[:, 0]
+    torch.testing.assert_close(Classifier(directory).score(TEXTS), expected, rtol=1e-4, atol=1e-5)
     change_json(tmp_path / 'tokenizer.json', post_processor=None)
-    assert (Classifier(directory).score(TEXTS) - expected).abs().max() > 0.05
+    torch.testing.assert_close(Classifier(directory).score(TEXTS), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_class_gives_its_log_odds(tmp_path):
