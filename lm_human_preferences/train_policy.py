@@ -25,13 +25,13 @@ from lm_human_preferences.reward_models.locations import label_source
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import reward_function, run_dir, run_files, run_settings
 from lm_human_preferences.trainers.hooks import policy_hooks
-from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer
+from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, counted
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.kl_control import AdaptiveKLController as AdaptiveKLController
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.time_left import TimeLeft
-from lm_human_preferences.utils.core import exact_div
+from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import announce
 
 
@@ -86,7 +86,6 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
 def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None) -> bool:
     """Train the rest of this run; return False if it was finished before."""
     directory = hparams.run.directory
-    steps = hparams.ppo.nupdates
     with Checkpointer(
         directory and storage.join(directory, run_files.POLICY.unfinished),
         comm,
@@ -94,13 +93,16 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
         schema=STATE,
         frozen_scopes=plans.policy_networks(hparams).frozen,
         stop_timeout=hparams.run.stop_timeout,
+        complete=lambda state: counted(state, run_settings.as_recorded(hparams)),
     ) as checkpointer:
-        done = checkpointer.state['trainer']['step'] if checkpointer.state else 0
-        if done < steps:
+        state = checkpointer.state.get('trainer')
+        if state is None or hparams.ppo.steps_after(state['done'][0]):
             _train_both(hparams, checkpointer, comm, experiment)
             return True
         checkpointer.make_latest()
     if comm.rank == 0:
+        done, episodes = state['step'], state['done'][0]
+        steps = ceil_div(done * hparams.ppo.total_episodes, episodes)  # of their mean size
         wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
         more = 'of' if done == steps else 'steps, more than'
         announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')

@@ -26,7 +26,7 @@ from lm_human_preferences.reward_models import locations
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.runs import label_record, run_dir, run_files, run_settings
 from lm_human_preferences.trainers.hooks import reward_hooks
-from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrainer
+from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrainer, counted
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.time_left import TimeLeft
@@ -126,6 +126,7 @@ class _Members:
                 frozen_scopes=plans.REWARD_NETWORKS.frozen,
                 max_to_keep=2,
                 stop_timeout=run.stop_timeout,
+                complete=self._counted,
             ) as checkpointer,
         ):
             trainer = self._start(member, checkpointer)
@@ -138,6 +139,9 @@ class _Members:
             checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
             shutil.rmtree(unfinished, ignore_errors=True)
         return trainer
+
+    def _counted(self, state: dict[str, Any]) -> dict[str, Any]:
+        return counted(state, run_settings.as_recorded(self.hparams).batch_size)
 
     def _path(self, name: str) -> str | None:
         """Return the path of a file of the run; None if nothing is saved."""

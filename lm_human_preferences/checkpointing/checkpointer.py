@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,7 +59,8 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     directory: local; None: nothing is saved. schema: of the trainer's `state_dict`.
     frozen_scopes: scopes of tensors that never change, which saving need not copy.
-    stop_timeout: seconds in which a step has to end after a signal.
+    stop_timeout: seconds in which a step has to end after a signal. complete: returns the trainer's
+    state with what earlier versions did not save.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         frozen_scopes: Iterable[str] = (),
         max_to_keep: int = 20,
         stop_timeout: int = DEFAULT_TIMEOUTS.stop,
+        complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
         self.directory = directory
         self.comm = comm
@@ -83,6 +85,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         if resume and directory and comm.rank == 0:
             state_schema = {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM_STATE]}
             checkpoint = checkpoints.latest_resumable(directory, state_schema)
+            if checkpoint is not None:
+                _complete(checkpoint[1], complete)
         # prefix: of the checkpoint to resume from
         prefix, state = comm.all_gather_object(checkpoint)[0] or (None, {})
         self.prefix: str | None = prefix
@@ -121,6 +125,9 @@ class Checkpointer(contextlib.AbstractContextManager):
             load(self.prefix, variables_of(trainer))
             self._restore_random_state(self.state['random'], self.comm.size)
             self.comm.barrier()
+            if self.state.get('was_incomplete'):  # and the settings that complete it may change now
+                self.save(trainer)
+                self.wait()
         self.make_latest()
         if self.directory and self.comm.rank == 0:
             if self.prefix:
@@ -245,6 +252,13 @@ class Checkpointer(contextlib.AbstractContextManager):
             writing = self.writing
             self.writing = None
             writing.result()
+
+
+def _complete(state: dict[str, Any], complete: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Complete the state of a trainer in that of a checkpoint."""
+    saved = state['trainer']
+    state['trainer'] = complete(saved)
+    state['was_incomplete'] = state['trainer'] != saved
 
 
 def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:

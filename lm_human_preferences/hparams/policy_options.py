@@ -184,7 +184,11 @@ class PpoHParams(hyperparams.HParams):
     @property
     def nupdates(self) -> int:
         """Number of steps for `total_episodes`, rounded up."""
-        return ceil_div(self.total_episodes, self.batch_size)
+        return self.steps_after(0)
+
+    def steps_after(self, episodes: int) -> int:
+        """Return the number of steps that are left after `episodes`, rounded up."""
+        return ceil_div(max(0, self.total_episodes - episodes), self.batch_size)
 
 
 @dataclass

@@ -64,7 +64,7 @@ def repeating(
         words += ['--mpi', str(facts.ranks)]
     for key, value in differences(hparams, binds).items():
         for each in value if isinstance(value, tuple | list) else [value]:
-            told = _shown(key, each) if started_in is None else _absolute(key, each, started_in)
+            told = shown(key, each) if started_in is None else _absolute(key, each, started_in)
             words += shell.option_words(key, told)
     return shlex.join(words)
 
@@ -221,7 +221,7 @@ def _absolute(key: str, value: Any, started_in: str) -> Any:
     return os.path.normpath(path) if is_path else value
 
 
-def _shown(key: str, value: Any) -> str:
+def shown(key: str, value: Any) -> str:
     """Return a value for others to read, as it is typed."""
     if value is not None and is_of_names(key):
         return NAMES

@@ -172,6 +172,8 @@ class RunFacts:
     reward: RewardHParams | None = None
     experiments: Mapping[str, str] = dataclasses.field(default_factory=dict)  # {command: name}
     ranks: int | None = None  # at its start
+    # [setting, value before, value] of what it was resumed with
+    changed: tuple[list[Any], ...] = ()
     labels: LabelFacts | None = None  # of the reward model that it trained
     logs: Mapping[str, Log] = dataclasses.field(default_factory=dict)  # {command: events}
     evaluation: dict[str, Any] | None = None  # newest results of `evaluate`
@@ -298,8 +300,10 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
         reward = policy.rewards.train_new_model
     experiments = {}
     ranks = None
+    changed: list[list[Any]] = []
     with contextlib.suppress(UserError, OSError):
         ranks = run_settings.ranks_of(directory)
+        changed = run_settings.changed(directory, commands[-1])
         for command in commands:
             experiment = run_settings.experiment_of(directory, command)
             if experiment is not None:
@@ -314,7 +318,7 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
     logs = {
         files.command: curves.read(directory, files.events) for files in run_files.COMMANDS.values()
     }
-    found = RunFacts(directory, policy, reward, experiments, ranks, labels, logs)
+    found = RunFacts(directory, policy, reward, experiments, ranks, tuple(changed), labels, logs)
     if not evaluation:
         return found
     kind = evaluation.get('reward_kind')

@@ -8,7 +8,7 @@ from typing import Any
 from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.agreement import wilson_interval
-from lm_human_preferences.run_story.commands import shortened
+from lm_human_preferences.run_story.commands import shortened, shown
 from lm_human_preferences.run_story.facts import (
     FILE,
     FOLDER,
@@ -88,6 +88,7 @@ def policy_training(facts: RunFacts) -> Iterator[str]:
         f'PPO was to take {ppo.total_episodes} episodes in batches of {ppo.batch_size}, with'
         f' {price}.'
     )
+    yield from changes(facts)
     adapters = facts.policy.task.policy.lora
     if adapters is not None:
         learned = f'Heads and adapters of rank {adapters.rank} (LoRA)'
@@ -97,6 +98,15 @@ def policy_training(facts: RunFacts) -> Iterator[str]:
     values = last_values(facts)
     if values:
         yield f'The last step in its log had {values}.'
+
+
+def changes(facts: RunFacts) -> Iterator[str]:
+    """Say which settings were changed when the run was resumed."""
+    parts = []
+    for key, before, now in facts.changed:
+        parts.append(f'--{key} {shown(key, now)} (before: {shown(key, before)})')
+    if parts:
+        yield f'These settings were changed when it was resumed: {", ".join(parts)}.'
 
 
 def reward_training(facts: RunFacts) -> Iterator[str]:
@@ -109,6 +119,8 @@ def reward_training(facts: RunFacts) -> Iterator[str]:
         f'It learned each label {epochs}, {hparams.batch_size} at a time, at a learning rate of'
         f' {hparams.lr:g} that fell to 0.'
     )
+    if facts.policy is None:
+        yield from changes(facts)
     if hparams.normalize_after:
         yield (
             'Then its scale was set such that responses of the initial model have a mean reward of'

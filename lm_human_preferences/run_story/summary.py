@@ -34,7 +34,7 @@ def _policy_training(facts: RunFacts) -> str:
     assert facts.policy is not None
     total = facts.policy.ppo.total_episodes
     done = facts.last('elapsed/episodes')
-    episodes = f'{total:,} episodes'
+    episodes = f'{done or total:,.0f} episodes'
     if done is not None and round(done) < total:
         episodes = f'{done:,.0f} of {total:,} episodes'
     began = sentences.initial_model(facts) or 'a model that is not known'

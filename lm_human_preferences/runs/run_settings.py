@@ -9,39 +9,26 @@ import re
 import secrets
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.online_options import PEOPLE
-from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.runs.fixed_settings import NEW_MODEL, is_fixed
 from lm_human_preferences.utils import hyperparams
 
 if TYPE_CHECKING:
     Training = policy_options.HParams | reward_options.HParams
 
-NEW_MODEL = 'rewards.train_new_model'
+AnyTraining = TypeVar('AnyTraining', bound='policy_options.HParams | reward_options.HParams')
 INITIAL_MODEL = 'task.policy.initial_model'  # what settings that name it end with
 # What settings end with that may name a file or a folder, which a resumed run may have to read.
 PATHS = (INITIAL_MODEL, 'task.query_dataset', 'rewards.trained_model', 'labels.source')
-# A resumed run may change all settings but these, whose outcome is in its checkpoints; the settings
-# of a reward model that is finished, and a function as the reward of a run that had none
-# (`_refuse_ineffective`); and the commits that `pins` has recorded.
-FIXED_ONCE_BEGUN = {
-    'task.policy.initial_model',
-    'task.policy.lora',
-    *(f'task.policy.lora.{name}' for name in hyperparams.fields(LoraHParams)),
-    'rewards.trained_model',
-    'rewards.class_name',
-    'rewards.relative_kl_coef',
-    'rewards.ensemble',
-    'ensemble',
-    'rewards.train_new_model',
-    'rewards.online',
-}
+# They change how a run is done, shown or kept, not its numbers.
+_OF_HOW = re.compile(r'(.*\.)?(run\.(?!seed$|precision$).*|micro_batch_size)')
 
 
 def records(
@@ -57,6 +44,7 @@ def records(
         ranks = ranks_of(hparams.run.directory) or ranks
     nested, additions = hparams.to_nested_dict(original_only=True), _lasting_additions(hparams)
     settings = {hparams.writes()[-1]: (nested, additions)}
+    changed = _changed_so_far(hparams)
     if len(hparams.writes()) > 1:  # the reward model is trained in the same run
         prefix = f'{NEW_MODEL}.'
         assert isinstance(hparams, policy_options.HParams)
@@ -74,6 +62,7 @@ def records(
             'ranks': ranks,
             'directory': os.getcwd(),  # from which paths among the settings are to be read
             'options': additions,
+            **({'changed': changed} if changed else {}),
         }
         # Last: where this file is, there is a run, whose other settings must be known by then.
         found[files.settings] = nested
@@ -106,10 +95,8 @@ def _with_initial_model_as_begun(hparams: Training) -> Training:
         return hparams
     if hparams.task.policy.initial_model not in (save_dir, storage.join(save_dir, run_files.BASE)):
         return hparams
-    begun = type(hparams)()
-    try:
-        read_settings(begun, directory)
-    except storage.NotFound:
+    begun = as_recorded(hparams)
+    if begun is hparams:
         return hparams
     hparams = copy.deepcopy(hparams)
     _set_initial_model(hparams, begun.task.policy.initial_model)
@@ -121,6 +108,16 @@ def _set_initial_model(hparams: Training, model: str) -> None:
     hparams.task.policy.initial_model = model
     if isinstance(hparams, policy_options.HParams) and hparams.rewards.train_new_model is not None:
         hparams.rewards.train_new_model.task.policy.initial_model = model
+
+
+def as_recorded(hparams: AnyTraining) -> AnyTraining:
+    """Return the settings that a run in the directory has recorded; `hparams` for none."""
+    recorded = type(hparams)()
+    try:
+        read_settings(recorded, str(hparams.run.directory))
+    except storage.NotFound:
+        return hparams
+    return recorded
 
 
 def read_settings(hparams: Training, directory: str) -> None:
@@ -153,6 +150,28 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
             f'{save_dir} is no run of train_policy: it has no {run_files.POLICY.settings}',
         ) from e
     return hparams
+
+
+def _changed_so_far(hparams: Training) -> list[list[Any]]:
+    """Return [setting, value before, value] of all that was changed when the run was resumed."""
+    recorded = hparams
+    with contextlib.suppress(UserError):  # those that cannot be read are refused elsewhere
+        recorded = as_recorded(hparams)
+    if not hparams.run.resume or recorded is hparams:
+        return []
+    found = changed(str(hparams.run.directory), hparams.writes()[-1])
+    before, now = _settings(recorded), _settings(hparams)
+    for key in _changes(before, now, _seed_of_ensemble(hparams)):
+        if not _OF_HOW.fullmatch(key):
+            found.append([key, before.get(key, 'off'), now.get(key, 'off')])
+    return found
+
+
+def changed(directory: str, command: str) -> list[list[Any]]:
+    """Return [setting, value before, value] of what a run of `command` was resumed with."""
+    found = _more_settings(directory, run_files.COMMANDS[command]).get('changed')
+    entries = found if isinstance(found, list) else []
+    return [each for each in entries if isinstance(each, list) and len(each) == 3]
 
 
 def experiment_of(directory: str, command: str) -> str | None:
@@ -221,10 +240,8 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     """Raise UserError where a resumed run's settings differ, unless they are `explicitly_set`."""
     directory = hparams.run.directory
     assert directory is not None
-    recorded = type(hparams)()
-    try:
-        read_settings(recorded, directory)
-    except storage.NotFound:
+    recorded = as_recorded(hparams)
+    if recorded is hparams:
         return
     changes = _changes(_settings(recorded), _settings(hparams), _seed_of_ensemble(hparams))
     _refuse_ineffective(hparams, changes, explicitly_set)
@@ -266,10 +283,8 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
     """Return {setting: value} of commits and drawn seeds; ask: False for commits in the cache."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
-        before = type(hparams)()
-        with contextlib.suppress(storage.NotFound):
-            read_settings(before, hparams.run.directory)
-            recorded = _settings(before)
+        before = as_recorded(hparams)
+        recorded = {} if before is hparams else _settings(before)
     found = {}
     seed = _seed_of_ensemble(hparams)
     if seed is not None:
@@ -356,7 +371,8 @@ def _refuse_ineffective(
     """Raise UserError for one of the `changes` that a resumed run would ignore."""
     directory = hparams.run.directory
     assert directory is not None
-    fixed = FIXED_ONCE_BEGUN & changes.keys()
+    is_finished = run_files.has_reward_model(directory)
+    fixed = {key for key in changes if is_fixed(hparams, key, has_reward_model=is_finished)}
     if 'rewards.function' in changes and not run_files.has_reward_function(directory):
         fixed.add('rewards.function')
     for key in fixed:
@@ -364,7 +380,7 @@ def _refuse_ineffective(
             f'--{key} cannot change: a run that has begun goes on with its own: start another one'
             f' by {shell.typed(f"./launch.py {hparams.writes()[-1]}")}'
         )
-    if not run_files.has_reward_model(directory):
+    if not is_finished:
         return
     for key in changes:
         is_of_policy = key.removeprefix(f'{NEW_MODEL}.') in changes  # and copied from there

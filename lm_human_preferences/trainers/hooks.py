@@ -27,12 +27,13 @@ def policy_hooks(
 ) -> list[Hook]:
     """Return the hooks of a policy's training. clock: of the whole command, with 'policy'."""
     run = trainer.hparams.run
-    clock.begin('policy', trainer.steps_done / trainer.total_steps)
+    clock.begin('policy', trainer.share_done)
     bar = ProgressBar(
         trainer,
         clock,
         name='policy',
         unit='episode',
+        done=trainer.episodes_done,
         per_step=trainer.hparams.ppo.batch_size,
         shown={'score': ('objective/score', '.2f'), 'kl': ('objective/kl', '.2f')},
     )
@@ -53,8 +54,7 @@ def reward_hooks(
     phase: str = 'reward model',
 ) -> list[Hook]:
     """Return the hooks of a reward model's training. clock: of the command, with this phase."""
-    all_labels = trainer.labels_after(trainer.total_steps)
-    clock.begin(phase, trainer.labels_after(trainer.steps_done) / all_labels)
+    clock.begin(phase, trainer.labels_done / trainer.total_labels)
     shown = {'loss': ('loss', '.3f')}
     return [
         ProgressBar(trainer, clock, name=phase, unit='batch', per_step=1, shown=shown),
@@ -97,7 +97,10 @@ class Samples(Hook):
 
 
 class ProgressBar(Hook):
-    """Bar that a step advances by `per_step` of `unit`; shown: {label: (statistic, format)}."""
+    """Bar that a step advances by `per_step` of `unit`; shown: {label: (statistic, format)}.
+
+    done: units before the first step; None: as if all steps before were of this size.
+    """
 
     def __init__(
         self,
@@ -108,14 +111,17 @@ class ProgressBar(Hook):
         unit: str,
         per_step: int,
         shown: Mapping[str, tuple[str, str]],
+        done: int | None = None,
     ) -> None:
         self.clock = clock
         self.paused_seconds = clock.paused_seconds  # up to the last step
         self.per_step = per_step
         self.shown = shown
+        if done is None:
+            done = trainer.steps_done * per_step
         self.bar = progress(
-            total=trainer.total_steps * per_step,
-            initial=trainer.steps_done * per_step,
+            total=done + (trainer.total_steps - trainer.steps_done) * per_step,
+            initial=done,
             comm=trainer.comm,
             desc=name,
             unit=unit,
@@ -155,17 +161,16 @@ class PolicyTable(Hook):
         is_printed = console.is_due(step, steps, hparams.run.log_interval)
         if self.trainer.comm.rank != 0 or not is_printed:
             return
-        share = step / steps
-        episodes = hparams.ppo.batch_size
+        share = self.trainer.share_done
         self.table.add(
             step=f'{step}/{steps}',
-            episodes=step * episodes,
+            episodes=self.trainer.episodes_done,
             score=stats['objective/score'],
             spread=stats.get('objective/score_std', 0.0),
             KL=stats['objective/kl'],
             KL_coef=stats['objective/kl_coef'],
             loss=stats['ppo/loss/total'],
-            episodes_per_second=self.clock.per_second(share, steps * episodes),
+            episodes_per_second=self.clock.per_second(share, self.trainer.total_episodes),
             time_left=as_text(self.clock.seconds(share)),
         )
 
@@ -185,13 +190,12 @@ class RewardTable(Hook):
         is_printed = console.is_due(step, steps, trainer.hparams.run.log_interval)
         if trainer.comm.rank != 0 or not is_printed:
             return
-        learned, all_labels = trainer.labels_after(step), trainer.labels_after(steps)
-        share = learned / all_labels
+        share = trainer.labels_done / trainer.total_labels
         self.table.add(
             step=f'{step}/{steps}',
-            labels=learned,
+            labels=trainer.labels_done,
             loss=mean_loss(trainer.batches[self.printed :]),
-            labels_per_second=self.clock.per_second(share, all_labels),
+            labels_per_second=self.clock.per_second(share, trainer.total_labels),
             time_left=as_text(self.clock.seconds(share)),
         )
         self.printed = len(trainer.batches)
@@ -202,13 +206,16 @@ class HeldOut(Hook):
 
     def __init__(self, trainer: RewardModelTrainer) -> None:
         self.trainer = trainer
-        self.due = {trainer.steps_of_epoch // part for part in (2, 4, 8)}
+        size, steps = trainer.hparams.batch_size, trainer.steps_of_epoch
+        self.due = [steps // part * size for part in (2, 4, 8)]  # numbers of labels
+        self.learned = trainer.labels_done
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Log the accuracy when it is due, and print the last; collective."""
         trainer = self.trainer
-        ends_epoch = step % trainer.steps_of_epoch == 0
-        if step not in self.due and not ends_epoch:
+        before, self.learned = self.learned, trainer.labels_done
+        ends_epoch = self.learned % trainer.num_train == 0
+        if not ends_epoch and not any(before < due <= self.learned for due in self.due):
             return
         prediction = trainer.predict_held_out()
         if prediction is None:

@@ -1,7 +1,8 @@
 """Trainer of a policy by PPO (paper, section 2.2)."""
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,27 @@ STATE = {
 }
 
 
+class Done(NamedTuple):
+    """Numbers of steps, episodes, tokens of all responses, and of one response for each step."""
+
+    steps: int
+    episodes: int
+    tokens: int
+    serial_tokens: int
+
+
+def counted(state: Mapping[str, Any], hparams: HParams) -> dict[str, Any]:
+    """Return a state_dict with what earlier versions did not count; hparams: those it was under."""
+    if 'done' in state:
+        return dict(state)
+    step, length = state['step'], hparams.task.response_length
+    episodes = step * hparams.ppo.batch_size
+    scale = 1.0
+    if hparams.rewards.relative_kl_coef and state['initial_kl_coef']:
+        scale = state['kl_coef'] / state['initial_kl_coef']
+    return {'kl_scale': scale, 'done': [episodes, episodes * length, step * length], **state}
+
+
 class PPOTrainer:
     """PPO trainer; ref_policy: the paper's rho; reward_model: used by score_fn, saved as well."""
 
@@ -52,10 +74,12 @@ class PPOTrainer:
         self.hparams = hparams
         self.comm = comm
         self.steps_done = 0
+        self.done_before = Done(0, 0, 0, 0)  # by other processes, maybe in batches of other sizes
         self.rollout: Rollout | None = None  # of the last step
         self.step_seconds = 0.0  # of the last step
         self.reward_version = 0  # retrainings of the reward model in this process
         self.start_time = self.last_time = time.time()
+        self.kl_scale = 1.0  # of the reward, with relative_kl_coef
         self.kl_ctl = kl_control.make_kl_controller(hparams.rewards)
         self.networks = dict(
             policy=policy, ref_policy=ref_policy, **rewards.networks_of(reward_model)
@@ -75,7 +99,8 @@ class PPOTrainer:
         repeated = queries.repeat_interleave(samples_per_query, dim=0)
         rollout = self.generate(repeated, samples_per_query)
         if self.hparams.rewards.relative_kl_coef and self.steps_done == 0:
-            self.kl_ctl.value *= self._deviation(rollout.scores)
+            self.kl_scale = self._deviation(rollout.scores)
+            self.kl_ctl.value *= self.kl_scale
         # Equation 2: R = r - beta log(pi / rho)
         kl_coef = self.kl_ctl.value
         rollout.rewards, non_score_reward = ppo.compute_rewards(
@@ -94,6 +119,18 @@ class PPOTrainer:
         self.step_seconds = time.time() - started
         self.steps_done += 1
         return stats
+
+    def done(self, steps: int) -> Done:
+        """Return what is done after `steps` steps, as many as before this process or more."""
+        before, length = self.done_before, self.hparams.task.response_length
+        new = steps - before.steps
+        episodes = new * self.hparams.ppo.batch_size
+        return Done(
+            steps,
+            before.episodes + episodes,
+            before.tokens + episodes * length,
+            before.serial_tokens + new * length,
+        )
 
     def generate(self, queries: torch.Tensor, samples_per_query: int = 1) -> Rollout:
         """Respond to `queries (batch, query_length)`; return the Rollout without its rewards.
@@ -158,8 +195,7 @@ class PPOTrainer:
             self.optimizer.backward(share * loss, last=part is parts[-1])
             for name, value in part_stats.items():
                 stats[name] = stats.get(name, 0) + share * value
-        share_done = self.steps_done / self.total_steps
-        self.optimizer.update(lr=self.hparams.ppo.lr * (1 - share_done))
+        self.optimizer.update(lr=self.hparams.ppo.lr * (1 - self.share_done))
         return stats
 
     def record_step_stats(
@@ -177,14 +213,14 @@ class PPOTrainer:
             means['ppo/val/error'], means['ppo/returns/var']
         )
         now = time.time()
-        steps, episodes = self.steps_done + 1, self.hparams.ppo.batch_size
-        length = self.hparams.task.response_length
+        done = self.done(self.steps_done + 1)
+        tokens = self.hparams.ppo.batch_size * self.hparams.task.response_length
         means |= {
-            'elapsed/updates': steps,
-            'elapsed/steps/serial': steps * length,
-            'elapsed/steps/total': steps * episodes * length,
-            'elapsed/episodes': steps * episodes,
-            'elapsed/fps': int(episodes * length / max(now - self.last_time, 1e-9)),
+            'elapsed/updates': done.steps,
+            'elapsed/steps/serial': done.serial_tokens,
+            'elapsed/steps/total': done.tokens,
+            'elapsed/episodes': done.episodes,
+            'elapsed/fps': int(tokens / max(now - self.last_time, 1e-9)),
             'elapsed/time': now - self.start_time,
         }
         self.last_time = now
@@ -193,8 +229,24 @@ class PPOTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training."""
-        return self.hparams.ppo.nupdates
+        """Steps of the whole training: those taken, and those that are left."""
+        return self.steps_done + self.hparams.ppo.steps_after(self.episodes_done)
+
+    @property
+    def episodes_done(self) -> int:
+        """Episodes learned from."""
+        return self.done(self.steps_done).episodes
+
+    @property
+    def total_episodes(self) -> int:
+        """Episodes of the whole training, in whole batches."""
+        ppo = self.hparams.ppo
+        return self.episodes_done + ppo.steps_after(self.episodes_done) * ppo.batch_size
+
+    @property
+    def share_done(self) -> float:
+        """Share of the episodes that are done, from 0 to 1."""
+        return self.episodes_done / self.total_episodes
 
     @property
     def planned_saves(self) -> int:
@@ -226,17 +278,20 @@ class PPOTrainer:
             'elapsed': self.last_time - self.start_time,
             'queries': self.query_sampler.position,
             'initial_kl_coef': self.hparams.rewards.kl_coef,
+            'kl_scale': self.kl_scale,
+            'done': self.done(self.steps_done)[1:],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; the caller then fills in the tensors."""
+        state = counted(state, self.hparams)
         self.steps_done = state['step']
+        self.done_before = Done(state['step'], *state['done'])
+        self.kl_scale = state['kl_scale']
         # An initial coefficient that was changed for a resumed run takes effect.
-        rewards = self.hparams.rewards
-        if rewards.relative_kl_coef and state['initial_kl_coef']:
-            self.kl_ctl.value = state['kl_coef'] * (rewards.kl_coef / state['initial_kl_coef'])
-        elif rewards.kl_coef == state['initial_kl_coef']:
-            self.kl_ctl.value = state['kl_coef']
+        kl_coef = self.hparams.rewards.kl_coef
+        is_changed = kl_coef != state['initial_kl_coef']
+        self.kl_ctl.value = kl_coef * self.kl_scale if is_changed else state['kl_coef']
         self.start_time = self.last_time - state['elapsed']
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])

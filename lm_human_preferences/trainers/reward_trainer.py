@@ -30,6 +30,14 @@ from lm_human_preferences.utils.logging import Logger, announce, log_as_original
 STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
 
 
+def counted(state: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """Return a state_dict with what earlier versions did not count: the labels learned."""
+    num_train = max(state['order']) + 1
+    epoch, step_of_epoch = divmod(state['step'], ceil_div(num_train, batch_size))
+    learned = epoch * num_train + min(step_of_epoch * batch_size, num_train)
+    return {'labels': learned, **state}
+
+
 class LearnedBatch(NamedTuple):
     """Number of labels in a batch of all ranks; loss and agreement before the update."""
 
@@ -76,7 +84,7 @@ class RewardModelTrainer:
         self.num_train = len(labels['query'])
         self.hparams = hparams
         self.comm = comm
-        self.steps_done = 0
+        self.steps_done = self.labels_done = 0  # labels of all epochs
         self.order: np.ndarray | None = None  # of the labels, one epoch after the other
         self.held_out_by_epoch: list[float] = []  # accuracy, or agreement
         self.prediction: Prediction | None = None  # the last on held-out labels
@@ -110,15 +118,18 @@ class RewardModelTrainer:
     def step(self) -> dict[str, float]:
         """Learn from the next batch of labels; return the logged statistics."""
         assert self.order is not None, 'see prepare'
-        begin, end = self.labels_after(self.steps_done), self.labels_after(self.steps_done + 1)
-        batch = self.order[begin:end]
-        lr = (1 - self.steps_done / self.total_steps) * self.hparams.lr
+        epoch, learned = divmod(self.labels_done, self.num_train)
+        end = epoch * self.num_train + min(learned + self.hparams.batch_size, self.num_train)
+        batch = self.order[self.labels_done : end]
+        # In steps of the present size: the last of an epoch may be smaller.
+        steps = epoch * self.steps_of_epoch + learned / self.hparams.batch_size
+        lr = (1 - steps / (self.hparams.epochs * self.steps_of_epoch)) * self.hparams.lr
         return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
 
-    def labels_after(self, step: int) -> int:
-        """Return the number of labels learned after `step` steps."""
-        epoch, step_of_epoch = divmod(step, self.steps_of_epoch)
-        return epoch * self.num_train + min(step_of_epoch * self.hparams.batch_size, self.num_train)
+    @property
+    def total_labels(self) -> int:
+        """Labels of all epochs."""
+        return self.hparams.epochs * self.num_train
 
     def finish(self) -> None:
         """Normalise rewards of the initial policy's samples to 0 +- 1, if the settings say so."""
@@ -139,6 +150,7 @@ class RewardModelTrainer:
         self.batches.append(LearnedBatch(sum(labels_of_ranks), means['loss'], agreement))
         self.logger.log(means, self.steps_done)
         self.steps_done += 1
+        self.labels_done += sum(labels_of_ranks)
         return means
 
     def _learn(self, indices: np.ndarray, weight: float, lr: float) -> dict[str, float]:
@@ -222,8 +234,10 @@ class RewardModelTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training."""
-        return self.hparams.epochs * self.steps_of_epoch
+        """Steps of the whole training: those taken, and those that are left."""
+        epoch, learned = divmod(self.labels_done, self.num_train)
+        left = ceil_div(self.num_train - learned, self.hparams.batch_size)
+        return self.steps_done + left + (self.hparams.epochs - 1 - epoch) * self.steps_of_epoch
 
     @property
     def steps_of_epoch(self) -> int:
@@ -264,12 +278,14 @@ class RewardModelTrainer:
             'queries': self.query_sampler.position,
             'order': self.order.tolist(),
             'held_out_by_epoch': self.held_out_by_epoch,
+            'labels': self.labels_done,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; the caller then fills in the tensors."""
         label_files.check_order(state['order'], self.num_train, self.hparams)
-        self.steps_done = state['step']
+        state = counted(state, self.hparams.batch_size)
+        self.steps_done, self.labels_done = state['step'], state['labels']
         self.order = np.array(state['order'])
         self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]
         self.optimizer.start_at(state['optimizer_steps'])

@@ -139,6 +139,7 @@ def test_a_line_of_the_policy_has_its_speed(capsys):
     hparams = resolved('train_policy', 'test')
     hparams.ppo.batch_size, hparams.run.log_interval = 128, 2
     trainer = SimpleNamespace(hparams=hparams, comm=LocalComm(), total_steps=4)
+    trainer.episodes_done, trainer.total_episodes, trainer.share_done = 256, 512, 0.5
     table = hooks.PolicyTable(trainer, clock)
     now[0] += 8
     names = 'objective/score', 'objective/kl', 'objective/kl_coef', 'ppo/loss/total'

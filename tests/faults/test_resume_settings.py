@@ -1,23 +1,37 @@
 """Settings given when a run is resumed hold from there, each seen by its effect, or are refused."""
 
+import itertools
 import json
+import re
 import shutil
 import signal
+from unittest import mock
 
 import pytest
 from command_line import error_of, invoke, last_error_of, succeed
 from events import CLOCK, events_of
+from experiments import resolved
 from interrupted import TRAIN_BATCH, assert_same, result_anywhere, run
 from label_folders import make_folder
 
-from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated import simulate, small_tokens
+from lm_human_preferences.run_story import facts, sentences
+from lm_human_preferences.run_story import summary as summary_of
+from lm_human_preferences.runs import fixed_settings
+from lm_human_preferences.trainers.policy_trainer import PPOTrainer
+from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
+from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils import hyperparams
 
 NEW = 'rewards.train_new_model'
 BEGUN, ALL = 128, 256  # episodes: two steps, then four
+LENGTH = 4  # tokens of a response
+ONLINE = {'rewards.online': 'on', 'rewards.online.labels': 512}
 SMALL = (
     f'--ppo.noptepochs 2 --ppo.nminibatches 2 --{NEW}.labels.num_train 64'
     f' --{NEW}.normalize_samples 16'
@@ -122,6 +136,222 @@ def test_named_settings_hold(option, begun, unchanged, tmp_path):
     events = resumed(begun, tmp_path / 'save', f'--{option} {value}')
     assert events[tag][:2] == unchanged[tag][:2]
     assert events[tag][2:] != unchanged[tag][2:]
+    assert_counted(events, **{option.removeprefix('ppo.'): value})
+
+
+def assert_counted(events, total_episodes=ALL, batch_size=64, **settings):
+    """Assert that what was done before is counted as it was done, to the end that was asked for."""
+    length = settings.get('task.response_length', LENGTH)
+    steps = (total_episodes - BEGUN) // batch_size
+    batches = [64] * 2 + [batch_size] * steps
+    tokens = [64 * LENGTH] * 2 + [batch_size * length] * steps
+    assert numbers(events, 'elapsed/updates') == [*range(1, steps + 3)]
+    assert numbers(events, 'elapsed/episodes') == [*itertools.accumulate(batches)]
+    assert numbers(events, 'elapsed/steps/total') == [*itertools.accumulate(tokens)]
+    serial = [LENGTH] * 2 + [length] * steps
+    assert numbers(events, 'elapsed/steps/serial') == [*itertools.accumulate(serial)]
+
+
+def numbers(events, tag):
+    return [value for _, value in events[tag]]
+
+
+@pytest.mark.parametrize('is_earlier', [False, True])
+@pytest.mark.parametrize('batch_size, total', [(16, 192), (128, 256), (64, 320)])
+def test_steps_of_another_size(batch_size, total, is_earlier, copied, monkeypatch):
+    """The rate falls with the episodes to the end; a state of earlier versions has only steps."""
+    if is_earlier:
+        forget_counts(copied / 'policy/checkpoints', 'done', 'kl_scale')
+    rates = []
+    update = Adam.update
+
+    def noted(optimizer, lr):
+        rates.append(lr / 0.01)
+        update(optimizer, lr)
+
+    monkeypatch.setattr(Adam, 'update', noted)
+    words = f'--ppo.total_episodes {total} --ppo.batch_size {batch_size}'
+    result = succeed(f'resume {copied} {words}')
+    assert_counted(events_of(copied / 'tb/ppo'), total, batch_size)
+    by_steps = [1 - episodes / total for episodes in range(BEGUN, total, batch_size)]
+    assert rates[::4] == pytest.approx(by_steps)
+    steps = len(by_steps) + 2
+    assert re.search(rf'^ *{steps}/{steps} +{total} ', result.stdout, re.MULTILINE)
+    assert f'is finished: {steps} of {steps} steps.' in succeed(f'resume {copied}').stdout
+    summary = ' '.join(summary_of.summary(facts.of_run(str(copied))))
+    assert f'learned in {total} episodes of PPO' in summary and 'before its time' not in summary
+    told = ' '.join(sentences.changes(facts.of_run(str(copied))))
+    assert f'--ppo.total_episodes {total} (before: {BEGUN})' in told
+    assert (f'--ppo.batch_size {batch_size} (before: 64)' in told) == (batch_size != 64)
+
+
+def forget_counts(directory, *names):
+    """Make all checkpoints in `directory` as earlier versions wrote them."""
+    for path in directory.glob('*.resume.json'):
+        manifest = json.loads(path.read_bytes())
+        del manifest['sha256']
+        for name in names:
+            del manifest['state']['trainer'][name]
+        path.write_bytes(checkpoints._sign(manifest))
+
+
+def test_what_an_earlier_version_did_is_counted_once_and_for_all(copied, monkeypatch):
+    """Not again by the new settings, if the first resumed process does not live to save a step."""
+    forget_counts(copied / 'policy/checkpoints', 'done', 'kl_scale')
+
+    def fail(trainer):
+        raise UserError('interrupted')
+
+    words = f'resume {copied} --ppo.total_episodes 160 --ppo.batch_size 32'
+    with monkeypatch.context() as patched:
+        patched.setattr(PPOTrainer, 'step', fail)
+        assert 'interrupted' in invoke(words).stderr
+    succeed(f'resume {copied}')
+    assert_counted(events_of(copied / 'tb/ppo'), 160, 32)
+
+
+def test_a_relative_coefficient_that_was_zero_has_its_scale(tmp_path):
+    words = (
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} {SMALL} --ppo.total_episodes 64'
+        ' --rewards.adaptive_kl off --rewards.relative_kl_coef on --rewards.kl_coef'
+    )
+    succeed(f'{words} 0')
+    succeed(f'resume {tmp_path}/run --ppo.total_episodes 128 --rewards.kl_coef 1')
+    succeed(f'{words.replace("run", "other", 1)} 1')
+    of_zero, of_one = (
+        numbers(events_of(tmp_path / name / 'tb/ppo'), 'objective/kl_coef')
+        for name in ('run', 'other')
+    )
+    assert of_zero[0] == 0 and of_zero[1] == of_one[0] != 1
+
+
+# Of the training of a reward model: another value of each option, which holds for the rest of the
+# labels; or None, and the option is refused.
+OF_REWARD = {
+    'run.seed': 7,
+    'run.precision': 'bf16',
+    'task.policy.temperature': 0.5,
+    'task.query_length': None,
+    'task.response_length': None,
+    'labels.type': None,
+    'labels.num_train': None,
+    'labels.source': None,
+    'labels.held_out': None,
+    'labels.error': None,
+    'batch_size': 24,
+    'epochs': None,
+    'ensemble': None,
+    'lr': 0.5,
+    'rollout_batch_size': 32,
+    'normalize_samples': 32,
+    'debug_normalize': 16,
+    'normalize_before': None,
+    'normalize_after': 'false',
+    'micro_batch_size': 4,
+    'task.policy.initial_model': None,
+    'task.policy.lora': None,
+    'lora': None,
+}
+ANOTHER = {
+    'task.query_length': 2,
+    'task.response_length': 2,
+    'labels.type': 'scalar_compare',
+    'labels.num_train': 96,
+    'labels.source': '/somewhere',
+    'labels.held_out': 0.25,
+    'labels.error': 0.5,
+    'epochs': 3,
+    'ensemble': 2,
+    'normalize_before': 'false',
+    'task.policy.initial_model': '/somewhere',
+    'task.policy.lora': 'on',
+    'lora': 'on',
+}
+
+
+@pytest.fixture(scope='module')
+def begun_reward(tmp_path_factory):
+    """Return the directory of a reward model's run that ended after 16 of its 2 x 48 labels."""
+    directory = tmp_path_factory.mktemp('begun_reward')
+    words = (
+        f'train_reward test run --mpi 1 --save_dir {directory} --labels.num_train 48 --batch_size'
+        ' 16 --epochs 2 --run.save_interval 1 --normalize_samples 16 --run.seed 1'
+    )
+    step = RewardModelTrainer.step
+
+    def fail_in_the_second(trainer):
+        if trainer.steps_done == 1:
+            raise UserError('interrupted')
+        return step(trainer)
+
+    with mock.patch.object(RewardModelTrainer, 'step', fail_in_the_second):
+        assert 'interrupted' in invoke(words).stderr
+    return directory
+
+
+@pytest.mark.parametrize(
+    'option, is_earlier', [*((each, False) for each in OF_REWARD), ('batch_size', True)]
+)
+def test_each_label_is_learned_once_in_an_epoch(
+    option, is_earlier, begun_reward, tmp_path, monkeypatch
+):
+    shutil.copytree(begun_reward, tmp_path / 'save')
+    directory = tmp_path / 'save/run'
+    if is_earlier:
+        forget_counts(directory / 'reward_model/unfinished', 'labels')
+    value = OF_REWARD[option]
+    if value is None:
+        words = f'resume {directory} --{option} {ANOTHER[option]}'
+        told = f'{option.rpartition(".")[2]}|{ANOTHER[option]}'
+        assert re.search(told, last_error_of(invoke(words)))
+        return
+    batches, rates = [], []
+    train_batch = RewardModelTrainer.train_batch
+
+    def noted(trainer, indices, lr):
+        batches.append(len(indices))
+        rates.append(lr / trainer.hparams.lr)
+        return train_batch(trainer, indices, lr)
+
+    monkeypatch.setattr(RewardModelTrainer, 'train_batch', noted)
+    result = succeed(f'resume {directory} --{option} {value}')
+    if option == 'batch_size':
+        assert batches == [24, 8, 24, 24]
+        assert rates == pytest.approx([1 - 2 / 3 / 4, 1 - 5 / 3 / 4, 1 - 2 / 4, 1 - 3 / 4])
+        told = ' '.join(sentences.reward_training(facts.of_run(str(directory))))
+        assert '--batch_size 24 (before: 16)' in told
+        assert (' 5/5 ' in result.stdout) and (' 96 ' in result.stdout)
+    else:
+        assert batches == [16] * 5
+        assert rates == pytest.approx([1 - step / 6 for step in range(1, 6)])
+    assert json.loads((directory / 'reward_model/labels.json').read_text())['labels'] == 48
+
+
+def test_every_option_of_a_reward_model_is_looked_at():
+    options = {
+        key
+        for key, field in hyperparams.fields(reward_options.HParams).items()
+        if not key.startswith(('task.policy.lora.', 'lora.'))
+        and (not hyperparams.group_class(field.type) or field.default is None)
+    }
+    of_texts = OF_TEXTS | {key for key in EFFECTS if key.startswith('task.')}
+    of_folders = {'labels.without', 'labels.too_long'}  # see test_label_files.py
+    assert options == OF_REWARD.keys() | (of_texts | WITHOUT_NUMBERS | of_folders) & options
+
+
+def test_the_batches_of_labels_that_are_planned_by_steps_stay():
+    for command, options, key in (
+        ('train_policy', ONLINE, 'ppo.batch_size'),
+        ('train_policy', {f'{NEW}.labels.source': 'mock'}, f'{NEW}.run.seed'),
+        ('train_policy', {}, f'{NEW}.lora.alpha'),
+        ('train_reward', {'labels.source': 'mock'}, 'run.seed'),
+        ('train_reward', {'labels.source': 'mock'}, 'task.policy.temperature'),
+        ('train_policy', {}, f'{NEW}.task.response_length'),
+    ):
+        hparams = resolved(command, 'test', options)
+        assert fixed_settings.is_fixed(hparams, key, has_reward_model=False)
+        hparams = resolved(command, 'test')
+        assert not fixed_settings.is_fixed(hparams, key, has_reward_model=True)
 
 
 @pytest.mark.parametrize('option', REFUSED)

@@ -1,0 +1,64 @@
+"""Settings that cannot change when a run is resumed: their outcome is in its checkpoints."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams.task_options import LoraHParams
+from lm_human_preferences.runs import label_record
+from lm_human_preferences.utils import hyperparams
+
+if TYPE_CHECKING:
+    Training = policy_options.HParams | reward_options.HParams
+
+NEW_MODEL = 'rewards.train_new_model'
+# Beside these, `run_settings` fixes the settings of a reward model that is finished, a function as
+# the reward of a run that had none, and the commits that `pins` has recorded.
+FIXED_ONCE_BEGUN = {
+    'task.policy.initial_model',
+    'task.policy.lora',
+    *(f'task.policy.lora.{name}' for name in hyperparams.fields(LoraHParams)),
+    'rewards.trained_model',
+    'rewards.class_name',
+    'rewards.relative_kl_coef',
+    'rewards.ensemble',
+    'ensemble',
+    'rewards.train_new_model',
+    'rewards.online',
+}
+_ADAPTERS = r'lora(\..*)?'
+# Of a reward model that is not finished, in a run of its own or in that of its policy: its first
+# normalisation is over, and what it has learned of its labels is counted.
+_OF_REWARD = re.compile(
+    rf'{_ADAPTERS}|labels\.(type|error|held_out)|normalize_before|task\.(query|response)_length'
+)
+_DECIDES_SAMPLED_LABELS = re.compile(r'run\.seed|task\..*')
+
+
+def is_fixed(hparams: Training, key: str, *, has_reward_model: bool) -> bool:
+    """Return whether a run that has begun keeps the setting `key`.
+
+    has_reward_model: a reward model that is trained first is finished.
+    """
+    if key in FIXED_ONCE_BEGUN:
+        return True
+    if isinstance(hparams, reward_options.HParams):
+        return not has_reward_model and _is_fixed_of_reward(hparams, key)
+    name = key.removeprefix(f'{NEW_MODEL}.')
+    if hparams.rewards.online is not None:  # labels and retrainings are planned by steps
+        return key == 'ppo.batch_size' or (
+            name != key and re.fullmatch(_ADAPTERS, name) is not None
+        )
+    new_model = hparams.rewards.train_new_model
+    if new_model is None or name == key or has_reward_model:
+        return False
+    return _is_fixed_of_reward(new_model, name)
+
+
+def _is_fixed_of_reward(hparams: reward_options.HParams, key: str) -> bool:
+    if _OF_REWARD.fullmatch(key):
+        return True
+    is_sampled = hparams.labels.source == label_record.SAMPLED
+    return is_sampled and _DECIDES_SAMPLED_LABELS.fullmatch(key) is not None
