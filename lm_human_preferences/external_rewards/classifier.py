@@ -102,7 +102,10 @@ class Classifier:
 
     def _dialogue(self, texts: Texts) -> str:
         dialogue = messages.as_messages(texts.query)
-        dialogue.append({'role': 'assistant', 'content': texts.response})
+        if dialogue[-1]['role'] == messages.ASSISTANT:  # the response goes on from its turn
+            dialogue[-1]['content'] += texts.whole[len(texts.query) :]
+        else:
+            dialogue.append({'role': messages.ASSISTANT, 'content': texts.response})
         try:
             return self._tokeniser.apply_chat_template(dialogue, tokenize=False)
         except Exception as e:  # a template can raise anything

@@ -60,16 +60,21 @@ class ChatTemplate:
         return 'strftime_now' in self._template
 
     def render(self, dialogue: Sequence[Message], asks: bool = True) -> str:
-        """Render messages; UserError where the template refuses them. asks: for an answer."""
+        """Render messages; UserError where the template refuses them.
+
+        asks: up to where an answer begins, or goes on if the last message is the assistant's.
+        """
         # It takes a second to import. What it renders in cannot reach the rest of Python.
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        goes_on = asks and dialogue[-1]['role'] == messages.ASSISTANT
         try:
             special: dict[str, Any] = self._special
             (text,), _ = render_jinja_template(
                 [list(dialogue)],
                 chat_template=self._template,
-                add_generation_prompt=asks,
+                add_generation_prompt=asks and not goes_on,
+                continue_final_message=goes_on,
                 **special,
             )
         except Exception as e:  # a template can raise anything
@@ -82,6 +87,9 @@ class ChatTemplate:
         if len(dialogue) == 1 and dialogue[0]['role'] == messages.USER:
             content = f'{self.prefix}{dialogue[0]["content"]}{self.suffix}'
             dialogue = [{'role': messages.USER, 'content': content}]
+        last = dialogue[-1]
+        if len(dialogue) > 1 and last['role'] == messages.ASSISTANT and not last['content'].strip():
+            dialogue.pop()  # nothing to go on from
         return self._tokenizer.encode(self.render(dialogue), add_special_tokens=False).ids
 
     def ends(self) -> frozenset[int]:

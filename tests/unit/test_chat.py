@@ -80,6 +80,49 @@ def test_contexts_are_those_of_transformers(tmp_path, write, dialogue):
     assert expected.count(encoder.eot_token) == len(dialogue)
 
 
+# Llama 3's template takes the white space around contents away.
+TRIMMING = TEMPLATE.replace("message['content']", "message['content'] | trim")
+
+
+@pytest.mark.parametrize('template', [TEMPLATE, TRIMMING])
+@pytest.mark.parametrize('begun', ['Sure, the', 'Sure:\n\nuser', ' The dog. ', 'the', f'a{END}b'])
+def test_a_turn_of_the_assistant_goes_on(tmp_path, template, begun):
+    from transformers import PreTrainedTokenizerFast
+
+    encoder = encoder_of(tmp_path, template=template)
+    dialogue = [*DIALOGUE[:2], {'role': 'assistant', 'content': begun}]
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template(dialogue, continue_final_message=True)['input_ids']
+    query = tuple(encoder.encode(messages.as_text(dialogue)))
+    context = ChatTemplate(encoder, '', '', 100).context(query)
+    assert context == expected
+    assert context[-1] != encoder.eot_token
+    assert encoder.decode(context).rstrip().endswith(begun.rstrip())
+
+
+@pytest.mark.parametrize('nothing', ['', ' \n'])
+def test_a_turn_of_the_assistant_with_nothing_in_it_begins(tmp_path, nothing):
+    encoder = encoder_of(tmp_path, template=TRIMMING)
+    template = ChatTemplate(encoder, '', '', 100)
+    question = [*DIALOGUE[:2]]
+    begun = [*question, {'role': 'assistant', 'content': nothing}]
+    contexts = [
+        template.context(tuple(encoder.encode(messages.as_text(each))))
+        for each in (question, begun)
+    ]
+    assert contexts[0] == contexts[1]
+
+
+def test_a_turn_that_the_template_does_not_show_is_left_out(tmp_path):
+    """As of thoughts: there is nothing that an answer could go on from."""
+    hidden = TEMPLATE.replace("message['content']", "message['content'].replace('the', '')[:9]")
+    encoder = encoder_of(tmp_path, template=hidden)
+    begun = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'the lazy dog.'}]
+    hparams = task(write_queries(tmp_path / 'x.jsonl', begun, 'a dog'))
+    sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=2)
+    assert sampler.usage().refused == sampler.usage().used == 1
+
+
 def test_prefix_and_suffix_belong_to_the_message(tmp_path):
     encoder = encoder_of(tmp_path)
     template = ChatTemplate(encoder, 'Shorten: ', ' Now!', 40)

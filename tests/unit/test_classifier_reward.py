@@ -20,7 +20,7 @@ from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.external_rewards.classifier import Classifier, check
-from lm_human_preferences.external_rewards.texts import joined
+from lm_human_preferences.external_rewards.texts import Texts, joined
 
 TEXTS = [
     joined(' '.join(WORDS[:start]), ' '.join(WORDS[start : start + count]))
@@ -133,6 +133,12 @@ def test_a_chat_is_read_in_the_own_template(tmp_path):
     plain = Classifier(directory)
     assert Classifier(directory, chat=True).score(texts) == plain.score(spelled)
     assert plain.score(texts) != plain.score(spelled)
+    # A turn of the assistant that the query ends with goes on.
+    query = f'user: {WORDS[3]}\n\nassistant: {WORDS[7]}'
+    begun = [Texts(query, f' {WORDS[2]}', f'{query} {WORDS[2]}')]
+    spelled = [joined('', f'user {WORDS[3]} assistant {WORDS[7]} {WORDS[2]}')]
+    for texts in (begun, [joined(query, WORDS[2])]):
+        assert Classifier(directory, chat=True).score(texts) == plain.score(spelled)
 
 
 def test_an_exported_reward_model_comes_back(tmp_path):
