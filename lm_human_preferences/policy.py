@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lm_human_preferences.language.adapters.record import digest_of
 from lm_human_preferences.language.attention import Unpadding
+from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
@@ -61,6 +63,14 @@ class Policy:
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """Return the network's own parameters by their names."""
         return self.model.own_parameters()
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the weights by which it samples."""
+        weights = {}
+        for name, parameter in self.model.named_parameters():
+            if not name.startswith(HEADS):
+                weights[name] = parameter.cpu()
+        return digest_of(weights)
 
     def _step(
         self, tokens: torch.Tensor, past: Cache | None, past_tokens: torch.Tensor

@@ -77,7 +77,7 @@ def ask(
     kind = TRAIN if against is None else VALIDATION
     lm_tasks.check_offline(task, mode=PARTS[kind])
     with warnings_only():
-        policies = {name: _load_policy(name, task) for name in names}
+        policies = {_resolved(name): _load_policy(name, task) for name in names}
     encoding = _one_encoding(policies)
     sizes = [each.trained_model.hparams() for each in policies.values()]
     lm_tasks.check_task(task, encoding, min(sizes, key=lambda each: each.n_ctx))
@@ -206,7 +206,7 @@ def check_folder(folder: str) -> None:
 
 
 def _check_options(hparams: HParams, policy: str, against: str | None) -> None:
-    if against is not None and against.rstrip('/') == policy.rstrip('/'):
+    if against is not None and _resolved(against) == _resolved(policy):
         raise UserError(f'--against {against} is --policy {policy}: name another policy')
     samples = len(label_types.get(hparams.labels.type).samples)
     if against is not None and samples % 2:
@@ -214,6 +214,13 @@ def _check_options(hparams: HParams, policy: str, against: str | None) -> None:
             f'--against {against}: --labels.type {hparams.labels.type} shows {samples} sample(s),'
             ' which two policies cannot share equally'
         )
+
+
+def _resolved(name: str) -> str:
+    """Return the one name of a policy, however its path was typed."""
+    if name == INITIAL or storage.is_remote(name):
+        return name.rstrip('/')
+    return os.path.realpath(name)
 
 
 def _load_policy(name: str, task: TaskHParams) -> Policy:
@@ -278,6 +285,7 @@ def _ask_sampled(
 ) -> int:
     """Add up to `count` questions of a kind, until nothing new is found; return their number."""
     names = sampler.share(list(sampler.policies))
+    weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     added = idle = 0
     with progress(total=count, comm=LocalComm(), desc='asking', unit='question') as bar:
         while added < count and idle < IDLE_BATCHES:
@@ -291,6 +299,7 @@ def _ask_sampled(
                         'kind': kind,
                         'labellers': labellers(there + len(questions)),
                         'policies': names,
+                        'weights': [weights[name] for name in names],
                         'part': PARTS[kind],
                         'texts_read': query.texts_read,
                     }

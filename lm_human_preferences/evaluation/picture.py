@@ -163,4 +163,4 @@ def _win_rates(axes: Axes, report: dict[str, Any]) -> None:
 
 def _short(policy: str) -> str:
     """Return the last part of the path of a run."""
-    return os.path.basename(policy.rstrip('/'))[:20]
+    return os.path.basename(policy.rstrip('/'))[:32]

@@ -49,6 +49,7 @@ class Question:
     kind: str
     labellers: int  # who are to answer it
     policies: tuple[str, ...]  # of each sample
+    weights: tuple[str, ...]  # digests of theirs; '' where they were not recorded
     part: str  # of the data set
     texts_read: int  # of the part so far
     episode: int | None  # up to which the policy had trained; None outside of training
@@ -291,6 +292,9 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
     try:
         if len(record['policies']) != samples:
             raise ValueError(f'policies must name the policy of each of {samples} samples')
+        weights = tuple(map(str, record.get('weights', [''] * samples)))
+        if len(weights) != samples:
+            raise ValueError(f'weights must be those of the policy of each of {samples} samples')
         if gold is not None and not label_type.is_valid(gold):
             raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
         return Question(
@@ -298,6 +302,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
             kind=str(record['kind']),
             labellers=int(record['labellers']),
             policies=tuple(map(str, record['policies'])),
+            weights=weights,
             part=str(record['part']),
             texts_read=int(record['texts_read']),
             episode=int(record['episode']) if 'episode' in record else None,

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
@@ -171,7 +172,8 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     assert 'must be at least 2' in error(f'test {tmp_path}/f --labels.type best_of_0')
     assert not (tmp_path / 'f').exists()
     assert 'give a local directory' in error('test az://account/container/f')
-    assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against run/')
+    for against in ('run/', f'../{Path.cwd().name}/run'):
+        assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against {against}')
     assert '--count must be at least 1' in error(f'test {tmp_path}/f --count 0')
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
@@ -297,6 +299,45 @@ def test_questions_and_not_answers_are_independent(tmp_path):
     assert (comparison['n'], comparison['questions']) == (30, 10)
     assert [round(comparison[key], 2) for key in ('low', 'high')] == [0.49, 0.94]  # of 8 of 10
     assert comparison['pairwise'] == pytest.approx(0.8) and '1 + 1' not in printed
+
+
+def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
+    """A run that was trained again is another policy; another spelling of its path is none."""
+    load, seeds = asking._load_policy, {'initial': 0, 'run': 1}
+
+    def _load(name, task):
+        torch.manual_seed(seeds['initial' if name == 'initial' else 'run'])
+        return load('initial', task)
+
+    monkeypatch.setattr(asking, '_load_policy', _load)
+    (tmp_path / 'save').mkdir()
+    monkeypatch.chdir(tmp_path / 'save')
+    options = '--count 4 --labels.type best_of_2'
+    for number, path in enumerate(['p1', 'p1/', '../save/p1', f'{tmp_path}/save/p1']):
+        ask('f', f'{options} --seed {number} --against {path}')
+    run = f'{tmp_path}/save/p1'
+    questions, _ = questions_of('f')
+    assert {question.policies for question in questions} == {('initial', run)}
+    answer('f', 'anna', {number: 1 for number in range(16)})
+    (row,) = report_of('f', tmp_path)[0]['comparisons']
+    assert (row['policy'], row['against'], row['n']) == ('initial', run, 16)
+
+    seeds['run'] = 2  # trained again with --overwrite
+    ask('f', f'{options} --against p1')
+    answer('f', 'anna', {number: 0 for number in range(16, 20)})
+    report, printed = report_of('f', tmp_path)
+    digests = list(dict.fromkeys(question.weights[1] for question in questions_of('f')[0]))
+    rows = [(row['policy'], row['against'], row['win_rate']) for row in report['comparisons']]
+    names = [f'{run} (weights {digest[:8]})' for digest in digests]
+    assert rows == [('initial', names[0], 1.0), ('initial', names[1], 0.0)]
+    assert f'{names[1]} was preferred to initial in 0 of 4' in printed
+
+
+def test_the_same_weights_have_the_same_digest_another_time(tmp_path):
+    for _ in range(2):
+        ask(tmp_path / 'f', '--count 1', 'mock_sentiment')
+    first, second = (question.weights for question in questions_of(tmp_path / 'f')[0])
+    assert first == second and re.fullmatch('[0-9a-f]{64}', first[0])
 
 
 def test_a_key_that_is_held_down_is_seen(tmp_path):

@@ -665,6 +665,7 @@ def test_lines_that_are_no_answers(tmp_path, text):
         ({'gold': 'x'}, 'gold must be a whole number from 0 to 3'),
         ({'policies': ['initial']}, 'policies must name the policy of each of 4 samples'),
         ({'policies': 3}, 'is no question'),
+        ({'weights': ['abc']}, 'weights must be those of the policy of each of 4 samples'),
         ({'labellers': None}, 'is no question'),
     ],
 )

@@ -1,6 +1,7 @@
 """Facts of a folder of labels: its questions, labellers and comparisons of policies."""
 
 import collections
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
@@ -20,6 +21,7 @@ from lm_human_preferences.labels.report.agreement import (
     value_counts,
 )
 
+Policy = tuple[str, str]  # path, and the digest of the weights that were there
 QUICK = 1.0  # seconds in which nobody reads a question
 
 
@@ -201,10 +203,11 @@ def _agreement_with_others(name: str, answers: dict[str, list[Answer]]) -> tuple
 def comparisons(folder: LabelFolder, answers: Iterable[Answer]) -> list[dict[str, Any]]:
     """Return how often the second of each pair of policies was preferred in `answers`."""
     # {(policy, against): {question: for each answer, whether it prefers `against`}}
-    given: dict[tuple[str, str], dict[str, list[bool]]] = {}
-    not_preferring: dict[tuple[str, str], list[Answer]] = collections.defaultdict(list)
+    given: dict[tuple[Policy, Policy], dict[str, list[bool]]] = {}
+    not_preferring: dict[tuple[Policy, Policy], list[Answer]] = collections.defaultdict(list)
     for answer in answers:
-        policies = folder.questions[answer.question].policies
+        question = folder.questions[answer.question]
+        policies = list(zip(question.policies, question.weights, strict=True))
         pair = policies[0], policies[-1]
         best = folder.label_type.preferred(answer.value)
         if best is None:
@@ -212,15 +215,24 @@ def comparisons(folder: LabelFolder, answers: Iterable[Answer]) -> list[dict[str
         else:
             by_question = given.setdefault(pair, {})
             by_question.setdefault(answer.question, []).append(policies[best] == pair[1])
+    compared = set(itertools.chain.from_iterable(given))
     return [
         {
-            'policy': policy,
-            'against': against,
+            'policy': _name(policy, compared),
+            'against': _name(against, compared),
             **_wins(folder, list(by_question.values())),
             **_ties(folder, not_preferring[policy, against]),
         }
         for (policy, against), by_question in given.items()
     ]
+
+
+def _name(policy: Policy, compared: Collection[Policy]) -> str:
+    """Return the path of a policy, with its weights if others were compared under that path."""
+    path, weights = policy
+    if sum(path == each for each, _ in compared) == 1:
+        return path
+    return f'{path} (weights {weights[:8] or "unknown"})'
 
 
 def _wins(folder: LabelFolder, answers: Sequence[Sequence[bool]]) -> dict[str, Any]:
