@@ -139,6 +139,12 @@ class OnlineHParams(hyperparams.HParams):
             self.initial is not None and self.initial > self.labels,
             '{initial=} is more than {labels=}',
         )
+        schedule = self.schedule(1)
+        yield (
+            self.retrainings > schedule.labels - schedule.initial,
+            f'{{retrainings=}}: only {schedule.labels - schedule.initial} labels come after the'
+            ' first training, so some would learn nothing new; use fewer',
+        )
         yield (
             self.error and self.source == PEOPLE,
             '{error=}: {source} is people, who make errors of their own: give {source} mock, or no'

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import floor
 from typing import Any, ClassVar
 
 from lm_human_preferences import label_types, storage
@@ -15,6 +16,7 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import ceil_div, check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
+MOST_KL_ERROR = 0.2  # in proportion to the target, that one step corrects
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
@@ -228,12 +230,18 @@ class HParams(hyperparams.HParams):
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check the minibatches, and that labels can be collected as the options say."""
         parts = self.ppo.nminibatches
+        yield from self._problems_of_kl_control()
         self._check_shares({})
         if self.ppo.micro_batch_size is not None:
             same = {'--ppo.samples_per_query': self.ppo.samples_per_query}
             check_multiple(self.ppo.micro_batch_size, '--ppo.micro_batch_size', same)
         problem = self._too_few_to_whiten(f'{parts} minibatches', parts)
         yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
+        yield (
+            self.ppo.batch_size == parts and self.task.response_length == 1,
+            '{ppo.nminibatches=} of {ppo.batch_size=} with {task.response_length=}: a minibatch of'
+            ' one token teaches nothing, as its advantage is whitened; use fewer minibatches',
+        )
         online, new_model = self.rewards.online, self.rewards.train_new_model
         is_asking_people = online is not None and online.source == PEOPLE
         yield (
@@ -266,6 +274,25 @@ class HParams(hyperparams.HParams):
             is_asking_people and self.run.save_dir is None,
             '{rewards.online.source=}: a run with --save_dir None has no folder in which they could'
             ' answer',
+        )
+
+    def _problems_of_kl_control(self) -> Iterator[tuple[object, str]]:
+        """Check that the coefficient stays above 0 where it adapts."""
+        adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
+        if adaptive is None:
+            return
+        yield (
+            self.rewards.kl_coef == 0,
+            '{rewards.kl_coef=} stays 0 however it adapts: give {rewards.adaptive_kl} off, or a'
+            ' coefficient above 0',
+        )
+        # The original accepts a single step of all episodes, after which nothing is adapted.
+        is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
+        yield (
+            is_used and adaptive.horizon <= MOST_KL_ERROR * size,
+            '{rewards.adaptive_kl.horizon=} with {ppo.batch_size=} makes {rewards.kl_coef} 0 or'
+            f' less in one step: use a horizon above {floor(MOST_KL_ERROR * size)}, or smaller'
+            ' batches',
         )
 
     def writes(self) -> list[str]:

@@ -254,6 +254,12 @@ class HParams(hyperparams.HParams):
             self.lora is not None and self.task.policy.lora is None,
             '{lora} has no effect without --task.policy.lora on',
         )
+        yield (
+            (self.normalize_before or self.normalize_after)
+            and self.normalize_samples == self.rollout_batch_size == 1,
+            '{normalize_samples=} with {rollout_batch_size=}: a single reward has no deviation; use'
+            ' more samples',
+        )
         if self.labels.num_train is not None:  # nobody has chosen the number of all labels
             check_multiple(
                 self.labels.num_train,

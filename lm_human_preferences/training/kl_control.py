@@ -2,7 +2,11 @@
 
 import numpy as np
 
-from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, RewardHParams
+from lm_human_preferences.hparams.policy_options import (
+    MOST_KL_ERROR,
+    AdaptiveKLParams,
+    RewardHParams,
+)
 
 
 class FixedKLController:
@@ -24,7 +28,9 @@ class AdaptiveKLController:
 
     def update(self, current: float, n_steps: int) -> None:
         """Adapt to the last step. current: its KL in nats; n_steps: its number of episodes."""
-        proportional_error = np.clip(current / self.hparams.target - 1, -0.2, 0.2)
+        proportional_error = np.clip(
+            current / self.hparams.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
+        )
         self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
 
 

@@ -69,7 +69,7 @@ def started(monkeypatch):
         ('--task.query_prefix=[1,2]', 'task.query_prefix', '[1,2]'),
         ('--task.query_prefix="\\n\\n"', 'task.query_prefix', '\n\n'),
         ('--task.query_prefix=', 'task.query_prefix', ''),
-        ('--rewards.adaptive_kl.horizon 20', 'rewards.adaptive_kl.horizon', 20),
+        ('--rewards.adaptive_kl.horizon 120', 'rewards.adaptive_kl.horizon', 120),
     ],
 )
 def test_values(words, key, value, started):
@@ -272,6 +272,27 @@ train_policy sentiment nm --mpi 0
 train_reward test nm --labels.type best_of
     --labels.type 'best_of' is none of best_of_N (as in best_of_4, up to 1000), scalar_rating,
     scalar_compare
+train_policy sentiment nm --rewards.adaptive_kl.horizon 100
+    --rewards.adaptive_kl.horizon 100 with --ppo.batch_size 512 makes --rewards.kl_coef 0 or less
+    in one step: use a horizon above 102, or smaller batches
+train_policy test nm --ppo.batch_size 50 --rewards.adaptive_kl.horizon 10
+    --rewards.adaptive_kl.horizon 10 with --ppo.batch_size 50 makes --rewards.kl_coef 0 or less
+    in one step: use a horizon above 10, or smaller batches
+train_policy test nm --ppo.batch_size 32 --ppo.total_episodes 32 --rewards.adaptive_kl.horizon 1
+    --rewards.adaptive_kl.horizon 1 with --ppo.batch_size 32 makes --rewards.kl_coef 0 or less
+    in one step: use a horizon above 6, or smaller batches
+train_policy test nm --rewards.kl_coef 0
+    --rewards.kl_coef 0.0 stays 0 however it adapts: give --rewards.adaptive_kl off, or a
+    coefficient above 0
+train_policy test nm --ppo.whiten_rewards false --ppo.nminibatches 64 --task.response_length 1
+    --ppo.nminibatches 64 of --ppo.batch_size 64 with --task.response_length 1: a minibatch of one
+    token teaches nothing, as its advantage is whitened; use fewer minibatches
+train_reward test nm --normalize_samples 1 --rollout_batch_size 1
+    --normalize_samples 1 with --rollout_batch_size 1: a single reward has no deviation; use more
+    samples
+train_policy test nm --rewards.online.labels 16
+    --rewards.online.retrainings 19: only 12 labels come after the first training, so some would
+    learn nothing new; use fewer
 train_policy sentiment nm --mode slurm
     --mode slurm is not available: only 'local' is
 train_policy sentiment nm --rewards.adaptive_kl off --rewards.adaptive_kl.target 3
