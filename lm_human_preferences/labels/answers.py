@@ -107,10 +107,20 @@ def _is_control(character: str) -> bool:
 
 
 class AnswerLog:
-    """Answers of a labeller, as far as the file has been read."""
+    """Answers of a labeller, as far as the file has been read.
 
-    def __init__(self, path: str, label_type: LabelType, most_lines: int | None = None) -> None:
-        self.label_type = label_type
+    givers: {uuid: labeller} of all files; what another labeller has given is a copy, which counts
+    there alone.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        label_type: LabelType,
+        givers: dict[str, str],
+        most_lines: int | None = None,
+    ) -> None:
+        self.label_type, self.givers = label_type, givers
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self._start(path, most_lines)
 
@@ -122,12 +132,18 @@ class AnswerLog:
         self.by_question: dict[str, list[Answer]] = {}
         self.decisions: dict[str, list[Answer]] = {}
         self._taken_back: set[str] = set()
+        self.copied: set[str] = set()
         self.latest = 0.0
 
     @property
     def undone(self) -> int:
         """Return the number of answers that were taken back."""
-        return sum(not self.uuids[uuid].decides for uuid in self._taken_back)
+        return sum(not self.uuids[uuid].decides for uuid in self._taken_back - self.copied)
+
+    @property
+    def is_copy(self) -> bool:
+        """Return whether all answers are those of another labeller."""
+        return bool(self.copied) and len(self.copied) == len(self.uuids)
 
     def refresh(self) -> set[str]:
         """Read what was added, and return the questions whose answers have changed."""
@@ -149,6 +165,10 @@ class AnswerLog:
             raise UserError(f'{where} repeats the answer {printable(answer.uuid)}')
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
+        if self.givers.setdefault(answer.uuid, self.labeller) != self.labeller:
+            self.copied.add(answer.uuid)
+            self._taken_back.add(answer.uuid)
+            return
         self._of_its_kind(answer).setdefault(answer.question, []).append(answer)
         self.latest = max(self.latest, answer.time)
 

@@ -89,6 +89,7 @@ class LabelFolder:
         self.samples = self.label_type.samples
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
+        self._givers: dict[str, str] = {}  # labeller of each answer, by its UUID
         self.lock = threading.RLock()  # held while more is read
         self._last_time = 0.0  # of an answer
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
@@ -111,7 +112,8 @@ class LabelFolder:
             self.questions = {}
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
-        for file in sorted(Path(self.path, ANSWERS).glob('*.jsonl')):
+        files = Path(self.path, ANSWERS).glob('*.jsonl')
+        for file in sorted(files, key=lambda file: file.stem):  # NAME before its copy NAME-2
             name = file.stem
             if not LABELLER.fullmatch(name):
                 continue
@@ -119,7 +121,7 @@ class LabelFolder:
                 continue
             if name not in self.logs:
                 most_lines = None if self.lines is None else self.lines[name]
-                self.logs[name] = AnswerLog(str(file), self.label_type, most_lines)
+                self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where(), self.label_type)
@@ -134,9 +136,15 @@ class LabelFolder:
         return changed | answered.keys()
 
     def notes(self) -> list[str]:
-        """Return notes on incomplete lines: cut off by a kill, or still being written."""
+        """Return notes on copies, and on lines cut off by a kill or still being written."""
+        copies = [
+            f'note: {log.reader.path} repeats {len(log.copied)} answers of another file: a copy is'
+            ' not a second labeller, so each counts once'
+            for log in self.logs.values()
+            if log.copied
+        ]
         readers = [self._reader, *(log.reader for log in self.logs.values())]
-        return [
+        return copies + [
             f'note: {reader.path} ends in an unfinished line of {reader.torn} bytes, which is left'
             ' out'
             for reader in readers
