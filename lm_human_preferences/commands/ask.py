@@ -124,6 +124,7 @@ def _ask_given(
     fields = label_types.get(hparams.labels.type).samples
     new = [(label, tokens) for label, tokens in given if not are_equal([tokens[f] for f in fields])]
     with _writer(folder, record, encoding) as writer:
+        new = into_folder.as_asked(new, writer.folder)
         if gold is not None:
             names = [GOLD] * len(fields)
             added = into_folder.add_questions(

@@ -83,7 +83,8 @@ class ScoreHParams(hyperparams.HParams):
 @dataclass
 class ImportHParams(hyperparams.HParams):
     labeller: str = option(
-        'imported', 'in a folder, who gave the answers for which the file names nobody'
+        'imported',
+        'in a folder, who gave the answers for which the file names nobody; imported: several',
     )
     ties: bool = own_option(False, 'let answers in a new folder prefer none of the samples')
 

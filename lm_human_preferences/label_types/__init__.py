@@ -196,6 +196,10 @@ class ScalarComparison(_Number):
             return None
         return 1 if value > 0 else 0
 
+    def moved(self, value: float, places: Sequence[int]) -> float:
+        """Return the difference the other way round if the samples have changed places."""
+        return value if places[0] == 0 else -value
+
     def matches(self, value: float, right: float) -> bool:
         """Return whether it has the right sign."""
         return self.preferred(value) == self.preferred(right)

@@ -97,6 +97,12 @@ class LabelType(ABC):
         """Return the answer that prefers one of two samples; None if that is no whole answer."""
         return None
 
+    def moved(self, value: Value, places: Sequence[int]) -> Value:
+        """Return an answer after each sample has moved to its place among `places`."""
+        if isinstance(value, list):
+            return [places[sample] for sample in value]
+        return places[value] if isinstance(value, int) else value
+
     def matches(self, value: Value, right: Value) -> bool:
         """Return whether an answer is right; not called if `chance` is None."""
         return value == right

@@ -55,20 +55,26 @@ class AlreadyAnswered(UserError):
 class Labeller:
     """One labeller at work: the only writer of their file of answers.
 
+    at_work: what to do if there is another one, for the error.
     key: of the order on the screen, see answers.shown_order. decides: whether answers are decisions
     on what others disagree about. dropped: bytes of an unfinished answer that were removed. Calls
     from several threads wait for each other.
     """
 
     def __init__(
-        self, folder: LabelFolder, name: str, key: bytes | None = None, decides: bool = False
+        self,
+        folder: LabelFolder,
+        name: str,
+        key: bytes | None = None,
+        decides: bool = False,
+        at_work: str = 'use another --labeller',
     ) -> None:
         check_name(name)
         self.folder, self.name, self._key, self.decides = folder, name, key, decides
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         with contextlib.suppress(OSError):  # which the writer explains
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        in_use = f'{path} is in use: {name} is labelling already; use another --labeller'
+        in_use = f'{path} is in use: {name} is labelling already; {at_work}'
         self._writer = Writer(path, in_use, keeps_lines=True)
         self.dropped = self._writer.dropped
         self._one_at_a_time = threading.Lock()

@@ -341,14 +341,14 @@ def task_of_label_studio(selected='right', data=None, to_name='answer1,answer2',
 
 def test_label_studio():
     (label,) = records.parse(task_of_label_studio(), 'here', PAIRS)
-    assert label == TextLabel('Why?', ('Because.', 'No.'), 1, 'annotator-7', 4.125)
-    # the pairwise template itself: tags and data of other names, and no prompt
+    assert label == TextLabel('Why?', ('Because.', 'No.'), 1, 'annotator-7', 4.125, control='pw')
+    # sides by the names that are compared, whatever the order of the data, and no prompt
     task = task_of_label_studio(
-        'left', {'text1': 'a', 'text2': 'b'}, 'txt-1,txt-2', completed_by={'email': 'a@b.c'}
+        'left', {'txt-2': 'b', 'txt-1': 'a'}, 'txt-1,txt-2', completed_by={'email': 'a@b.c'}
     )
     (label,) = records.parse(task, 'here', PAIRS)
     digest = hashlib.sha256(b'a@b.c').hexdigest()[:8]
-    assert label == TextLabel('', ('a', 'b'), 0, f'annotator-a-b-c-{digest}', 4.125)
+    assert label == TextLabel('', ('a', 'b'), 0, f'annotator-a-b-c-{digest}', 4.125, control='pw')
 
 
 def test_annotators_whose_addresses_look_alike_are_different_labellers():
@@ -417,7 +417,15 @@ def test_label_studio_with_several_annotations_and_skips():
         (task_of_label_studio('both'), "selects 'both', not left or right"),
         (
             task_of_label_studio(data={'prompt': 'a', 'x': 'b', 'y': 'c', 'z': 'd'}),
-            'which texts were compared?',
+            "which text was on the left? The result compares 'answer1,answer2', and the data have",
+        ),
+        (
+            task_of_label_studio(data={'text1': 'b', 'text2': 'c'}, to_name='txt-1,txt-2'),
+            'give the fields of the data the names that are compared, left and right',
+        ),
+        (
+            task_of_label_studio(data={'answer1': 'b', 'x': 'c'}),
+            'which text was on the left?',
         ),
     ],
 )

@@ -72,12 +72,9 @@ def _write_folder(
 ) -> None:
     samples = len(labels[0][0].samples)
     with QuestionWriter(path, task, encoding) as writer:
-        added = into_folder.add_questions(labels, writer, ['imported'] * samples)
-        answers = into_folder.add_answers(labels, writer.folder, labeller)
-        total = len(writer.folder.questions)
-    click.echo(f'{path}: {added} questions added, {total} in all')
-    for name, count in answers.items():
-        click.echo(f'{count} answers of {name} added')
+        lines = into_folder.add_labels(labels, writer, ['imported'] * samples, labeller)
+    for line in lines:
+        click.echo(line)
     cut = sum(len(label.remark) > LONGEST_REMARK for label, _ in labels)
     if cut:
         click.echo(f'{cut} remarks were cut to {LONGEST_REMARK} characters')

@@ -1,11 +1,14 @@
 """Import of labels as texts into a folder of labels."""
 
+import collections
+import contextlib
 import dataclasses
 import uuid as uuids
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lm_human_preferences.label_types import Value
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels.answers import (
     Answer,
     AnswerLog,
@@ -17,8 +20,54 @@ from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, Questio
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.texts.records import TextLabel
 
-Questions = Sequence[tuple[TextLabel, dict[str, list[int]]]]  # see tokenise
+Tokens = dict[str, list[int]]
+Questions = Sequence[tuple[TextLabel, Tokens]]  # see tokenise
 UUIDS = uuids.UUID('6b1d5d0e-53a5-4c50-9d56-0f6a3c6e9a77')  # of answers brought in: any constant
+UNKNOWN = 'imported'  # labeller of answers without a name, which may be of many people
+AT_WORK = 'nothing was imported; import again when they have left'
+
+
+def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel, Tokens]]:
+    """Return questions and answers with the samples in the order in which the folder has them.
+
+    The same samples are one question whatever their order: the one that came first. (Two questions
+    that a folder of an earlier version has, one in each order, stay two.)
+    """
+    asked: dict[tuple[Any, ...], Tokens] = {}
+    for question in folder.questions.values():
+        tokens = folder.tokens(question)
+        asked.setdefault(_in_any_order(tokens), tokens)
+    found = []
+    for label, tokens in questions:
+        first = asked.setdefault(_in_any_order(tokens), tokens)
+        if question_id(tokens) in folder.questions:
+            first = tokens
+        found.append((_moved(label, tokens, first, folder.label_type), first))
+    return found
+
+
+def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
+    """Return what query and samples have in common with those in another order."""
+    query, *samples = map(tuple, tokens.values())
+    return query, *sorted(samples)
+
+
+def _moved(label: TextLabel, tokens: Tokens, asked: Tokens, label_type: LabelType) -> TextLabel:
+    """Return the label of `tokens` for the same question as it was `asked`."""
+    if tokens == asked:
+        return label
+    place_of = dict(zip(_by_sample(tokens), _by_sample(asked), strict=True))
+    places = [place_of[sample] for sample in range(len(place_of))]
+    answer = label.answer
+    if answer is not None:
+        answer = label_type.moved(answer, places)
+    return dataclasses.replace(label, answer=answer, places=tuple(places))
+
+
+def _by_sample(tokens: Tokens) -> list[int]:
+    """Return the numbers of the samples, sorted by their tokens."""
+    _, *samples = tokens.values()
+    return sorted(range(len(samples)), key=samples.__getitem__)
 
 
 def add_questions(
@@ -35,8 +84,16 @@ def add_questions(
         answered.setdefault(question_id(tokens), set()).add(label.labeller)
     new, headers = [], []
     seen = set(writer.folder.questions)
+    golds: dict[str, tuple[Value, str]] = {}  # with where they are
+    for question in writer.folder.questions.values():
+        if question.kind == GOLD:
+            golds[question.id] = question.gold, f'a gold question of {writer.folder.path}'
     for label, tokens in questions:
         id = question_id(tokens)
+        if kind == GOLD:
+            gold, where = golds.setdefault(id, (label.answer, label.where))
+            if not writer.folder.label_type.matches(label.answer, gold):
+                raise UserError(f'{label.where} contradicts {where}: the answers must be equal')
         if id in seen:
             continue
         seen.add(id)
@@ -55,46 +112,118 @@ def add_questions(
     return len(new)
 
 
-def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dict[str, int]:
-    """Record answers to questions of the folder; return how many of each labeller were new."""
+def add_labels(
+    questions: Questions, writer: QuestionWriter, policies: Sequence[str], labeller: str
+) -> list[str]:
+    """Add questions and the answers to them, and return lines that say what was done.
+
+    Those without a name are of `labeller`. UserError, and nothing is added, if one is at work.
+    """
+    folder = writer.folder
+    questions, notes = _without_known(as_asked(questions, folder), folder, labeller)
+    given = _answers(questions, folder, labeller)
+    lines = []
+    with contextlib.ExitStack() as stack:
+        writers = {}
+        # Who has no file yet cannot be at work, and gets one only if nobody is.
+        for name in sorted(given, key=lambda name: name not in folder.logs):
+            writers[name] = stack.enter_context(Labeller(folder, name, at_work=AT_WORK))
+        added = add_questions(questions, writer, policies)
+        lines.append(f'{folder.path}: {added} questions added, {len(folder.questions)} in all')
+        for name, by_question in given.items():
+            new, more_notes = _new_answers(name, by_question, writers[name].log)
+            new.sort(key=lambda answer: answer.time)
+            lines.append(f'{writers[name].add(new)} answers of {name} added')
+            notes += more_notes
+    return [*lines, *notes]
+
+
+def _without_known(
+    questions: Questions, folder: LabelFolder, labeller: str
+) -> tuple[Questions, list[str]]:
+    """Leave out answers without a name if people of the folder have given them all; say so."""
+    there: collections.Counter[tuple[str, str]] = collections.Counter()
+    for name, log in folder.logs.items():
+        if not name.startswith(UNKNOWN):
+            there.update((answer.question, repr(answer.value)) for answer in log.uuids.values())
+    named: list[tuple[TextLabel, Tokens]] = []
+    unnamed: collections.Counter[tuple[str, str]] = collections.Counter()
+    for label, tokens in questions:
+        if (label.labeller or labeller) == UNKNOWN:
+            unnamed[question_id(tokens), repr(label.answer)] += 1
+        else:
+            named.append((label, tokens))
+    if not unnamed or not unnamed <= there:
+        return questions, []
+    note = (
+        f'{unnamed.total()} answers without a name were left out: people of {folder.path} have'
+        ' given all of them; --labeller NAME imports them as those of NAME'
+    )
+    return named, [note]
+
+
+def _answers(
+    questions: Questions, folder: LabelFolder, labeller: str
+) -> dict[str, dict[str, list[Answer]]]:
+    """Return {labeller: {question: answers in the order of the file}}."""
+    votes: collections.Counter[str] = collections.Counter()
     now = folder.time_of_next_answer()
-    # {labeller: {question: answers in the order of the file}}
     given: dict[str, dict[str, list[Answer]]] = {}
     for number, (label, tokens) in enumerate(questions):
         name, id = label.labeller or labeller, question_id(tokens)
+        if name == UNKNOWN:  # another one for each answer to a question
+            votes[id] += 1
+            if votes[id] > 1:
+                name = f'{UNKNOWN}-{votes[id]}'
         to_question = given.setdefault(name, {}).setdefault(id, [])
         count = len(label.samples)
+        as_listed = label.places or tuple(range(count))
         answer = Answer(
             uuid=_uuid(name, id, len(to_question) + 1, label.answer),
             labeller=name,
             question=id,
             value=label.answer,
             reason=None,
-            order=tuple(range(count)) if label.is_ordered else shown_order(name, id, count),
+            order=as_listed if label.is_ordered else shown_order(name, id, count),
             seconds=round(label.seconds, 3),
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
             remark=clean_remark(label.remark),
         )
         to_question.append(answer)
-    added = {}
-    for name, by_question in given.items():
-        with Labeller(folder, name) as writer:
-            # Even those that were taken back since
-            imported = [answer for answer in writer.log.uuids.values() if answer.is_imported]
-            last = {answer.question: answer for answer in imported}
-            new = [
-                answer
-                for id, answers in by_question.items()
-                for answer in _not_imported(answers, last.get(id), writer.log)
-            ]
-            added[name] = writer.add(sorted(new, key=lambda answer: answer.time))
-    return added
+    return given
 
 
 def _uuid(labeller: str, question: str, number: int, value: Value | None) -> str:
     """Return an id that is the same whenever this answer of a labeller is imported."""
     return str(uuids.uuid5(UUIDS, f'{labeller}/{question}/{number}/{value}'))
+
+
+def _new_answers(
+    name: str, by_question: dict[str, list[Answer]], log: AnswerLog
+) -> tuple[list[Answer], list[str]]:
+    """Return the answers of a labeller that are to be added, and notes on others."""
+    # Even those that were taken back since
+    last: dict[str, Answer] = {}
+    given_here = set()
+    for answer in log.uuids.values():
+        if answer.is_imported:
+            last[answer.question] = answer
+        else:
+            given_here.add(answer.question)
+    new, left_out, changed = [], 0, 0
+    for id, answers in by_question.items():
+        if id in given_here:  # maybe later than what is imported, which does not say when
+            left_out += len(answers)
+            continue
+        changed += any(answer.value != answers[-1].value for answer in answers)
+        new += _not_imported(answers, last.get(id), log)
+    notes = []
+    if left_out:
+        notes.append(f'{left_out} answers of {name} were left out: those given here count')
+    if changed:
+        notes.append(f'{name} has changed the answer to {changed} questions: the last one counts')
+    return new, notes
 
 
 def _not_imported(given: Sequence[Answer], last: Answer | None, log: AnswerLog) -> list[Answer]:

@@ -43,6 +43,9 @@ class TextLabel:
     seconds: float = 0.0  # that it took; 0 if unknown
     is_ordered: bool = True  # whether samples are in the order in which they were shown
     remark: str = ''
+    control: str = ''  # of Label Studio, by which it was given
+    places: tuple[int, ...] = ()  # of the samples in the question, if in another order
+    where: str = dataclasses.field(default='', compare=False)  # it is, for errors
 
 
 def read(path: str) -> list[tuple[str, Any]]:
@@ -245,6 +248,7 @@ def _of_label_studio(
                 answer=label_type.of_preference(('left', 'right').index(selected)),
                 labeller=fields.annotator(annotation.get('completed_by')),
                 seconds=float(lead_time) if is_number(lead_time) else 0.0,
+                control=str(result.get('from_name', '')),
             )
 
 
@@ -256,17 +260,13 @@ def _query_of_task(data: dict[str, Any], result: dict[str, Any], where: str) -> 
 
 
 def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple[str, str]:
-    """Return left and right text: those that the result names, or all besides the prompt."""
-    names = str(result.get('to_name', '')).split(',')
-    if len(names) != 2 or not all(isinstance(data.get(name), str) for name in names):
-        names = [
-            name
-            for name, value in data.items()
-            if isinstance(value, str) and name not in (*QUERIES, *SYSTEMS)
-        ]
-    if len(names) != 2:
+    """Return left and right text, which the result names."""
+    left, _, right = str(result.get('to_name', '')).partition(',')
+    texts = data.get(left), data.get(right)
+    if not isinstance(texts[0], str) or not isinstance(texts[1], str):
         raise UserError(
-            f'{where}: which texts were compared? The result names {result.get("to_name")!r:.80},'
-            f' and the data have {", ".join(map(str, data)):.80}'
+            f'{where}: which text was on the left? The result compares'
+            f' {result.get("to_name")!r:.80}, and the data have {", ".join(map(str, data)):.80}:'
+            ' give the fields of the data the names that are compared, left and right'
         )
-    return data[names[0]], data[names[1]]
+    return texts[0], texts[1]

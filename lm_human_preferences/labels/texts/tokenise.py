@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -170,7 +171,7 @@ def tokenise(
         hparams.labels.too_long,
         option=hparams.labels.option_name('too_long'),
     )
-    labels = []
+    labels, controls = [], set()
     for where, record in found:
         try:
             parsed = records.parse(
@@ -188,6 +189,12 @@ def tokenise(
             continue
         tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.counts['unanswered'] += not parsed
+        controls |= {label.control for label in parsed}
+        if len(controls - {''}) > 1:
+            raise UserError(
+                f'{where}: the labels are of several controls of Label Studio,'
+                f' {", ".join(sorted(controls))}: leave only the results of one in the file'
+            )
         tokeniser.count_special(text for label in parsed for text in (label.query, *label.samples))
         is_pair = records.is_pair(record)
         for label in parsed:
@@ -201,7 +208,7 @@ def tokenise(
                 else:
                     goes_on = is_pair and any(map(preferences.goes_on, label.samples))
                     tokeniser.counts['goes on'] += goes_on
-                    labels.append((label, question))
+                    labels.append((dataclasses.replace(label, where=where), question))
     return labels, tokeniser.notes()
 
 

@@ -1,0 +1,287 @@
+"""Import into a folder of labels: one question for a pair in any order, and no vote overwritten."""
+
+import json
+import shutil
+
+import pytest
+from command_line import error_of, invoke, succeed
+from label_folders import make_folder
+from sample_files import label_hparams
+
+from lm_human_preferences import label_types
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import TIE
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.report.label_report import report
+from lm_human_preferences.labels.texts import into_folder, tokenise
+from lm_human_preferences.language import encodings
+
+QUERIES = ('abc', 'abd', 'abe', 'abf')
+LENGTHS = {'query_length': 3, 'response_length': 2}
+GOOD, BAD, OTHER, LAST = 'go', 'ba', 'ot', 'la'
+
+
+def bring(path, records, labeller='imported', label_type='best_of_2'):
+    """Import records of texts, as the command does; returns what is said and the folder."""
+    hparams = label_hparams('x', **{'labels.type': label_type})
+    found = [(f'f, line {number}', record) for number, record in enumerate(records, start=1)]
+    labels, _ = tokenise.tokenise(found, hparams, encodings.Test)
+    task = {'label_type': label_type, 'encoding': 'test', 'instructions': '', 'task': LENGTHS}
+    if label_types.get(label_type).can_tie:
+        task['ties'] = True
+    policies = ['imported'] * len(labels[0][0].samples)
+    with QuestionWriter(str(path), task) as writer:
+        said = into_folder.add_labels(labels, writer, policies, labeller)
+    return said, LabelFolder(str(path))
+
+
+def preference(query, best, worst):
+    return {'prompt': query, 'chosen': best, 'rejected': worst}
+
+
+def swapped_texts(query, best, worst):
+    return {'query': query, 'sample0': worst, 'sample1': best, 'best': 1}
+
+
+def tie_or(query, best, worst):
+    """A tie, which is equal in both orders, in place of the answer that both agree on."""
+    if query == QUERIES[3]:
+        return {'query': query, **dict(zip(('sample0', 'sample1'), (best, worst))), 'best': TIE}
+    return preference(query, best, worst)
+
+
+def label_studio(query, best, worst):
+    result = {'type': 'pairwise', 'from_name': 'pw', 'to_name': 'a,b'}
+    side = ('left', 'right')[best == BAD]  # the texts stay, or the sides
+    return {
+        'data': {'prompt': query, 'a': GOOD, 'b': BAD},
+        'annotations': [{'result': [{**result, 'value': {'selected': side}}]}],
+    }
+
+
+def other_sides(query, best, worst):
+    task = label_studio(query, best, worst)
+    task['data'] |= {'a': BAD, 'b': GOOD}
+    selected = task['annotations'][0]['result'][0]['value']
+    selected['selected'] = {'left': 'right', 'right': 'left'}[selected['selected']]
+    return task
+
+
+def best_of_4(query, best, worst):
+    samples = [OTHER, worst, LAST, best]
+    return {'query': query, **{f'sample{i}': text for i, text in enumerate(samples)}, 'best': 3}
+
+
+def compared(query, best, worst):
+    return {'query': query, 'sample0': best, 'sample1': worst, 'difference': -2.0}
+
+
+@pytest.mark.parametrize(
+    'of_anna, of_bob, label_type',
+    [
+        (preference, preference, 'best_of_2'),
+        (preference, swapped_texts, 'best_of_2'),
+        (swapped_texts, label_studio, 'best_of_2'),
+        (label_studio, other_sides, 'best_of_2'),
+        (tie_or, tie_or, 'best_of_2'),
+        (best_of_4, best_of_4, 'best_of_4'),
+        (compared, compared, 'scalar_compare'),
+    ],
+)
+def test_two_who_disagree_about_a_pair_disagree(tmp_path, of_anna, of_bob, label_type):
+    """One prefers the good ones in four questions, the other the bad ones in three of them."""
+    by_anna = [of_anna(query, GOOD, BAD) for query in QUERIES]
+    by_bob = [of_bob(query, BAD, GOOD) for query in QUERIES[:3]]
+    by_bob.append(of_bob(QUERIES[3], GOOD, BAD))
+    bring(tmp_path / 'f', by_anna, 'anna', label_type)
+    said, folder = bring(tmp_path / 'f', by_bob, 'bob', label_type)
+    assert said[0].endswith(': 0 questions added, 4 in all')
+    assert sum(map(folder.is_disputed, folder.questions.values())) == 3
+    found = report(folder)
+    assert (found['agreement']['pairs'], found['training_labels']) == (4, 8)
+    assert found['agreement']['raw'] == (None if label_type == 'scalar_compare' else 0.25)
+    before = contents(tmp_path / 'f')
+    bring(tmp_path / 'f', by_bob, 'bob', label_type)
+    assert contents(tmp_path / 'f') == before
+
+
+def contents(path):
+    return {file: file.read_bytes() for file in path.rglob('*.jsonl')}
+
+
+def test_both_orders_in_one_file_are_one_question_whoever_answers_it(tmp_path):
+    records = [preference('abc', GOOD, BAD), preference('abc', BAD, GOOD)]
+    _, folder = bring(tmp_path / 'f', records)
+    assert (len(folder.questions), report(folder)['agreement']['raw']) == (1, 0)
+
+
+def test_a_folder_with_a_question_in_each_order_stays_as_it_is(tmp_path):
+    """Of an earlier version: its questions keep their ids, and the same answers add nothing."""
+    records = [preference('abc', GOOD, BAD), preference('abc', BAD, GOOD)]
+    path = tmp_path / 'f'
+    bring(path, records[:1])
+    (path / 'answers/imported.jsonl').unlink()
+    texts = {'sample0': BAD, 'sample1': GOOD}
+    tokens = {'query': encodings.Test.get_encoder().encode('abc')}
+    tokens |= {name: encodings.Test.get_encoder().encode(text) for name, text in texts.items()}
+    folder = LabelFolder(str(path))
+    with QuestionWriter(str(path), folder.task) as writer:
+        header = {'kind': 'train', 'labellers': 1, 'policies': ['x', 'x'], 'part': '-'}
+        writer.add([tokens], [{**header, 'texts_read': 0}])
+    _, folder = bring(path, records)
+    assert len(folder.questions) == 2
+    assert [answer.value for answer in folder.logs['imported'].uuids.values()] == [0, 0]
+    before = contents(path)
+    bring(path, records)
+    assert contents(path) == before
+
+
+def test_the_samples_of_an_answer_move_with_equal_ones_among_them():
+    best_of_4 = label_types.get('best_of_4')
+    assert best_of_4.moved(1, [2, 0, 3, 1]) == 0 and best_of_4.moved(TIE, [2, 0, 3, 1]) == TIE
+    compare = label_types.get('scalar_compare')
+    assert (compare.moved(1.5, [1, 0]), compare.moved(1.5, [0, 1])) == (-1.5, 1.5)
+    asked = {'query': [0], 'sample0': [1], 'sample1': [2], 'sample2': [1]}
+    given = {'query': [0], 'sample0': [2], 'sample1': [1], 'sample2': [1]}
+    label = into_folder.TextLabel('a', ('c', 'b', 'b'), answer=2)
+    moved = into_folder._moved(label, given, asked, label_types.get('best_of_3'))
+    assert (moved.answer, moved.places) == (2, (1, 0, 2))
+
+
+def test_all_votes_without_a_name_count(tmp_path):
+    given = {'query': 'abc', 'sample0': GOOD, 'sample1': BAD}
+    votes = [{**given, 'best': best} for best in (0, 0, 1)]
+    said, folder = bring(tmp_path / 'f', votes)
+    assert said[1:] == [f'1 answers of {name} added' for name in folder.logs]
+    assert list(folder.logs) == ['imported', 'imported-2', 'imported-3']
+    assert [answer.value for answer in folder.counted()] == [0, 0, 1]
+    found = report(folder)
+    assert (found['agreement']['pairs'], found['agreement']['raw']) == (3, 1 / 3)
+    before = contents(tmp_path / 'f')
+    bring(tmp_path / 'f', votes)
+    assert contents(tmp_path / 'f') == before
+    # Somebody with a name has changed their mind, and a line says so.
+    said, folder = bring(tmp_path / 'f', votes, 'anna')
+    assert said[-1] == 'anna has changed the answer to 1 questions: the last one counts'
+    assert folder.logs['anna'].answer_to(*folder.questions).value == 1
+
+
+@pytest.fixture
+def answered(tmp_path):
+    """Four questions, which anna and bob have answered here; anna has changed one since."""
+    path = tmp_path / 'f'
+    bring(path, [preference(query, GOOD, BAD) for query in QUERIES])
+    shutil.rmtree(path / 'answers')
+    folder = LabelFolder(str(path))
+    questions = list(folder.questions.values())
+    for name, best in (('anna', 1), ('bob', 0)):
+        with Labeller(folder, name) as labeller:
+            for question in questions:
+                labeller.answer(question, best, 7.5)
+    for form, name in (('text', 'own.jsonl'), ('preferences', 'pairs.jsonl')):
+        succeed(f'labels {path} --export {tmp_path}/{name} --export_as {form}')
+    with Labeller(folder, 'anna') as labeller:
+        labeller.answer(questions[0], 0, 3.0)
+    return path
+
+
+@pytest.mark.parametrize('name', ['own.jsonl', 'pairs.jsonl'])
+def test_an_export_that_comes_back_changes_nothing(answered, tmp_path, name):
+    """Neither the newer answer, nor times and places on the screen; and a line says so."""
+    before = contents(answered), report(LabelFolder(str(answered)))
+    records = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    said, folder = bring(answered, records)
+    assert (contents(answered), report(folder)) == before
+    assert 'were left out' in said[-1]
+
+
+def test_an_answer_that_was_taken_back_here_does_not_come_back(answered, tmp_path):
+    folder = LabelFolder(str(answered))
+    with Labeller(folder, 'bob') as labeller:
+        labeller.undo()
+    records = [json.loads(line) for line in (tmp_path / 'own.jsonl').read_text().splitlines()]
+    _, folder = bring(answered, records)
+    assert len(folder.logs['bob'].by_question) == 3
+
+
+def test_answers_without_a_name_count_unless_all_of_them_are_known(answered):
+    """What a crowd says is not cut down to those who disagree with people of the folder."""
+    answers = {0: GOOD, 1: BAD, 2: OTHER}
+    records = []
+    for number, best in answers.items():
+        records.append(preference(QUERIES[number], best, BAD if best != BAD else GOOD))
+    said, folder = bring(answered, records)
+    assert '3 answers of imported added' in said and len(folder.questions) == 5
+
+
+def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):
+    records = []
+    for name in ('anna', 'bob', 'new'):
+        texts = {'query': 'zzz', 'sample0': GOOD, 'sample1': BAD}
+        records.append({**texts, 'best': 0, 'labeller': name})
+    before = contents(answered)
+    with (
+        Labeller(LabelFolder(str(answered)), 'bob'),
+        pytest.raises(UserError, match='bob is labelling already; nothing was imported; import'),
+    ):
+        bring(answered, records)
+    assert contents(answered) == before
+    said, folder = bring(answered, records)
+    assert len(said) == 4 and len(folder.questions) == 5
+
+
+def test_questions_in_both_orders_are_asked_once_and_gold_ones_have_one_answer(tmp_path):
+    def write(name, *records):
+        (tmp_path / name).write_text(''.join(f'{json.dumps(record)}\n' for record in records))
+        return tmp_path / name
+
+    words = f'ask mock_sentiment {tmp_path}/f --labels.type best_of_2'
+    first = {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'}
+    second = {'query': 'the film was', 'sample0': 'bad', 'sample1': 'good'}
+    printed = succeed(f'{words} --questions {write("q.jsonl", first, second)}').stdout
+    assert '1 questions added, 1 in all' in printed and '1 questions that are there' in printed
+    first, second = ({**each, 'query': 'the plot was'} for each in (first, second))
+    gold = write('gold.jsonl', {**first, 'best': 0}, {**second, 'best': 0})
+    error = error_of(invoke(f'{words} --gold {gold}'))
+    assert 'gold.jsonl, line 2 contradicts' in error and 'gold.jsonl, line 1:' in error
+    succeed(f'{words} --gold {write("gold.jsonl", {**first, "best": 0}, {**second, "best": 1})}')
+    error = error_of(invoke(f'{words} --gold {write("gold.jsonl", {**second, "best": 0})}'))
+    assert f'gold.jsonl, line 1 contradicts a gold question of {tmp_path}/f' in error
+
+
+@pytest.mark.parametrize('more', [0, 2])
+def test_a_copy_of_a_labellers_file_is_not_a_second_labeller(tmp_path, more):
+    """Whatever its name, read at once or later; what is answered in it since then counts."""
+    folder = make_folder(tmp_path / 'f', 5, labellers=2)
+    questions = list(folder.questions.values())
+    with Labeller(folder, 'anna') as labeller:
+        for question in questions[:3]:
+            labeller.answer(question, 1, 2.0)
+        labeller.undo()
+    file = tmp_path / 'f/answers/anna.jsonl'
+    shutil.copy(file, file.with_name('anna-copy.jsonl'))
+    for opened in (LabelFolder(folder.path), folder):
+        opened.refresh()
+        found = report(opened)
+        assert (list(found['labellers']), found['agreement']['pairs']) == (['anna'], 0)
+        assert (found['training_labels'], found['labellers']['anna']['taken_back']) == (2, 1)
+        (note,) = opened.notes()
+        assert 'anna-copy.jsonl repeats 3 answers of another file: a copy is not' in note
+    with Labeller(folder, 'anna-copy') as labeller:
+        for question in questions[3 : 3 + more]:
+            labeller.answer(question, 0, 2.0)
+        assert labeller.undo() is not None if more else labeller.undo() is None
+    assert report(LabelFolder(folder.path))['training_labels'] == 2 + max(0, more - 1)
+
+
+def test_labels_of_several_controls_of_label_studio_are_refused(tmp_path):
+    """Of one task, or of different ones."""
+    helpful, harmless = (label_studio(query, GOOD, BAD) for query in QUERIES[:2])
+    harmless['annotations'][0]['result'][0]['from_name'] = 'harmless'
+    both = label_studio(QUERIES[2], GOOD, BAD)
+    both['annotations'][0]['result'] += harmless['annotations'][0]['result']
+    for tasks in ([helpful, harmless], [both]):
+        with pytest.raises(UserError, match='of several controls of Label Studio, harmless, pw: '):
+            bring(tmp_path / 'f', tasks)
+    assert not (tmp_path / 'f').exists()
