@@ -331,7 +331,8 @@ class QuestionWriter:
         except OSError as e:
             raise UserError(f'{path} cannot be made: {e.strerror}') from e
         self._writer = json_lines.Writer(
-            file, in_use=f'{file} is in use: another ./launch.py ask is adding questions'
+            file,
+            in_use=f'{file} is in use: another program adds questions; try again when it has ended',
         )
         self.dropped = self._writer.dropped
         try:

@@ -21,15 +21,20 @@ Opener = Callable[[str, int], int]  # of open(path, mode, opener=...)
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that knows none
 
 
-def open_nofollow(path: str, flags: int) -> int:
+def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
     """Open without following links, for open(..., opener=...); OSError for a link."""
-    # A pipe is not waited for, either.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    try:
+        # A pipe is not waited for, either.
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    except OSError as e:
+        if e.errno == errno.ELOOP:  # 'Too many levels of symbolic links'
+            e.strerror = 'it is a symbolic link: put the file itself in its place'
+        raise
 
 
 def open_private(path: str, flags: int) -> int:
     """Open as `open_nofollow` does; a file that is made is for its owner alone."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    return open_nofollow(path, flags, 0o600)
 
 
 @contextlib.contextmanager

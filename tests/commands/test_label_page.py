@@ -566,7 +566,7 @@ def test_links_are_new_where_others_could_read_the_key(path):
     assert 'is damaged: all links are new' in folder_key(str(path)).notes[0]
     file.unlink()
     file.symlink_to('/etc/passwd')
-    assert 'page.key cannot be used' in error_of(path, 'anna')
+    assert 'page.key cannot be used: it is a symbolic link' in error_of(path, 'anna')
 
 
 def test_a_key_of_somebody_else_is_neither_used_nor_changed(path, monkeypatch):
@@ -590,7 +590,7 @@ def test_a_key_of_somebody_else_is_neither_used_nor_changed(path, monkeypatch):
     def refuse(path, flags):
         raise PermissionError(errno.EACCES, 'Permission denied')
 
-    monkeypatch.setattr(key, '_open_private', refuse)
+    monkeypatch.setattr(key.storage, 'open_private', refuse)
     (note,) = folder_key(str(path)).notes
     assert 'cannot be opened (Permission denied): links, and the order' in note
     assert file.read_text() == text

@@ -693,9 +693,19 @@ def test_changed_tokens_are_noticed(path):
 def test_a_link_is_not_written_through(tmp_path):
     make_folder(tmp_path / 'f')
     (tmp_path / 'f/answers/anna.jsonl').symlink_to(tmp_path / 'elsewhere')
-    with pytest.raises(UserError, match=r'anna.jsonl cannot be'):
-        Labeller(LabelFolder(str(tmp_path / 'f')), 'anna')
-    assert not (tmp_path / 'elsewhere').exists()
+    for _ in range(2):
+        with pytest.raises(UserError, match=r'anna.jsonl cannot be .*: it is a symbolic link: put'):
+            Labeller(LabelFolder(str(tmp_path / 'f')), 'anna')
+        assert not (tmp_path / 'elsewhere').exists()
+        (tmp_path / 'f/answers/anna.jsonl').unlink(missing_ok=True)
+        (tmp_path / 'f/answers/anna.jsonl').symlink_to('anna.jsonl')
+
+
+def test_who_adds_questions_while_another_program_does_is_told(tmp_path):
+    task = make_folder(tmp_path / 'f').task
+    told = pytest.raises(UserError, match='another program adds questions; try again')
+    with QuestionWriter(str(tmp_path / 'f'), task), told:
+        QuestionWriter(str(tmp_path / 'f'), task)
 
 
 def test_torn_lines_longer_than_a_block_are_found(tmp_path):

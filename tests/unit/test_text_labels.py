@@ -567,6 +567,13 @@ def test_standard_input_is_lines_or_an_array(monkeypatch):
         monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(content)))
         with pytest.raises(UserError, match=f'^standard input.* {message}'):
             records.read('-')
+    monkeypatch.setattr(
+        'sys.stdin', io.TextIOWrapper(io.BytesIO(json.dumps(SHORT, indent=2).encode()))
+    )
+    with pytest.raises(
+        UserError, match='line 1 is not JSON.*; a file has an object a line, or one'
+    ):
+        records.read('-')
 
 
 @pytest.mark.parametrize('name, kind', [('a.csv', '.csv'), ('a.PARQUET', '.parquet')])

@@ -40,17 +40,13 @@ def folder_key(folder: str) -> FolderKey:
     """Return the key of a folder, made if there is none; UserError if that is unsafe."""
     path = os.path.join(folder, KEY_FILE)
     try:
-        with open(path, 'ab+', buffering=0, opener=_open_private) as file:
+        with open(path, 'ab+', buffering=0, opener=storage.open_private) as file:
             _wait_for_lock(file)
             return _read_or_make(file, path)
     except PermissionError as e:
         return _temporary(f'{path} cannot be opened ({e.strerror})')
     except OSError as e:
         raise UserError(f'{path} cannot be used: {e.strerror or e}') from e
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def _wait_for_lock(file: io.FileIO) -> None:

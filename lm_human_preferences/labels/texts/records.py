@@ -71,8 +71,11 @@ def _of_standard_input() -> list[tuple[str, Any]]:
 
 def _of_text(text: str, name: str) -> list[tuple[str, Any]]:
     text = storage.without_bom(text)
-    if not text.lstrip().startswith('['):  # each line is an object
-        return storage.parse_json_lines(text, name)
+    if not text.lstrip().startswith('['):
+        try:
+            return storage.parse_json_lines(text, name)
+        except storage.StorageError as e:
+            raise UserError(f'{e}; a file has an object a line, or one array of objects') from e
     records = storage.parse_json(text, name)
     return [(f'{name}, label {index}', record) for index, record in enumerate(records)]
 
