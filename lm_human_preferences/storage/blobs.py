@@ -21,6 +21,7 @@ from lm_human_preferences.storage.paths import (
     NotFound,
     is_offline,
     is_remote,
+    join,
 )
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def listing(directory: str) -> dict[str, tuple[int, str | None]]:
 @contextlib.contextmanager
 def _writing(path: str) -> Iterator[tuple[Blob, Context]]:
     """Yield (blob, client) for an operation that needs credentials; StorageError without them."""
-    blob = Blob(path.rstrip('/'), for_reading=False)
+    blob = Blob(join(path), for_reading=False)
     if is_offline():
         raise blob.error('LMHP_OFFLINE=1, so nothing can be stored there')
     with translate_errors(blob):

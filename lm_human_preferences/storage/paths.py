@@ -18,6 +18,7 @@ _URL = re.compile(
     r'|(?P<google>gs)://)'
     r'(?P<container>[a-z0-9][a-z0-9._-]*)/(?P<name>[^?#]+)'
 )
+_SCHEME = re.compile('(az|gs|hf|https?|s3):')
 _WORD = '[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?'
 _REPOSITORY = rf'(?![^@]*(?:--|\.\.|\.git(?:[@/]|$)))(?P<repository>{_WORD}/{_WORD})'
 _REVISION = r'(?:@(?P<revision>[^/@?#\s]+))?'
@@ -141,14 +142,17 @@ def cache_root() -> str:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether `path` is a URL."""
-    return '://' in path
+    """Return whether `path` is a URL, or one that lacks its slashes, which no function opens."""
+    return '://' in path or _SCHEME.match(path) is not None
 
 
 def join(path: str, *names: str) -> str:
     """Extend a local or remote path by `names`."""
     if is_remote(path):
-        return '/'.join([path.rstrip('/'), *names])
+        parent = path.rstrip('/')
+        if parent.endswith(':'):  # no bucket: the first of the names would be one
+            parent = f'{parent}//'
+        return '/'.join([parent, *names])
     return os.path.join(path, *names)
 
 
@@ -157,7 +161,7 @@ def staging_dir(directory: str) -> str:
     if not is_remote(directory):
         return directory
     try:
-        blob = Blob(directory.rstrip('/'))
+        blob = Blob(join(directory))
         if re.search(r'[*?[\]]', blob.path):  # blobfile would list what matches
             raise StorageError(f'{directory} has one of * ? [ ] in its name')
     except StorageError as e:

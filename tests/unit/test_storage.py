@@ -20,6 +20,7 @@ from launched import eventually
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.storage import outputs
 
 BASE = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 CONTAINER = 'openaipublic/lm-human-preferences'
@@ -141,6 +142,27 @@ def test_exists_asks_and_does_not_fetch(server, cache):
     assert storage.exists(BASE + '/big') and not storage.exists(BASE + '/bigger')
     assert not files(cache) and server.count('GET') == 0
     assert BASE + '/bigger: there is no such file; ' in failure(BASE + '/bigger', storage.NotFound)
+
+
+@pytest.mark.parametrize(
+    'path', ['gs://', 'az://', 'az:///b', 'https://', 'https:///a/b', 'gs:/bucket', 'gs:', 'az:a/b']
+)
+@pytest.mark.parametrize('name', ['run', 'bucket/run'])
+def test_a_url_without_its_bucket_is_no_folder(path, name, tmp_path, monkeypatch):
+    """As with an empty variable in --save_dir gs://$BUCKET; the name is no bucket, either."""
+    monkeypatch.chdir(tmp_path)
+    joined = storage.join(path, name)
+    assert storage.is_remote(path) and storage.is_remote(path.rstrip('/'))
+    for directory in (joined, path):
+        with pytest.raises(UserError, match='--save_dir: .*give a local path, az://'):
+            storage.staging_dir(directory)
+        with pytest.raises(UserError, match='give a local path'):
+            storage.read_text(directory)
+    with pytest.raises(UserError):
+        outputs.check_new_file(joined)
+    with pytest.raises(UserError, match='is remote'):
+        outputs.check_output_dir(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_offline(server, cache, monkeypatch):
