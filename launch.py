@@ -232,6 +232,7 @@ TRAININGS = {'train_policy': policy_options.HParams, 'train_reward': reward_opti
 def resume(settings: dict[str, Any], save_dir: str) -> None:
     """Continue the run in `save_dir` with its own settings, except for the user's `settings`."""
     mpi = settings.pop('mpi', None)
+    save_dir = storage.absolute(save_dir)
     command, directory = recorded_run(save_dir)
     hparams = TRAININGS[command]()
     run_settings.read_settings(hparams, directory)
@@ -306,7 +307,7 @@ cli = Program(
             JobName.TRAIN_POLICY,
             policy_options.HParams,
             policy_experiments,
-            complete=policy_options.complete,
+            complete=user_settings.completed_by(reward_experiments),
             example='./launch.py train_policy mock_sentiment first --mpi 1',
             help=(
                 'Train a policy by PPO against a reward model. Experiments train that model first,'
@@ -369,7 +370,7 @@ cli = Program(
                 ' samples, curves, labels, and the commands that repeat them.'
             ),
         ),
-        *label_commands(reward_experiments),
+        *label_commands(reward_experiments, settings_of_experiments),
     ],
 )
 

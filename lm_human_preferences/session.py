@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from lm_human_preferences.machine.products import Library
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.runs import command_record, run_files, run_settings
 from lm_human_preferences.training import console, loop, memory, precision
+from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import (
     announce,
@@ -113,12 +113,13 @@ def show_precision_notes(hparams: Training, comm: Comm) -> None:
 
 def _check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
     """Raise UserError unless a policy and its new reward model have the same task."""
-    for field in dataclasses.fields(task):
-        value, other = getattr(task, field.name), getattr(reward_task, field.name)
+    settings, of_reward = hyperparams.leaves(task), hyperparams.leaves(reward_task)
+    for name in settings | of_reward:
+        value, other = settings.get(name, 'off'), of_reward.get(name, 'off')
         if value != other:
             raise UserError(
-                f'{task.option_name(field.name)} and {reward_task.option_name(field.name)} must be'
-                f' the same: {value} != {other}'
+                f'{task.option_name(name)} and {reward_task.option_name(name)} must be the same:'
+                f' {value} != {other}'
             )
 
 

@@ -11,25 +11,23 @@ _ROOT = Path(__file__).parents[1]  # of the project
 
 
 def typed(command: str, *words: str) -> str:
-    """Return `command` and quoted `words` as the user has to type them in this environment."""
+    """Return `command` and quoted `words` as they can be typed in any folder."""
     command = ' '.join([command, *map(shlex.quote, words)])
     is_script = command.startswith('./')
     if is_script:
         command = _beside_this_program(command)
-    if os.environ.get('PIPENV_ACTIVE'):
-        return f'{_pipenv()} run {command}'
     folder = os.path.dirname(sys.executable)
     if _is_active(folder):
         return command
     if is_script:
-        return f'{os.path.relpath(sys.executable)} {command}'
-    return os.path.join(os.path.relpath(folder), command)
+        return f'{shlex.quote(sys.executable)} {command}'
+    return os.path.join(shlex.quote(folder), command)
 
 
 def _beside_this_program(command: str) -> str:
-    """Return `command` with the folder that the user has typed for this program, if it is there."""
+    """Return `command` with the folder of this program, if its script is there."""
     script, space, rest = command.partition(' ')
-    path = os.path.join(os.path.dirname(sys.argv[0]) or '.', os.path.basename(script))
+    path = os.path.join(os.path.abspath(os.path.dirname(sys.argv[0])), os.path.basename(script))
     return f'{shlex.quote(path)}{space}{rest}' if os.path.exists(path) else command
 
 
@@ -39,20 +37,13 @@ def option_words(name: str, value: object) -> list[str]:
     return [f'--{name}={text}'] if text.startswith('-') else [f'--{name}', text]
 
 
-def _pipenv() -> str:
-    """Return the pipenv that started this program: the user's, or that of tools/setup.sh."""
-    own = os.path.join(sys.prefix, 'bin', 'pipenv')
-    # The script that tools/setup.sh writes sets this variable.
-    if 'PIPENV_IGNORE_VIRTUALENVS' in os.environ and os.path.exists(own):
-        return os.path.relpath(own)
-    return 'pipenv'
-
-
 def _is_active(folder: str) -> bool:
-    """Return whether `#!/usr/bin/env python3` means the Python in `folder`."""
+    """Return whether `#!/usr/bin/env python3` means the Python in `folder` in the user's shell."""
     python = shutil.which('python3')
-    own = os.path.realpath(folder)
-    return python is not None and os.path.realpath(os.path.dirname(python)) == own
+    # pipenv has put its folder first for this process alone.
+    if python is None or 'PIPENV_ACTIVE' in os.environ:
+        return False
+    return os.path.realpath(os.path.dirname(python)) == os.path.realpath(folder)
 
 
 def require(module: str) -> None:

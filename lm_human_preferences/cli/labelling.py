@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,6 +11,7 @@ from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.launch import JobName
 from lm_human_preferences.cli.program import Command
 from lm_human_preferences.hparams import labelling_options, reward_options
+from lm_human_preferences.run_story import commands
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
@@ -22,14 +23,20 @@ LABEL_FIELDS = {
 }
 
 
-def label_commands(reward_experiments: Experiments) -> list[Command]:
-    """Return the commands; reward_experiments of train_reward decide task and label type."""
+def label_commands(
+    reward_experiments: Experiments, settings: Callable[[], commands.Experiments]
+) -> list[Command]:
+    """Return the commands; reward_experiments of train_reward decide task and label type.
+
+    settings: returns those of all experiments, from which a command that trains is told.
+    """
     return [
         _experiment_command(
             'ask',
             JobName.ASK,
             labelling_options.AskHParams,
             reward_experiments,
+            settings,
             ['folder'],
             example='./launch.py ask mock_sentiment ./my-labels --count 200',
             help=(
@@ -42,6 +49,7 @@ def label_commands(reward_experiments: Experiments) -> list[Command]:
             JobName.IMPORT_LABELS,
             labelling_options.ImportHParams,
             reward_experiments,
+            settings,
             ['file', 'output'],
             example='./launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
             help=(
@@ -50,11 +58,11 @@ def label_commands(reward_experiments: Experiments) -> list[Command]:
                 ' or is an export of Label Studio.'
             ),
         ),
-        *_commands_of_folders(),
+        *_commands_of_folders(settings),
     ]
 
 
-def _commands_of_folders() -> list[Command]:
+def _commands_of_folders(settings: Callable[[], commands.Experiments]) -> list[Command]:
     return [
         launch.job_command(
             'label',
@@ -72,6 +80,7 @@ def _commands_of_folders() -> list[Command]:
             JobName.LABELS,
             labelling_options.ReportHParams,
             ['folder'],
+            more=lambda: {'experiments': settings()},
             example='./launch.py labels ./my-labels --export my-labels.json',
             help=(
                 'Show what the labellers of FOLDER have answered and how far they agree, and export'
@@ -98,6 +107,7 @@ def _experiment_command(
     job: JobName,
     hparam_class: type[hyperparams.HParams],
     reward_experiments: Experiments,
+    settings_of_all: Callable[[], commands.Experiments],
     arguments: Sequence[str],
     **attrs: Any,
 ) -> Command:
@@ -118,6 +128,8 @@ def _experiment_command(
             job,
             {
                 'reward_hparams': launch.validated(hparams),
+                'experiment': exp,
+                'experiments': settings_of_all(),
                 **dict(zip(arguments, values, strict=True)),
                 **launch.validated(options).to_nested_dict(),
             },

@@ -199,7 +199,7 @@ def experiment_command(
         hparams = hparam_class()
         settings = _resolve(hparams, binds, settings, exp, complete)
         if launch.save_dir:
-            hparams.run.save_dir = storage.join(launch.save_dir, name_of_run)
+            hparams.run.save_dir = storage.join(storage.absolute(launch.save_dir), name_of_run)
             if 'run.save_dir' in settings:
                 note(_NO_EFFECT)
         validated(hparams)
@@ -258,7 +258,7 @@ def training_arguments(
     """Return the arguments of a training's job; binds: settings of the experiment, if known."""
     arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
     if hparams.writes()[-1] == run_files.REWARD.command:
-        options = commands.differences(hparams, binds)
+        options = commands.differences(hparams, binds, binds)
         arguments['task_options'] = {
             name: value for name, value in options.items() if name.startswith('task.')
         }
@@ -279,7 +279,8 @@ def _launch_class(command: str) -> type[hyperparams.HParams]:
         ' nothing',
     )
     save_dir = option(
-        f'/tmp/save/{command}', 'parent folder: the run is saved in SAVE_DIR/NAME; None: not at all'
+        run_files.usual_directory(command),
+        'parent folder: the run is saved in SAVE_DIR/NAME; None: not at all',
     )
     overwrite = option(
         False, 'delete what an earlier run of this NAME has written, and start again'

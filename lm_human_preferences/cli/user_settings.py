@@ -1,14 +1,17 @@
 """Settings of the user, which override those of an experiment."""
 
+import os
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.cli.arguments import did_you_mean
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.gpt2 import released
+from lm_human_preferences.runs import recorded_paths
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members
@@ -43,8 +46,12 @@ def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str
 
 
 def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
-    """Lay the user's `settings` over `hparams`: a leaf switches its group on, 'on' keeps one."""
-    settings = dict(settings)
+    """Lay the user's `settings` over `hparams`: a leaf switches its group on, 'on' keeps one.
+
+    Relative paths are those from here; they become absolute.
+    """
+    here = os.getcwd()
+    settings = {key: recorded_paths.absolute(key, value, here) for key, value in settings.items()}
     fields = settable(type(hparams))
     for group in [key for key, field in fields.items() if group_class(field.type)]:
         leaf = next((key for key in settings if key.startswith(f'{group}.')), None)
@@ -55,6 +62,26 @@ def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
             if _is_on(hparams, group):
                 del settings[group]
     hparams.override_from_dict(settings)
+
+
+def completed_by(
+    reward_experiments: Mapping[str, Sequence[Trial]],
+) -> Callable[..., tuple[dict[str, Any], list[str]]]:
+    """Return policy_options.complete, for experiments that may have no reward model of their own.
+
+    One that is asked for is trained as the experiment of train_reward of the same name trains it.
+    """
+
+    def complete(
+        settings: dict[str, Any], hparams: policy_options.HParams, experiment: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        has_none = hparams.rewards.train_new_model is None
+        if has_none and policy_options.trains_new_model(settings, hparams):
+            of_reward = bindings(reward_experiments, experiment, 'train_reward')
+            policy_options.switch_on_new_model(hparams, of_reward)
+        return policy_options.complete(settings, hparams, experiment)
+
+    return complete
 
 
 def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:

@@ -1,6 +1,17 @@
 """Recommended epochs and ensemble size by number of labels, from benchmarks/few_labels.py."""
 
+import itertools
+import os
+from collections.abc import Mapping
+from typing import Any
+
 from lm_human_preferences import shell
+from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.task_file import EXPERIMENT
+from lm_human_preferences.run_story.commands import Experiments, differences
+from lm_human_preferences.runs.run_files import POLICY, usual_directory
 
 # (most labels, epochs). With fewer epochs the reward model underfits; with more it overfits the
 # labellers' errors, above all where there are many labels.
@@ -16,13 +27,51 @@ def epochs_and_members(labels: int) -> tuple[int, int]:
     return 1, MEMBERS
 
 
-def training_command(folder: str, label_type: str, labels: int, without: str | None = None) -> str:
-    """Return the command that trains a policy on a folder's labels, without those of `without`."""
+def training_command(
+    folder: LabelFolder, experiments: Experiments, labels: int, without: str | None = None
+) -> str:
+    """Return the command that trains a policy on a folder's labels, without those of `without`.
+
+    labels: how many there are to train on.
+    """
+    experiment, of_task = _experiment_and_task(folder.task, experiments)
     epochs, members = epochs_and_members(labels)
+    path = os.path.abspath(folder.path)
     new_model = '--rewards.train_new_model'
-    words = [f'{new_model}.labels.source', folder, f'{new_model}.labels.type', label_type]
+    words = [experiment, _new_name(os.path.basename(path))]
+    for option, value in of_task.items():
+        words += shell.option_words(option, value)
+    words += [f'{new_model}.labels.source', path]
+    words += [f'{new_model}.labels.type', folder.task['label_type']]
     words += [f'{new_model}.labels.num_train', 'None']
     if without:
         words += [f'{new_model}.labels.without', without]
     words += [f'{new_model}.epochs', str(epochs), '--rewards.ensemble', str(members)]
-    return shell.typed('./launch.py train_policy EXPERIMENT NAME', *words)
+    return shell.typed('./launch.py train_policy', *words)
+
+
+def _experiment_and_task(
+    content: Mapping[str, Any], experiments: Experiments
+) -> tuple[str, dict[str, Any]]:
+    """Return the experiment of a folder, and the options of its task that differ from that.
+
+    content: of its task.json. One that names no experiment has the one whose task is most alike.
+    """
+    options = {}
+    for key, binds in experiments.items():
+        command, _, name = key.partition('/')
+        if command == POLICY.command and name == content.get(EXPERIMENT, name):
+            hparams = HParams()
+            hparams.override_from_dict(dict(binds))
+            hparams.task = TaskHParams()
+            hparams.task.override_from_nested_dict(content['task'])
+            found = differences(hparams, binds, {})
+            options[name] = {key: found[key] for key in found if key.startswith('task.')}
+    name = min(options, key=lambda each: len(options[each]))
+    return name, options[name]
+
+
+def _new_name(name: str) -> str:
+    """Return a NAME like `name` of which there is no run yet where they are usually kept."""
+    names = itertools.chain([name], (f'{name}-{number}' for number in itertools.count(2)))
+    return next(each for each in names if not os.path.exists(usual_directory(POLICY.command, each)))

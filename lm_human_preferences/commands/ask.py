@@ -36,6 +36,7 @@ from lm_human_preferences.online.question_sampler import (
     labellers_wanted,
 )
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.runs.run_files import ANSWERS, QUESTIONS, TASK
 from lm_human_preferences.runs.run_settings import load_run_hparams, pins
 from lm_human_preferences.training import precision
@@ -49,6 +50,8 @@ MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # of a run's t
 
 def ask(
     reward_hparams: HParams,
+    experiment: str,
+    experiments: Experiments,
     folder: str,
     count: int,
     repeated: float,
@@ -68,10 +71,10 @@ def ask(
     _check_options(reward_hparams, policy, against)
     if INITIAL in (policy, against):
         reward_hparams.override_from_dict(pins(reward_hparams))
-    record = task_record(reward_hparams, folder, instructions=instructions, ties=ties)
+    record = task_record(reward_hparams, folder, experiment, instructions=instructions, ties=ties)
     wanted = functools.partial(labellers_wanted, repeated=repeated, labellers=labellers)
     if questions is not None or gold is not None:
-        _ask_given(reward_hparams, folder, record, questions, gold, wanted)
+        _ask_given(reward_hparams, folder, record, questions, gold, wanted, experiments)
         return
     names = [policy] if against is None else [policy, against]
     kind = TRAIN if against is None else VALIDATION
@@ -93,7 +96,7 @@ def ask(
         added = _ask_sampled(
             writer, sampler, queries, kind, count=count, batch_size=batch_size, labellers=wanted
         )
-    _report(writer.folder, added, sampler.equal, sampler.known)
+    _report(writer.folder, experiments, added, sampler.equal, sampler.known)
     if added < count:
         click.echo(
             f'WARNING: only {added} of {count} questions were found:'
@@ -109,6 +112,7 @@ def _ask_given(
     questions: str | None,
     gold: str | None,
     labellers: Callable[[int], int],
+    experiments: Experiments,
 ) -> None:
     path = questions if gold is None else gold
     assert path is not None
@@ -136,7 +140,7 @@ def _ask_given(
             added = into_folder.add_questions(
                 new, writer, names, labellers=lambda number: labellers(there + number)
             )
-    _report(writer.folder, added, equal=len(given) - len(new), known=len(new) - added)
+    _report(writer.folder, experiments, added, equal=len(given) - len(new), known=len(new) - added)
     for note in notes:
         click.echo(note)
 
@@ -151,6 +155,7 @@ def _writer(folder: str, record: dict[str, Any], encoding: Encoding) -> Question
 def task_record(
     hparams: HParams,
     folder: str,
+    experiment: str,
     encoding: str | None = None,
     instructions: str | None = None,
     ties: bool = False,
@@ -165,7 +170,7 @@ def task_record(
             f'--ties on: labels of the type {hparams.labels.type} have no ties; give --labels.type'
             ' best_of_2 or best_of_4'
         )
-    record = new_task(hparams.labels.type, hparams.task, text, ties)
+    record = new_task(hparams.labels.type, hparams.task, text, ties, experiment)
     if encoding is not None:
         record['encoding'] = encoding
     if is_folder(folder):
@@ -181,13 +186,15 @@ def task_record(
     return record
 
 
-def _report(folder: LabelFolder, added: int, equal: int, known: int) -> None:
+def _report(
+    folder: LabelFolder, experiments: Experiments, added: int, equal: int, known: int
+) -> None:
     total, of_training = len(folder.questions), folder.count(TRAIN)
     click.echo(f'{folder.path}: {added} questions added, {total} in all')
     if total:
         click.echo(f'To answer them: {label_command(folder.path)}')
     if of_training:
-        command = training_command(folder.path, folder.label_type.name, of_training)
+        command = training_command(folder, experiments, of_training)
         click.echo(f'To train on the answers: {command}')
     if equal:
         click.echo(f'{equal} questions whose samples are all equal were not asked')

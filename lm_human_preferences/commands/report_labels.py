@@ -14,12 +14,14 @@ from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
+from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.terminal import printable
 
 
 def report_labels(
     folder: str,
+    experiments: Experiments,
     export: str | None = None,
     export_as: str = TOKENS,
     output: str | None = None,
@@ -54,9 +56,7 @@ def report_labels(
     if export is not None:
         _export(opened, names, export, export_as)
     if found['training_labels']:
-        command = training_command(
-            folder, opened.task['label_type'], found['training_labels'], without
-        )
+        command = training_command(opened, experiments, found['training_labels'], without)
         click.echo(f'To train on them: {command}')
 
 

@@ -23,7 +23,7 @@ from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_models import locations
-from lm_human_preferences.runs.run_settings import load_run_hparams
+from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory
 from lm_human_preferences.training import precision as precisions
@@ -76,6 +76,8 @@ def sample_policy(
             policy = _policy(trained_model, task, temperature)
         if given is None and comm.rank == 0 and not is_original:
             for note in lm_tasks.query_notes(task, encoder, 'test'):
+                print(note)
+            if note := note_on_queries(save_dir, hparams):
                 print(note)
         if given is not None:
             rounds = rounds_of(given, per_query, nsamples, batch_size, comm)

@@ -1,5 +1,6 @@
 """Web server of the labelling page, which runs until Ctrl-C."""
 
+import os
 import signal
 
 import click
@@ -32,5 +33,5 @@ def serve(folder: str, options: LabelHParams) -> None:
         signal.signal(signal.SIGTERM, before)
     summary = server.service.summary()
     done = ', '.join(f'{name} {count}' for name, count in summary['done'].items())
-    report = shell.typed('./launch.py labels', folder)
+    report = shell.typed('./launch.py labels', os.path.abspath(folder))
     click.echo(f'Saved: {done}. {summary["open"]} questions are open. The report: {report}')

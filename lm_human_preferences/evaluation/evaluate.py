@@ -22,7 +22,7 @@ from lm_human_preferences.hparams.command_options import EvaluationHParams as HP
 from lm_human_preferences.machine.hardware import hardware
 from lm_human_preferences.runs import command_record, curves
 from lm_human_preferences.runs.run_files import POLICY, RESULTS
-from lm_human_preferences.runs.run_settings import load_run_hparams
+from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory, precision
 from lm_human_preferences.training.time_left import as_text
@@ -55,7 +55,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         shown = report.named(results, results['reward_kind'])
         # Also on a quiet console: the table is what the user asked for.
         announce(*report.table(shown), '')
-        command = shell.typed('./launch.py evaluate', save_dir)
+        command = shell.typed('./launch.py evaluate', storage.absolute(save_dir))
         fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
         with outputs.translate_errors(output_dir, fix):
             picture.draw(shown, os.path.join(output_dir, names[1]))
@@ -66,7 +66,8 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         f'Saved {" and ".join(names)} in {save_dir if output_dir == directory else output_dir}'
     )
     if not ends_training:  # a training says itself what comes next
-        command = shell.typed('./sample.py sample --save_dir', save_dir, '--nsamples', '8')
+        path = storage.absolute(save_dir)
+        command = shell.typed('./sample.py sample --save_dir', path, '--nsamples', '8')
         log_line(f'Sample from the policy: {command}')
     return results
 
@@ -81,6 +82,8 @@ def _results(
     set_seed(options.seed)  # before the queries: some data sets are made up
     encoder = models.policy.encoder
     log_line(*lm_tasks.query_notes(hparams.task, encoder, 'test'))
+    if note := note_on_queries(directory, hparams):
+        log_line(note)
     queries = measure.queries_of(hparams, encoder, options.queries, options.seed)
     if not measure.can_enumerate(models):
         memory.check_sampling(

@@ -1,5 +1,6 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -327,6 +328,21 @@ class HParams(hyperparams.HParams):
         return None
 
 
+def trains_new_model(settings: Mapping[str, Any], hparams: HParams) -> bool:
+    """Return whether a new reward model is trained with the user's `settings` over `hparams`."""
+    named = any(key.startswith(f'{_NEW}.') for key in settings)
+    default = 'on' if named or hparams.rewards.train_new_model else 'off'
+    return settings.get(_NEW, default) == 'on'
+
+
+def switch_on_new_model(hparams: HParams, of_reward: Mapping[str, Any]) -> None:
+    """Have a policy train a new reward model for its task, with the settings of train_reward."""
+    settings = {f'{_NEW}.{key}': value for key, value in of_reward.items()}
+    hparams.override_from_dict({_NEW: 'on', **settings})
+    assert hparams.rewards.train_new_model is not None
+    hparams.rewards.train_new_model.task = copy.deepcopy(hparams.task)
+
+
 def complete(
     settings: dict[str, Any],
     hparams: HParams,
@@ -335,10 +351,7 @@ def complete(
     """Return user settings with what they imply, and notes; UserError if contradictory."""
     settings = dict(settings)
     notes = []
-    named = any(key.startswith(f'{_NEW}.') for key in settings)
-    default = 'on' if named or hparams.rewards.train_new_model else 'off'
-    trains_new_model = settings.get(_NEW, default) == 'on'
-    if trains_new_model:
+    if trains_new_model(settings, hparams):
         notes += _refuse_what_has_no_effect(settings, hparams)
         _share_task(settings)
         for key in OF_BOTH & settings.keys():
@@ -355,7 +368,7 @@ def complete(
                 f'{new_model.run.seed} unless --{_NEW}.run.seed is given'
             )
     elif (
-        not named
+        not any(key.startswith(f'{_NEW}.') for key in settings)
         and not settings.get('rewards.trained_model', hparams.rewards.trained_model)
         and not settings.get('rewards.function')
         and experiment in _PUBLISHED

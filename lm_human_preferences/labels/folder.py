@@ -82,7 +82,7 @@ class LabelFolder:
                 ' answers are added; copy it to this machine'
             )
         if not is_folder(path):
-            command = shell.typed('./launch.py ask EXPERIMENT', path)
+            command = shell.typed('./launch.py ask EXPERIMENT', os.path.abspath(path))
             raise UserError(f'{path} is no folder of labels: it has no {TASK}; {command} makes one')
         self.task = read_task(path)
         self.label_type = label_type_of(self.task)

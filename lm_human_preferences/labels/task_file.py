@@ -11,6 +11,7 @@ from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.runs.run_files import TASK
 
 FORMAT = 1
+EXPERIMENT = 'experiment'  # the field that names that of `ask`; not in folders of other versions
 TIES = 'ties'  # the field that is true where "no preference" is an answer; else it is not there
 
 
@@ -37,13 +38,19 @@ def read_task(path: str) -> dict[str, Any]:
 
 
 def new_task(
-    label_type: str, task: TaskHParams, instructions: str | None, ties: bool
+    label_type: str,
+    task: TaskHParams,
+    instructions: str | None,
+    ties: bool,
+    experiment: str | None = None,
 ) -> dict[str, Any]:
     """Return the content of task.json of a new folder, but for its format and encoding."""
     if instructions is None:
         instructions = label_types.get(label_type).instructions
     record: dict[str, Any] = {'label_type': label_type, 'task': task.to_nested_dict()}
     record['instructions'] = instructions
+    if experiment is not None:
+        record[EXPERIMENT] = experiment
     if ties:
         record[TIES] = True
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,4 +79,4 @@ def _short(prediction: Prediction) -> str:
 
 def label_command(folder: str) -> str:
     """Return the command with which people answer."""
-    return shell.typed('./launch.py label', folder, '--labeller', 'NAME')
+    return shell.typed('./launch.py label', os.path.abspath(folder), '--labeller', 'NAME')

@@ -141,7 +141,8 @@ def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tupl
     usual.override_from_dict(dict(binds))
     found = []
     fields = hyperparams.fields(type(hparams))
-    for key, value in commands.differences(hparams, binds).items():
+    of_reward = experiments.get(f'{run_files.REWARD.command}/{name}', {})
+    for key, value in commands.differences(hparams, binds, of_reward).items():
         of_experiment = commands.value_of(usual, key)
         shown = 'off' if of_experiment is None else str(of_experiment)
         if of_experiment is not None and group_class(fields[key].type) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import os
@@ -11,9 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences import shell, storage
-from lm_human_preferences.datasets import registry
-from lm_human_preferences.errors import UserError
+from lm_human_preferences import shell
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.runs import command_record, run_settings
 from lm_human_preferences.runs.run_files import COMMANDS, REWARD
@@ -28,28 +25,17 @@ _NEW = run_settings.NEW_MODEL
 _LONGEST = 20_000  # characters of a command line
 NAMES = 'NAMES'  # stands for the names of labellers, which are nobody's business
 _OF_NAMES = ('labels.without', 'serve.labellers')  # options whose values are such names end so
-# Options whose values are paths, or names of models that may be paths, end so.
-_FILES = (
-    'task.query_dataset',
-    'labels.source',
-    'rewards.function',
-    'online.instructions',
-    'serve.certificate',
-    'serve.key',
-)
-_MODELS = (run_settings.INITIAL_MODEL, 'rewards.trained_model')
-_NO_PATHS = {*registry.DATASETS, 'mock', 'test'}
 # What a run itself decides: where it is kept, and the reward model that it trains.
 _OWN = {'run.save_dir', f'{_NEW}.run.save_dir'}
 
 
 def repeating(
-    facts: RunFacts, name: str, experiments: Experiments, *, started_in: str | None = None
+    facts: RunFacts, name: str, experiments: Experiments, *, is_for_others: bool = True
 ) -> str | None:
     """Return the command line that gives the settings of a run; None for an unknown experiment.
 
-    name: of the new run. started_in: folder in which paths among the settings are found, for the
-    run's own user; None: for others, with the last part of local paths, and no name of a labeller.
+    name: of the new run. is_for_others: with the last part of local paths, and no name of a
+    labeller.
     """
     hparams = facts.hparams
     if hparams is None:
@@ -62,10 +48,10 @@ def repeating(
     words = ['./launch.py', command, experiment, name]
     if facts.ranks is not None:
         words += ['--mpi', str(facts.ranks)]
-    for key, value in differences(hparams, binds).items():
+    of_reward = experiments.get(f'{REWARD.command}/{experiment}', {})
+    for key, value in differences(hparams, binds, of_reward).items():
         for each in value if isinstance(value, tuple | list) else [value]:
-            told = shown(key, each) if started_in is None else _absolute(key, each, started_in)
-            words += shell.option_words(key, told)
+            words += shell.option_words(key, shown(key, each) if is_for_others else each)
     return shlex.join(words)
 
 
@@ -76,11 +62,8 @@ def again(facts: RunFacts, experiments: Experiments) -> str | None:
     seeded = dataclasses.replace(
         facts, policy=_with_seeds(facts.policy, seeds), reward=_with_seeds(facts.reward, seeds)
     )
-    started_in = ''
-    with contextlib.suppress(UserError, OSError):
-        started_in = run_settings.started_in(facts.directory) or ''
     name = os.path.basename(facts.directory.rstrip('/')) + '-again'
-    line = repeating(seeded, name, experiments, started_in=started_in)
+    line = repeating(seeded, name, experiments, is_for_others=False)
     threads = recorded[0].get('threads') if recorded else None
     if line is None or not isinstance(threads, int):
         return line
@@ -132,11 +115,18 @@ def _with_seeds(hparams: Any, seeds: Mapping[str, int]) -> Any:
     return found
 
 
-def differences(hparams: Any, binds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {option: value} of a run's settings that differ from those of its experiment."""
+def differences(
+    hparams: Any, binds: Mapping[str, Any], of_reward: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return {option: value} of a run's settings that differ from those of its experiment.
+
+    of_reward: settings that the experiment of this name has in train_reward.
+    """
     base = type(hparams)()
     base.override_from_dict(dict(binds))
     found = _switched(hparams, base)
+    if _NEW in found and found[_NEW] == 'on':
+        policy_options.switch_on_new_model(base, of_reward)
     now, before = dict(_leaves(hparams)), dict(_leaves(base))
     for key, value in now.items():
         if key not in _OWN and value != before.get(key, value):
@@ -207,18 +197,6 @@ def shortened(path: str) -> str:
     if re.match('https?://', path):
         return re.sub('//[^/]*@', '//', re.split('[?#]', path)[0])
     return path
-
-
-def _absolute(key: str, value: Any, started_in: str) -> Any:
-    """Return the value of an option, a relative path as an absolute one."""
-    is_name = not isinstance(value, str) or storage.is_remote(value) or value in _NO_PATHS
-    if is_name or not started_in:
-        return value
-    path = os.path.join(started_in, value)
-    is_path = key.endswith(_FILES)
-    if key.endswith(_MODELS):  # else it names a released model, or one of the hub
-        is_path = value.startswith('.') or os.path.exists(path)
-    return os.path.normpath(path) if is_path else value
 
 
 def shown(key: str, value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.online_options import PEOPLE
 from lm_human_preferences.runs import command_record, run_files, run_lock, run_settings
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 
@@ -82,7 +84,7 @@ def refuse_to_delete_answers(hparams: Training) -> None:
     """Raise UserError if --overwrite would delete what people have answered."""
     save_dir = hparams.run.save_dir
     assert save_dir is not None
-    simulated = run_settings.simulated_labellers(save_dir)
+    simulated = _simulated_labellers(save_dir)
     people: set[str] = set()
     folders: set[str] = set()  # two for a run that is uploaded
     for path in own_files(hparams):
@@ -97,6 +99,16 @@ def refuse_to_delete_answers(hparams: Training) -> None:
             f'--overwrite would delete what {", ".join(sorted(people))} answered in'
             f' {" and ".join(sorted(folders))}: move that folder away, or delete it'
         )
+
+
+def _simulated_labellers(save_dir: str) -> re.Pattern[str]:
+    """Return a pattern for the simulated labellers of the run in `save_dir`."""
+    online = None
+    with contextlib.suppress(UserError):
+        online = run_settings.load_run_hparams(save_dir).rewards.online
+    if online is None or online.source == PEOPLE:
+        return re.compile('(?!)')  # no name matches
+    return re.compile(rf'{re.escape(online.source)}\d+')
 
 
 def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:

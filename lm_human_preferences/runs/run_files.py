@@ -101,6 +101,11 @@ class CommandFiles:
         )
 
 
+def usual_directory(command: str, name: str = '') -> str:
+    """Return the folder that a command keeps its runs in by default, or its run of this name."""
+    return os.path.join('/tmp/save', command, name).rstrip('/')
+
+
 def member_name(name: str, number: int) -> str:
     """Return the name of an ensemble's model of this number, where the first is `name`."""
     return f'{name}_{number}' if number else name

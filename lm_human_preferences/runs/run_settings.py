@@ -7,6 +7,7 @@ import copy
 import os
 import re
 import secrets
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,18 +16,15 @@ from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.hparams.online_options import PEOPLE
-from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.runs import recorded_paths, reward_function, run_files
 from lm_human_preferences.runs.fixed_settings import NEW_MODEL, is_fixed
+from lm_human_preferences.runs.recorded_paths import INITIAL_MODEL
 from lm_human_preferences.utils import hyperparams
 
 if TYPE_CHECKING:
     Training = policy_options.HParams | reward_options.HParams
 
 AnyTraining = TypeVar('AnyTraining', bound='policy_options.HParams | reward_options.HParams')
-INITIAL_MODEL = 'task.policy.initial_model'  # what settings that name it end with
-# What settings end with that may name a file or a folder, which a resumed run may have to read.
-PATHS = (INITIAL_MODEL, 'task.query_dataset', 'rewards.trained_model', 'labels.source')
 # They change how a run is done, shown or kept, not its numbers.
 _OF_HOW = re.compile(r'(.*\.)?(run\.(?!seed$|precision$).*|micro_batch_size)')
 
@@ -53,6 +51,7 @@ def records(
             if name.startswith(prefix):
                 of_reward[name.removeprefix(prefix)] = value
         settings[run_files.REWARD.command] = nested['rewards']['train_new_model'], of_reward
+    digests = recorded_paths.digests(_given_settings(hparams))
     found: dict[str, dict[str, Any]] = {}
     for command in settings if commands is None else commands:
         nested, additions = settings[command]
@@ -60,7 +59,8 @@ def records(
         found[files.more_settings] = {
             'experiment': experiment,
             'ranks': ranks,
-            'directory': os.getcwd(),  # from which paths among the settings are to be read
+            'directory': os.getcwd(),  # from which it was started
+            'digests': digests,
             'options': additions,
             **({'changed': changed} if changed else {}),
         }
@@ -128,6 +128,12 @@ def read_settings(hparams: Training, directory: str) -> None:
     with hyperparams.reading(storage.join(directory, files.more_settings)):
         hparams.override_from_dict(_with_older_split(more.get('options', {})))
         hparams.check_values()
+    folder = more.get('directory')
+    if isinstance(folder, str):  # earlier versions recorded paths as they were given
+        for name, value in _given_settings(hparams).items():
+            path = recorded_paths.absolute(name, value, folder)
+            if path != value:
+                hparams.override_from_dict({name: path})
 
 
 def _with_older_split(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,12 +190,6 @@ def ranks_of(directory: str) -> int | None:
     """Return the number of ranks that a run in `directory` began with; None if not recorded."""
     ranks = _recorded(directory, 'ranks')
     return ranks if isinstance(ranks, int) and ranks > 0 else None
-
-
-def started_in(directory: str) -> str | None:
-    """Return the folder that a run was started in; None if not recorded."""
-    folder = _recorded(directory, 'directory')
-    return folder if isinstance(folder, str) else None
 
 
 def _recorded(directory: str, name: str) -> Any:
@@ -253,30 +253,40 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
             ' options that are to change, or keep all settings with'
             f' `{shell.typed("./launch.py resume", save_dir)}`'
         )
-    going_on = [f'going on with {text}' for text in changes.values()]
-    for text in [*going_on, *_elsewhere(hparams, directory)]:
-        print(f'note: {text}', file=sys.stderr)
+    for text in changes.values():
+        print(f'note: going on with {text}', file=sys.stderr)
+    settings = _given_settings(hparams)
+    for name in recorded_paths.changed(_recorded_digests(directory), settings):
+        if not _covers(explicitly_set, name):
+            raise UserError(
+                f'{settings[name]} is not what it was when this run began: restore it, or give'
+                f' {shlex.join(shell.option_words(name, settings[name]))} to go on with what it is'
+                ' now'
+            )
     if isinstance(hparams, policy_options.HParams) and hparams.rewards.function is not None:
         is_given = _covers(explicitly_set, 'rewards.function')
         reward_function.check_resumed(directory, hparams.rewards.function, is_given=is_given)
 
 
-def _elsewhere(hparams: Training, directory: str) -> Iterator[str]:
-    """Yield notes on settings that name what is not here, but where the run was started."""
-    folder = started_in(directory)
-    if folder is None:  # it is a run of an earlier version
-        return
+def _recorded_digests(directory: str) -> dict[str, Any]:
+    found = _recorded(directory, 'digests')
+    return found if isinstance(found, dict) else {}
+
+
+def _given_settings(hparams: Training) -> dict[str, Any]:
+    """Return the settings of a run, but for the path of the reward model that it trains itself."""
     settings = _settings(hparams)
     if settings.get(NEW_MODEL) == 'on':
-        del settings['rewards.trained_model']  # which the run makes itself
-    for key, value in settings.items():
-        if not key.endswith(PATHS) or key.startswith(f'{NEW_MODEL}.task.') or value is None:
-            continue
-        if not os.path.exists(value) and os.path.exists(os.path.join(folder, value)):
-            yield (
-                f'--{key} {value} is not here, but in {folder}, where this run was started: if'
-                ' it is missing, resume from there'
-            )
+        del settings['rewards.trained_model']
+    return settings
+
+
+def note_on_queries(save_dir: str, hparams: policy_options.HParams) -> str | None:
+    """Return a note where the queries of a run have another content than when it began."""
+    changed = recorded_paths.changed(_recorded_digests(save_dir), _given_settings(hparams))
+    if recorded_paths.QUERIES not in changed:
+        return None
+    return f'note: {hparams.task.query_dataset} is not what it was when this run began'
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
@@ -324,16 +334,6 @@ def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
     if key.endswith(INITIAL_MODEL) or is_given_model:
         return storage.model_path(value)
     return value if storage.is_hub(value) else None
-
-
-def simulated_labellers(save_dir: str) -> re.Pattern[str]:
-    """Return a pattern for the simulated labellers of the run in `save_dir`."""
-    online = None
-    with contextlib.suppress(UserError):
-        online = load_run_hparams(save_dir).rewards.online
-    if online is None or online.source == PEOPLE:
-        return re.compile('(?!)')  # no name matches
-    return re.compile(rf'{re.escape(online.source)}\d+')
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], seed: str | None) -> dict[str, str]:

@@ -42,6 +42,7 @@ from lm_human_preferences.storage.paths import (
     HUB,
     NotFound,
     StorageError,
+    absolute,
     cache_root,
     is_hub,
     is_offline,

@@ -156,6 +156,11 @@ def join(path: str, *names: str) -> str:
     return os.path.join(path, *names)
 
 
+def absolute(path: str) -> str:
+    """Return a local path as an absolute one, a URL as it is."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
 def staging_dir(directory: str) -> str:
     """Return the local directory for a run in `directory`: in the cache, if that is remote."""
     if not is_remote(directory):

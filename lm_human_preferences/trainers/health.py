@@ -229,4 +229,13 @@ class RewardHealth(HealthMonitor):
         trainer = self.trainer
         judged = trainer.judged_batches() if step == trainer.total_steps else []
         guessing_loss = trainer.label_type.guessing_loss(trainer.labels)
-        self.raise_alarms(step, reward_alarms(stats, judged, guessing_loss))
+        alarms = reward_alarms(stats, judged, guessing_loss)
+        self.raise_alarms(step, alarms)
+        is_shown = self.mode != 'off' and trainer.comm.rank == 0
+        if judged and not alarms and is_shown and (loss := mean_loss(judged)) >= guessing_loss:
+            # No alarm: labels on which people disagree allow little more.
+            log_line(
+                'WARNING: the reward model ended no better than by guessing: its loss is'
+                f' {loss:.4g}, that of guessing {guessing_loss:.4g}',
+                'Change its learning rate or its epochs, or collect more labels',
+            )

@@ -234,6 +234,19 @@ def _additions(
             yield from _additions(value, f'{name}.', all_ours=is_ours)
 
 
+def leaves(hparams: HParams) -> dict[str, Any]:
+    """Return {dotted name: value} of all settings in groups that are on."""
+    found = {}
+    for field in dataclasses.fields(hparams):
+        value = getattr(hparams, field.name)
+        if isinstance(value, HParams):
+            inner = leaves(value)
+            found |= {f'{field.name}.{name}': inner[name] for name in inner}
+        elif group_class(field.type) is None:
+            found[field.name] = value
+    return found
+
+
 @functools.cache
 def fields(cls: type[HParams]) -> dict[str, dataclasses.Field]:
     """Return {dotted name: field} of all fields below `cls`, groups included."""

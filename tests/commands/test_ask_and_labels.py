@@ -34,6 +34,10 @@ def ask(path, options='', experiment='test'):
     return succeed(f'ask {experiment} {path} {options}').stdout
 
 
+def command_to_train(path, labels):
+    return training_command(LabelFolder(str(path)), launch.settings_of_experiments(), labels)
+
+
 def questions_of(path):
     folder = LabelFolder(str(path))
     return list(folder.questions.values()), folder
@@ -114,9 +118,7 @@ def test_ask_names_the_next_command(tmp_path):
     result = invoke(['ask', 'test', str(folder), '--count=1'])
     command = f"./launch.py label '{tmp_path}/anna'\"'\"'s' --labeller NAME"
     assert f'\nTo answer them: {command}\n' in result.stdout
-    assert result.stdout.endswith(
-        f'To train on the answers: {training_command(str(folder), "best_of_4", 1)}\n'
-    )
+    assert result.stdout.endswith(f'To train on the answers: {command_to_train(folder, 1)}\n')
     nothing = ask(tmp_path / 'f', '--count 1 --task.policy.temperature 1e-8')
     assert '0 questions added, 0 in all' in nothing and 'launch.py' not in nothing
 
@@ -233,7 +235,7 @@ def test_report_by_hand(answered, tmp_path):
     assert 'agreed in 80.0 % of 5 pairs of answers to 3 questions (95 % interval' in printed
     *lines, last = printed.splitlines()
     assert max(map(len, lines)) < 140
-    assert last == f'To train on them: {training_command(str(answered), "best_of_4", 7)}'
+    assert last == f'To train on them: {command_to_train(answered, 7)}'
 
 
 @pytest.fixture

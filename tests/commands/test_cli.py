@@ -29,13 +29,14 @@ from experiments import CLASSES, EXPERIMENTS, resolved
 import launch
 import lm_human_preferences
 import sample
-from lm_human_preferences import storage
+from lm_human_preferences import session, storage
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.cli import program, user_settings
 from lm_human_preferences.cli.launch import JobName
 from lm_human_preferences.distributed import worker
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils.combos import bind, combos
 
@@ -195,6 +196,27 @@ def test_task_given_once(key, started):
 def test_task_without_a_new_reward_model(started):
     succeed(f'train_policy sentiment nm --task.query_length 5 --{NEW} off')
     assert hparams_of(started).rewards.train_new_model is None
+
+
+@pytest.mark.parametrize('asked', [f'--{NEW} --{NEW}.lr 1e-3', f'--{NEW}.lr 1e-3'])
+def test_a_reward_model_that_an_experiment_lacks_is_that_of_train_reward(asked, started):
+    """Asked for by itself, or by one of its options; what is given for the task is for both."""
+    task = '--task.policy.initial_model org/model --task.query_dataset reviews'
+    task += ' --task.policy.lora.rank 4 --mpi 1 --save_dir None'
+    succeed(f'train_reward chat nm {task} --labels.source test --lr 1e-3')
+    succeed(f'train_policy chat nm {task} --{NEW}.labels.source test {asked}')
+    alone, policy = (arguments['hparams'] for _, arguments, _ in started)
+    new_model = policy.rewards.train_new_model
+    assert policy.task == new_model.task
+    assert flat(new_model.to_nested_dict()) == flat(alone.to_nested_dict())
+
+
+def test_tasks_of_policy_and_reward_model_are_told_apart_by_what_differs():
+    task, other = TaskHParams(), TaskHParams()
+    task.policy.lora, other.policy.lora = LoraHParams(rank=1), LoraHParams(rank=2)
+    other.name_group('rewards.train_new_model.task.')
+    with pytest.raises(UserError, match=r'lora.rank and .*task.policy.lora.rank .*1 != 2$'):
+        session._check_same_task(task, other)
 
 
 EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'

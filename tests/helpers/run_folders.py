@@ -13,7 +13,7 @@ from lm_human_preferences.utils.logging import ALARMS
 EXPERIMENTS = {
     f'{command}/{name}': binds(command, name)
     for command in ('train_policy', 'train_reward')
-    for name in ('sentiment', 'tldr', 'test', 'mock_sentiment')
+    for name in ('sentiment', 'tldr', 'test', 'mock_sentiment', 'chat')
 }
 HPARAMS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.HParams}
 EVALUATION = {

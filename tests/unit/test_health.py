@@ -137,6 +137,20 @@ def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path, monkeypat
     )
 
 
+@pytest.mark.parametrize('loss, is_shown', [(1.386, False), (1.387, True), (2.5, False)])
+def test_a_reward_model_that_ends_at_guessing_is_reported(monkeypatch, loss, is_shown):
+    """Of four: ln 4 is 1.38629. The alarm of far larger losses says enough."""
+    monkeypatch.setattr(health, 'mean_loss', lambda batches: loss)
+    printed = succeed(
+        'train_reward test first --mpi 1 --save_dir None --labels.num_train 32'
+    ).stdout
+    warning = (
+        f'WARNING: the reward model ended no better than by guessing: its loss is {loss}, that of'
+        ' guessing 1.386\nChange its learning rate or its epochs, or collect more labels\n'
+    )
+    assert (warning in printed) == is_shown
+
+
 @pytest.mark.parametrize(
     'name, labels, rewards, expected',
     [

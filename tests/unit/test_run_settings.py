@@ -6,6 +6,7 @@ import pytest
 from experiments import resolved
 from golden_data import require
 
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.utils import hyperparams
@@ -85,25 +86,49 @@ def test_a_reward_model_that_a_run_trains_cannot_be_left_out(tmp_path):
         run_settings.check_settings(hparams, {'rewards.train_new_model'})
 
 
-def test_a_run_that_goes_on_elsewhere_says_which_files_are_where_it_was_started(
-    tmp_path, monkeypatch, capsys
-):
-    begun, run = tmp_path / 'begun', tmp_path / 'run'
-    for folder in (begun, run):
+def test_a_run_goes_on_elsewhere_with_the_files_it_was_started_with(tmp_path, monkeypatch):
+    """Another folder has a file of the same name."""
+    begun, other = tmp_path / 'begun', tmp_path / 'other'
+    for folder in (begun, other):
         folder.mkdir()
-    (begun / 'mine.json').touch()
+        (folder / 'q.jsonl').write_text('"abc"')
     monkeypatch.chdir(begun)
-    settings = {'labels.source': 'mine.json', 'run.save_dir': str(run)}
-    hparams = resolved('train_reward', 'test', settings)
-    write(run, run_settings.records(hparams, experiment='test', ranks=1))
+    hparams = resolved('train_policy', 'test', {'run.save_dir': str(begun)})
+    for given, found in (('q.jsonl', f'{begun}/q.jsonl'), ('reviews', 'reviews')):
+        hparams.task.query_dataset = given  # as earlier versions recorded it
+        write(begun, run_settings.records(hparams, experiment='test', ranks=1))
+        with monkeypatch.context() as elsewhere:
+            elsewhere.chdir(other)
+            read = run_settings.load_run_hparams(str(begun)).task.query_dataset
+            assert read == found
+
+
+@pytest.mark.parametrize('option', ['task.query_dataset', 'rewards.trained_model'])
+def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option):
+    """Queries with their test part, and a reward model that no checkpoint holds."""
+    path, files = tmp_path / 'q.jsonl', [tmp_path / 'q.jsonl', tmp_path / 'q.test.jsonl']
+    settings = {'rewards.train_new_model': 'off', 'rewards.trained_model': 'test'}
+    if option == 'rewards.trained_model':
+        path = tmp_path / 'classifier'
+        path.mkdir()
+        files = [path / 'config.json', path / 'model.safetensors']
+    for file in files:
+        file.write_text('"abc"')
+    settings |= {option: str(path), 'run.save_dir': str(tmp_path / 'run')}
+    (tmp_path / 'run').mkdir()
+    hparams = resolved('train_policy', 'test', settings)
+    write(tmp_path / 'run', run_settings.records(hparams, experiment='test', ranks=1))
     run_settings.check_settings(hparams, set())
-    assert capsys.readouterr().err == ''
-    monkeypatch.chdir(tmp_path)
-    run_settings.check_settings(hparams, set())
-    assert capsys.readouterr().err == (
-        f'note: --labels.source mine.json is not here, but in {begun}, where this run was started:'
-        ' if it is missing, resume from there\n'
-    )
+    for file in files:
+        file.write_text('"def"')
+        with pytest.raises(
+            UserError,
+            match=f'^{path} is not what it was when this run began: restore it, or give --{option}'
+            f' {path} to go on with what it is now$',
+        ):
+            run_settings.check_settings(hparams, set())
+        run_settings.check_settings(hparams, {option})
+        file.write_text('"abc"')
 
 
 def test_the_second_file_holds_defaults_too(tmp_path):

@@ -56,6 +56,8 @@ def run_facts(hparams, experiment):
         f'train_policy sentiment mine {NEW} off --rewards.function launch.py:cli',
         'train_reward mock_sentiment mine --labels.num_train None --labels.type best_of_2'
         ' --epochs 3 --normalize_after false --task.truncate_token 13',
+        'train_policy chat a --task.query_dataset q.jsonl --task.policy.initial_model org/model'
+        f' {NEW}.labels.source l.json {NEW}.lr 5e-5 {NEW}.normalize_after false',
     ],
 )
 def test_the_command_gives_the_same_settings(line, monkeypatch):
@@ -232,6 +234,8 @@ def test_a_reward_that_is_no_reward_model_is_not_called_one(tmp_path, settings, 
 
 def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypatch):
     (tmp_path / 'models/own').mkdir(parents=True)
+    (tmp_path / 'labels').mkdir()
+    (tmp_path / 'q.jsonl').touch()
     monkeypatch.chdir(tmp_path)
     own = {'task__query_dataset': 'q.jsonl', 'task__policy__initial_model': 'models/own'}
     new = {'rewards__train_new_model__labels__source': './labels'}

@@ -5,21 +5,30 @@ from typing import Any
 import click
 
 from lm_human_preferences import label_types, lm_tasks
+from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import LONGEST_REMARK
-from lm_human_preferences.labels.folder import QuestionWriter
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
+from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.task_file import TIES
 from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.storage import outputs
 
 
 def import_labels(
-    reward_hparams: HParams, file: str, output: str, labeller: str, ties: bool = False
+    reward_hparams: HParams,
+    experiment: str,
+    experiments: Experiments,
+    file: str,
+    output: str,
+    labeller: str,
+    ties: bool = False,
 ) -> None:
     """Import labels of `file` into a folder, or into a label file if `output` ends in .json."""
     if output.endswith('.jsonl'):
@@ -34,7 +43,7 @@ def import_labels(
     encoding = lm_tasks.initial_encoding(reward_hparams.task.policy.initial_model)
     task = None
     if not is_file:
-        task = task_record(reward_hparams, output, encoding.name, ties=ties)
+        task = task_record(reward_hparams, output, experiment, encoding.name, ties=ties)
     labels, notes = tokenise.tokenise(
         records.read(file), reward_hparams, encoding, ties=task is None or TIES in task
     )
@@ -44,7 +53,10 @@ def import_labels(
         answer = label_types.get(reward_hparams.labels.type).field
         _write_file(output, labels, answer, encoding.name)
     else:
-        _write_folder(output, labels, task, encoding, labeller)
+        folder = _write_folder(output, labels, task, encoding, labeller)
+        of_training = report(folder, ())['training_labels']
+        if of_training:
+            click.echo(f'To train on them: {training_command(folder, experiments, of_training)}')
     for note in notes:
         click.echo(note)
 
@@ -69,7 +81,7 @@ def _write_folder(
     task: dict[str, Any],
     encoding: Encoding,
     labeller: str,
-) -> None:
+) -> LabelFolder:
     samples = len(labels[0][0].samples)
     with QuestionWriter(path, task, encoding) as writer:
         lines = into_folder.add_labels(labels, writer, ['imported'] * samples, labeller)
@@ -78,3 +90,4 @@ def _write_folder(
     cut = sum(len(label.remark) > LONGEST_REMARK for label, _ in labels)
     if cut:
         click.echo(f'{cut} remarks were cut to {LONGEST_REMARK} characters')
+    return writer.folder
