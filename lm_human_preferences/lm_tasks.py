@@ -18,7 +18,7 @@ from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.language.chat import ChatTemplate, template_of
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.sizes import HParams
-from lm_human_preferences.language.tokenisers import own_ends, text_encoder
+from lm_human_preferences.language.tokenisers import own_ends, spells_special, text_encoder
 from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
 from lm_human_preferences.synthetic import language_model
 
@@ -95,9 +95,15 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
 
 
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
-    """Return lines on a chat template that writes the date, and on the ends of responses."""
+    """Return lines on a chat template that writes the date, on affixes, and on ends."""
     chat = chat_template(hparams, encoder)
     notes = []
+    is_read = chat is not None or hparams.special_tokens
+    if not is_read and spells_special(encoder, hparams.query_prefix, hparams.query_suffix):
+        notes.append(
+            '--task.query_prefix or --task.query_suffix spells a special token, which is read as'
+            ' ordinary letters: --task.special_tokens on makes it one'
+        )
     if chat is not None and chat.writes_date:
         notes.append(
             "The chat template writes today's date: resumed another day, a run is another one"
@@ -160,8 +166,7 @@ def query_formatter(
         return lambda queries: torch.tensor(
             chat.contexts(queries.tolist()), dtype=torch.int64, device=queries.device
         )
-    prefix = torch.tensor(encoder.encode(hparams.query_prefix), dtype=torch.int64)
-    suffix = torch.tensor(encoder.encode(hparams.query_suffix), dtype=torch.int64)
+    prefix, suffix = map(torch.tensor, _affixes(hparams, encoder))
 
     def embed_queries(queries: torch.Tensor) -> torch.Tensor:
         prefixes = prefix.to(queries).expand(len(queries), -1)
@@ -169,6 +174,12 @@ def query_formatter(
         return torch.cat([prefixes, queries, suffixes], dim=1)
 
     return embed_queries
+
+
+def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[int]]:
+    """Return the tokens before and after every query, outside of a chat."""
+    encoder = text_encoder(encoder, hparams.special_tokens)
+    return encoder.encode(hparams.query_prefix), encoder.encode(hparams.query_suffix)
 
 
 def chat_template(hparams: TaskHParams, encoder: Encoder) -> ChatTemplate | None:
@@ -199,7 +210,7 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
     if chat is not None:
         affixes, source = chat.overhead, 'the chat template'
     else:
-        prefix, suffix = map(encoder.encode, (hparams.query_prefix, hparams.query_suffix))
+        prefix, suffix = _affixes(hparams, encoder)
         affixes, source = len(prefix) + len(suffix), 'prefix and suffix'
     total = affixes + hparams.query_length + hparams.response_length
     if total > sizes.n_ctx:

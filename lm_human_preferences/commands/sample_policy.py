@@ -187,7 +187,7 @@ def given_queries(
 def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[int]:
     """Encode a query, padded to `query_length`. name: for errors."""
     try:
-        tokens = encoder.encode(text)
+        tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)
     except UnicodeEncodeError as e:  # JSON can hold half a character
         raise UserError(f'{name} cannot be encoded: {e.reason}') from e
     except UserError as e:

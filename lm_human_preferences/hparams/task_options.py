@@ -75,7 +75,8 @@ class TaskHParams(hyperparams.HParams):
     )
     special_tokens: bool = own_option(
         False,
-        'read special tokens that queries and labels spell out, as rendered chat templates do',
+        'read special tokens that queries, their prefix and suffix, and labels spell out, as'
+        ' rendered chat templates do',
     )
     start_text: str | None = option(
         '.',

@@ -38,6 +38,10 @@ class Encoder(ABC):
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Return the text of token ids (list, numpy array or tensor)."""
 
+    def with_special_tokens(self) -> 'Encoder':
+        """Return an encoder that makes special tokens of what spells them; self without any."""
+        return self
+
     def tokens_holding(self, text: str) -> frozenset[int]:
         """Return the tokens at which a text is cut for `text`; UserError unless it is one token."""
         tokens = self.encode(text)
@@ -49,13 +53,15 @@ class Encoder(ABC):
 class BytePairEncoder(Encoder):
     """GPT-2's encoding. pieces: bytes of each token in order of merges, but the last."""
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    def __init__(self, pieces: Sequence[bytes], special_tokens: bool = False) -> None:
         self.eot_token = len(pieces)
         self.padding_token = len(pieces) + 3
         ranks = {piece: token for token, piece in enumerate(pieces)}
+        special = {END_OF_TEXT: self.eot_token} if special_tokens else {}
         self._bpe = tiktoken.Encoding(
-            'gpt2', pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}
+            'gpt2', pat_str=WORDS, mergeable_ranks=ranks, special_tokens=special
         )
+        self._pieces = pieces
         self._bytes = {
             **dict(enumerate(pieces)),
             self.eot_token: END_OF_TEXT.encode(),
@@ -63,7 +69,10 @@ class BytePairEncoder(Encoder):
         }
 
     def encode(self, text: str) -> list[int]:
-        return self._bpe.encode_ordinary(text)
+        return self._bpe.encode(text, allowed_special='all')
+
+    def with_special_tokens(self) -> Encoder:
+        return BytePairEncoder(self._pieces, special_tokens=True)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Return text, with U+FFFD for bytes that are not UTF-8; KeyError for an unknown id."""

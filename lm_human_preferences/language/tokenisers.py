@@ -180,10 +180,9 @@ def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
     return isinstance(model, TokeniserEncoding | TokeniserEncoder)
 
 
+@functools.lru_cache(maxsize=4)
 def text_encoder(encoder: Encoder, special_tokens: bool) -> Encoder:
-    if special_tokens and isinstance(encoder, TokeniserEncoder):
-        return encoder.with_special_tokens()
-    return encoder
+    return encoder.with_special_tokens() if special_tokens else encoder
 
 
 def spells_special(encoder: Encoder, *texts: str) -> bool:

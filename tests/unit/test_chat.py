@@ -8,6 +8,7 @@ import torch
 from tiny_tokenisers import END, write_byte_level, write_sentencepiece
 
 from lm_human_preferences import lm_tasks
+from lm_human_preferences.commands import sample_policy
 from lm_human_preferences.datasets import jsonl, messages
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
@@ -229,6 +230,42 @@ def test_queries_that_are_rendered_already_are_counted_or_read_as_the_tokens_the
         hparams.special_tokens = special
         sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=2)
         assert (encoder.eot_token in sampler()['tokens']) == special
+
+
+@pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
+@pytest.mark.parametrize('special', [False, True])
+def test_special_tokens_in_prefix_and_suffix(tmp_path, write, special):
+    """So a model that needs its BOS can have it."""
+    encoder = encoder_of(tmp_path, write)
+    affixes = {'query_prefix': '<s>the ', 'query_suffix': f' dog{END}<s>'}
+    hparams = task(chat=False, stop=False, special_tokens=special, **affixes)
+    query = encoder.encode('a fox')
+    (context,) = lm_tasks.query_formatter(hparams, encoder)(torch.tensor([query])).tolist()
+    assert encoder.decode(context) == f'<s>the a fox dog{END}<s>'
+    (bos,) = encoder.with_special_tokens().encode('<s>')
+    ends = (context[0] == bos, context[-1] == bos, context[-2] == encoder.eot_token)
+    assert ends == (special,) * 3
+    sizes = HParams(n_vocab=30, n_ctx=len(context) - len(query) + 40 + 2)
+    lm_tasks.check_lengths(hparams, encoder, sizes)
+    with pytest.raises(UserError, match='tokens of prefix and suffix are'):
+        lm_tasks.check_lengths(hparams, encoder, dataclasses.replace(sizes, n_ctx=sizes.n_ctx - 1))
+    assert len(lm_tasks.end_notes(hparams, encoder)) == (not special)
+
+
+@pytest.mark.parametrize('special', [False, True])
+def test_a_query_that_is_given_to_sample_is_read_as_in_training(tmp_path, special):
+    encoder = encoder_of(tmp_path)
+    hparams = task(chat=False, special_tokens=special)
+    rows = sample_policy.given_queries([f'the{END}'], None, hparams, encoder)
+    assert (encoder.eot_token in rows) == special
+
+
+def test_the_end_of_a_text_of_gpt2_in_a_prefix():
+    encoder = encodings.BytePairEncoder([bytes([byte]) for byte in range(256)])
+    hparams = task(chat=False, special_tokens=True, query_prefix='<|endoftext|>A')
+    (context,) = lm_tasks.query_formatter(hparams, encoder)(torch.tensor([[5]])).tolist()
+    assert context == [256, ord('A'), 5]
+    assert len(encoder.encode('<|endoftext|>')) > 1
 
 
 def test_a_template_that_writes_the_date_is_named(tmp_path):

@@ -167,18 +167,22 @@ def test_the_page_of_a_reward_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'settings, query',
+    'settings, query, more',
     [
-        ({'chat': True}, "[{'role': 'user', 'content': 'A question'}]"),
-        ({'query_prefix': 'P\n', 'query_suffix': "'S"}, '"P\\nThe beginning of a text\'S"'),
+        ({'chat': True}, "[{'role': 'user', 'content': 'A question'}]", ''),
+        (
+            {'query_prefix': 'P\n', 'query_suffix': "'S"},
+            '"P\\nThe beginning of a text\'S"',
+            ', add_special_tokens=False',  # as in training; a BOS would be part of the prefix
+        ),
     ],
 )
-def test_the_example_of_a_card_samples_as_the_training_did(tmp_path, settings, query):
+def test_the_example_of_a_card_samples_as_the_training_did(tmp_path, settings, query, more):
     given = {'response_length': 40, 'policy__temperature': 0.7, **settings}
     run = write_run(tmp_path / 'run', **{f'task__{name}': each for name, each in given.items()})
     example = (
         f'generate({query}, max_new_tokens=40,\n'
-        '         do_sample=True, temperature=0.7, top_k=0, top_p=1.0)'
+        f'         do_sample=True, temperature=0.7, top_k=0, top_p=1.0{more})'
     )
     assert example in card_of(run)[0]
 
