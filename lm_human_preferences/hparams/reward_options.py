@@ -56,10 +56,10 @@ class LabelHParams(hyperparams.HParams):
         at_least=0,
         at_most=0.9,
     )
-    held_out_by: str = own_option(
-        QUERY,
-        'what is held out as a whole: query, or question, as in runs of earlier versions, where'
-        ' labels about one query are on both sides',
+    held_out_by: str | None = own_option(
+        None,
+        'what is held out as a whole: query, or question, which leaves labels about one query on'
+        ' both sides; None: query, but in a run that an earlier version began question',
         one_of=(QUERY, QUESTION),
     )
     error: float = own_option(

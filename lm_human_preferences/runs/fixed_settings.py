@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import LoraHParams
@@ -28,6 +29,7 @@ FIXED_ONCE_BEGUN = {
     'rewards.train_new_model',
     'rewards.online',
 }
+SPLIT = 'labels.held_out_by'  # of a run that goes on, the recorded one
 _ADAPTERS = r'lora(\..*)?'
 # Of a reward model that is not finished, in a run of its own or in that of its policy: its first
 # normalisation is over, and what it has learned of its labels is counted.
@@ -55,6 +57,15 @@ def is_fixed(hparams: Training, key: str, *, has_reward_model: bool) -> bool:
     if new_model is None or name == key or has_reward_model:
         return False
     return _is_fixed_of_reward(new_model, name)
+
+
+def with_older_split(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded options, with the split of labels of versions that had but one."""
+    found = dict(options)
+    for name, share in options.items():
+        if name.endswith('labels.held_out') and share:
+            found.setdefault(f'{name}_by', reward_options.QUESTION)
+    return found
 
 
 def _is_fixed_of_reward(hparams: reward_options.HParams, key: str) -> bool:

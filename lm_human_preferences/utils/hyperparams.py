@@ -357,7 +357,7 @@ def check_accepted(name: str, field: dataclasses.Field, value: Any) -> None:
     if isinstance(value, (int, float)):
         _check_range(name, field.metadata, value)
     choices = field.metadata.get('one_of')
-    if choices and value not in choices:
+    if choices and value is not None and value not in choices:
         raise ValueError(f'{name} {value} is none of {", ".join(choices)}')
 
 

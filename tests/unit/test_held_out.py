@@ -79,22 +79,36 @@ def test_where_there_is_no_query_a_pair_in_any_order_is_held_out_as_a_whole():
     assert (prediction.queries, prediction.effective) == (500, 500)
 
 
-def test_runs_of_earlier_versions_hold_out_the_questions_that_they_did(tmp_path):
-    """Their records do not name what is held out: then it was query and samples in their order."""
+def test_what_earlier_versions_held_out():
+    """Query and samples in their order."""
     labels = {name: torch.arange(20)[:, None] for name in ('query', 'sample0', 'sample1')}
     mask = held_out_by(labels, 0.25, held_out_by='question')
     assert mask.nonzero()[:, 0].tolist() == [0, 2, 5, 19]
     assert mask.tolist() != held_out_by(labels, 0.25).tolist()
-    hparams = resolved('train_reward', 'test', {'labels.held_out': 0.25})
+
+
+@pytest.mark.parametrize(
+    'command, group', [('train_reward', ''), ('train_policy', 'rewards.train_new_model.')]
+)
+def test_runs_of_earlier_versions_hold_out_the_questions_that_they_did(tmp_path, command, group):
+    """Their records do not name what is held out."""
+    hparams = resolved(command, 'test', {f'{group}labels.held_out': 0.25})
+    hparams.run.save_dir, hparams.run.resume = str(tmp_path), True
     records = run_settings.records(hparams, experiment='test', ranks=1)
-    for by, recorded in (('query', True), ('question', False)):
+    for by, is_recorded in ((None, True), ('question', False)):
         for name, content in records.items():
-            if not recorded and 'options' in content:
-                del content['options']['labels.held_out_by']
+            if not is_recorded:
+                content.get('options', {}).pop(f'{group}labels.held_out_by', None)
             (tmp_path / name).write_text(json.dumps(content))
-        read = HParams()
-        run_settings.read_settings(read, str(tmp_path))
-        assert (read.labels.held_out, read.labels.held_out_by) == (0.25, by)
+        read = run_settings.as_recorded(hparams)
+        options = read.labels if command == 'train_reward' else read.rewards.train_new_model.labels
+        assert (options.held_out, options.held_out_by) == (0.25, by)
+        # The same command line with --run.resume goes on so, and does not ask for another.
+        run_settings.check_settings(hparams, {'run.resume'})
+        assert run_settings.pins(hparams) == {f'{group}labels.held_out_by': by}
+    hparams.override_from_dict({f'{group}labels.held_out_by': 'query'})
+    with pytest.raises(UserError, match='labels.held_out_by cannot change'):
+        run_settings.check_settings(hparams, {f'{group}labels.held_out_by'})
 
 
 def hparams(share):
