@@ -21,6 +21,7 @@ REASONS = (  # for skipping a question
     'other',
 )
 REMARK = 'remark'  # the field that holds one
+IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
 LABELLER = 'labeller'  # the field of a label that says who gave it
 LONGEST_REMARK = 200  # characters
 # They change the direction of writing: marks, embeddings, overrides and isolates
@@ -69,6 +70,7 @@ class Answer:
     time: float  # since 1970, see LabelFolder.time_of_next_answer
     remark: str | None = None
     decides: bool = False  # whether it counts instead of answers that disagree
+    is_imported: bool = False  # whether it was given elsewhere
 
     @property
     def said(self) -> tuple[str, Value | None, str | None]:
@@ -81,17 +83,17 @@ class Answer:
         return self.time, self.labeller, self.question
 
     @property
-    def is_imported(self) -> bool:
-        """Return whether it was given elsewhere: its UUID is derived from it, ours are random."""
-        try:
-            return uuids.UUID(self.uuid).version == 5
-        except ValueError:
-            return False
-
-    @property
     def is_timed(self) -> bool:
         """Return whether `seconds` is known; an imported answer may have come without."""
         return self.seconds > 0 or not self.is_imported
+
+
+def is_derived(uuid: str) -> bool:
+    """Return whether a UUID is derived from an imported answer; those of the page are random."""
+    try:
+        return uuids.UUID(uuid).version == 5
+    except ValueError:
+        return False
 
 
 def clean_remark(text: str) -> str | None:
@@ -206,6 +208,8 @@ class AnswerLog:
                 time=record['time'],
                 remark=record.get(REMARK),
                 decides=record.get('decides', False),
+                # Records of earlier versions do not say it.
+                is_imported=record.get(IMPORTED, is_derived(str(record['answer']))),
             )
             check_answer(answer, self.label_type)
         except (KeyError, OverflowError, TypeError, ValueError) as e:
@@ -238,6 +242,8 @@ def check_answer(answer: Answer, label_type: LabelType) -> None:
     remark = answer.remark
     if remark is not None and (not isinstance(remark, str) or remark != clean_remark(remark)):
         raise ValueError(f'remark must be one line of at most {LONGEST_REMARK} characters')
+    if type(answer.is_imported) is not bool:
+        raise TypeError(f'{IMPORTED} must be true or false')
     if type(answer.decides) is not bool or (answer.decides and answer.value is None):
         raise ValueError(f'decides must be true, with {label_type.field}, or left out')
     if answer.value is None:

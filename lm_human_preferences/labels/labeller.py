@@ -13,12 +13,14 @@ from typing import Any
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.label_types import Value
 from lm_human_preferences.labels.answers import (
+    IMPORTED,
     REMARK,
     Answer,
     AnswerLog,
     asking_rank,
     check_answer,
     clean_remark,
+    is_derived,
     shown_order,
 )
 from lm_human_preferences.labels.folder import LabelFolder, Question
@@ -222,6 +224,8 @@ class Labeller:
             record[REMARK] = answer.remark
         if answer.decides:
             record['decides'] = True
+        if answer.is_imported or is_derived(answer.uuid):
+            record[IMPORTED] = answer.is_imported
         return record
 
     def undo(self, uuid: str | None = None) -> Answer | None:

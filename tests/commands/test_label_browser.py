@@ -1,9 +1,11 @@
 """The page for labellers in a real browser: Debian's chromium, driven by selenium."""
 
 import contextlib
+import http.server
 import json
 import re
 import signal
+import threading
 from pathlib import Path
 
 import example_label_type
@@ -11,6 +13,7 @@ import pytest
 from browser import Window, needs_chromium
 from label_folders import make_folder
 from label_page import answers_of, served, write_texts, written
+from launched import eventually
 from page_client import Server
 from page_looks import sticking_out, weak_texts
 from starlette.exceptions import HTTPException
@@ -279,6 +282,49 @@ def test_a_server_that_ends_says_so_and_the_page_goes_on_with_the_next(window, p
         window.until("main.dataset.state === 'ended'")
         assert 'ended. Thank you!' in window.text('#ended')
         assert window.script("document.getElementById('alert').hidden && !isReady()")
+        with served(path, 'anna', port=page.port):
+            assert window.ready() == question
+            window.answer('1')
+            window.driver.get('about:blank')
+    assert [line for line in window.console() if 'net::ERR' not in line] == []
+    assert len(written(path)) == 1
+
+
+class Thief(http.server.BaseHTTPRequestHandler):
+    """Another program at the port of a page. heard: (headers, body) of what it was sent."""
+
+    heard = []
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get('Content-Length', 0))).decode()
+        self.heard.append((dict(self.headers), body))
+        reply = json.dumps({'code': '0' * 64, 'ended': False, 'questions': [], 'lost': []}).encode()
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_another_program_at_the_port_is_not_told_how_to_answer(window, path):
+    """It gets neither cookie nor proof nor questions from a page that tries again."""
+    with shown(window, path) as page:
+        question = window.ready()
+        page.close()
+        window.until("main.dataset.state === 'ended'")
+        thief = http.server.ThreadingHTTPServer(('127.0.0.1', page.port), Thief)
+        thread = threading.Thread(target=thief.serve_forever)
+        thread.start()
+        eventually(lambda: len(Thief.heard) > 2, 60)
+        thief.shutdown()
+        thief.server_close()
+        thread.join()
+        for headers, body in Thief.heard:
+            assert not {'Cookie', 'Labelling-Proof'} & headers.keys()
+            assert set(json.loads(body)) == {'labeller', 'nonce'}
+        assert len({json.loads(body)['nonce'] for _, body in Thief.heard}) == len(Thief.heard)
         with served(path, 'anna', port=page.port):
             assert window.ready() == question
             window.answer('1')

@@ -52,8 +52,9 @@ def _matches(pattern: str) -> Check:
 
 
 _is_text = _matches('(?s).*')
-_is_uuid = _matches('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-_is_question = _matches('[0-9a-f]{64}')
+# Random ones, of version 4: one that is derived from its answer says that it was imported.
+_is_uuid = _matches('[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}')
+_is_question = _is_nonce = _matches('[0-9a-f]{64}')
 _is_remark = _matches(f'(?s).{{0,{LONGEST_REMARK}}}')
 
 
@@ -170,6 +171,7 @@ def make_app(
         routes=[
             Route('/', routes.page, methods=['GET']),
             Route('/session', routes.session, methods=['POST']),
+            Route('/greeting', routes.greeting, methods=['POST']),
             Route('/task', routes.task, methods=['GET']),
             Route('/ending', routes.ending, methods=['POST']),
             *(Route(f'/{action}', routes.act, methods=['POST']) for action in ACTIONS),
@@ -250,9 +252,17 @@ class _Routes:
 
     async def task(self, request: Request) -> Response:
         """Send what does not change from question to question."""
-        task = await run_in_threadpool(self.service.task, self._labeller(request))
+        labeller = self._labeller(request)
+        task = await run_in_threadpool(self.service.task, labeller)
         # The name of the cookie stands for the folder, and reveals nothing about its path.
-        return Json({'folder': self.access.cookie_name, **task})
+        folder, greeting = self.access.cookie_name, self.access.code('greeting', labeller)
+        return Json({'folder': folder, 'greeting': greeting, **task})
+
+    async def greeting(self, request: Request) -> Response:
+        """Show a page of this server, or of one before it, that this is no other program."""
+        values = await _read(request)
+        labeller, nonce = _field(values, 'labeller', _is_text), _field(values, 'nonce', _is_nonce)
+        return Json({'code': self.access.greeting(labeller, nonce)})
 
     async def act(self, request: Request) -> Response:
         """Do what a labeller asks for: one of ACTIONS."""

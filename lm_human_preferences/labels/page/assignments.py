@@ -1,5 +1,6 @@
 """Assignment of questions to labellers."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -7,6 +8,7 @@ from lm_human_preferences.labels.answers import asking_rank
 from lm_human_preferences.labels.folder import LabelFolder, Question, given
 
 LEASE_SECONDS = 600.0
+MOST_LEASES = 16  # of a labeller at a time
 
 
 class Assignments:
@@ -28,6 +30,8 @@ class Assignments:
         self.folder, self.seconds, self.clock = folder, seconds, clock
         # {labeller: {question: when the lease ends}}, in the order in which they are asked
         self._leases: dict[str, dict[str, float]] = {name: {} for name in labellers}
+        # {labeller: {question: when it was given; long ago, if by a server before this one}}
+        self._given: dict[str, dict[str, float]] = {name: {} for name in labellers}
         self._queues = {name: _Queue(name, key) for name in labellers}
         self._damaged: set[str] = set()
         self._open: set[str] = set()
@@ -97,6 +101,7 @@ class Assignments:
         lost = []
         for question in held:
             if self._is_free(question, labeller):
+                self._given[labeller].setdefault(question, -math.inf)
                 self._lease(labeller, question)
             else:
                 self.end(labeller, question)
@@ -112,14 +117,22 @@ class Assignments:
                 break
             if question not in held and self._is_free(question, labeller):
                 held.add(question)
+                self._given[labeller].setdefault(question, self.clock())
+                self._lease(labeller, question)
                 found.append(self.folder.questions[question])
-        for question in found:
-            self._lease(labeller, question.id)
         return found
+
+    def seconds_since(self, labeller: str, question: str) -> float | None:
+        """Return the time since a labeller was given a question; None if it is not for them."""
+        if question not in self._given[labeller]:
+            self.renew(labeller, [question])  # a page may have it from the server before
+        since = self._given[labeller].get(question)
+        return None if since is None else self.clock() - since
 
     def give_back(self, labeller: str, question: str) -> None:
         """Ask a labeller again, and first, a question whose answer they have taken back."""
         self.end(labeller, question)
+        self._given[labeller][question] = self.clock()
         others = self._leases[labeller]
         self._leases[labeller] = {question: self.clock() + self.seconds, **others}
 
@@ -138,6 +151,9 @@ class Assignments:
         if id not in self._open or id in self._done_by[labeller]:
             return False
         now = self.clock()
+        own = self._leases[labeller]
+        if own.get(id, now) <= now and sum(end > now for end in own.values()) >= MOST_LEASES:
+            return False
         others = sum(
             leases.get(id, now) > now for name, leases in self._leases.items() if name != labeller
         )

@@ -107,6 +107,11 @@ class Access:
     def code(self, kind: str, labeller: str) -> str:
         return self._derive(f'{kind} of {labeller}')
 
+    def greeting(self, labeller: str, nonce: str) -> str:
+        """Return what shows the page of a labeller, which knows their code, that this is ours."""
+        key = self.code('greeting', labeller).encode()
+        return hmac.digest(key, nonce.encode(), 'sha256').hex()
+
     def owner(self, kind: str, given: str) -> str | None:
         """Return whose code `given` is; how long this takes reveals nothing about the codes."""
         found = None

@@ -21,6 +21,7 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.runs.run_files import QUESTIONS
 
 REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
+CLOCK_SECONDS = 3.0  # that a labeller's clock may be ahead of this one, while a question is shown
 MOST_QUESTIONS = 3  # that are given at a time: one to show, two for which nobody has to wait
 
 
@@ -215,6 +216,12 @@ class LabellingService:
         value: Value | None = None,
         reason: str | None = None,
     ) -> dict[str, Any]:
+        with self.folder.lock:
+            if uuid not in self.labellers[name].log.uuids:  # else it is only sent again
+                since = self.assignments.seconds_since(name, question.id)
+                if since is None:
+                    raise HTTPException(409, 'That question does not wait for you any more.')
+                seconds = min(seconds, since + CLOCK_SECONDS)
         try:
             self.labellers[name].answer(
                 question, value, seconds, reason=reason, uuid=uuid, only_once=True, remark=remark

@@ -189,6 +189,7 @@ def _answers(
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
             remark=clean_remark(label.remark),
+            is_imported=True,
         )
         to_question.append(answer)
     return given

@@ -1,0 +1,123 @@
+"""Labellers who send what no page of ours would send."""
+
+import hmac
+import json
+import uuid
+
+import pytest
+from label_page import answers_of, served, write_texts, written
+
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.page.assignments import MOST_LEASES
+
+TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(40)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_texts(tmp_path / 'f', TEXTS[:6])
+    return tmp_path / 'f'
+
+
+IDS = {
+    'version 1': str(uuid.uuid1()),
+    'version 3': str(uuid.uuid3(uuid.NAMESPACE_DNS, 'x')),
+    'version 5': str(uuid.uuid5(uuid.NAMESPACE_DNS, 'x')),
+    'another variant': 'f47ac10b-58cc-4372-c567-0e02b2c3d479',
+    'nil': str(uuid.UUID(int=0)),
+    'capitals': str(uuid.uuid4()).upper(),
+}
+
+
+@pytest.mark.parametrize('id', IDS.values(), ids=IDS)
+def test_the_page_takes_random_ids_alone(path, id):
+    with served(path, 'anna') as (_, anna):
+        (question,) = anna.questions(count=1)
+        assert anna.answer(question['id'], answer=id)[0] == 400
+        assert anna.skip(question['id'], answer=id)[0] == 400
+    assert written(path) == []
+
+
+def test_an_answer_that_was_given_here_says_so(path):
+    """Whatever its id: of several answers to a question, the first counts."""
+    ids = [str(uuid.uuid5(uuid.NAMESPACE_DNS, name)) for name in ('anna', 'bob', 'carl')]
+    folder = LabelFolder(str(path))
+    question = next(iter(folder.questions.values()))
+    for name, id in zip(('anna', 'bob'), ids, strict=False):
+        with Labeller(folder, name) as labeller:
+            labeller.answer(question, 1, 1.0, uuid=id)
+    assert [json.loads(line)['imported'] for line in written(path)] == [False, False]
+    assert len(LabelFolder(str(path)).counted()) == 1
+    # As earlier versions have recorded what was imported
+    (line, _) = written(path)
+    record = {**json.loads(line), 'answer': ids[2]}
+    del record['imported']
+    (path / 'answers/carl.jsonl').write_text(json.dumps(record) + '\n')
+    assert len(LabelFolder(str(path)).counted()) == 2
+
+
+def test_only_who_was_given_a_question_answers_it(path):
+    with served(path, 'anna', 'bob') as (page, anna, bob):
+        mine = [question['id'] for question in anna.questions()]
+        for question in mine:
+            assert bob.answer(question)[0] == bob.skip(question)[0] == 409
+            assert bob.post('/questions', held=[question], count=0)[1]['lost'] == [question]
+        assert written(path) == []
+        assert all(anna.answer(question)[0] == 200 for question in mine)
+        assert all(bob.answer(question)[0] == 409 for question in mine)
+    assert len(LabelFolder(str(path)).counted()) == len(mine) == len(written(path))
+
+
+def test_nobody_has_taken_longer_than_the_server_was_waiting(path):
+    now = [1000.0]
+    with served(path, 'anna') as (page, anna):
+        page.service.assignments.clock = lambda: now[0]
+        first, second, _ = anna.questions()
+        now[0] = 1020.0
+        anna.questions(held=[first['id'], second['id']])
+        _, reply = anna.answer(first['id'], seconds=86400)
+        anna.answer(second['id'], seconds=19.5)
+        assert [answer.seconds for answer in answers_of(path, 'anna')] == [23.0, 19.5]
+        anna.undo(reply['last'])
+        now[0] = 1030.0
+        anna.answer(first['id'], seconds=3600.0)
+        assert answers_of(path, 'anna')[-1].seconds == 13.0
+
+
+def test_a_labeller_does_not_keep_all_questions_from_the_others(tmp_path):
+    write_texts(tmp_path / 'f', TEXTS)
+    with served(tmp_path / 'f', 'anna', 'bob') as (_, anna, bob):
+        taken = []
+        for _ in range(20):
+            taken += [question['id'] for question in anna.questions(held=taken[-13:])]
+        assert len(set(taken)) == MOST_LEASES
+        given = []
+        for _ in range(5):
+            given += [question['id'] for question in bob.questions(held=given)]
+        assert len(set(given)) == 15 and not set(given) & set(taken)
+        mine = list(dict.fromkeys(taken))
+        assert anna.answer(mine[0])[0] == 200
+        first, second, new = [question['id'] for question in anna.questions(held=mine[3:])]
+        assert [first, second] == mine[1:3] and new not in mine
+
+
+def test_the_server_shows_a_page_that_it_is_the_one_it_knew(path):
+    """Also after a restart; browsers are in commands/test_label_browser.py."""
+    nonce = '0f' * 32
+
+    def code(client, **fields):
+        body = json.dumps({'labeller': 'anna', 'nonce': nonce, **fields})
+        status, _, text = client.request(
+            'POST', '/greeting', body, Cookie=None, Labelling_Proof=None
+        )
+        return json.loads(text)['code'] if status == 200 else status
+
+    with served(path, 'anna', 'bob') as (_, anna, bob):
+        greeting = anna.task()['greeting']
+        shown = code(anna)
+        assert shown == hmac.digest(greeting.encode(), nonce.encode(), 'sha256').hex()
+        assert greeting != bob.task()['greeting'] and shown != code(bob, labeller='bob')
+        assert code(anna, nonce='') == code(anna, nonce='0f' * 31) == code(anna, labeller=7) == 400
+    with served(path, 'anna') as (_, anna):
+        assert code(anna) == shown
