@@ -133,6 +133,8 @@ class TrainedModel:
         """Return the encoding named in the file `encoding`, else the tokeniser's, else `main`."""
         if self.is_random:
             return encodings.Test
+        if released.is_directory(self.savedir):  # without asking the network
+            return encodings.Main
         if self._adapted is not None:
             return self._adapted.encoding
         assert self.savedir is not None

@@ -204,6 +204,21 @@ def test_released_models_have_the_names_of_hugging_face_too(tmp_path, monkeypatc
     assert "there is no model 'gpt3'" in error_of('gpt3')
 
 
+@pytest.mark.parametrize('name', ['124M', 'gpt2-xl'])
+def test_the_encoding_of_a_released_model_is_known_without_a_network(monkeypatch, cache, name):
+    def stat_blob(blob):
+        raise AssertionError('the network was asked')
+
+    monkeypatch.setattr(storage.blobs, 'stat_blob', stat_blob)
+    assert TrainedModel(name).encoding is encodings.Main
+
+
+def test_a_directory_named_as_a_released_model_has_its_own_encoding(monkeypatch, model_dir):
+    monkeypatch.chdir(model_dir.parent)
+    model_dir.rename('124M')
+    assert TrainedModel('124M').encoding is encodings.Test
+
+
 def test_the_scope_of_a_training_checkpoint_is_found(tmp_path):
     hparams = HParams(**SIZES)
     policy, reference = (Model(hparams).initialize() for _ in range(2))

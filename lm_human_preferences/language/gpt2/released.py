@@ -29,3 +29,8 @@ def hub_name(released: str) -> str:
 
 def directory_of(released: str) -> str:
     return f'gs://gpt-2/models/{released}'
+
+
+def is_directory(directory: str | None) -> bool:
+    """Return whether a directory is that of a released model."""
+    return directory in map(directory_of, RELEASED)
