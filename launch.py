@@ -240,17 +240,17 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
     if unknown:
         raise UserError(f'--{min(unknown)} is no option of {command}')
     settings = user_settings.settings_with_own_token(settings, hparams.task)
-    if isinstance(hparams, policy_options.HParams):
-        settings, notes = policy_options.complete(settings, hparams, None)
+    if hparams.policy is not None:
+        settings, notes = policy_options.complete(settings, hparams.policy, None)
         for line in notes:
             note(line)
     user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
-    if isinstance(hparams, policy_options.HParams):
+    if hparams.policy is not None:
         from lm_human_preferences.language import tokenisers  # a library that --help does not need
 
         if tokenisers.may_have_own(hparams.task.policy.initial_model):
-            run_settings.use_own_model(hparams)
+            run_settings.use_own_model(hparams.policy)
     if mpi is None:
         mpi = run_dir.ranks_of(hparams.run.directory)
     experiment = run_settings.experiment_of(directory, command)

@@ -59,7 +59,7 @@ def check_disk_space(hparams: policy_options.HParams, sizes: Sizes) -> None:
             checkpoint_size(policy_networks(hparams), sizes),
         )
     ]
-    if run_files.REWARD.command in hparams.writes():
+    if hparams.reward_training is not None:
         planned += [
             checkpoints.Planned(
                 os.path.join(directory, run_files.REWARD.of_member(member).finished),
@@ -79,7 +79,7 @@ def policy_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> 
     networks = policy_networks(hparams)
     sampled_rows = rows
     if hparams.rewards.online is not None:
-        new_model = hparams.rewards.train_new_model
+        new_model = hparams.new_reward_model
         assert new_model is not None
         # Rank 0 samples all responses of this many questions at a time.
         sampled_rows = max(rows, ASKED_AT_ONCE * _responses_of(new_model))
@@ -144,7 +144,7 @@ def _reward_step(hparams: reward_options.HParams, sizes: Sizes, ranks: int) -> M
 
 def retraining_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
     """Estimate the memory of retraining a reward model while the policy waits."""
-    new_model = hparams.rewards.train_new_model
+    new_model = hparams.new_reward_model
     assert new_model is not None
     networks = policy_networks(hparams)
     return dataclasses.replace(
@@ -169,12 +169,11 @@ def memory_plans(
     hparams: policy_options.HParams | reward_options.HParams, sizes: Sizes, ranks: int
 ) -> list[MemoryEstimate]:
     """Estimate the memory of each part of a command, on one of `ranks`."""
-    if isinstance(hparams, reward_options.HParams):
-        return [reward_memory(hparams, sizes, ranks)]
-    estimates = policy_plans(hparams, sizes, ranks)
-    new_model = hparams.rewards.train_new_model
-    if new_model is not None and hparams.rewards.online is None:
-        estimates.insert(0, reward_memory(new_model, sizes, ranks))
+    estimates = []
+    if hparams.reward_training is not None:
+        estimates.append(reward_memory(hparams.reward_training, sizes, ranks))
+    if hparams.policy is not None:
+        estimates += policy_plans(hparams.policy, sizes, ranks)
     return estimates
 
 
@@ -186,15 +185,15 @@ def _responses_of(hparams: reward_options.HParams) -> int:
 def work_left(hparams: policy_options.HParams, n_vocab: int) -> dict[str, float]:
     """Return the work of each phase: tokens passed forward, a backward pass counting as two."""
     task = hparams.task
-    new_model = hparams.rewards.train_new_model
     # A backward pass without gradients of the base's weights counts as one.
     passes_of_training = 3 if task.policy.lora is None else 2
     tokens = task.query_length + task.response_length
     phases: dict[str, float] = {}
-    if new_model is not None and hparams.rewards.online is None:
-        row = task.query_length + _responses_of(new_model) * task.response_length
-        labels = new_model.labels.num_train or UNKNOWN_LABELS
-        work = passes_of_training * row * new_model.epochs * labels
+    training = hparams.reward_training
+    if training is not None:
+        row = task.query_length + _responses_of(training) * task.response_length
+        labels = training.labels.num_train or UNKNOWN_LABELS
+        work = passes_of_training * row * training.epochs * labels
         phases |= dict.fromkeys(reward_phases(hparams.rewards.members), work)
     # Sampling, the reference and the reward; forward and backward in each epoch.
     passes = 2 + hparams.rewards.members + passes_of_training * hparams.ppo.noptepochs

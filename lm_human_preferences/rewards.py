@@ -278,7 +278,7 @@ def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
 def has_network(hparams: HParams) -> bool:
     """Return whether the reward of a policy's run is a network of ours, saved with the policy."""
     name = hparams.rewards.trained_model
-    if hparams.rewards.train_new_model is not None:
+    if hparams.new_reward_model is not None:
         return True
     return name is not None and name != 'mock' and not _is_classifier(name)
 
@@ -291,7 +291,7 @@ def scoring_model(
 ) -> ScoringModel:
     """Return the reward model that a policy learns from, before rank 0 broadcasts its weights."""
     chat, members = hparams.task.chat, hparams.rewards.members
-    is_new = hparams.rewards.train_new_model is not None
+    is_new = hparams.new_reward_model is not None
     if hparams.rewards.online is not None:
         scorers: list[Scorer] = [RewardModel(initial_model) for _ in range(members)]
     elif function is not None:

@@ -66,11 +66,12 @@ def pin(hparams: Training, comm: Comm) -> None:
 
 def pinned_members(hparams: Training) -> dict[str, int]:
     """Return {--rewards.ensemble: number of reward models of the given run}, if it is not set."""
-    if isinstance(hparams, reward_options.HParams) or hparams.rewards.ensemble is not None:
+    policy = hparams.policy
+    if policy is None or policy.rewards.ensemble is not None:
         return {}
-    name = hparams.rewards.trained_model
-    is_new = hparams.rewards.train_new_model is not None
-    if is_new or name in (None, 'test') or not rewards.has_network(hparams):
+    name = policy.rewards.trained_model
+    is_new = policy.new_reward_model is not None
+    if is_new or name in (None, 'test') or not rewards.has_network(policy):
         return {}
     members = locations.recorded_members(name)
     return {'rewards.ensemble': members} if members > 1 else {}
@@ -81,18 +82,15 @@ def check_settings(hparams: Training, ranks: int) -> None:
     hparams.check_ranks(ranks)
     for name in _precisions(hparams):
         precision.check(name, default_device())
-    if isinstance(hparams, reward_options.HParams):
-        return
-    new_model = hparams.rewards.train_new_model
-    if new_model is not None:
-        _check_same_task(hparams.task, new_model.task)
+    if hparams.new_reward_model is not None:
+        _check_same_task(hparams.task, hparams.new_reward_model.task)
 
 
 def _precisions(hparams: Training) -> list[str]:
     """Return the precision of a training, and that of its new reward model."""
     found = [hparams.run.precision]
-    if not isinstance(hparams, reward_options.HParams) and hparams.rewards.train_new_model:
-        found.append(hparams.rewards.train_new_model.run.precision)
+    if hparams.new_reward_model is not None:
+        found.append(hparams.new_reward_model.run.precision)
     return found
 
 
@@ -140,14 +138,11 @@ def check(
 
 def _files(hparams: Training) -> list[str]:
     """Return the paths that a training reads before its first step, but for those of its task."""
-    if isinstance(hparams, reward_options.HParams):
-        return list(hparams.labels.sources().values())
-    given = hparams.rewards
-    if given.online is not None:
-        return []
-    if given.train_new_model is not None:
-        return list(given.train_new_model.labels.sources().values())
-    directory = (given.trained_model or '').rstrip('/')
+    if hparams.reward_training is not None:
+        return list(hparams.reward_training.labels.sources().values())
+    policy = hparams.policy
+    assert policy is not None
+    directory = (policy.rewards.trained_model or '').rstrip('/')
     if not directory.endswith(f'/{run_files.REWARD.network}'):
         return []
     return weights.files_in(directory)
@@ -157,8 +152,8 @@ def check_queries(hparams: Training, encoder: Encoder) -> list[str]:
     """Return notes on the texts of a user's own file; UserError if they cannot be used."""
     notes = lm_tasks.end_notes(hparams.task, encoder)
     notes += lm_tasks.query_notes(hparams.task, encoder, 'train')
-    if not isinstance(hparams, reward_options.HParams) and hparams.run.evaluate:
-        evaluate.check_queries(hparams)
+    if hparams.policy is not None and hparams.policy.run.evaluate:
+        evaluate.check_queries(hparams.policy)
     return notes
 
 

@@ -125,7 +125,7 @@ def _train_both(
         session.show_queries(hparams)
     clock = TimeLeft(plans.work_left(hparams, sizes.n_vocab))
     with shared.read_once(), session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
-        if run_files.REWARD.command in hparams.writes():
+        if hparams.reward_training is not None:
             hparams = train_reward.train_for_policy(hparams, directory, comm, clock, experiment)
         trainer = start(hparams, checkpointer, comm, experiment)
     take_steps(trainer, checkpointer, clock)

@@ -60,7 +60,7 @@ def train_for_policy(
 ) -> PolicyHParams:
     """Train the reward model of a policy's run in `directory`; return settings with its path."""
     hparams = copy.deepcopy(hparams)
-    new_model = hparams.rewards.train_new_model
+    new_model = hparams.reward_training
     assert new_model is not None
     new_model.run.save_dir = directory
     new_model.ensemble = hparams.rewards.members

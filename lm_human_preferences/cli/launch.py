@@ -257,7 +257,7 @@ def training_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a training's job; binds: settings of the experiment, if known."""
     arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
-    if hparams.writes()[-1] == run_files.REWARD.command:
+    if hparams.command == run_files.REWARD.command:
         options = commands.differences(hparams, binds, binds)
         arguments['task_options'] = {
             name: value for name, value in options.items() if name.startswith('task.')

@@ -45,13 +45,8 @@ class DryRun:
         self.unchecked: list[str] = []
         self.query_notes: list[str] = []
         self.estimates: list[memory.MemoryEstimate] = []
-        self.new_model: train_reward.HParams | None
-        self.online: OnlineHParams | None = None
-        if isinstance(hparams, train_policy.HParams):
-            self.new_model = hparams.rewards.train_new_model
-            self.online = hparams.rewards.online
-        else:
-            self.new_model = hparams
+        self.policy = hparams.policy
+        self.online = None if self.policy is None else self.policy.rewards.online
 
     def check(self, overwrite: bool, explicitly_set: Collection[str]) -> None:
         """Raise UserError if the training could not start; see `dry_run`."""
@@ -63,13 +58,11 @@ class DryRun:
         self._check_dataset(self.hparams.task, encoding)
         if self.online is not None:
             self._check_online(self.online, encoding)
-        elif self.new_model is not None:
-            self._check_labels(self.new_model, encoding)
-        else:
-            assert isinstance(self.hparams, train_policy.HParams)
-            rewards.function_of_training(self.hparams, LocalComm())
-            if self.hparams.rewards.trained_model is not None:
-                self._check_trained_model(self.hparams.rewards.trained_model, encoding)
+        elif self.hparams.reward_training is not None:
+            self._check_labels(self.hparams.reward_training, encoding)
+        elif self.policy is not None:
+            rewards.function_of_training(self.policy, LocalComm())
+            self._check_trained_model(self.policy.rewards, encoding)
 
     def _check_directory(self, overwrite: bool, explicitly_set: Collection[str]) -> None:
         run = self.hparams.run
@@ -84,17 +77,14 @@ class DryRun:
 
     def _find_members(self) -> None:
         """Take the number of reward models from the trained ensemble; check that they exist."""
-        if not isinstance(self.hparams, train_policy.HParams):
+        if self.policy is None or self.policy.new_reward_model is not None:
             return
-        given = self.hparams.rewards
-        name = given.trained_model
-        if given.train_new_model is not None or name is None:
+        name = self.policy.rewards.trained_model
+        if name is None or storage.is_remote(name) or not storage.exists(name):
             return
-        if storage.is_remote(name) or not storage.exists(name):
-            return
-        self.hparams.override_from_dict(session.pinned_members(self.hparams))
-        if given.members > 1 and rewards.has_network(self.hparams):
-            locations.locations_of(name, given.members)
+        self.policy.override_from_dict(session.pinned_members(self.policy))
+        if self.policy.members > 1 and rewards.has_network(self.policy):
+            locations.locations_of(name, self.policy.members)
 
     def _check_model(self) -> Encoding | None:
         """Check what needs no download; return the initial model's encoding if it is here."""
@@ -126,12 +116,11 @@ class DryRun:
             lm_tasks.check_task(self.hparams.task, encoding, sizes)
         else:
             self.unchecked.append(f'the encoding {encoding.name}, which is needed to check lengths')
-        hparams = self.hparams
+        hparams = copy.deepcopy(self.hparams)
         sizes = shared.with_learned(sizes, create, hparams)
-        if isinstance(hparams, train_policy.HParams) and _is_elsewhere(hparams.rewards):
+        if hparams.policy is not None and _is_elsewhere(hparams.policy.rewards):
             # Whether it is a network of ours is not known: then it takes memory as one of them.
-            hparams = copy.deepcopy(hparams)
-            hparams.rewards.trained_model = 'test'
+            hparams.policy.rewards.trained_model = 'test'
         for estimate in plans.memory_plans(hparams, sizes, self.ranks):
             memory.check_rows(estimate, self._free_memory())
             self.estimates.append(memory.on_ranks(estimate, self.ranks, self.device))
@@ -153,7 +142,7 @@ class DryRun:
         encoder = encoding.get_encoder()
         lm_tasks.make_query_sampler(hparams=task, encoder=encoder, batch_size=1)()
         self.query_notes = session.check_queries(self.hparams, encoder)
-        if isinstance(self.hparams, train_policy.HParams) and self.hparams.run.evaluate:
+        if self.policy is not None and self.policy.run.evaluate:
             self.query_notes += lm_tasks.query_notes(task, encoder, 'test')
 
     def _check_labels(self, hparams: train_reward.HParams, encoding: Encoding | None) -> None:
@@ -168,24 +157,26 @@ class DryRun:
 
     def _check_online(self, online: OnlineHParams, encoding: Encoding | None) -> None:
         """Check the collecting of labels, which needs no source but may take a source's queries."""
-        assert self.new_model is not None
         if online.source == 'mock':
             self._check_known_reward(encoding)
         if registry.info(self.hparams.task.query_dataset).labels_stand_in:
-            self.unchecked += _elsewhere(self.new_model.labels)
+            assert self.hparams.new_reward_model is not None
+            self.unchecked += _elsewhere(self.hparams.new_reward_model.labels)
 
     def _check_known_reward(self, encoding: Encoding | None) -> None:
         if encoding is not None:
             known_reward.check_encoding(encoding)
 
-    def _check_trained_model(self, name: str, encoding: Encoding | None) -> None:
-        assert isinstance(self.hparams, train_policy.HParams)
+    def _check_trained_model(self, given: RewardHParams, encoding: Encoding | None) -> None:
+        name = given.trained_model
+        if name is None:
+            return
         if name == 'mock':
             self._check_known_reward(encoding)
-        elif _is_elsewhere(self.hparams.rewards):
+        elif _is_elsewhere(given):
             self.unchecked.append(f'--rewards.trained_model {name}')
         elif is_classifier(name):
-            classifier.check(name, self.hparams.rewards.class_name)
+            classifier.check(name, given.class_name)
         elif storage.is_remote(name) or not storage.exists(name):
             # It may still be in training.
             self.unchecked.append(f'--rewards.trained_model {name}')

@@ -60,7 +60,7 @@ def record_of(run: str) -> HParams | None:
             return hparams
         if storage.exists(storage.join(directory, POLICY_RECORD)):
             of_policy = run_settings.load_run_hparams(directory)
-            return of_policy.rewards.train_new_model or HParams(task=of_policy.task)
+            return of_policy.new_reward_model or HParams(task=of_policy.task)
     return None
 
 

@@ -222,6 +222,8 @@ class RunHParams(reward_options.RunHParams):
 
 @dataclass
 class HParams(hyperparams.HParams):
+    command: ClassVar[str] = 'train_policy'
+
     run: RunHParams = field(default_factory=RunHParams)
 
     task: TaskHParams = field(default_factory=TaskHParams)
@@ -296,10 +298,31 @@ class HParams(hyperparams.HParams):
             ' batches',
         )
 
-    def writes(self) -> list[str]:
-        """Return the commands whose files the run writes, its own last."""
-        is_two_runs = self.rewards.train_new_model is not None and self.rewards.online is None
-        return ['train_reward', 'train_policy'] if is_two_runs else ['train_policy']
+    @property
+    def policy(self) -> 'HParams':
+        """Settings of the policy that this command trains."""
+        return self
+
+    @property
+    def new_reward_model(self) -> reward_options.HParams | None:
+        """Settings of the reward model that this command trains, before the policy or with it."""
+        return self.rewards.train_new_model
+
+    @property
+    def reward_training(self) -> reward_options.HParams | None:
+        """Settings of the reward training that this command begins with."""
+        return None if self.rewards.online else self.rewards.train_new_model
+
+    @property
+    def members(self) -> int:
+        """Number of reward models that the policy learns from."""
+        return self.rewards.members
+
+    @property
+    def commands(self) -> list[str]:
+        """Commands whose files the run writes, its own last."""
+        before = [] if self.reward_training is None else self.reward_training.commands
+        return [*before, self.command]
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError unless `ranks` ranks can share the batches and whiten their parts."""

@@ -190,6 +190,8 @@ class RunHParams(hyperparams.HParams):
 
 @dataclass
 class HParams(hyperparams.HParams):
+    command: ClassVar[str] = 'train_reward'
+
     run: RunHParams = field(default_factory=RunHParams)
 
     task: TaskHParams = field(default_factory=TaskHParams)
@@ -281,5 +283,27 @@ class HParams(hyperparams.HParams):
         for name in ('batch_size', 'rollout_batch_size'):
             check_multiple(getattr(self, name), self.option_name(name), {'--mpi': ranks})
 
-    def writes(self) -> list[str]:
-        return ['train_reward']
+    @property
+    def policy(self) -> None:
+        """Settings of the policy that this command trains: it trains none."""
+        return None
+
+    @property
+    def new_reward_model(self) -> 'HParams':
+        """Settings of the reward model that this command trains."""
+        return self
+
+    @property
+    def reward_training(self) -> 'HParams':
+        """Settings of the reward training that this command begins with."""
+        return self
+
+    @property
+    def members(self) -> int:
+        """Number of reward models that this command trains."""
+        return self.ensemble
+
+    @property
+    def commands(self) -> list[str]:
+        """Commands whose files the run writes."""
+        return [self.command]

@@ -43,7 +43,7 @@ class Collection(Hook):
 
     def __init__(self, trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft) -> None:
         hparams = trainer.hparams
-        online, new_model = hparams.rewards.online, hparams.rewards.train_new_model
+        online, new_model = hparams.rewards.online, hparams.new_reward_model
         assert online is not None and new_model is not None and checkpointer.seed is not None
         self.trainer, self.checkpointer, self.comm = trainer, checkpointer, trainer.comm
         self.clock, self.online, self.seed = clock, online, checkpointer.seed

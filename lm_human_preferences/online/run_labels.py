@@ -43,7 +43,7 @@ class RunLabels:
         self, trainer: PPOTrainer, schedule: Schedule, seed: int, stack: contextlib.ExitStack
     ) -> None:
         hparams, encoding = trainer.hparams, trainer.policy.trained_model.encoding
-        online, new_model = hparams.rewards.online, hparams.rewards.train_new_model
+        online, new_model = hparams.rewards.online, hparams.new_reward_model
         assert online is not None and new_model is not None
         self.online = online
         self.schedule = schedule

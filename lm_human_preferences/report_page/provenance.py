@@ -132,7 +132,7 @@ def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tupl
     hparams = facts.hparams
     if hparams is None:
         return _UNKNOWN, []
-    command = hparams.writes()[-1]
+    command = hparams.command
     name = facts.experiments.get(command)
     binds = experiments.get(f'{command}/{name}')
     if binds is None:

@@ -58,7 +58,7 @@ def reward_model_of(save_dir: str, hparams: HParams) -> str:
     policy = storage.join(save_dir, run_files.POLICY.network)
     if hparams.rewards.online is not None:
         return policy
-    if hparams.rewards.train_new_model is not None:
+    if hparams.new_reward_model is not None:
         own = storage.join(save_dir, run_files.REWARD.network)
         return own if storage.exists(storage.join(own, 'hparams.json')) else policy
     name = hparams.rewards.trained_model
@@ -75,7 +75,7 @@ def local_reward_model(hparams: HParams) -> str:
     """Return the reward model of a training: a local directory of its own, or a name."""
     name = hparams.rewards.trained_model
     assert name is not None
-    if hparams.rewards.train_new_model is not None:
+    if hparams.new_reward_model is not None:
         name = storage.staging_dir(name)
     if hparams.rewards.class_name is not None:
         return f'{name}#{hparams.rewards.class_name}'
@@ -86,8 +86,8 @@ def label_source(hparams: HParams) -> str | None:
     """Return --labels.source of a policy's reward if it may stand in for queries, and is known."""
     if not registry.info(hparams.task.query_dataset).labels_stand_in:
         return None
-    if hparams.rewards.train_new_model is not None:
-        return hparams.rewards.train_new_model.labels.source
+    if hparams.new_reward_model is not None:
+        return hparams.new_reward_model.labels.source
     if hparams.rewards.trained_model is None:  # but a function, which has no labels
         return None
     run = hparams.rewards.trained_model.rstrip('/')
@@ -113,7 +113,7 @@ def reward_model_dir(path: str) -> str:
         reward = policy
         with contextlib.suppress(UserError):
             hparams = run_settings.load_run_hparams(path)
-            if hparams.rewards.train_new_model is None and hparams.rewards.trained_model:
+            if hparams.new_reward_model is None and hparams.rewards.trained_model:
                 reward = reward_model_of(path, hparams)
         advice = f'the reward of that run is {reward}'
     raise OptionError(

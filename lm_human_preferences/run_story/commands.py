@@ -40,7 +40,7 @@ def repeating(
     hparams = facts.hparams
     if hparams is None:
         return None
-    command = hparams.writes()[-1]
+    command = hparams.command
     experiment = facts.experiments.get(command)
     binds = experiments.get(f'{command}/{experiment}')
     if experiment is None or binds is None:
@@ -106,9 +106,9 @@ def _with_seeds(hparams: Any, seeds: Mapping[str, int]) -> Any:
     if hparams is None:
         return None
     found = copy.deepcopy(hparams)
-    trained = [(found.run, COMMANDS[found.writes()[-1]].network)]
-    if isinstance(found, policy_options.HParams) and found.rewards.train_new_model is not None:
-        trained.append((found.rewards.train_new_model.run, REWARD.network))
+    trained = [(found.run, COMMANDS[found.command].network)]
+    if found.new_reward_model is not None:
+        trained.append((found.new_reward_model.run, REWARD.network))
     for run, network in trained:
         if run.seed is None:
             run.seed = seeds.get(network)
@@ -155,7 +155,7 @@ def _switched(hparams: Any, base: Any) -> dict[str, Any]:
 
 def _as_given(found: dict[str, Any], hparams: Any, now: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out options that follow from others."""
-    if not isinstance(hparams, policy_options.HParams) or hparams.rewards.train_new_model is None:
+    if hparams.policy is None or hparams.new_reward_model is None:
         return found
     found = {key: value for key, value in found.items() if not key.startswith(f'{_NEW}.task.')}
     found.pop('rewards.trained_model', None)

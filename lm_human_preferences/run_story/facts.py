@@ -96,7 +96,7 @@ def _source(path: str, record: Mapping[str, Any], without: tuple[str, ...]) -> S
 
 def labels_of_online(run: str, hparams: PolicyHParams) -> LabelFacts:
     """Return the labels of reward models that were retrained while the policy trained."""
-    online, new_model = hparams.rewards.online, hparams.rewards.train_new_model
+    online, new_model = hparams.rewards.online, hparams.new_reward_model
     assert online is not None
     folder = storage.join(run, run_files.LABELS)
     batches = _batches(storage.join(folder, run_files.USED))
@@ -216,7 +216,7 @@ class RunFacts:
     @property
     def given_reward(self) -> str | None:
         """Given reward model: path, URL or 'mock'; None where the run trained its own."""
-        if self.policy is None or self.policy.rewards.train_new_model is not None:
+        if self.policy is None or self.policy.new_reward_model is not None:
             return None
         return self.policy.rewards.trained_model
 
@@ -297,7 +297,7 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
     policy = _settings(PolicyHParams(), directory, commands)
     reward = _settings(RewardHParams(), directory, commands)
     if reward is None and policy is not None:
-        reward = policy.rewards.train_new_model
+        reward = policy.new_reward_model
     experiments = {}
     ranks = None
     changed: list[list[Any]] = []
@@ -327,7 +327,7 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
 
 
 def _settings(hparams: Any, directory: str, commands: list[str]) -> Any:
-    if hparams.writes()[-1] not in commands:
+    if hparams.command not in commands:
         return None
     try:
         run_settings.read_settings(hparams, directory)

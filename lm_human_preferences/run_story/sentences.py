@@ -21,7 +21,7 @@ from lm_human_preferences.run_story.facts import (
     RunFacts,
     Source,
 )
-from lm_human_preferences.runs import command_record, run_settings
+from lm_human_preferences.runs import command_record
 
 OWN_MODELS = {
     'test': 'a tiny network with random weights, which tests the program',
@@ -246,7 +246,7 @@ def held_out(facts: RunFacts) -> Iterator[str]:
     share = facts.labels.held_out if facts.labels is not None else 0
     part = f' (a share of {share:g} of all)' if share else ''
     is_online = facts.labels is not None and facts.labels.reward_models > 0
-    members = 1 if hparams is None or is_online else run_settings.members(hparams)
+    members = 1 if hparams is None or is_online else hparams.members
     model = 'The reward model'
     if members > 1:  # logs of earlier versions have the first model's
         which = 'mean' if found.prefix == OF_MEAN else 'first'

@@ -46,17 +46,18 @@ def is_fixed(hparams: Training, key: str, *, has_reward_model: bool) -> bool:
     """
     if key in FIXED_ONCE_BEGUN:
         return True
-    if isinstance(hparams, reward_options.HParams):
-        return not has_reward_model and _is_fixed_of_reward(hparams, key)
-    name = key.removeprefix(f'{NEW_MODEL}.')
-    if hparams.rewards.online is not None:  # labels and retrainings are planned by steps
+    policy, training = hparams.policy, hparams.reward_training
+    name = key if policy is None else key.removeprefix(f'{NEW_MODEL}.')
+    if (
+        policy is not None and policy.rewards.online is not None
+    ):  # labels and retrainings are planned by steps
         return key == 'ppo.batch_size' or (
             name != key and re.fullmatch(_ADAPTERS, name) is not None
         )
-    new_model = hparams.rewards.train_new_model
-    if new_model is None or name == key or has_reward_model:
+    is_of_policy = policy is not None and name == key
+    if training is None or is_of_policy or has_reward_model:
         return False
-    return _is_fixed_of_reward(new_model, name)
+    return _is_fixed_of_reward(training, name)
 
 
 def with_older_split(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def check_directory(directory: str | None) -> None:
 
 def own_files(hparams: Training) -> list[str]:
     """Return the existing files of runs with `hparams`, paths and URLs; partial ones, too."""
-    pattern = run_files.written_by(hparams.writes(), r'(\.\d+\.part)?')
+    pattern = run_files.written_by(hparams.commands, r'(\.\d+\.part)?')
     directory = hparams.run.directory
     save_dir = hparams.run.save_dir
     assert directory is not None and save_dir is not None
@@ -174,7 +174,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
         yield
         return
     is_new = not os.path.isdir(directory)
-    command = run_files.COMMANDS[hparams.writes()[-1]]
+    command = run_files.COMMANDS[hparams.command]
     with _sigterm_interrupts():
         try:
             lock_file, killed = run_lock.acquire(directory)
@@ -222,7 +222,7 @@ def _uploaded(hparams: Training, process: str) -> contextlib.AbstractContextMana
         return contextlib.nullcontext()
     from lm_human_preferences.runs import uploads
 
-    pattern = run_files.uploaded_by(hparams.writes())
+    pattern = run_files.uploaded_by(hparams.commands)
     return uploads.uploaded(save_dir, directory, pattern, process)
 
 
@@ -234,14 +234,14 @@ def resume_hint(hparams: Training) -> str:
         return 'Nothing is saved, because --save_dir is None.'
     assert save_dir is not None
     command = shell.typed('./launch.py resume', save_dir)
-    if hparams.writes()[-1] == POLICY.command:
+    if hparams.command == POLICY.command:
         saved = names.resumable(os.path.join(directory, POLICY.unfinished))
         if saved:
             return (
                 f'Step {names.step_of(saved[0])} of the policy is saved; to go on from there:'
                 f' {command}'
             )
-    members = run_settings.members(hparams)
+    members = hparams.members
     finished = 0
     while finished < members and run_files.has_reward_model(directory, finished):
         finished += 1

@@ -41,12 +41,11 @@ def records(
     if hparams.run.resume and hparams.run.directory is not None:
         ranks = ranks_of(hparams.run.directory) or ranks
     nested, additions = hparams.to_nested_dict(original_only=True), _lasting_additions(hparams)
-    settings = {hparams.writes()[-1]: (nested, additions)}
+    settings = {hparams.command: (nested, additions)}
     changed = _changed_so_far(hparams)
-    if len(hparams.writes()) > 1:  # the reward model is trained in the same run
+    if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
         prefix = f'{NEW_MODEL}.'
-        assert isinstance(hparams, policy_options.HParams)
-        of_reward: dict[str, Any] = {'ensemble': hparams.rewards.members}
+        of_reward: dict[str, Any] = {'ensemble': hparams.members}
         for name, value in additions.items():
             if name.startswith(prefix):
                 of_reward[name.removeprefix(prefix)] = value
@@ -106,8 +105,8 @@ def _with_initial_model_as_begun(hparams: Training) -> Training:
 def _set_initial_model(hparams: Training, model: str) -> None:
     """Set it for a policy and for the reward model that is trained with it."""
     hparams.task.policy.initial_model = model
-    if isinstance(hparams, policy_options.HParams) and hparams.rewards.train_new_model is not None:
-        hparams.rewards.train_new_model.task.policy.initial_model = model
+    if hparams.new_reward_model is not None:
+        hparams.new_reward_model.task.policy.initial_model = model
 
 
 def as_recorded(hparams: AnyTraining) -> AnyTraining:
@@ -122,7 +121,7 @@ def as_recorded(hparams: AnyTraining) -> AnyTraining:
 
 def read_settings(hparams: Training, directory: str) -> None:
     """Override `hparams` from what a run in `directory` has recorded; NotFound if there is none."""
-    files = run_files.COMMANDS[hparams.writes()[-1]]
+    files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     more = _more_settings(directory, files)
     with hyperparams.reading(storage.join(directory, files.more_settings)):
@@ -156,7 +155,7 @@ def _changed_so_far(hparams: Training) -> list[list[Any]]:
         recorded = as_recorded(hparams)
     if not hparams.run.resume or recorded is hparams:
         return []
-    found = changed(str(hparams.run.directory), hparams.writes()[-1])
+    found = changed(str(hparams.run.directory), hparams.command)
     before, now = _settings(recorded), _settings(hparams)
     for key in _changes(before, now, _seed_of_ensemble(hparams)):
         if not _OF_HOW.fullmatch(key):
@@ -189,13 +188,6 @@ def _recorded(directory: str, name: str) -> Any:
         _more_settings(directory, files) for files in (run_files.POLICY, run_files.REWARD)
     )
     return of_policy.get(name, of_reward.get(name))
-
-
-def members(hparams: Training) -> int:
-    """Return the number of reward models that a run trains, or its policy learns from."""
-    if isinstance(hparams, policy_options.HParams):
-        return hparams.rewards.members
-    return hparams.ensemble
 
 
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
@@ -254,9 +246,10 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
                 f' {shlex.join(shell.option_words(name, settings[name]))} to go on with what it is'
                 ' now'
             )
-    if isinstance(hparams, policy_options.HParams) and hparams.rewards.function is not None:
+    function = None if hparams.policy is None else hparams.policy.rewards.function
+    if function is not None:
         is_given = _covers(explicitly_set, 'rewards.function')
-        reward_function.check_resumed(directory, hparams.rewards.function, is_given=is_given)
+        reward_function.check_resumed(directory, function, is_given=is_given)
 
 
 def _recorded_digests(directory: str) -> dict[str, Any]:
@@ -304,12 +297,10 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
 
 def _seed_of_ensemble(hparams: Training) -> str | None:
     """Return the name of the seed of an ensemble to be trained, if it is None; else None."""
-    if not isinstance(hparams, policy_options.HParams):
-        return 'run.seed' if hparams.ensemble > 1 and hparams.run.seed is None else None
-    new_model = hparams.rewards.train_new_model
-    if new_model is None or hparams.rewards.online is not None or hparams.rewards.members == 1:
+    training = hparams.reward_training
+    if training is None or hparams.members == 1 or training.run.seed is not None:
         return None
-    return f'{NEW_MODEL}.run.seed' if new_model.run.seed is None else None
+    return 'run.seed' if hparams.policy is None else f'{NEW_MODEL}.run.seed'
 
 
 def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
@@ -317,11 +308,7 @@ def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     # The directory of a reward model that the run is yet to train may be called like a model.
-    is_given_model = (
-        key == 'rewards.trained_model'
-        and isinstance(hparams, policy_options.HParams)
-        and hparams.rewards.train_new_model is None
-    )
+    is_given_model = key == 'rewards.trained_model' and hparams.new_reward_model is None
     if key.endswith(INITIAL_MODEL) or is_given_model:
         return storage.model_path(value)
     return value if storage.is_hub(value) else None
@@ -346,9 +333,9 @@ def _settings(hparams: Training) -> dict[str, Any]:
     """Return {dotted name: value} of all that a resumed run goes on with."""
     original = _leaves(hparams.to_nested_dict(original_only=True))
     settings = {**dict(original), **_lasting_additions(hparams)}
-    if isinstance(hparams, policy_options.HParams):
+    if hparams.policy is not None:
         # A group that is off has no values: all of them would differ, and not the group itself.
-        settings[NEW_MODEL] = 'off' if hparams.rewards.train_new_model is None else 'on'
+        settings[NEW_MODEL] = 'off' if hparams.new_reward_model is None else 'on'
     return settings
 
 
@@ -370,7 +357,7 @@ def _refuse_ineffective(
     for key in fixed:
         raise UserError(
             f'--{key} cannot change: a run that has begun goes on with its own: start another one'
-            f' by {shell.typed(f"./launch.py {hparams.writes()[-1]}")}'
+            f' by {shell.typed(f"./launch.py {hparams.command}")}'
         )
     if not is_finished:
         return

@@ -35,7 +35,7 @@ def settings_of(line, monkeypatch):
 
 
 def run_facts(hparams, experiment):
-    command = hparams.writes()[-1]
+    command = hparams.command
     field = 'policy' if command == 'train_policy' else 'reward'
     return facts.RunFacts('run', experiments={command: experiment}, **{field: hparams})
 

@@ -133,11 +133,12 @@ def adapters_of(hparams: Training) -> Adapters:
     lora = hparams.task.policy.lora
     if lora is None:
         return {}
-    if not isinstance(hparams, PolicyHParams):
-        return {'reward_model': hparams.lora or lora}
-    new_model = hparams.rewards.train_new_model
-    of_reward = {} if new_model is None else adapters_of(new_model)
-    return {'policy': lora, **of_reward}
+    found = {}
+    if hparams.policy is not None:
+        found['policy'] = lora
+    if hparams.new_reward_model is not None:
+        found['reward_model'] = hparams.new_reward_model.lora or lora
+    return found
 
 
 def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm) -> TrainedModel:
