@@ -25,10 +25,13 @@ def typed(command: str, *words: str) -> str:
 
 
 def _beside_this_program(command: str) -> str:
-    """Return `command` with the folder of this program, if its script is there."""
+    """Return `command` with the folder of this program, if that is another one than this."""
     script, space, rest = command.partition(' ')
-    path = os.path.join(os.path.abspath(os.path.dirname(sys.argv[0])), os.path.basename(script))
-    return f'{shlex.quote(path)}{space}{rest}' if os.path.exists(path) else command
+    folder = os.path.abspath(os.path.dirname(sys.argv[0]))
+    path = os.path.join(folder, os.path.basename(script))
+    if folder == os.getcwd() or not os.path.exists(path):
+        return command
+    return f'{shlex.quote(path)}{space}{rest}'
 
 
 def option_words(name: str, value: object) -> list[str]:

@@ -48,12 +48,10 @@ def is_fixed(hparams: Training, key: str, *, has_reward_model: bool) -> bool:
         return True
     policy, training = hparams.policy, hparams.reward_training
     name = key if policy is None else key.removeprefix(f'{NEW_MODEL}.')
-    if (
-        policy is not None and policy.rewards.online is not None
-    ):  # labels and retrainings are planned by steps
-        return key == 'ppo.batch_size' or (
-            name != key and re.fullmatch(_ADAPTERS, name) is not None
-        )
+    if policy is not None and policy.rewards.online is not None:
+        # Labels and retrainings are planned by steps.
+        is_of_adapters = name != key and re.fullmatch(_ADAPTERS, name) is not None
+        return key == 'ppo.batch_size' or is_of_adapters
     is_of_policy = policy is not None and name == key
     if training is None or is_of_policy or has_reward_model:
         return False
