@@ -33,4 +33,4 @@ def directory_of(released: str) -> str:
 
 def is_directory(directory: str | None) -> bool:
     """Return whether a directory is that of a released model."""
-    return directory in map(directory_of, RELEASED)
+    return directory in [*map(directory_of, RELEASED)]
