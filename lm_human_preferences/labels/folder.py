@@ -10,6 +10,7 @@ what labellers disagree about counts instead of their answers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -143,6 +144,11 @@ class LabelFolder:
             for log in self.logs.values()
             if log.copied
         ]
+        path = self._reader.path
+        if any(question.kind == GOLD for question in self.questions.values()):
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_mode & 0o044:
+                    copies.append(f'note: {path} has the gold answers, and others may read it')
         readers = [self._reader, *(log.reader for log in self.logs.values())]
         return copies + [
             f'note: {reader.path} ends in an unfinished line of {reader.torn} bytes, which is left'
@@ -327,12 +333,14 @@ class QuestionWriter:
     def __init__(self, path: str, task: dict[str, Any], encoding: Encoding | None = None) -> None:
         file = os.path.join(path, QUESTIONS)
         try:
+            os.makedirs(path, 0o700, exist_ok=True)
             os.makedirs(os.path.join(path, ANSWERS), exist_ok=True)
         except OSError as e:
             raise UserError(f'{path} cannot be made: {e.strerror}') from e
         self._writer = json_lines.Writer(
             file,
             in_use=f'{file} is in use: another program adds questions; try again when it has ended',
+            opener=storage.open_private,  # it has the gold answers
         )
         self.dropped = self._writer.dropped
         try:

@@ -5,7 +5,7 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from lm_human_preferences import storage
@@ -86,12 +86,19 @@ class Writer:
     of an unfinished last line that was removed.
     """
 
-    def __init__(self, path: str, in_use: str, *, keeps_lines: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        in_use: str,
+        *,
+        keeps_lines: bool = False,
+        opener: Callable[[str, int], int] = storage.open_nofollow,
+    ) -> None:
         self.path = path
         self._rescue: tuple[str, str] | None = None  # change of a lost file, and advice
         try:
             is_new = not os.path.exists(path)
-            self.file = open(path, 'ab+', buffering=0, opener=storage.open_nofollow)
+            self.file = open(path, 'ab+', buffering=0, opener=opener)
             storage.lock_file(self.file)
             self.dropped = self._drop_torn_line()
             self._size = os.fstat(self.file.fileno()).st_size

@@ -41,6 +41,9 @@ def check_directory(directory: str | None) -> None:
             f'--save_dir: {directory} cannot be made: {existing} is no directory that you may'
             ' write to'
         )
+    open_to_others = storage.open_to_others(directory)
+    if open_to_others:
+        raise UserError(f'--save_dir: {open_to_others}: give a directory below one of your own')
 
 
 def own_files(hparams: Training) -> list[str]:

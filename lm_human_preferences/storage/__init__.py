@@ -27,6 +27,7 @@ from lm_human_preferences.storage.files import (
     md5,
     open_nofollow,
     open_private,
+    open_to_others,
     sync_directory,
     write_bytes,
     write_json,

@@ -10,8 +10,10 @@ import hashlib
 import io
 import json
 import os
+import pathlib
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TextIO
 
@@ -119,6 +121,28 @@ def local_files(directory: str, pattern: re.Pattern[str]) -> list[str]:
             if pattern.fullmatch(path):
                 matching.append(path)
     return sorted(matching)
+
+
+def open_to_others(path: str) -> str | None:
+    """Return why other users could exchange what is at a local `path`, as text; None if not.
+
+    They could if everybody may write to it or to a folder above it, or if they have made one of
+    these in a folder like /tmp. Owners of folders elsewhere, and groups, are trusted.
+    """
+    for chain in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        parts = [*reversed(pathlib.Path(chain).parents), pathlib.Path(chain)]
+        is_shared = False
+        for part in filter(os.path.lexists, parts):
+            state = part.lstat()
+            is_foreign = state.st_uid not in (0, os.geteuid())
+            if is_foreign and is_shared:
+                return f'{part} belongs to another user, who could exchange what is in it'
+            if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
+                continue
+            if is_foreign or not state.st_mode & stat.S_ISVTX:
+                return f'everybody may write to {part}, and exchange what is in it'
+            is_shared = True
+    return None
 
 
 def free_bytes(directory: str) -> int:
