@@ -52,6 +52,10 @@ def test_it_is_known_by_its_name():
         label_types.get('ranking')
 
 
+def test_an_imported_ranking_is_of_the_samples_in_their_order_here():
+    assert label_types.get('ranking_of_3').moved([2, 0, 1], [1, 2, 0]) == [0, 1, 2]
+
+
 def test_loss_of_three_by_hand():
     ranking = label_types.get('ranking_of_3')
     labels = {'ranking': torch.tensor([[2, 0, 1]])}
