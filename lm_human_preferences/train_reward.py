@@ -31,7 +31,7 @@ from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import exact_div, set_seed
-from lm_human_preferences.utils.logging import Logger, log_line
+from lm_human_preferences.utils.logging import Logger, announce, log_line
 
 # Like that of ranks: no seed of a run comes near it
 MEMBER_SEED_STRIDE = 1_000_003
@@ -193,7 +193,7 @@ class _Members:
         with about_option(self.hparams.labels.option_name('source')):
             note = label_record.check(record, self.label_record, is_begun=is_begun)
         if self.comm.rank == 0 and note:
-            log_line(note)
+            announce(note)
         if self.comm.rank == 0 and path:
             storage.write_json(path, record)
         self.label_record = record

@@ -8,7 +8,6 @@ import contextlib
 import os
 import secrets
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +21,7 @@ from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, stopping_message
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import allocator
+from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, log_line
 
@@ -212,16 +212,13 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def defer_signals(self) -> Iterator[None]:
-        """Defer the first SIGINT or SIGTERM to `after_step`, for at most `stop_timeout` seconds."""
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main_thread else ()
-        before = {number: signal.signal(number, self._request_stop) for number in numbers}
-        try:
-            yield
-        finally:
-            signal.alarm(0)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        """Defer the first signal to stop to `after_step`, for at most `stop_timeout` seconds."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+        with stop_signals.handled(self._request_stop, *numbers):
+            try:
+                yield
+            finally:
+                signal.alarm(0)
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal; interrupt at the second one, or at the alarm."""
@@ -231,7 +228,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         signal.alarm(self.stop_timeout)
         if self.comm.rank == 0:
             # Not print(), which the signal may have interrupted.
-            os.write(2, f'\n{stopping_message(self.stop_timeout)}\n'.encode())
+            with contextlib.suppress(OSError):
+                os.write(2, f'\n{stopping_message(self.stop_timeout)}\n'.encode())
 
     def after_step(self, trainer: Trainer) -> None:
         """Raise an error of the background; if any rank was asked to stop, save and stop."""

@@ -46,13 +46,14 @@ class Program(click.Group):
         streams.make_safe()
         worker.mute_unless_rank_0()
         try:
-            super().main(
-                args or ['--help'],
-                **extra,
-                standalone_mode=False,
-                help_option_names=HELP,
-                token_normalize_func=lambda word: word.replace('-', '_'),
-            )
+            with streams.full_output_is_an_error():
+                super().main(
+                    args or ['--help'],
+                    **extra,
+                    standalone_mode=False,
+                    help_option_names=HELP,
+                    token_normalize_func=lambda word: word.replace('-', '_'),
+                )
         except UserError as e:
             _fail(str(e))
         except (click.NoSuchCommand, click.NoSuchOption) as e:

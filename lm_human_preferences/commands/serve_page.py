@@ -9,6 +9,7 @@ from lm_human_preferences import shell
 from lm_human_preferences.hparams.labelling_options import LabelHParams
 from lm_human_preferences.labels.labeller import names_in
 from lm_human_preferences.labels.page.server import LabelServer, missing_tls
+from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.streams import note
 
 
@@ -17,20 +18,19 @@ def serve(folder: str, options: LabelHParams) -> None:
     assert options.web is not None
     names = names_in(options.labeller)
     server = LabelServer(folder, names, options.web, note=note)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        if warning := missing_tls(options.web):
-            note(warning)
-        width = max(map(len, names))
-        for name, link in server.links.items():
-            click.echo(f'{name:{width}}  {link}')
-        click.echo('Each link is for one labeller. Ctrl-C ends the page; the links stay valid.')
-        server.wait()
-    except KeyboardInterrupt:
-        click.echo()
-    finally:
-        server.close()
-        signal.signal(signal.SIGTERM, before)
+    with stop_signals.handled(stop_signals.interrupt, signal.SIGTERM, signal.SIGHUP):
+        try:
+            if warning := missing_tls(options.web):
+                note(warning)
+            width = max(map(len, names))
+            for name, link in server.links.items():
+                click.echo(f'{name:{width}}  {link}')
+            click.echo('Each link is for one labeller. Ctrl-C ends the page; the links stay valid.')
+            server.wait()
+        except KeyboardInterrupt:
+            click.echo()
+        finally:
+            server.close()
     summary = server.service.summary()
     done = ', '.join(f'{name} {count}' for name, count in summary['done'].items())
     report = shell.typed('./launch.py labels', os.path.abspath(folder))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 from lm_human_preferences.distributed import channel
@@ -25,6 +26,7 @@ from lm_human_preferences.distributed.waiting import (
     stopping_message,
 )
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils import streams
 
 POLL_SECONDS = 0.2  # how long the launcher listens before it looks for signals again
 _RANK_PREFIXES = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
@@ -125,9 +127,17 @@ def _catch_signals() -> Iterator[list[int]]:
     """Append signals that ask this process to end to the list that is yielded."""
     caught: list[int] = []
     handlers = {}
+
+    def catch(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            streams.leave_closed_terminal()
+            if number in caught:  # shell and kernel both send it
+                return
+        caught.append(number)
+
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
-            handlers[number] = signal.signal(number, lambda number, frame: caught.append(number))
+            handlers[number] = signal.signal(number, catch)
     try:
         yield caught
     finally:
@@ -325,8 +335,9 @@ class RankSupervisor:
         return bool(ready)
 
     def _pass_on(self, destination: TextIO, data: bytes) -> None:
-        destination.buffer.write(data)
-        destination.buffer.flush()
+        with streams.lost_output_is_told(destination.fileno()):
+            destination.buffer.write(data)
+            destination.buffer.flush()
         if destination is sys.stderr and data:
             self.mid_line = not data.endswith(b'\n')
 

@@ -7,9 +7,7 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Collection, Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell, storage
@@ -19,6 +17,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import PEOPLE
 from lm_human_preferences.runs import command_record, run_files, run_lock, run_settings
 from lm_human_preferences.runs.run_files import POLICY, REWARD
+from lm_human_preferences.utils import stop_signals
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
@@ -178,7 +177,8 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
         return
     is_new = not os.path.isdir(directory)
     command = run_files.COMMANDS[hparams.command]
-    with _sigterm_interrupts():
+    # The lock is removed before the end.
+    with stop_signals.handled(stop_signals.interrupt, signal.SIGTERM, signal.SIGHUP):
         try:
             lock_file, killed = run_lock.acquire(directory)
             with lock_file:
@@ -197,23 +197,6 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
                     yield
         finally:
             run_lock.release(directory, and_directory=is_new)
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Within the block, make SIGTERM a KeyboardInterrupt: the lock is removed before the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _uploaded(hparams: Training, process: str) -> contextlib.AbstractContextManager[None]:

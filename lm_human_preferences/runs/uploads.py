@@ -22,7 +22,7 @@ from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import LABELS
 from lm_human_preferences.storage import local_files
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import announce
 
 LEASE = 'writer'
 POLL_SECONDS = 1  # between two looks for a new checkpoint
@@ -180,12 +180,12 @@ class DirectoryUploader:
             return False
         except (LeaseLost, storage.StorageError, OSError) as e:
             if not self.last_error:
-                log_line(f'WARNING: uploads are delayed, and tried again: {e}')
+                announce(f'WARNING: uploads are delayed, and tried again: {e}')
             self.remote_files = None
             self.last_error = e
             return False
         if self.last_error:
-            log_line(f'note: uploads to {self.url} are up to date again')
+            announce(f'note: uploads to {self.url} are up to date again')
             self.last_error = None
         return True
 
@@ -272,7 +272,7 @@ class DirectoryUploader:
         self.thread.join()
         deadline = time.monotonic() + timeout
         if self.last_error and timeout:
-            log_line(f'note: trying to upload the rest, for up to {timeout / 60:.0f} minutes')
+            announce(f'note: trying to upload the rest, for up to {timeout / 60:.0f} minutes')
         while not self.try_sync():
             if isinstance(self.last_error, LeaseLost) or time.monotonic() > deadline:
                 reason = self.last_error or 'a file is missing'
@@ -297,7 +297,7 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str], process: str) -
         try:
             uploader.close(0)
         except UserError as e:
-            log_line(f'WARNING: {e}')
+            announce(f'WARNING: {e}')
         raise
     uploader.close(CLOSE_TIMEOUT)
     for path in [*local_files(directory, pattern), LEASE]:

@@ -18,7 +18,7 @@ from lm_human_preferences.trainers.reward_trainer import (
 )
 from lm_human_preferences.training.loop import Hook, Trainer
 from lm_human_preferences.utils.core import weighted_mean
-from lm_human_preferences.utils.logging import ALARMS, log_line
+from lm_human_preferences.utils.logging import ALARMS, announce
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
@@ -183,7 +183,7 @@ class HealthMonitor(Hook):
             raise UserError(f'stopped at step {step} by --run.on_anomaly stop: {reasons}')
         for alarm in alarms:
             if step >= self.quiet_until.get(alarm.statistic, 0) and self.trainer.comm.rank == 0:
-                log_line(f'WARNING: step {step}: {alarm}')
+                announce(f'WARNING: step {step}: {alarm}')
                 self._log(step, [alarm])
                 self.quiet_until[alarm.statistic] = step + REPEAT_AFTER
 

@@ -15,7 +15,7 @@ import torch
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
 from lm_human_preferences.utils.terminal import cut_mark
@@ -89,7 +89,8 @@ def is_due(step: int, last: int, interval: int) -> bool:
 def dump(hparams: HParams, name: str = 'hparams') -> None:
     """Print all of `hparams` as the original did; only for the console `original`."""
     if console_is('original'):
-        hyperparams.dump(hparams, name=name)
+        with streams.lost_output_is_told():
+            hyperparams.dump(hparams, name=name)
 
 
 def show_start(

@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils import streams
 
 ALARMS = 'alarms'  # the tag, in TensorBoard, of warnings about a training that goes wrong
 _console = 'summary'  # a value of --run.console
@@ -55,17 +56,17 @@ def announce(*lines: object) -> None:
     if not lines:
         return
     text = '\n'.join(map(str, lines))
-    if sys.stderr.isatty():
-        tqdm.write(text)
-    else:
-        print(text, flush=True)
+    with streams.lost_output_is_told():
+        if sys.stderr.isatty():
+            tqdm.write(text)
+        else:
+            print(text, flush=True)
 
 
 def progress(iterable: Iterable[Any] | None = None, *, comm: Rank, **settings: Any) -> tqdm:
-    """Return a tqdm bar for rank 0, unless the console is quiet. settings: of tqdm."""
-    is_hidden = comm.rank != 0 or _console == 'quiet'
-    seconds = 0.5 if sys.stderr.isatty() else 30  # fewer lines in a file
-    return tqdm(iterable, disable=is_hidden, mininterval=seconds, **settings)
+    """Return a tqdm bar for rank 0 on a terminal, unless the console is quiet."""
+    is_hidden = comm.rank != 0 or _console == 'quiet' or not sys.stderr.isatty()
+    return tqdm(iterable, disable=is_hidden, mininterval=0.5, **settings)
 
 
 class Logger:

@@ -10,11 +10,19 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from lm_human_preferences.errors import UserError
+
+STDOUT, STDERR = 1, 2  # file descriptors
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status, as shells report it
 
 
+_terminal_is_gone = False
+
+
 def note(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """Print a line to standard error, if that can be written."""
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
 
 
 def make_safe() -> None:
@@ -42,6 +50,63 @@ def closed_pipe_is_quiet() -> Iterator[None]:
         raise  # another pipe's
 
 
+@contextlib.contextmanager
+def full_output_is_an_error() -> Iterator[None]:
+    """Raise UserError if standard output cannot take what the block writes, as on a full disk."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        if not _is_lost(sys.stdout):
+            raise  # it is another file's
+        discard(STDOUT)
+        raise UserError(f'standard output cannot be written: {e.strerror}') from e
+
+
+@contextlib.contextmanager
+def lost_output_is_told(number: int = STDOUT) -> Iterator[None]:
+    """Go on without a standard stream that cannot be written; not where `| head` has enough."""
+    try:
+        yield
+    except OSError as e:
+        if isinstance(e, BrokenPipeError) and not _terminal_is_gone:
+            raise
+        discard(number)
+        note(f'WARNING: the output cannot be written, and what follows is lost: {e.strerror}')
+
+
+def _is_lost(stream: TextIO) -> bool:
+    """Return whether `stream` takes no more; if it does, an empty line is written."""
+    try:
+        stream.flush()
+        os.write(stream.fileno(), b'\n')
+    except io.UnsupportedOperation:
+        return False  # it is in memory
+    except OSError:
+        return True
+    return False
+
+
+def leave_closed_terminal() -> None:
+    """Lose what is written to standard streams whose terminal is gone."""
+    global _terminal_is_gone
+    _terminal_is_gone = True
+    for number in (STDOUT, STDERR):
+        try:
+            os.write(number, b'')
+        except OSError:
+            discard(number)
+
+
+def discard(number: int) -> None:
+    """Lose what is written to a file descriptor from now on."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)
+
+
 def _has_reader(stream: TextIO) -> bool:
     poll = select.poll()
     poll.register(stream, 0)  # for errors only, of which a pipe without a reader is one
@@ -54,7 +119,5 @@ def _flush() -> None:
         return
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+    except OSError:
+        discard(sys.stdout.fileno())

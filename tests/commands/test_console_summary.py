@@ -1,6 +1,7 @@
 """Console of a training: --run.console summary and quiet, the time left, the end."""
 
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +93,18 @@ def test_quiet(tmp_path):
     assert 'reward model:' not in result.stderr  # no progress bar either
 
 
+@pytest.mark.parametrize('is_terminal', [False, True])
+def test_a_progress_bar_is_for_a_terminal(is_terminal, capsys, monkeypatch):
+    """In a file it would stand between the lines of the table."""
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)
+    monkeypatch.setattr(logging, '_console', 'summary')
+    for _ in logging.progress(range(3), comm=LocalComm(), desc='policy'):
+        logging.announce('a line of the table')
+    captured = capsys.readouterr()
+    assert ('policy' in captured.err) == is_terminal
+    assert captured.out.count('a line of the table') == 3
+
+
 def test_the_seed_of_the_reward_model_is_its_own(tmp_path):
     note = (
         'note: --run.seed is the seed of the policy only; that of the reward model stays 1 unless '
@@ -148,7 +161,8 @@ def test_a_line_of_the_policy_has_its_speed(capsys):
     assert row[:2] == ['2/4', '256'] and row[-2:] == ['16', '0:16']
 
 
-def test_pauses_are_no_part_of_the_time_left():
+def test_pauses_are_no_part_of_the_time_left(monkeypatch):
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: True)
     now = [100.0]
     clock = TimeLeft({'policy': 60}, clock=lambda: now[0])
     clock.begin('policy')

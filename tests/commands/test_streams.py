@@ -134,6 +134,47 @@ def test_output_that_nobody_reads(words):
     assert errors == b''
 
 
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+@pytest.mark.parametrize(
+    'words', [['launch.py', '--help'], ['launch.py', 'export', '--help'], ['launch.py', 'doctor']]
+)
+def test_output_on_a_full_disk(words, unbuffered):
+    """One line, and not the traceback of what is printed first, or last."""
+    with open('/dev/full', 'wb') as full:
+        result = subprocess.run(
+            [sys.executable, REPOSITORY / words[0], *words[1:]],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+            check=False,
+        )
+    assert (result.returncode, result.stderr.decode().splitlines()) == (
+        2,
+        ['error: standard output cannot be written: No space left on device'],
+    )
+
+
+@sizes
+def test_a_training_goes_on_without_its_output(tmp_path, size):
+    words = training(tmp_path, 'run', '--ppo.total_episodes=128', f'--mpi={size}')
+    with open('/dev/full', 'wb') as full:
+        result = subprocess.run(
+            [sys.executable, REPOSITORY / words[0], *words[1:]],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            check=False,
+        )
+    assert (result.returncode, result.stderr.decode().splitlines()) == (
+        0,
+        [
+            'WARNING: the output cannot be written, and what follows is lost: No space left on'
+            ' device'
+        ],
+    )
+    assert checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
+
+
 @pytest.mark.parametrize('name', ['stdin', 'stdout', 'stderr'])
 def test_a_stream_that_is_closed_is_replaced(monkeypatch, name):
     """As by `<&-`, or where a service starts a command."""

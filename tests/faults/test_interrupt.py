@@ -1,17 +1,28 @@
 """Ctrl-C while a training starts; caches that cannot be written."""
 
 import errno
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from command_line import error_of, invoke, succeed
-from launched import REPOSITORY, SMALL, Launch, eventually, needs_mpi
+from launched import PATIENCE, REPOSITORY, SMALL, TORCHRUN, Launch, eventually, needs_mpi
 
+from lm_human_preferences.checkpointing import names
+from lm_human_preferences.utils import stop_signals
+
+AT_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 
 
-def start(directory, *words):
-    return Launch(directory, *SMALL, *FOREVER, *words)
+def start(directory, *words, **settings):
+    return Launch(directory, *SMALL, *FOREVER, *words, **settings)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +49,74 @@ def test_while_ranks_start(mpi, number, tmp_path):
             f'The reward model is finished and saved; to go on with the policy: {command}',
         )
     assert training.errors().endswith(hints)
+
+
+def has_stepped(directory):
+    return bool(list((directory / 'tb/ppo').glob('events.*')))
+
+
+def saved(directory):
+    """Return the steps that can be resumed, the latest first."""
+    return [names.step_of(name) for name in names.resumable(str(directory / 'policy/checkpoints'))]
+
+
+@pytest.mark.parametrize(
+    'started_by',
+    [
+        pytest.param((), id='one'),
+        pytest.param(TORCHRUN, id='torchrun', marks=pytest.mark.slow),
+    ],
+)
+def test_sighup_saves_the_step(started_by, tmp_path):
+    """Shell and kernel both send it where a terminal closes: the second is not a second Ctrl-C."""
+    words = () if started_by else ('--mpi=1',)
+    training = start(tmp_path, *words, started_by=started_by)
+    directory = tmp_path / 'run'
+    eventually(lambda: has_stepped(directory) or training.process.poll() is not None)
+    for _ in range(2):
+        training.process.send_signal(signal.SIGHUP)
+    status = training.wait()
+    assert not (directory / 'lock').exists() and saved(directory)
+    command = f'{REPOSITORY}/launch.py resume {directory}'
+    assert f'of the policy is saved; to go on from there: {command}' in training.errors()
+    assert status == 130 or started_by
+
+
+@pytest.mark.parametrize('mpi', [1, pytest.param(2, marks=[pytest.mark.slow, needs_mpi])])
+def test_a_terminal_that_closes(mpi, tmp_path):
+    """Nothing can be printed there any more."""
+    master, terminal = os.openpty()
+    words = ('launch.py', 'train_policy', 'test', 'run', f'--mpi={mpi}', f'--save_dir={tmp_path}')
+    with subprocess.Popen(
+        [sys.executable, '-c', AT_A_TERMINAL, REPOSITORY / words[0], *words[1:], *SMALL, *FOREVER],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        env={**os.environ, 'OMP_NUM_THREADS': '1'},
+    ) as process:
+        os.close(terminal)
+        directory = tmp_path / 'run'
+
+        def is_ready():
+            os.read(master, 1 << 16)  # or the program would wait for that
+            return has_stepped(directory)
+
+        eventually(is_ready)
+        os.close(master)
+        assert process.wait(PATIENCE) in (129, 130)
+    assert not (directory / 'lock').exists() and saved(directory)
+
+
+def test_sighup_that_nohup_ignores():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals.handled(stop_signals.interrupt, signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def read_only(dir):

@@ -16,6 +16,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.trainers import health
 from lm_human_preferences.trainers.reward_trainer import LearnedBatch, RewardModelTrainer
 from lm_human_preferences.training import optimizer
+from lm_human_preferences.utils import logging
 
 HEALTHY = {
     'ppo/loss/total': 0.3,
@@ -189,7 +190,9 @@ class Trainer:
         self.texts.append((step, text))
 
 
-def test_warnings_are_seldom(capsys):
+@pytest.mark.parametrize('console', ['summary', 'original', 'quiet'])
+def test_warnings_are_seldom_and_always_heard(console, capsys, monkeypatch):
+    monkeypatch.setattr(logging, '_console', console)
     trainer = Trainer()
     monitor = health.HealthMonitor('warn', trainer, Checkpointer())
     for step in range(10, 250):

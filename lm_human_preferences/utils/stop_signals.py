@@ -1,0 +1,45 @@
+"""Signals that ask a job to stop: Ctrl-C, SIGTERM, and SIGHUP, with which a terminal closes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from lm_human_preferences.utils import streams
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Within the block, call `handler` at signals `numbers`; only in the main thread.
+
+    The first SIGHUP is the last, as shell and kernel both send it; where nohup ignores it, it stays
+    ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+            streams.leave_closed_terminal()
+        handler(number, frame)
+
+    before = {}
+    for number in numbers:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, earlier)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal as Python does Ctrl-C."""
+    raise KeyboardInterrupt
