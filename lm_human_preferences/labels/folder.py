@@ -94,6 +94,7 @@ class LabelFolder:
         self.lock = threading.RLock()  # held while more is read
         self._last_time = 0.0  # of an answer
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
+        self.lacks_questions = False  # since their file was changed, which is read again
         self.refresh()
 
     def encoding(self) -> Encoding:
@@ -107,10 +108,11 @@ class LabelFolder:
 
     def _refresh(self) -> set[str]:
         changed: set[str] = set()
-        if self._reader.was_cut():
+        if self.lacks_questions or self._reader.was_cut():
             changed |= self.questions.keys()
             self._reader = json_lines.Reader(self._reader.path)
             self.questions = {}
+            self.lacks_questions = True
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
         files = Path(self.path, ANSWERS).glob('*.jsonl')
@@ -128,12 +130,18 @@ class LabelFolder:
             question = _parse_question(line, begin, self._reader.where(), self.label_type)
             self.questions[question.id] = question
             changed.add(question.id)
+        if self.lacks_questions:
+            if not self.questions:
+                raise UserError(f'{self._reader.path} is empty now: put it back as it was')
+            for log in self.logs.values():
+                answered |= dict.fromkeys(log.by_question, log.reader.path)
         for question, path in answered.items():
             if question not in self.questions:
                 raise UserError(
                     f'{path} answers the question {printable(question):.80}, which is not in'
                     f' {self._reader.path}'
                 )
+        self.lacks_questions = False
         return changed | answered.keys()
 
     def notes(self) -> list[str]:
@@ -159,6 +167,17 @@ class LabelFolder:
 
     def tokens(self, question: Question) -> dict[str, list[int]]:
         """Return {field: token ids} of query and samples; UserError if they are damaged."""
+        try:
+            return self._tokens(question)
+        except UserError as e:
+            if isinstance(e.__cause__, OSError):
+                raise
+        with self.lock:
+            self.lacks_questions = True  # its line may be elsewhere by now
+            self.refresh()
+            return self._tokens(self.questions.get(question.id, question))
+
+    def _tokens(self, question: Question) -> dict[str, list[int]]:
         begin, length = question.span
         try:
             with open(self._reader.path, 'rb', opener=storage.open_nofollow) as file:

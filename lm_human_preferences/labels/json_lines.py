@@ -23,10 +23,16 @@ class Reader:
         self.path = path
         self.most_lines = most_lines
         self.offset = self.lines = self.torn = 0
+        self._last = b''  # line that was read
 
     def was_cut(self) -> bool:
-        """Return whether lines already read have vanished because a failed write was undone."""
-        return os.path.exists(self.path) and os.path.getsize(self.path) < self.offset
+        """Return whether the last line is gone: its write has failed, or the file was edited."""
+        try:
+            with open(self.path, 'rb', opener=storage.open_nofollow) as file:
+                file.seek(self.offset - len(self._last))
+                return file.read(len(self._last)) != self._last
+        except OSError:  # of which reading on tells
+            return False
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield (where it begins, a line with its end) for each line since the last call."""
@@ -48,6 +54,7 @@ class Reader:
                 begin = self.offset
                 self.offset += len(line)
                 self.lines += 1
+                self._last = line
                 yield begin, line
 
     def new_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -171,6 +178,8 @@ class Writer:
             return 'was cut off'
         if ours.st_size > self._size:
             return 'was added to by somebody else'
+        if self._lines is not None and self._content() != self._lines:
+            return 'was changed by somebody else'
         return None
 
     def _advice(self) -> str:

@@ -503,9 +503,17 @@ def test_questions_that_cannot_be_read_now_are_asked_when_they_can(path):
         file.write_bytes(whole)
         page.service._refreshed = 0
         assert len(anna.questions()) == 3 and anna.task()['left'] == 6
-        page.service._refreshed = 0
-        file.write_bytes(b'nonsense\n')
-        assert anna.questions() == [] and anna.task()['left'] == 0
+        for change in (b'nonsense\n', b''):  # nobody is told that nothing is left
+            page.service._refreshed = 0
+            file.write_bytes(change)
+            for _ in range(2):
+                status, reply = anna.post('/questions', held=[], count=3)
+                assert (status, 'their file was changed' in reply['error']) == (503, True)
+        assert 'questions.jsonl is empty now: put it back as it was' in notes[-1]
+        file.write_bytes(whole)
+        assert len(anna.questions()) == 3 and anna.task()['left'] == 6
+        file.write_bytes(b''.join(reversed(whole.splitlines(keepends=True))))
+        assert len(anna.questions()) == 3 and anna.task()['left'] == 6
     assert [line.rpartition(': ')[2] for line in notes[:1]] == ['No such file or directory']
 
 

@@ -325,6 +325,13 @@ def edit_over(file):
         opened.write(b'{"note": "more than there was"}\n' * 50)
 
 
+def edit_in_place(file):
+    """Another digit in place of one, so that the size stays."""
+    with open(file, 'r+b') as opened:
+        opened.seek(file.read_bytes().index(b'"best": 1') + 8)
+        opened.write(b'3')
+
+
 def replace(file):
     """As rsync does, and editors that write a new file."""
     new = file.with_name('new')
@@ -349,6 +356,7 @@ def replace_folder(file):
         (delete_folder, 'was deleted', None),
         (write_over, 'was cut off', 'answers/anna.jsonl.*.saved'),
         (edit_over, 'was added to by somebody else', 'answers/anna.jsonl.*.saved'),
+        (edit_in_place, 'was changed by somebody else', 'answers/anna.jsonl.*.saved'),
         (replace, 'was replaced', 'answers/anna.jsonl.*.saved'),
         (replace_folder, 'was replaced', 'answers/anna.jsonl.*.saved'),
     ],
@@ -402,6 +410,32 @@ def test_a_file_that_is_deleted_while_it_is_written_is_noticed(path, monkeypatch
         monkeypatch.setattr(storage, 'append', append_too_late)
         with pytest.raises(json_lines.FileTaken, match='was deleted'):
             labeller.answer(labeller.next_question(), 1, 1)
+
+
+def test_questions_whose_lines_were_cut_or_moved(path):
+    """Nobody is told that nothing is left; what stands at another place is found there."""
+    folder = make_folder(path, 3)
+    file = path / 'questions.jsonl'
+    lines = file.read_bytes().splitlines(keepends=True)
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        first = labeller.next_question()
+        labeller.answer(first, 1, 1)
+        file.write_bytes(b''.join(reversed(lines)))
+        for question in folder.questions.values():
+            assert labeller.folder.tokens(question)
+        others = [line for line in lines if first.id.encode() not in line]
+        for left, told in ((b'', 'is empty now'), (b''.join(others), 'answers the question')):
+            file.write_bytes(left)
+            for _ in range(2):
+                with pytest.raises(UserError, match=told):
+                    labeller.next_question()
+        file.write_bytes(b''.join([lines[0], lines[2], lines[1]]))
+        assert labeller.next_question() is not None and labeller.left() == 2
+    with QuestionWriter(str(path), TASK) as writer:  # one whose last write has failed
+        opened = LabelFolder(str(path))
+        file.write_bytes(b''.join(lines[:2]) if first.id.encode() not in lines[2] else lines[2])
+        opened.refresh()
+        assert len(opened.questions) < 3 and writer.dropped == 0
 
 
 def test_a_moved_folder_goes_on_when_it_is_back(tmp_path):

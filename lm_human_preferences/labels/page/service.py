@@ -149,6 +149,10 @@ class LabellingService:
             changed = self.folder.refresh()
         except (UserError, OSError) as e:
             self.note(f'note: {e}')  # what could be read counts
+            if self.folder.lacks_questions:
+                self._refreshed = 0.0
+                text = 'The questions cannot be read: their file was changed.'
+                raise HTTPException(503, text) from e
             self.assignments.update_all()
         else:
             self.assignments.update(changed)
