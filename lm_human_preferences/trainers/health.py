@@ -234,7 +234,7 @@ class RewardHealth(HealthMonitor):
         is_shown = self.mode != 'off' and trainer.comm.rank == 0
         if judged and not alarms and is_shown and (loss := mean_loss(judged)) >= guessing_loss:
             # No alarm: labels on which people disagree allow little more.
-            log_line(
+            announce(
                 'WARNING: the reward model ended no better than by guessing: its loss is'
                 f' {loss:.4g}, that of guessing {guessing_loss:.4g}',
                 'Change its learning rate or its epochs, or collect more labels',
