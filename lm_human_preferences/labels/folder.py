@@ -116,7 +116,8 @@ class LabelFolder:
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
         files = Path(self.path, ANSWERS).glob('*.jsonl')
-        for file in sorted(files, key=lambda file: file.stem):  # NAME before its copy NAME-2
+        # NAME before copies of it, which have longer names
+        for file in sorted(files, key=lambda file: (len(file.stem), file.stem)):
             name = file.stem
             if not LABELLER.fullmatch(name):
                 continue
@@ -126,6 +127,7 @@ class LabelFolder:
                 most_lines = None if self.lines is None else self.lines[name]
                 self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
+        self.logs = dict(sorted(self.logs.items()))
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where(), self.label_type)
             self.questions[question.id] = question

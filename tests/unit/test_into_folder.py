@@ -169,7 +169,10 @@ def test_all_votes_without_a_name_count(tmp_path):
 
 @pytest.fixture
 def answered(tmp_path):
-    """Four questions, which anna and bob have answered here; anna has changed one since."""
+    """Four questions, which anna and bob have answered here, and carl has decided one of them.
+
+    Since they were exported, anna has changed an answer.
+    """
     path = tmp_path / 'f'
     bring(path, [preference(query, GOOD, BAD) for query in QUERIES])
     shutil.rmtree(path / 'answers')
@@ -179,6 +182,8 @@ def answered(tmp_path):
         with Labeller(folder, name) as labeller:
             for question in questions:
                 labeller.answer(question, best, 7.5)
+    with Labeller(folder, 'carl', decides=True) as labeller:
+        labeller.answer(questions[3], 1, 4.0)
     for form, name in (('text', 'own.jsonl'), ('preferences', 'pairs.jsonl')):
         succeed(f'labels {path} --export {tmp_path}/{name} --export_as {form}')
     with Labeller(folder, 'anna') as labeller:
@@ -251,7 +256,8 @@ def test_questions_in_both_orders_are_asked_once_and_gold_ones_have_one_answer(t
 
 
 @pytest.mark.parametrize('more', [0, 2])
-def test_a_copy_of_a_labellers_file_is_not_a_second_labeller(tmp_path, more):
+@pytest.mark.parametrize('copy', ['anna-copy', 'a-copy-of-anna'])
+def test_a_copy_of_a_labellers_file_is_not_a_second_labeller(tmp_path, copy, more):
     """Whatever its name, read at once or later; what is answered in it since then counts."""
     folder = make_folder(tmp_path / 'f', 5, labellers=2)
     questions = list(folder.questions.values())
@@ -260,15 +266,15 @@ def test_a_copy_of_a_labellers_file_is_not_a_second_labeller(tmp_path, more):
             labeller.answer(question, 1, 2.0)
         labeller.undo()
     file = tmp_path / 'f/answers/anna.jsonl'
-    shutil.copy(file, file.with_name('anna-copy.jsonl'))
+    shutil.copy(file, file.with_name(f'{copy}.jsonl'))
     for opened in (LabelFolder(folder.path), folder):
         opened.refresh()
         found = report(opened)
         assert (list(found['labellers']), found['agreement']['pairs']) == (['anna'], 0)
         assert (found['training_labels'], found['labellers']['anna']['taken_back']) == (2, 1)
         (note,) = opened.notes()
-        assert 'anna-copy.jsonl repeats 3 answers of another file: a copy is not' in note
-    with Labeller(folder, 'anna-copy') as labeller:
+        assert f'{copy}.jsonl repeats 3 answers of another file: a copy is not' in note
+    with Labeller(folder, copy) as labeller:
         for question in questions[3 : 3 + more]:
             labeller.answer(question, 0, 2.0)
         assert labeller.undo() is not None if more else labeller.undo() is None
