@@ -129,6 +129,7 @@ def _catch_signals() -> Iterator[list[int]]:
     handlers = {}
 
     def catch(number: int, frame: FrameType | None) -> None:
+        """Note a signal, SIGHUP once."""
         if number == signal.SIGHUP:
             streams.leave_closed_terminal()
             if number in caught:  # shell and kernel both send it

@@ -23,6 +23,7 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
+        """Call the handler, of SIGHUP once."""
         if number == signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)
             streams.leave_closed_terminal()
