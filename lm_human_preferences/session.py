@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.language.trained_models import TrainedModel
+    from lm_human_preferences.runs.run_files import CommandFiles
+    from lm_human_preferences.runs.run_settings import AnyTraining
 
     Training = policy_options.HParams | reward_options.HParams
 
@@ -122,14 +124,16 @@ def _check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
 
 
 def check(
-    hparams: Training, comm: Comm, memory_plans: Callable[[Sizes], list[memory.MemoryEstimate]]
+    hparams: AnyTraining,
+    comm: Comm,
+    memory_plans: Callable[[AnyTraining, Sizes, int], list[memory.MemoryEstimate]],
 ) -> Sizes:
     """Return the sizes of networks; UserError if they cannot be had, used or held."""
     lm_tasks.check_offline(hparams.task, _files(hparams))
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     sizes = shared.with_learned(initial_model.hparams(), initial_model.create, hparams)
     lm_tasks.check_task(hparams.task, initial_model.encoding, sizes)
-    for estimate in memory_plans(sizes):
+    for estimate in memory_plans(hparams, sizes, comm.size):
         memory.check(estimate, comm, default_device())
     if comm.rank == 0:
         initial_model.check()
@@ -169,7 +173,7 @@ def start(
     comm: Comm,
     *,
     records: Mapping[str, Any],
-    model_dir: str,
+    files: CommandFiles,
 ) -> AnyTrainer:
     """Return a trainer before its next step. records: {name: JSON or text} of the run's files."""
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
@@ -177,7 +181,7 @@ def start(
     library = agree_on_library(width, checkpointer, comm)
     precision.configure_for(width, hparams.run.precision, library)
     console.dump(initial_model.hparams(), name='model_hparams')
-    initial_model = shared.on_one_base(initial_model, hparams, model_dir, comm)
+    initial_model = shared.on_one_base(initial_model, hparams, files.network, comm)
     checkpointer.set_seed(hparams.run.seed)  # whether a base was read now or before
     trainer = build(initial_model)
     checkpointer.restore(trainer, saves=trainer.planned_saves)
@@ -191,12 +195,10 @@ def start(
                 storage.write_bytes(path, record.encode())
             else:
                 storage.write_json(path, record)
-        is_of_policy = run_files.POLICY.settings in records
-        command = run_files.POLICY if is_of_policy else run_files.REWARD
         origin = {'ranks': comm.size, **hardware(), **initial_model.parts()}
-        command_record.begin(directory, command, origin)
-        command_record.note_seed(directory, command, model_dir, checkpointer.seed)
-        initial_model.write_files(storage.join(directory, model_dir))
+        command_record.begin(directory, files, origin)
+        command_record.note_seed(directory, files, checkpointer.seed)
+        initial_model.write_files(storage.join(directory, files.network))
     return trainer
 
 

@@ -116,9 +116,7 @@ def _train_both(
     session.pin(hparams, comm)
     session.show_precision_notes(hparams, comm)
     # Check the policy's needs, too, before hours go into its reward model.
-    sizes = session.check(
-        hparams, comm, lambda sizes: plans.policy_plans(hparams, sizes, comm.size)
-    )
+    sizes = session.check(hparams, comm, plans.policy_plans)
     if comm.rank == 0:
         plans.check_disk_space(hparams, sizes)
         console.show_start('train_policy', hparams, comm)
@@ -146,7 +144,7 @@ def start(
         checkpointer,
         comm,
         records={**(reward_function.records(function) if function else {}), **settings},
-        model_dir=run_files.POLICY.network,
+        files=run_files.POLICY,
     )
 
 

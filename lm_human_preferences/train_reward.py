@@ -14,8 +14,9 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variab
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
-from lm_human_preferences.hparams.reward_options import HParams, RunHParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
+from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
 from lm_human_preferences.labels.held_out import Prediction, prediction_of, rewards_of, split
@@ -49,7 +50,7 @@ def train(
         session.pin(hparams, comm)
         records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
         clock = TimeLeft(dict.fromkeys(plans.reward_phases(hparams.ensemble), 1))
-        prediction = train_in_run(hparams, comm, hparams.run, records, clock)
+        prediction = train_in_run(hparams, hparams, comm, records, clock)
     if comm.rank == 0:
         save_dir = hparams.run.save_dir
         console.announce_reward_model(save_dir, experiment, task_options or {}, prediction)
@@ -66,21 +67,26 @@ def train_for_policy(
     new_model.ensemble = hparams.rewards.members
     hparams.rewards.trained_model = storage.join(directory, run_files.REWARD.network)
     records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
-    train_in_run(new_model, comm, hparams.run, records, clock)
+    train_in_run(new_model, hparams, comm, records, clock)
     comm.barrier()
     return hparams
 
 
 def train_in_run(
-    hparams: HParams, comm: Comm, run: RunHParams, records: dict[str, dict], clock: TimeLeft
+    hparams: HParams,
+    command: HParams | PolicyHParams,
+    comm: Comm,
+    records: dict[str, dict],
+    clock: TimeLeft,
 ) -> Prediction | None:
     """Train reward models in a locked run directory, or resume; return the held-out accuracy.
 
-    Only one model at a time has gradients and moments. run: settings of the command, which may
-    train a policy afterwards. None without held-out labels, and where it was finished before.
+    Only one model at a time has gradients and moments. command: settings of the whole command,
+    which may train a policy afterwards. None without held-out labels, and where it was finished
+    before.
     """
     console.dump(hparams)
-    members = _Members(hparams, comm, run, records, clock)
+    members = _Members(hparams, command, comm, records, clock)
     prediction = held_out = None
     last_step = 0
     for member in range(hparams.ensemble):
@@ -100,15 +106,15 @@ class _Members:
     """Training of the reward models of a run, one after another."""
 
     hparams: HParams
+    command: HParams | PolicyHParams  # see train_in_run
     comm: Comm
-    run: RunHParams  # of the command, see train_in_run
     records: dict[str, dict]
     clock: TimeLeft
     label_record: Mapping[str, Any] | None = None  # of the last model that this process trained
 
     def train(self, member: int) -> RewardModelTrainer | None:
         """Train model `member`; return its trainer, None if it was finished before."""
-        hparams, run = self.hparams, self.run
+        hparams, run = self.hparams, self.command.run
         files = run_files.REWARD.of_member(member)
         finished, unfinished = self._path(files.finished), self._path(files.unfinished)
         if run.resume and self._is_finished(finished):
@@ -157,11 +163,12 @@ class _Members:
         """Return the trainer of a model before its next step, once its labels are recorded."""
         hparams, comm = self.hparams, self.comm
         is_first = self.label_record is None  # of those that this process trains
-        is_whole_run = self.run is hparams.run
-        if is_whole_run and is_first:
+        is_whole_run = self.command.policy is None
+        if is_first and is_whole_run:
             session.show_precision_notes(hparams, comm)
-        session.check(hparams, comm, lambda sizes: [plans.reward_memory(hparams, sizes, comm.size)])
-        if is_first and self.run.resume:
+        if is_first:
+            session.check(hparams, comm, plans.memory_plans)
+        if is_first and self.command.run.resume:
             self.label_record = label_record.read(self._path(run_files.LEARNED), comm)
         # Earlier versions had them in the trainer's state of a checkpoint.
         recorded = self.label_record or checkpointer.state.get('trainer', {})
@@ -174,7 +181,7 @@ class _Members:
             checkpointer,
             comm,
             records=self.records,
-            model_dir=run_files.REWARD.of_member(member).network,
+            files=run_files.REWARD.of_member(member),
         )
         if comm.rank == 0 and is_first:
             if is_whole_run:
