@@ -40,7 +40,7 @@ class SampleHParams(launch.RankHParams):
     )
     queries: str | None = own_option(
         None,
-        'your own queries in a file, path or URL: a .jsonl with one JSON string a line',
+        'your own queries in a file, path or URL: a .jsonl with one JSON string a line, or a .csv',
     )
     per_query: int = own_option(1, 'responses to each query', at_least=1)
     temperature: float | None = option(None, "divides the logits; None: the task's own", at_least=0)

@@ -85,7 +85,9 @@ def _on_reward_model(
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
     answers = folder.counted(without=without)
     kept = [answer for answer in answers if form == TEXT or answer.value != TIE]
-    labels = list(folder.as_labels(kept, in_full=form == TEXT))
+    labels = []
+    for answer, label in zip(kept, folder.as_labels(kept, in_full=form == TEXT), strict=True):
+        labels.append({**label, **folder.questions[answer.question].columns})
     inexact = 0
     if form == TOKENS:
         written = [token_ids.marked(label, folder.task['encoding']) for label in labels]

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import torch
 
 from lm_human_preferences import lm_tasks, plans, rewards, storage
-from lm_human_preferences.datasets.jsonl import numbered_texts
+from lm_human_preferences.datasets.jsonl import Query, read_queries
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.model_sizes import Sizes
@@ -31,6 +31,8 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import default_device, set_seed
 from lm_human_preferences.utils.terminal import cut_mark
 
+# What a line of --output has besides texts, and other columns of the file of queries
+OF_SAMPLES = ('query_tokens', 'response_tokens', 'tokens_after_end', 'score', 'score_std', 'kl')
 SHOWN = 60  # characters of a prompt in an error message
 
 
@@ -68,26 +70,28 @@ def sample_policy(
         _prepare_to_sample(sizes, task, batch_size, networks, precision, comm)
         lm_tasks.check_lengths(task, encoder, sizes)
         scopes = _checked_scopes(trained_model)
-        given = given_queries(prompt, queries, task, encoder)
+        given = given_queries(prompt, queries)
+        encoded = [_encoded(query.where, query.text, task, encoder) for query in given]
 
         judge = Judge(save_dir, hparams, scopes) if output is not None else None
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = _policy(trained_model, task, temperature)
-        if given is None and comm.rank == 0 and not is_original:
+        if not given and comm.rank == 0 and not is_original:
             for note in lm_tasks.query_notes(task, encoder, 'test'):
                 print(note)
             if note := note_on_queries(save_dir, hparams):
                 print(note)
-        if given is not None:
-            rounds = rounds_of(given, per_query, nsamples, batch_size, comm)
+        if given:
+            rounds = rounds_of(torch.tensor(encoded), per_query, nsamples, batch_size, comm)
         else:
             rounds = endless_rounds(hparams, encoder, per_query, batch_size, comm)
 
         reader = tokenisers.reader(encoder, task.chat)
         samples = samples_of(rounds, policy, task, judge, comm)
-        for sample in itertools.islice(samples, nsamples or None):
-            file.write(sample)
+        for number, sample in enumerate(itertools.islice(samples, nsamples or None)):
+            columns = given[number // per_query % len(given)].columns if given else {}
+            file.write({**columns, **sample})
             _print_sample(sample, reader, stdout, is_whole=is_original)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
@@ -165,23 +169,19 @@ def warnings_only() -> Iterator[None]:
                 print(line, file=sys.stderr)
 
 
-def given_queries(
-    prompts: Sequence[str], path: str | None, task: TaskHParams, encoder: Encoder
-) -> torch.Tensor | None:
-    """Encode texts and those in a .jsonl file: (queries, query_length); None if none is given."""
-    named = []
+def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
+    """Return texts and the queries of a file, named for messages."""
+    found = []
     for text in prompts:
         shown = text if len(text) <= SHOWN else f'{text[:SHOWN]}...'
-        named.append((f'--prompt {shown!r}', text))
+        found.append(Query(f'--prompt {shown!r}', text, {}))
     if path is not None:
         with about_option('--queries'):
-            texts = numbered_texts(path)
-            if not texts:
+            queries = read_queries(path)
+            if not queries:
                 raise UserError(f'{path} has no text')
-        named += [(f'--queries {where}', text) for where, text in texts]
-    if not named:
-        return None
-    return torch.tensor([_encoded(name, text, task, encoder) for name, text in named])
+        found += [query._replace(where=f'--queries {query.where}') for query in queries]
+    return found
 
 
 def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[int]:

@@ -1,32 +1,57 @@
-"""Files of texts, one JSON string or list of messages a line, and their test part."""
+"""Files of queries: one string, list of messages or record a line, or a table; their test part."""
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets import messages
+from lm_human_preferences.datasets import fields, messages
 from lm_human_preferences.errors import UserError
 
 TEST_SHARE = 10  # one text in so many is of the test part
 
 
+class Query(NamedTuple):
+    """A query of a file. where: for messages. columns: the other fields of its record."""
+
+    where: str
+    text: str
+    columns: Mapping[str, Any]
+
+
 def read_jsonl(path: str) -> list[str]:
-    """Return the texts in a local or remote file; see numbered_texts."""
-    return [text for _, text in numbered_texts(path)]
+    """Return the texts in a local or remote file; see read_queries."""
+    return [query.text for query in read_queries(path)]
 
 
-def numbered_texts(path: str) -> list[tuple[str, str]]:
-    """Return (place, text) of each line that is not empty; UserError names the first bad line."""
+def read_queries(path: str) -> list[Query]:
+    """Return the queries of JSON lines or a table; UserError names the first bad line."""
     refuse_parquet(path)
-    found = []
-    for where, value in storage.read_json_lines(path):
-        if messages.are_messages(value):
-            value = messages.query_text(value, where)
-        if not isinstance(value, str):
-            raise UserError(f'{where} is not a JSON string, as every line must be')
-        found.append((where, value))
-    return found
+    rows = storage.read_table(path) if storage.is_table(path) else storage.read_json_lines(path)
+    return [_query(where, value) for where, value in rows]
+
+
+def _query(where: str, value: Any) -> Query:
+    columns: Mapping[str, Any] = {}
+    if isinstance(value, dict):
+        record, name = value, fields.query_field(value, where)
+        if name is not None:
+            known = {*fields.QUERIES, *fields.SYSTEMS}
+            columns = {field: record[field] for field in record if field not in known}
+            value = record[name]
+            if isinstance(value, str):
+                value = fields.after_system(record, value)
+            elif messages.are_messages(value):
+                value = [*fields.system_message(record), *value]
+    if messages.are_messages(value):
+        value = messages.query_text(value, where)
+    if not isinstance(value, str):
+        raise UserError(
+            f'{where} is not a JSON string, as every line must be, nor a list of messages, nor does'
+            f' it have a field {" or ".join(fields.QUERIES)}'
+        )
+    return Query(where, value, columns)
 
 
 def refuse_parquet(path: str) -> None:
@@ -68,13 +93,14 @@ def part_of(path: str, mode: str) -> str:
 
 
 def file_of_test_part(path: str) -> str | None:
-    """Return the file of the test part if it exists: my.test.jsonl for my.jsonl."""
+    """Return the file of the test part if it exists: my.test.jsonl for my.jsonl, or .csv."""
     found = _test_path(path)
     return found if storage.exists(found) else None
 
 
 def _test_path(path: str) -> str:
-    return f'{path.removesuffix(".jsonl")}.test.jsonl'
+    name, _, suffix = path.rpartition('.')
+    return f'{name}.test.{suffix}'
 
 
 def is_test_text(text: str) -> bool:

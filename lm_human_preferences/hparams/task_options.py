@@ -64,7 +64,7 @@ class TaskHParams(hyperparams.HParams):
     )
     query_dataset: str = option(
         None,
-        f'where queries come from: {registry.choices()}, or a .jsonl file of texts, a path or URL',
+        f'where queries come from: {registry.choices()}, or a .jsonl or .csv file, a path or URL',
     )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')

@@ -208,9 +208,10 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
             generator = functools.partial(generator, labels=labels)
         return Dataset(name, generator)
     jsonl.refuse_parquet(str(name))
-    if not str(name).endswith('.jsonl'):
+    if not str(name).endswith('.jsonl') and not storage.is_table(str(name)):
         raise UserError(
-            f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl file of texts'
+            f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl or .csv file'
+            ' of texts'
         )
     try:
         storage.cached_path(name)

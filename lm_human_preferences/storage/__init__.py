@@ -51,3 +51,4 @@ from lm_human_preferences.storage.paths import (
     join,
     staging_dir,
 )
+from lm_human_preferences.storage.tables import is_table, read_table

@@ -73,6 +73,8 @@ def test_scores(reward_model, tmp_path):
     command = f'score {reward_model[0]} {file} --batch_size'
     results = [succeed(f'{command} {size}').stdout for size in (2, 64)]
     first, second = ([json.loads(line) for line in lines.splitlines()] for lines in results)
+    for lines in (first, second):
+        assert lines[0].pop('more') == 1  # as any other field
     names = [' '.join(found) for found in first]
     assert names == ['score', 'score', 'chosen rejected', 'sample0 sample1 sample2']
     model = reward_on_labels.load(reward_on_labels.saved_model(str(reward_model[0])))

@@ -123,7 +123,12 @@ def test_a_damaged_file_is_named(name, damage, tmp_path):
             ' invalid start byte',
         ),
         ('encoding', 'a number', ': unknown encoding 3; there are main, test, reviews'),
-        ('texts', 'a number', ', line 1 is not a JSON string, as every line must be'),
+        (
+            'texts',
+            'a number',
+            ', line 1 is not a JSON string, as every line must be, nor a list of messages, nor'
+            ' does it have a field prompt or query or question or instruction or input',
+        ),
         (
             'index',
             'a web page',

@@ -297,9 +297,9 @@ def test_a_part_without_texts_is_an_error_that_says_what_to_do(tmp_path):
 
 def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
     (tmp_path / 'x.jsonl').write_text('\n"a"\n \n"b"\r\n\n', encoding='utf-8-sig')
-    assert jsonl.numbered_texts(str(tmp_path / 'x.jsonl')) == [
-        (f'{tmp_path}/x.jsonl, line 2', 'a'),
-        (f'{tmp_path}/x.jsonl, line 4', 'b'),
+    assert jsonl.read_queries(str(tmp_path / 'x.jsonl')) == [
+        (f'{tmp_path}/x.jsonl, line 2', 'a', {}),
+        (f'{tmp_path}/x.jsonl, line 4', 'b', {}),
     ]
 
 
@@ -310,7 +310,7 @@ def test_what_there_is_not(tmp_path):
     for name in ('boks', None):
         with pytest.raises(UserError) as e:
             datasets.get_dataset(name)
-        choices = f'choose {registry.choices()} or a .jsonl file of texts'
+        choices = f'choose {registry.choices()} or a .jsonl or .csv file of texts'
         assert str(e.value) == f'--task.query_dataset {name}: {choices}'
 
 

@@ -576,7 +576,7 @@ def test_standard_input_is_lines_or_an_array(monkeypatch):
         records.read('-')
 
 
-@pytest.mark.parametrize('name, kind', [('a.csv', '.csv'), ('a.PARQUET', '.parquet')])
+@pytest.mark.parametrize('name, kind', [('a.xlsx', '.xlsx'), ('a.PARQUET', '.parquet')])
 def test_files_of_other_formats_are_named_with_what_is_read(tmp_path, name, kind):
     (tmp_path / name).write_bytes(b'PAR1\xff')
     message = f'--labels.source {tmp_path}/{name} is a {kind} file, which is not read: give a .json'

@@ -45,7 +45,11 @@ def import_labels(
     if not is_file:
         task = task_record(reward_hparams, output, experiment, encoding.name, ties=ties)
     labels, notes = tokenise.tokenise(
-        records.read(file), reward_hparams, encoding, ties=task is None or TIES in task
+        records.read(file),
+        reward_hparams,
+        encoding,
+        ties=task is None or TIES in task,
+        keeps_columns=True,
     )
     if not labels:
         raise UserError(f'{file} holds no label that could be brought in')
@@ -63,7 +67,7 @@ def import_labels(
 
 def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding: str) -> None:
     written = [
-        token_ids.marked({**tokens, answer: label.answer}, encoding)
+        token_ids.marked({**tokens, answer: label.answer, **label.columns}, encoding)
         for label, tokens in labels
         if label.answer != TIE
     ]

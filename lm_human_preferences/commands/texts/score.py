@@ -10,12 +10,13 @@ from typing import Any
 import click
 import torch
 
-from lm_human_preferences.commands.sample_policy import warnings_only
+from lm_human_preferences.commands.sample_policy import OF_SAMPLES, warnings_only
+from lm_human_preferences.datasets import fields
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
-from lm_human_preferences.labels.texts import fields, preferences, records, token_ids
+from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.tokenisers import text_encoder
@@ -26,6 +27,7 @@ from lm_human_preferences.utils.terminal import printable
 # Prints {name: score} of a record with its query and its responses {name: text}.
 Printer = Callable[[Mapping[str, float | None], str, Mapping[str, str]], None]
 Question = tuple[list[int], list[list[int]]]  # tokens of a query and of each response
+_RESPONSES = ('response', 'completion', 'sample')  # names of a single one
 KNOWN_REWARD = 'mock'  # as in --rewards.trained_model
 
 
@@ -79,6 +81,7 @@ def score(
             columns[name] = score
             if has_spread:
                 columns[f'{name}_std'] = score_std
+        columns = _others(record, responses) | columns
         tokeniser.count_special([query, *responses.values()])
         show(columns, query, responses)
     for note in tokeniser.notes():
@@ -93,8 +96,15 @@ def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]], batch_siz
         scores += scorer.score(texts[start : start + batch_size]).tolist()
     left = iter(scores)
     show = _printer(has_spread=False)
-    for query, responses in named:
-        show({name: next(left) for name in responses}, query, responses)
+    for (_, record), (query, responses) in zip(found, named, strict=True):
+        own = {name: next(left) for name in responses}
+        show(_others(record, responses) | own, query, responses)
+
+
+def _others(record: Mapping[str, Any], responses: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a record besides texts and what `sample` measures, such as an id."""
+    known = {*fields.QUERIES, *fields.SYSTEMS, *_RESPONSES, *responses, *OF_SAMPLES}
+    return {name: record[name] for name in record if name not in known}
 
 
 def _printer(*, has_spread: bool) -> Printer:
@@ -167,7 +177,7 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
     query = fields.text_field(record, fields.query_field(record, where) or 'prompt', where)
     query = fields.after_system(record, query)
-    for name in ('response', 'completion', 'sample'):
+    for name in _RESPONSES:
         if name in record:
             return query, {'score': fields.text_field(record, name, where)}
     names = itertools.takewhile(record.__contains__, map('sample{}'.format, itertools.count()))

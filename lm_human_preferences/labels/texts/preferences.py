@@ -5,10 +5,10 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.answers import LABELLER, REMARK
-from lm_human_preferences.labels.texts import fields
 
 # Begin a turn of a dialogue in one string, as in the data set hh-rlhf.
 HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'

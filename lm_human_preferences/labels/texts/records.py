@@ -7,21 +7,24 @@
 A label may also have "labeller" and "remark". Preferences are strings, or lists of chat messages
 {"role", "content"}; the task is one of Label Studio's pairwise template. fields.QUERIES are the
 names that a query may have; a field "system" begins it. A file is a JSON array, or has a record a
-line, whatever its name.
+line; one called .csv or .tsv is a table, whose columns are the fields.
 """
 
+import contextlib
 import dataclasses
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm_human_preferences import storage
+from lm_human_preferences import label_types, storage
+from lm_human_preferences.datasets import fields
+from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
 from lm_human_preferences.labels.answers import LABELLER, REMARK
-from lm_human_preferences.labels.texts import fields
-from lm_human_preferences.labels.texts.fields import QUERIES, SYSTEMS, after_system, text_field
+from lm_human_preferences.labels.texts import people
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
 
 STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
@@ -29,7 +32,7 @@ TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
 KTO = {'prompt', 'completion', 'label'}  # fields of a format that is known, but not read
 KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
-OTHER_FILES = ('.arrow', '.csv', '.gz', '.parquet', '.tsv', '.xlsx', '.zip', '.zst')
+OTHER_FILES = ('.arrow', '.gz', '.parquet', '.xlsx', '.zip', '.zst')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,8 @@ class TextLabel:
     remark: str = ''
     control: str = ''  # of Label Studio, by which it was given
     places: tuple[int, ...] = ()  # of the samples in the question, if in another order
+    # Other fields of its record
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     where: str = dataclasses.field(default='', compare=False)  # it is, for errors
 
 
@@ -57,8 +62,20 @@ def read(path: str) -> list[tuple[str, Any]]:
 
 
 def read_file(path: str) -> list[tuple[str, Any]]:
-    """Return the records of JSON lines, or of a JSON array, with where they are."""
+    """Return the records of JSON lines, a JSON array, or a table, with where they are."""
+    if storage.is_table(path):
+        return [(where, _with_numbers(row)) for where, row in storage.read_table(path)]
     return _of_text(storage.read_text(path), path)
+
+
+def _with_numbers(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row of a table, in which all is text, with numbers as answers."""
+    record: dict[str, Any] = dict(row)
+    for field in {each.field for each in label_types.TYPES.values()} & row.keys():
+        with contextlib.suppress(ValueError):
+            number = float(row[field])
+            record[field] = int(number) if number.is_integer() else number
+    return record
 
 
 def _of_standard_input() -> list[tuple[str, Any]]:
@@ -87,7 +104,7 @@ def check_kind_of_file(path: str) -> None:
         how = f'; to convert it: {CONVERT}' if suffix == '.parquet' else ''
         raise UserError(
             f'{path} is a {suffix} file, which is not read: give a .json with an array of'
-            f' labels, or a .jsonl with one a line{how}; what a label has: {KNOWN}'
+            f' labels, a .jsonl with one a line, or a .csv{how}; what a label has: {KNOWN}'
         )
 
 
@@ -132,7 +149,17 @@ def parse(
         return list(_of_label_studio(record, where, label_type))
     if is_pair(record):
         query, samples = preference(record, where)
-        return [TextLabel(query, samples, label_type.of_preference(0), is_ordered=False)]
+        return [
+            TextLabel(
+                query,
+                samples,
+                label_type.of_preference(0),
+                labeller=people.labeller(record.get(LABELLER)),
+                is_ordered=False,
+                remark=_remark(record),
+                columns=columns(record, label_type),
+            )
+        ]
     if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
         return [_of_label(record, where, label_type, needs_answer)]
     if record.keys() >= KTO:
@@ -158,15 +185,20 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
     if is_task(record):
         data = record.get('data')
         return _unread_of_label_studio(data) if isinstance(data, dict) else set()
-    filled = _filled(record)
+    of_messages: set[str] = set()
     if is_pair(record):
-        of_messages = map('{} of messages'.format, _more_of_messages(record))
-        return filled - {*QUERIES, *PAIR, *SYSTEMS} | set(of_messages)
-    others = (label_type.field, LABELLER, REMARK)
-    return filled - {*QUERIES, *label_type.samples, *others, *SYSTEMS}
+        of_messages = set(map('{} of messages'.format, _more_of_messages(record)))
+    return columns(record, label_type).keys() | of_messages
 
 
-def _filled(record: dict[str, Any]) -> set[str]:
+def columns(record: Mapping[str, Any], label_type: LabelType) -> dict[str, Any]:
+    """Return what a record holds besides texts, answer, labeller and remark."""
+    known = {*QUERIES, *SYSTEMS, LABELLER, REMARK}
+    known |= set(PAIR) if is_pair(record) else {*label_type.samples, label_type.field}
+    return {name: record[name] for name in _filled(record) - known}
+
+
+def _filled(record: Mapping[str, Any]) -> set[str]:
     """Return the names of the fields of a record that hold something."""
     return {str(name) for name, value in record.items() if not fields.is_empty(value)}
 
@@ -199,23 +231,35 @@ def _of_label(
     query = after_system(record, text_field(record, name, where))
     samples = tuple(text_field(record, name, where) for name in label_type.samples)
     field = label_type.field
-    answer = label_type.read(record.get(field))
-    if field not in record and needs_answer:
+    given = record.get(field)
+    is_given = field in record and given != ''  # as an empty cell of a table
+    answer = label_type.read(_number_of_letter(given) if field == 'best' else given)
+    if not is_given and needs_answer:
         raise UserError(f'{where}, field {field!r} is missing: it is the answer')
-    if field in record and answer is None:
-        given = record[field]
+    if is_given and answer is None:
         fix = '; for ties, give --ties on' if given == TIE and label_type.can_tie else ''
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    remark = record.get(REMARK)
     return TextLabel(
         query,
         samples,
         answer=answer,
-        labeller=fields.labeller(record.get(LABELLER)),
-        remark=remark if isinstance(remark, str) else '',
+        labeller=people.labeller(record.get(LABELLER)),
+        remark=_remark(record),
+        columns=columns(record, label_type),
     )
+
+
+def _number_of_letter(given: Any) -> Any:
+    """Return the number of the sample that is called A, B and so on; other values as they are."""
+    is_letter = isinstance(given, str) and re.fullmatch('[A-Za-z]', given.strip())
+    return ord(given.strip().upper()) - ord('A') if is_letter else given
+
+
+def _remark(record: Mapping[str, Any]) -> str:
+    remark = record.get(REMARK)
+    return remark if isinstance(remark, str) else ''
 
 
 # ---------------------------------------------------------------- Label Studio
@@ -249,7 +293,7 @@ def _of_label_studio(
                 query=_query_of_task(data, result, where),
                 samples=_compared(result, data, where),
                 answer=label_type.of_preference(('left', 'right').index(selected)),
-                labeller=fields.annotator(annotation.get('completed_by')),
+                labeller=people.annotator(annotation.get('completed_by')),
                 seconds=float(lead_time) if is_number(lead_time) else 0.0,
                 control=str(result.get('from_name', '')),
             )

@@ -104,21 +104,25 @@ def exported(
             is_empty_query = field == 'query' and not text
             real = _without_padding(label[field], encoder)
             inexact += not is_empty_query and encoder.encode(text) != real
-        others = (label_type.field, LABELLER, REMARK)
-        written.append({**texts, **{name: label[name] for name in others if name in label}})
+        written.append({**label, **texts})
     return written, inexact
 
 
 def preferences(
     labels: Iterable[dict[str, Any]], label_type: LabelType
-) -> Iterator[dict[str, str]]:
-    """Yield {prompt, chosen, rejected} of pairs that labels order; UserError for ratings."""
+) -> Iterator[dict[str, Any]]:
+    """Yield {prompt, chosen, rejected, others} of pairs that labels order; UserError for ratings.
+
+    others: fields of the label besides texts, answer, labeller and remark.
+    """
     if len(label_type.samples) < 2:
         raise UserError(
             '--export_as preferences: ratings of one response prefer none; give --export_as text'
         )
+    known = {'query', *label_type.samples, label_type.field, LABELLER, REMARK}
     for label in labels:
+        others = {name: label[name] for name in label.keys() - known}
         samples = [label[name] for name in label_type.samples]
         for better, worse in label_type.pairs(label[label_type.field]):
             chosen, rejected = samples[better], samples[worse]
-            yield {'prompt': label['query'], 'chosen': chosen, 'rejected': rejected}
+            yield {'prompt': label['query'], 'chosen': chosen, 'rejected': rejected, **others}

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lm_human_preferences import label_types
+from lm_human_preferences.datasets.fields import is_empty
 from lm_human_preferences.datasets.messages import NotTextError
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.texts import preferences, records
-from lm_human_preferences.labels.texts.fields import is_empty
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
@@ -52,6 +52,7 @@ class Tokeniser:
         self.option = option
         self.counts: collections.Counter[str] = collections.Counter()
         self.unread: collections.Counter[str] = collections.Counter()  # records with a field
+        self.kept: collections.Counter[str] = collections.Counter()  # the same of those kept
 
     def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
         """Return the tokens of a query, not padded; UserError, or Skipped, if it does not fit."""
@@ -109,9 +110,14 @@ class Tokeniser:
                 ' chat template. They are read as ordinary letters, which no model writes: give'
                 ' lists of messages instead, or --task.special_tokens on'
             )
-        if self.unread:
-            fields = ', '.join(f'{name} ({count})' for name, count in sorted(self.unread.items()))
-            lines.append(f'Not read, with the number of records that have it: {fields}')
+        told = {
+            'Not read, with the number of records that have it': self.unread,
+            'Kept with the questions, and given back by exports': self.kept,
+        }
+        for what, counted in told.items():
+            if counted:
+                fields = ', '.join(f'{name} ({count})' for name, count in sorted(counted.items()))
+                lines.append(f'{what}: {fields}')
         return lines
 
     def _encoded(self, text: str, where: str) -> list[int]:
@@ -153,12 +159,13 @@ def tokenise(
     *,
     needs_answer: bool = True,
     ties: bool = True,
+    keeps_columns: bool = False,
 ) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
     """Return the labels in records of texts with questions {field: token ids}, and notes.
 
     found: (where it is, record) of each. hparams: train_reward's. needs_answer: whether a record
-    must have one. ties: whether that may be a tie. UserError, which says where, for an unknown
-    format.
+    must have one. ties: whether that may be a tie. keeps_columns: whether the caller keeps those
+    of a label. UserError, which says where, for an unknown format.
     """
     label_type, task = label_types.get(hparams.labels.type), hparams.task
     if ties:
@@ -187,7 +194,9 @@ def tokenise(
         except preferences.OtherQueryError:
             tokeniser.counts['other query'] += 1
             continue
-        tokeniser.unread.update(records.unread(record, label_type))
+        kept = {name for label in parsed for name in label.columns if keeps_columns}
+        tokeniser.kept.update(kept)
+        tokeniser.unread.update(records.unread(record, label_type) - kept)
         tokeniser.counts['unanswered'] += not parsed
         controls |= {label.control for label in parsed}
         if len(controls - {''}) > 1:

@@ -1,14 +1,11 @@
-"""Fields of a record by the names that people use: the query, texts, and who answered."""
+"""Fields of a record by the names that people use: the query, and texts."""
 
-import hashlib
-import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences.datasets.messages import USER, Message, as_text
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_files
 
 QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query
 SYSTEMS = ('system', 'system_prompt')  # fields with the message of the system, which begins a query
@@ -60,27 +57,3 @@ def after_system(record: Mapping[str, Any], query: str) -> str:
     """Return a query that is a text, with the message of the system before it."""
     system = system_message(record)
     return as_text([*system, {'role': USER, 'content': query}]) if system else query
-
-
-def labeller(value: Any) -> str | None:
-    """Return the name of who answered, the same for 1, 1.0 and '1'; None for nobody."""
-    if is_empty(value):
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    name = str(value).strip()
-    return name if run_files.LABELLER.fullmatch(name) else annotator(value)
-
-
-def annotator(user: Any) -> str | None:
-    """Return a name for a user of another tool; a digest keeps similar addresses apart."""
-    if isinstance(user, dict):
-        user = user.get('id', user.get('email'))
-    if user is None:
-        return None
-    user = str(user)
-    name = re.sub(r'[^A-Za-z0-9_-]', '-', user)
-    if name != user or len(name) > 22:
-        digest = hashlib.sha256(user.encode(errors='replace')).hexdigest()
-        name = f'{name[:13]}-{digest[:8]}'
-    return f'annotator-{name}'

@@ -1,0 +1,52 @@
+"""Tables as spreadsheets write them: CSV with commas, semicolons or tabs, and a header."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+
+from lm_human_preferences.storage.cache import read_text, without_bom
+from lm_human_preferences.storage.paths import StorageError
+
+SUFFIXES = ('.csv', '.tsv')
+
+
+def is_table(path: str) -> bool:
+    """Return whether a file is a table by its name."""
+    return path.lower().endswith(SUFFIXES)
+
+
+def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
+    """Return (place for messages, {column: text}) of each row of a local or remote file.
+
+    StorageError for a row that is not as wide as the header.
+    """
+    text = without_bom(read_text(path))
+    header, _, _ = text.partition('\n')
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(
+        io.StringIO(text),
+        delimiter=max(',;\t', key=header.count),
+        strict=True,
+    )
+    found: list[tuple[str, dict[str, str]]] = []
+    names: list[str] = []
+    where = f'{path}, line 1'
+    try:
+        for row in reader:
+            if not names:
+                names = [name.strip() for name in row]
+                if len(set(names)) < len(names) or '' in names:
+                    raise StorageError(f'{where}: a header must give each column a name of its own')
+            elif row:
+                if len(row) != len(names):
+                    raise StorageError(
+                        f'{where} has {len(row)} values for {len(names)} columns: put values with'
+                        ' a comma, semicolon or line break in them into quotes'
+                    )
+                found.append((where, dict(zip(names, row))))
+            where = f'{path}, line {reader.line_num + 1}'
+    except csv.Error as e:
+        raise StorageError(f'{where} is no row of a table: {e}') from e
+    return found

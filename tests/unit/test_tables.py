@@ -1,0 +1,150 @@
+"""Tables, as spreadsheets write them, and columns: of queries, labels, samples and scores."""
+
+import json
+
+import pytest
+from command_line import invoke, last_error_of, succeed
+
+from lm_human_preferences import label_types, storage
+from lm_human_preferences.datasets import jsonl
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.texts import records
+from lm_human_preferences.language import datasets
+
+LENGTHS = '--query_length 5 --response_length 3'
+
+
+def write(path, text, **settings):
+    path.write_text(text, newline='', **settings)
+    return str(path)
+
+
+@pytest.mark.parametrize('separator, name', [(',', 'x.csv'), (';', 'x.CSV'), ('\t', 'x.tsv')])
+def test_a_table_of_a_spreadsheet(tmp_path, separator, name):
+    """With a byte order mark, line ends of Windows, quotes, empty lines and cells."""
+    rows = ['query, id ', 'one,1', '"a, b; c","2"', '', '"two\r\nlines ""q""\u2028",', 'last,4']
+    text = '\r\n'.join(rows)
+    if separator != ',':
+        text = text.replace('a, b', 'a# b').replace(',', separator).replace('#', ',')
+    path = write(tmp_path / name, text, encoding='utf-8-sig')
+    assert storage.read_table(path) == [
+        (f'{path}, line 2', {'query': 'one', 'id': '1'}),
+        (f'{path}, line 3', {'query': 'a, b; c', 'id': '2'}),
+        (f'{path}, line 5', {'query': 'two\nlines "q"\u2028', 'id': ''}),
+        (f'{path}, line 7', {'query': 'last', 'id': '4'}),
+    ]
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('a,b\n1,2\n1,2,3\n', 'line 3 has 3 values for 2 columns: put values with a comma'),
+        ('a,b\n1\n', 'line 2 has 1 values for 2 columns'),
+        ('a,a\n1,2\n', 'line 1: a header must give each column a name'),
+        ('a,\n1,2\n', 'line 1: a header must give each column a name'),
+        ('a,b\n1,"2\n', 'line 2 is no row of a table'),
+    ],
+)
+def test_what_is_no_table(tmp_path, text, message):
+    with pytest.raises(UserError, match=message):
+        storage.read_table(write(tmp_path / 'x.csv', text))
+
+
+def test_a_long_text_is_one_value(tmp_path):
+    text = 'word ' * 40_000
+    ((_, row),) = storage.read_table(write(tmp_path / 'x.csv', f'query\n{text}\n'))
+    assert row == {'query': text}
+
+
+@pytest.mark.parametrize('name', ['query', 'prompt'])
+def test_queries_of_tables_and_records(tmp_path, name):
+    """The test part is beside the file, under its own ending."""
+    table = write(tmp_path / 'q.csv', f'id;{name}\n7;abc\n')
+    write(tmp_path / 'q.test.csv', f'{name}\nxyz\n')
+    lines = write(tmp_path / 'q.jsonl', json.dumps({name: 'abc', 'id': '7', 'system': ''}))
+    for path in (table, lines):
+        ((_, text, columns),) = jsonl.read_queries(path)
+        assert (text, columns) == ('abc', {'id': '7'})
+    assert list(datasets.get_dataset(table).generator('train')) == ['abc']
+    assert list(datasets.get_dataset(table).generator('test')) == ['xyz']
+
+
+def test_queries_of_records_are_messages_too(tmp_path):
+    said = {'prompt': [{'role': 'user', 'content': 'Hi'}], 'system': 'Be brief.'}
+    ((_, text, _),) = jsonl.read_queries(write(tmp_path / 'q.jsonl', json.dumps(said)))
+    assert text == 'system: Be brief.\n\nuser: Hi'
+    with pytest.raises(UserError, match='nor does it have a field prompt or query'):
+        jsonl.read_queries(write(tmp_path / 'q.jsonl', '{"text": "Hi"}'))
+
+
+@pytest.mark.parametrize(
+    'label_type, header, row, answer',
+    [
+        ('best_of_2', 'prompt,sample0,sample1,best', 'q,a,b,1', 1),
+        ('best_of_2', 'query,sample0,sample1,best', 'q,a,b,B', 1),
+        ('best_of_2', 'query,sample0,sample1,best', 'q,a,b,tie', 'tie'),
+        ('best_of_2', 'prompt,chosen,rejected', 'q,a,b', 0),
+        ('scalar_rating', 'query,sample,score', 'q,a,4.5', 4.5),
+        ('scalar_compare', 'query,sample0,sample1,difference', 'q,a,b,-2', -2),
+    ],
+)
+def test_labels_of_tables(tmp_path, label_type, header, row, answer):
+    """The labeller and other columns stay with each."""
+    path = write(tmp_path / 'x.csv', f'id,labeller,{header}\n7,anna,{row}\n')
+    ((where, record),) = records.read(path)
+    kind = label_types.get(label_type).allow_ties()
+    (label,) = records.parse(record, where, kind)
+    assert (label.query, label.samples, label.answer) == (
+        'q',
+        ('a', 'b')[: len(kind.samples)],
+        answer,
+    )
+    assert (label.labeller, label.columns) == ('anna', {'id': '7'})
+
+
+@pytest.mark.parametrize('best, answer', [('A', 0), ('b', 1), (' C ', 2), (1, 1)])
+def test_the_best_sample_by_its_letter(best, answer):
+    label = {'query': 'q', 'sample0': 'a', 'sample1': 'b', 'sample2': 'c', 'best': best}
+    (found,) = records.parse(label, 'here', label_types.get('best_of_3'))
+    assert found.answer == answer
+    for wrong in ('D', 'best'):
+        with pytest.raises(UserError, match='number from 0 to 2'):
+            records.parse({**label, 'best': wrong}, 'here', label_types.get('best_of_3'))
+
+
+def test_a_row_without_an_answer_is_one_in_a_table(tmp_path):
+    path = write(tmp_path / 'x.csv', 'query,sample0,sample1,best\nq,a,b,\n')
+    ((where, record),) = records.read(path)
+    kind = label_types.get('best_of_2')
+    assert records.parse(record, where, kind, needs_answer=False)[0].answer is None
+    with pytest.raises(UserError, match='is missing: it is the answer'):
+        records.parse(record, where, kind)
+
+
+@pytest.mark.parametrize('form', ['tokens', 'text', 'preferences'])
+def test_columns_come_back_with_labels(tmp_path, form):
+    """From a table to a folder, from there to a file, and from there to another one."""
+    table = 'id,topic,labeller,prompt,chosen,rejected\n7,x,anna,abc,de,fg\n8,,bob,abd,de,fg\n'
+    path = write(tmp_path / 'x.csv', table)
+    words = f'import_labels test {path} {tmp_path}/f --labels.type best_of_2'
+    printed = succeed(words).stdout
+    assert 'Kept with the questions, and given back by exports: id (2), topic (1)\n' in printed
+    assert '1 answers of anna added' in printed and 'Not read' not in printed
+    output = tmp_path / 'out.jsonl'
+    succeed(f'labels {tmp_path}/f --export {output} --export_as {form}')
+    first, second = map(json.loads, output.read_text().splitlines())
+    assert (first['id'], first['topic'], second['id'], 'topic' in second) == ('7', 'x', '8', False)
+    if form == 'text':
+        assert (first['labeller'], second['labeller']) == ('anna', 'bob')
+    file = tmp_path / 'labels.json'
+    succeed(f'import_labels test {path} {file} --labels.type best_of_2')
+    assert [label['id'] for label in json.loads(file.read_text())] == ['7', '8']
+
+
+def test_columns_come_back_with_scores(tmp_path):
+    path = write(tmp_path / 'x.csv', 'id,query,response,score\n7,the film was,very good,.5\n')
+    (line,) = succeed(f'score mock {path} {LENGTHS}').stdout.splitlines()
+    found = json.loads(line)
+    assert found['id'] == '7' and found.keys() == {'id', 'score'} and found['score'] != '.5'
+    wide = write(tmp_path / 'y.csv', 'query,response\na,b,c\n')
+    assert 'y.csv, line 2 has 3 values' in last_error_of(invoke(f'score mock {wide} {LENGTHS}'))
