@@ -18,6 +18,7 @@ from lm_human_preferences.distributed.waiting import (
     LAST_WORD_SECONDS,
     OTHER_STACKS_SECONDS,
 )
+from lm_human_preferences.utils.streams import escaped
 
 
 class RankLost(Exception):
@@ -161,7 +162,7 @@ class Lifeline:
 def report(message: str, summary: str) -> None:
     """Print an error; its summary goes to the launcher, for its own report."""
     print(message, file=sys.__stderr__, flush=True)
-    launch_methods.current().write_summary(summary)
+    launch_methods.current().write_summary(escaped(summary))
 
 
 def _process_space() -> str:

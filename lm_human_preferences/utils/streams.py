@@ -1,18 +1,21 @@
-"""Standard streams without tracebacks: for lacking characters, and closed pipes as of `| head`."""
+"""Standard streams: no escapes of foreign texts, no tracebacks for lacking characters or pipes."""
 
 import atexit
 import contextlib
 import io
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 from lm_human_preferences.errors import UserError
 
 STDOUT, STDERR = 1, 2  # file descriptors
+_CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all but tabs and line ends
+_MOVES_OF_BARS = re.compile(r'(?:\r|\n|\x1b\[A)*')  # before a progress bar, on stderr
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status, as shells report it
 
 
@@ -26,7 +29,11 @@ def note(message: str) -> None:
 
 
 def make_safe() -> None:
-    """Escape characters that the encoding lacks; replace closed streams; drop unread output."""
+    """Escape characters that the encoding lacks, and those that control a terminal.
+
+    Replaces closed streams, and drops unread output.
+    """
+    os.environ.setdefault('PYTHON_COLORS', '0')  # of tracebacks, which would be escaped
     if sys.stdin is None:  # the file was closed when Python started, as by `<&-`
         sys.stdin = open(os.devnull, encoding='utf-8')
     for name in ('stdout', 'stderr'):
@@ -35,8 +42,28 @@ def make_safe() -> None:
             setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')
+            if 'write' not in vars(stream):
+                _escape_controls(stream, has_bars=name == 'stderr')
     atexit.unregister(_flush)
     atexit.register(_flush)
+
+
+def _escape_controls(stream: Any, *, has_bars: bool) -> None:
+    """Have `stream` write control characters as in \\x1b: what is printed may be anybody's text."""
+    write = stream.write
+
+    def write_escaped(text: str) -> int:
+        moves = _MOVES_OF_BARS.match(text) if has_bars else None
+        start = moves.end() if moves else 0
+        write(text[:start] + escaped(text[start:]))
+        return len(text)
+
+    stream.write = write_escaped
+
+
+def escaped(text: str) -> str:
+    """Return `text` with control characters as in \\x1b, but for tabs and line ends."""
+    return _CONTROLS.sub(lambda match: match[0].encode('unicode_escape').decode(), text)
 
 
 @contextlib.contextmanager

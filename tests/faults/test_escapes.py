@@ -1,0 +1,112 @@
+"""Texts of others that would control the terminal of whoever prints them."""
+
+import io
+import json
+import sys
+
+from command_line import invoke
+from hostile_texts import HOSTILE, write_hostile_run
+from label_folders import make_folder
+from tqdm import tqdm
+
+import sample
+from lm_human_preferences.distributed import lifeline
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.utils import streams
+
+TITLE = 'a\x1b]0;taken\x07\x1b[2J\x9b31m\rb\x08'
+SHOWN = r'a\x1b]0;taken\x07\x1b[2J\x9b31m\rb\x08'
+SETTINGS = ['--mpi=1', '--rewards.train_new_model=off', '--rewards.trained_model=test']
+
+
+def is_plain(result):
+    text = result.stdout + result.stderr
+    return not any(ord(character) < 32 and character not in '\n\t\r' for character in text) and (
+        '\r' not in result.stdout and not {'\x7f', '\x9b'} & set(text)
+    )
+
+
+def terminal_of(monkeypatch):
+    """What is written to standard streams as of a terminal, by their name."""
+    written = {}
+    for name in ('stdout', 'stderr'):
+        written[name] = io.BytesIO()
+        stream = io.TextIOWrapper(written[name], 'utf-8', write_through=True)
+        stream.isatty = lambda: True
+        monkeypatch.setattr(sys, name, stream)
+    streams.make_safe()
+    streams.make_safe()
+    return lambda name: written[name].getvalue().decode()
+
+
+def test_what_is_printed_is_text(monkeypatch):
+    terminal = terminal_of(monkeypatch)
+    print(TITLE, 'tab\tend', 'nbsp\xa0 👩\u200d👧')
+    streams.note(TITLE)
+    assert terminal('stdout') == f'{SHOWN} tab\tend nbsp\xa0 👩\u200d👧\n'
+    assert terminal('stderr') == f'{SHOWN}\n'
+    for text in HOSTILE.values():
+        print(text)
+    assert not {*map(chr, range(32)), *map(chr, range(127, 160))} - {'\n', '\t'} & set(
+        terminal('stdout')
+    )
+
+
+def test_progress_bars_still_move(monkeypatch):
+    terminal = terminal_of(monkeypatch)
+    with tqdm(total=2, desc=f'outer {TITLE}', mininterval=0) as outer:
+        with tqdm(total=2, desc='inner', mininterval=0) as inner:
+            inner.update()
+        outer.update()
+    assert '\x1b[A' in terminal('stderr') and '\rinner' in terminal('stderr')
+    assert SHOWN in terminal('stderr') and '\x1b]' not in terminal('stderr')
+
+
+def test_no_command_prints_an_escape(tmp_path):
+    run = tmp_path / 'run'
+    run.mkdir()
+    write_hostile_run(run, HOSTILE['an escape'])
+    given = [
+        f'--task.query_prefix={TITLE}',
+        f'--task.query_suffix={TITLE}',
+        '--task.query_length=2',
+    ]
+    new = ['train_policy', 'test', 'x', f'--save_dir={tmp_path}/save', *SETTINGS]
+    make_folder(tmp_path / 'labels', 2)
+    folder = LabelFolder(str(tmp_path / 'labels'))
+    with Labeller(folder, 'anna') as labeller:
+        labeller.answer(next(iter(folder.questions.values())), 1, 1.0, uuid=TITLE)
+    texts = tmp_path / 'texts.jsonl'
+    texts.write_text(json.dumps({'query': TITLE, 'sample0': TITLE, TITLE: 'b'}) + '\n')
+    words = [
+        ['resume', str(run)],
+        ['evaluate', str(run)],
+        ['report', str(run), f'--output={tmp_path}/report.html'],
+        ['score', str(run), str(texts)],
+        ['export', str(run), f'{tmp_path}/exported'],
+        ['import_labels', 'test', str(texts), f'{tmp_path}/imported'],
+        ['labels', f'{tmp_path}/labels'],
+        [*new, *given, '--dry_run'],
+    ]
+    for each in words:
+        result = invoke(each)
+        assert is_plain(result), (each, result.output)
+    for each in (
+        ['sample', f'--save_dir={run}'],
+        ['sample', f'--save_dir={run}', f'--prompt={TITLE}'],
+    ):
+        assert is_plain(invoke(each, sample.cli))
+
+
+def test_what_torchrun_repeats_is_text(monkeypatch, tmp_path):
+    for name, value in {
+        'RANK': '0',
+        'WORLD_SIZE': '2',
+        'MASTER_ADDR': 'x',
+        'MASTER_PORT': '1',
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv('TORCHELASTIC_ERROR_FILE', f'{tmp_path}/error')
+    lifeline.report('told', TITLE)
+    assert json.loads((tmp_path / 'error').read_text())['message']['message'] == SHOWN
