@@ -111,8 +111,7 @@ def _is_control(character: str) -> bool:
 class AnswerLog:
     """Answers of a labeller, as far as the file has been read.
 
-    givers: {uuid: labeller} of all files; what another labeller has given is a copy, which counts
-    there alone.
+    givers: {uuid: labeller} of all files. What another labeller has given counts there alone.
     """
 
     def __init__(

@@ -182,6 +182,7 @@ def answered(tmp_path):
         with Labeller(folder, name) as labeller:
             for question in questions:
                 labeller.answer(question, best, 7.5)
+    bring(path, [preference('abc', best, worst) for best, worst in ((OTHER, BAD), (BAD, OTHER))])
     with Labeller(folder, 'carl', decides=True) as labeller:
         labeller.answer(questions[3], 1, 4.0)
     for form, name in (('text', 'own.jsonl'), ('preferences', 'pairs.jsonl')):
@@ -217,7 +218,7 @@ def test_answers_without_a_name_count_unless_all_of_them_are_known(answered):
     for number, best in answers.items():
         records.append(preference(QUERIES[number], best, BAD if best != BAD else GOOD))
     said, folder = bring(answered, records)
-    assert '3 answers of imported added' in said and len(folder.questions) == 5
+    assert '3 answers of imported added' in said and len(folder.questions) == 6
 
 
 def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):
@@ -233,7 +234,7 @@ def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):
         bring(answered, records)
     assert contents(answered) == before
     said, folder = bring(answered, records)
-    assert len(said) == 4 and len(folder.questions) == 5
+    assert len(said) == 4 and len(folder.questions) == 6
 
 
 def test_questions_in_both_orders_are_asked_once_and_gold_ones_have_one_answer(tmp_path):

@@ -124,14 +124,13 @@ def add_labels(
     folder = writer.folder
     questions, notes = _without_known(as_asked(questions, folder), folder, labeller)
     given = _answers(questions, folder, labeller)
-    lines = []
     with contextlib.ExitStack() as stack:
         writers = {}
         # Who has no file yet cannot be at work, and gets one only if nobody is.
         for name in sorted(given, key=lambda name: name not in folder.logs):
             writers[name] = stack.enter_context(Labeller(folder, name, at_work=AT_WORK))
         added = add_questions(questions, writer, policies)
-        lines.append(f'{folder.path}: {added} questions added, {len(folder.questions)} in all')
+        lines = [f'{folder.path}: {added} questions added, {len(folder.questions)} in all']
         for name, by_question in given.items():
             new, more_notes = _new_answers(name, by_question, writers[name].log)
             new.sort(key=lambda answer: answer.time)
@@ -146,8 +145,10 @@ def _without_known(
     """Leave out answers without a name if people of the folder have given them all; say so."""
     there: collections.Counter[tuple[str, str]] = collections.Counter()
     for name, log in folder.logs.items():
-        if not name.startswith(UNKNOWN):
-            there.update((answer.question, repr(answer.value)) for answer in log.uuids.values())
+        answers = list(log.uuids.values())
+        if name.startswith(UNKNOWN):  # whose earlier answers may be imported again
+            answers = [given[-1] for given in log.by_question.values()]
+        there.update((answer.question, repr(answer.value)) for answer in answers)
     named: list[tuple[TextLabel, Tokens]] = []
     unnamed: collections.Counter[tuple[str, str]] = collections.Counter()
     for label, tokens in questions:
