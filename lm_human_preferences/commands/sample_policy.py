@@ -71,7 +71,7 @@ def sample_policy(
         lm_tasks.check_lengths(task, encoder, sizes)
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries)
-        encoded = [_encoded(query.where, query.text, task, encoder) for query in given]
+        encoded = [encoded_query(query.where, query.text, task, encoder) for query in given]
 
         judge = Judge(save_dir, hparams, scopes) if output is not None else None
         set_seed(seed, comm.rank)
@@ -184,7 +184,7 @@ def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
     return found
 
 
-def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[int]:
+def encoded_query(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[int]:
     """Encode a query, padded to `query_length`. name: for errors."""
     try:
         tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)

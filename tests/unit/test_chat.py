@@ -256,8 +256,8 @@ def test_special_tokens_in_prefix_and_suffix(tmp_path, write, special):
 def test_a_query_that_is_given_to_sample_is_read_as_in_training(tmp_path, special):
     encoder = encoder_of(tmp_path)
     hparams = task(chat=False, special_tokens=special)
-    rows = sample_policy.given_queries([f'the{END}'], None, hparams, encoder)
-    assert (encoder.eot_token in rows) == special
+    tokens = sample_policy.encoded_query('--prompt', f'the{END}', hparams, encoder)
+    assert (encoder.eot_token in tokens) == special
 
 
 def test_the_end_of_a_text_of_gpt2_in_a_prefix():
