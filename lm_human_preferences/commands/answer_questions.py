@@ -130,6 +130,7 @@ class Session:
         except _Leave:
             click.echo()
         finally:
+            self.labeller.check_file()  # FileTaken says where the answers are instead
             total = self.labeller.done()
             click.echo(f'Saved: {self.given} answers in this sitting, {total} in all')
 

@@ -31,7 +31,5 @@ def serve(folder: str, options: LabelHParams) -> None:
             click.echo()
         finally:
             server.close()
-    summary = server.service.summary()
-    done = ', '.join(f'{name} {count}' for name, count in summary['done'].items())
     report = shell.typed('./launch.py labels', os.path.abspath(folder))
-    click.echo(f'Saved: {done}. {summary["open"]} questions are open. The report: {report}')
+    click.echo(f'{server.summary} The report: {report}')

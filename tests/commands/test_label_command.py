@@ -19,8 +19,10 @@ from label_folders import TASK, make_folder
 from label_page import press
 
 from lm_human_preferences.commands import answer_questions as label_command
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.answers import REASONS, shown_order
 from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.utils.terminal import INVISIBLE, printable
 
@@ -221,6 +223,14 @@ def test_a_damaged_question_is_left_out(tmp_path):
     assert 'Saved: 2 answers' in printed and 'Nothing is left' in printed
 
 
+def test_answers_whose_file_was_changed_are_not_said_to_be_saved(path, monkeypatch, capsys):
+    make_folder(path, 2)
+    act_before(monkeypatch, '1q', 'q', lambda: (path / 'answers/anna.jsonl').write_text(''))
+    with pytest.raises(UserError, match='was cut off.*saved; move that to'):
+        label_command.label(str(path), 'anna')
+    assert 'Saved' not in capsys.readouterr().out
+
+
 def test_mistakes_are_one_line(tmp_path):
     assert error_of(invoke(f'label {tmp_path}/none --labeller a')) == (
         f'{tmp_path}/none is no folder of labels: it has no task.json; ./launch.py ask EXPERIMENT'
@@ -303,6 +313,28 @@ def test_on_a_terminal_keys_need_no_enter(path):
     assert [answer.order.index(answer.value) for answer in log.uuids.values()] == [1, 2, 3]
     assert log.undone == 1
     assert [answer.remark for answer in log.uuids.values()] == [None, None, 'on 4']
+
+
+@pytest.mark.parametrize('key', ['1', 'u'])
+def test_a_key_that_is_held_down_counts_once(path, key):
+    make_folder(path, 12)
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        for _ in range(3):
+            labeller.answer(labeller.next_question(), 1, 1)
+    terminal = Terminal(path)
+    terminal.wait_for('q leave')
+    terminal.press(key)
+    time.sleep(0.4)  # after which a keyboard begins to repeat it
+    for _ in range(40):
+        os.write(terminal.master, key.encode())
+        time.sleep(0.03)
+    terminal.wait_for('A key was held down')
+    terminal.press('q')
+    terminal.wait_for('Saved: ')
+    assert terminal.end() == 0
+    log = log_of(path)
+    assert len(log.by_question) == {'1': 4, 'u': 2}[key]
+    assert terminal.printed.count('held down') == 1
 
 
 def test_it_loads_no_torch(tmp_path):

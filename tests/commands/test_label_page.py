@@ -671,6 +671,22 @@ def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
     assert (complaints, status) == ('', 0)
 
 
+def test_the_end_says_where_the_answers_are(path, monkeypatch, capsys):
+    def wait(page):
+        anna = page.service.labellers['anna']
+        anna.answer(anna.next_question(), 1, 1)
+        file = path / 'answers/anna.jsonl'
+        file.write_text(file.read_text().replace('"best": 1', '"best": 2'))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server.LabelServer, 'wait', wait)
+    serve_page.serve(str(path), LabelHParams(labeller='anna,bob', web=WebHParams(port=0)))
+    *_, last = capsys.readouterr().out.splitlines()
+    (saved,) = path.glob('answers/anna.jsonl.*.saved')
+    assert last.startswith('anna 1: ') and f'its lines are in {saved}; move that to' in last
+    assert 'Saved: bob 0. ' in last
+
+
 def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
     monkeypatch.setattr(server.LabelServer, 'wait', interrupt)
     options = LabelHParams(labeller='anna', web=WebHParams(port=0, host='0.0.0.0'))

@@ -33,7 +33,7 @@ REQUEST_SECONDS = 15.0  # from the beginning of a connection, or the reply befor
 
 
 class LabelServer:
-    """Server of a folder's page, from when it is made until it is closed."""
+    """Server of a folder's page, from when it is made until it is closed, with a summary."""
 
     def __init__(
         self,
@@ -100,6 +100,7 @@ class LabelServer:
         """Answer what has been asked, and end; what was acknowledged is on the disk."""
         self._server.should_exit = True
         self._thread.join()
+        self.summary = self.service.summary()
         self._stack.close()
 
     def __enter__(self) -> LabelServer:

@@ -280,8 +280,15 @@ class LabellingService:
 
     # ------------------------------------------------------------ for who started it
 
-    def summary(self) -> dict[str, Any]:
-        """Return {'done': {labeller: answers and skips}, 'open': questions for anybody}."""
-        with self.folder.lock:
-            done = {name: len(one.log.by_question) for name, one in self.labellers.items()}
-            return {'done': done, 'open': self.assignments.open()}
+    def summary(self) -> str:
+        """Say what each labeller has answered or skipped, and where it is if not in their file."""
+        saved, elsewhere = [], ''
+        for name, labeller in self.labellers.items():
+            count = f'{name} {len(labeller.log.by_question)}'
+            try:
+                labeller.check_file()
+                saved.append(count)
+            except UserError as e:
+                elsewhere += f'{count}: {e}. '
+        done = f'Saved: {", ".join(saved) or "nothing else"}.'
+        return f'{elsewhere}{done} {self.assignments.open()} questions are open.'
