@@ -1,7 +1,21 @@
 """Errors that the user can fix."""
 
 import contextlib
+import errno
 from collections.abc import Iterator
+
+# What is the matter with a disk or its permissions, and not with this program.
+_OF_DISKS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}
 
 
 class UserError(ValueError):
@@ -15,6 +29,20 @@ class OptionError(UserError):
         super().__init__(f'{option} {text}')
         self.option = option
         self.text = text
+
+
+@contextlib.contextmanager
+def disks_are_told() -> Iterator[None]:
+    """Turn an OSError of a disk, which nothing within the block has translated, into UserError."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in _OF_DISKS:
+            raise
+        raise UserError(
+            f'{e.filename or "a file"} cannot be read or written ({e.strerror}): make room there,'
+            ' or name another place'
+        ) from e
 
 
 @contextlib.contextmanager

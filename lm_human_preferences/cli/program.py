@@ -13,7 +13,7 @@ from lm_human_preferences import __version__, shell
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.cli.arguments import convert, read_words
 from lm_human_preferences.distributed import worker
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, disks_are_told
 from lm_human_preferences.runs import reward_function
 from lm_human_preferences.utils import streams
 from lm_human_preferences.utils.streams import note
@@ -46,7 +46,7 @@ class Program(click.Group):
         streams.make_safe()
         worker.mute_unless_rank_0()
         try:
-            with streams.full_output_is_an_error():
+            with disks_are_told(), streams.full_output_is_an_error():
                 super().main(
                     args or ['--help'],
                     **extra,

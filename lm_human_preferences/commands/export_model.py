@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 import torch
+from safetensors import SafetensorError
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sample_policy import warnings_only
@@ -20,22 +21,25 @@ from lm_human_preferences.reward_models import locations
 from lm_human_preferences.run_story import facts, model_card
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
 
 
 def export(model_dir: str, output_dir: str, experiments: Experiments, form: str = 'model') -> None:
     """Save a model as transformers (or with form 'adapter' PEFT) reads it, with its card."""
-    is_empty_folder = os.path.isdir(output_dir) and not os.listdir(output_dir)
-    if os.path.exists(output_dir) and not is_empty_folder:
-        raise UserError(f'{output_dir} is not empty: give a new directory')
-    if is_classifier(model_dir):
-        raise UserError(f'{model_dir} is a classifier of transformers already: copy it as it is')
-    reward_model = _reward_model_in(model_dir)
-    if reward_model is None:
-        _export_policy(model_dir, output_dir, experiments, form)
+    with outputs.new_directory(output_dir, SafetensorError):
+        if is_classifier(model_dir):
+            raise UserError(
+                f'{model_dir} is a classifier of transformers already: copy it as it is'
+            )
+        reward_model = _reward_model_in(model_dir)
         directories = [output_dir]
-    else:
-        directories = _export_reward_models(reward_model, model_dir, output_dir, experiments, form)
+        if reward_model is None:
+            _export_policy(model_dir, output_dir, experiments, form)
+        else:
+            directories = _export_reward_models(
+                reward_model, model_dir, output_dir, experiments, form
+            )
     print(f'Saved {model_dir} to {" and ".join(directories)}')
     if len(directories) > 1:
         print('Each is a model of its own; the reward of the run is the mean of their scores')

@@ -27,7 +27,7 @@ from lm_human_preferences.distributed.waiting import (
     RANK_0_GRACE_SECONDS,
     REPORT_GRACE_SECONDS,
 )
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, disks_are_told
 from lm_human_preferences.utils import streams
 
 STDERR = 2  # its file descriptor: `sys.stderr` is muted where this is not rank 0
@@ -65,7 +65,8 @@ def run_job(
     faulthandler.enable(pipe.open_crash_file() if pipe else STDERR)
     threading.Thread(target=_watch_parent, args=(os.getppid(), pipe), daemon=True).start()
     try:
-        _call(job, arguments)
+        with disks_are_told():
+            _call(job, arguments)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and launched.rank == 0:
             at_interrupt()

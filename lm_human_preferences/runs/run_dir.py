@@ -185,9 +185,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
                 if killed:
                     print(f'note: {killed}, was writing {directory} and is gone', file=sys.stderr)
                 process = run_lock.describe_process(comm.size)
-                lock_file.truncate(0)
-                lock_file.write(process)
-                lock_file.flush()
+                run_lock.name_holder(lock_file, process)
                 if not hparams.run.resume:
                     refuse_existing(hparams)
                 for path in own_files(hparams):

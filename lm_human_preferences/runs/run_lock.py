@@ -59,6 +59,15 @@ def _lock(lock: TextIO, path: str) -> str:
     return holder
 
 
+def name_holder(lock: TextIO, process: str) -> None:
+    """Write into the locked file which process holds it; UserError on a full disk."""
+    try:
+        lock.truncate(0)
+        os.write(lock.fileno(), process.encode())  # what a buffer keeps would fail again
+    except OSError as e:
+        raise UserError(f'--save_dir: {lock.name} cannot be written: {e.strerror}') from e
+
+
 def check_free(directory: str) -> None:
     """Raise UserError if another process writes the run in `directory`."""
     if os.path.exists(os.path.join(directory, LOCK)):

@@ -57,10 +57,12 @@ def atomic_write(
             for part, target in zip(parts, targets, strict=True):
                 os.replace(part, target)
             sync_directory(os.path.dirname(targets[0]))
-    except BaseException:
+    except BaseException as e:
         for part in parts:
             with contextlib.suppress(OSError):
                 os.remove(part)
+        if isinstance(e, OSError):
+            e.filename = e.filename or targets[0]  # a full disk names none
         raise
 
 
@@ -82,9 +84,11 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
             rest = rest[file.write(rest) :]
         if sync:
             os.fsync(file.fileno())
-    except BaseException:
+    except BaseException as e:
         with contextlib.suppress(OSError):
             file.truncate(begin)
+        if isinstance(e, OSError):
+            e.filename = file.name
         raise
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 
@@ -48,6 +49,32 @@ def write_file(path: str, data: bytes) -> None:
         write_bytes(path, data)
     except OSError as e:
         raise UserError(f'{path} cannot be written: {e.strerror or e}') from e
+
+
+@contextlib.contextmanager
+def new_directory(path: str, *errors: type[Exception]) -> Iterator[None]:
+    """Within the block, fill a new or empty directory; if that fails, leave nothing there.
+
+    errors: what else than OSError says that it cannot be written; both become UserError.
+    """
+    if is_remote(path):
+        raise UserError(f'{path} is remote; give a local directory')
+    is_new = not os.path.isdir(path)
+    if os.path.lexists(path) and (is_new or os.listdir(path)):
+        raise UserError(f'{path} is not empty: give a new directory')
+    try:
+        os.makedirs(path, exist_ok=True)
+        yield
+    except BaseException as e:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(path):
+                shutil.rmtree(entry) if entry.is_dir() else os.remove(entry)
+            if is_new:
+                os.rmdir(path)
+        if isinstance(e, (OSError, *errors)):
+            reason = getattr(e, 'strerror', None) or e
+            raise UserError(f'{path!r} cannot be written: {reason}') from e
+        raise
 
 
 @contextlib.contextmanager

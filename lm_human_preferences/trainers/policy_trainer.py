@@ -78,7 +78,7 @@ class PPOTrainer:
         self.rollout: Rollout | None = None  # of the last step
         self.step_seconds = 0.0  # of the last step
         self.reward_version = 0  # retrainings of the reward model in this process
-        self.start_time = self.last_time = time.time()
+        self.start_time = self.last_time = time.monotonic()
         self.kl_scale = 1.0  # of the reward, with relative_kl_coef
         self.kl_ctl = kl_control.make_kl_controller(hparams.rewards)
         self.networks = dict(
@@ -91,7 +91,7 @@ class PPOTrainer:
 
     def step(self) -> dict[str, float]:
         """Sample ppo.batch_size episodes and learn from them; return the logged statistics."""
-        started = time.time()
+        started = time.monotonic()
         # x ~ D
         queries = self.query_sampler()['tokens'].to(self.policy.device)
         samples_per_query = self.hparams.ppo.samples_per_query
@@ -116,7 +116,7 @@ class PPOTrainer:
         # Section 2.2: an adaptive beta holds the KL divergence near its target
         self.kl_ctl.update(stats['objective/kl'], self.hparams.ppo.batch_size)
         self.rollout = rollout
-        self.step_seconds = time.time() - started
+        self.step_seconds = time.monotonic() - started
         self.steps_done += 1
         return stats
 
@@ -212,7 +212,7 @@ class PPOTrainer:
         means['ppo/val/var_explained'] = ppo.explained_variance(
             means['ppo/val/error'], means['ppo/returns/var']
         )
-        now = time.time()
+        now = time.monotonic()
         done = self.done(self.steps_done + 1)
         tokens = self.hparams.ppo.batch_size * self.hparams.task.response_length
         means |= {
@@ -260,13 +260,14 @@ class PPOTrainer:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the content of a checkpoint: all parameters, Adam's moments, counts and times."""
+        epoch = time.time() - time.monotonic()  # the original keeps times of day
         return {
             **plans.policy_networks(self.hparams).parameters(self.networks),
             **self.optimizer.moments(),
             'ppo/optimizer_steps': torch.tensor(self.optimizer.steps),
             'ppo/step': torch.tensor(self.steps_done),
-            'ppo/start_time': torch.tensor(self.start_time, dtype=torch.float64),
-            'ppo/last_time': torch.tensor(self.last_time, dtype=torch.float64),
+            'ppo/start_time': torch.tensor(epoch + self.start_time, dtype=torch.float64),
+            'ppo/last_time': torch.tensor(epoch + self.last_time, dtype=torch.float64),
         }
 
     def state_dict(self) -> dict[str, Any]:

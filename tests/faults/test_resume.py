@@ -1,6 +1,7 @@
 """Interrupted trainings go on: nothing is lost, nothing differs from an uninterrupted run."""
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 from lm_human_preferences import storage, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import RunHParams
@@ -116,6 +118,22 @@ def test_clock_goes_on(tmp_path):
     trainer = mock.Mock(last_time=1000.0, hparams=train_policy.HParams())
     train_policy.PPOTrainer.load_state_dict(trainer, state['trainer'])
     assert trainer.start_time == 1000 - state['trainer']['elapsed']
+
+
+def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
+    """As by an hour when it is corrected; a checkpoint has the time of day, as the original's."""
+    clock = itertools.count(10_000.0, -3600.0)
+    monkeypatch.setattr('time.time', lambda: next(clock))
+    words = (
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 192'
+        ' --rewards.train_new_model off --rewards.trained_model test'
+    )
+    succeed(words)
+    events = events_of(tmp_path / 'run/tb/ppo')
+    times = [value for _, value in events['elapsed/time']]
+    assert times == sorted(times) and 0 < times[-1] < 600
+    assert all(value < 1e6 for _, value in events['elapsed/fps'])
+    assert Bundle(f'{tmp_path}/run/policy/checkpoints/model.ckpt-3')['ppo/start_time'] < 10_000
 
 
 def test_error_in_the_midst_of_a_step_saves_but_does_not_go_on_from_there(tmp_path, monkeypatch):

@@ -1,15 +1,14 @@
 """Saving: the original's files, twenty of them, and nothing lost whatever interrupts."""
 
-import contextlib
 import json
 import os
-import resource
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from full_disks import largest_file
 from golden_data import found, golden
 
 from lm_human_preferences import storage
@@ -191,17 +190,6 @@ def test_disk_full_is_told_before_writing(tmp_path):
         '3 MiB are free'
     )
     assert files(tmp_path) == before
-
-
-@contextlib.contextmanager
-def largest_file(size):
-    """The system refuses files beyond `size` bytes, as a full disk would."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize('name', ['model.ckpt-1', 'model.ckpt-2'])
