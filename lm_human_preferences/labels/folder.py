@@ -120,9 +120,8 @@ class LabelFolder:
         # NAME before copies of it, which have longer names
         for file in sorted(files, key=lambda file: (len(file.stem), file.stem)):
             name = file.stem
-            if not LABELLER.fullmatch(name):
-                continue
-            if self.lines is not None and name not in self.lines:
+            is_left_out = self.lines is not None and name not in self.lines
+            if is_left_out or not LABELLER.fullmatch(name):
                 continue
             if name not in self.logs:
                 most_lines = None if self.lines is None else self.lines[name]
@@ -150,8 +149,7 @@ class LabelFolder:
     def notes(self) -> list[str]:
         """Return notes on copies, and on lines cut off by a kill or still being written."""
         copies = [
-            f'note: {log.reader.path} repeats {len(log.copied)} answers of another file: a copy is'
-            ' not a second labeller, so each counts once'
+            f'note: {log.reader.path} repeats {len(log.copied)} answers of others: each counts once'
             for log in self.logs.values()
             if log.copied
         ]

@@ -274,7 +274,7 @@ def test_a_copy_of_a_labellers_file_is_not_a_second_labeller(tmp_path, copy, mor
         assert (list(found['labellers']), found['agreement']['pairs']) == (['anna'], 0)
         assert (found['training_labels'], found['labellers']['anna']['taken_back']) == (2, 1)
         (note,) = opened.notes()
-        assert f'{copy}.jsonl repeats 3 answers of another file: a copy is not' in note
+        assert f'{copy}.jsonl repeats 3 answers of others: each counts once' in note
     with Labeller(folder, copy) as labeller:
         for question in questions[3 : 3 + more]:
             labeller.answer(question, 0, 2.0)

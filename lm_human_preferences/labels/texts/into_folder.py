@@ -28,10 +28,9 @@ AT_WORK = 'nothing was imported; import again when they have left'
 
 
 def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel, Tokens]]:
-    """Return questions and answers with the samples in the order in which the folder has them.
+    """Return questions and answers with the samples in the order in which they were first asked.
 
-    The same samples are one question whatever their order: the one that came first. (Two questions
-    that a folder of an earlier version has, one in each order, stay two.)
+    A folder of an earlier version may have asked in two orders; these questions stay two.
     """
     asked: dict[tuple[Any, ...], Tokens] = {}
     for question in folder.questions.values():
@@ -56,8 +55,8 @@ def _moved(label: TextLabel, tokens: Tokens, asked: Tokens, label_type: LabelTyp
     """Return the label of `tokens` for the same question as it was `asked`."""
     if tokens == asked:
         return label
-    place_of = dict(zip(_by_sample(tokens), _by_sample(asked), strict=True))
-    places = [place_of[sample] for sample in range(len(place_of))]
+    moves = sorted(zip(_by_sample(tokens), _by_sample(asked), strict=True))
+    places = [place for _, place in moves]
     answer = label.answer
     if answer is not None:
         answer = label_type.moved(answer, places)
@@ -158,11 +157,8 @@ def _without_known(
             named.append((label, tokens))
     if not unnamed or not unnamed <= there:
         return questions, []
-    note = (
-        f'{unnamed.total()} answers without a name were left out: people of {folder.path} have'
-        ' given all of them; --labeller NAME imports them as those of NAME'
-    )
-    return named, [note]
+    left_out = f'{unnamed.total()} answers without a name were left out: all of them are there'
+    return named, [f'{left_out} (--labeller NAME adds them as those of NAME)']
 
 
 def _answers(

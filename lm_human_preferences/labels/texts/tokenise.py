@@ -27,7 +27,7 @@ LEFT_OUT = {
 
 
 class Skipped(Exception):
-    """A text that is too long, where the user wants such labels to be left out."""
+    """A label that is left out, and counted."""
 
 
 class Tokeniser:
@@ -78,6 +78,22 @@ class Tokeniser:
             field: self._padded(ids, 'query' if field == 'query' else 'response')
             for field, ids in tokens.items()
         }
+
+    def question_of(
+        self, record: dict[str, Any], label: TextLabel, fields: Sequence[str], where: str
+    ) -> dict[str, list[int]]:
+        """Return `question`; Skipped for a pair in which there is nothing to prefer."""
+        if not records.is_pair(record):
+            return self.question(label, fields, where)
+        if _has_empty_text(record, label):
+            self.counts['empty'] += 1
+            raise Skipped
+        question = self.question(label, fields, where)
+        if question[fields[0]] == question[fields[1]]:
+            self.counts['equal'] += 1
+            raise Skipped
+        self.counts['goes on'] += any(map(preferences.goes_on, label.samples))
+        return question
 
     def count_special(self, texts: Iterable[str]) -> None:
         """Count a record whose texts spell special tokens, as rendered templates do."""
@@ -205,19 +221,10 @@ def tokenise(
                 f' {", ".join(sorted(controls))}: leave only the results of one in the file'
             )
         tokeniser.count_special(text for label in parsed for text in (label.query, *label.samples))
-        is_pair = records.is_pair(record)
         for label in parsed:
-            if is_pair and _has_empty_text(record, label):
-                tokeniser.counts['empty'] += 1
-                continue
             with contextlib.suppress(Skipped):
-                question = tokeniser.question(label, fields, where)
-                if is_pair and question[fields[0]] == question[fields[1]]:
-                    tokeniser.counts['equal'] += 1
-                else:
-                    goes_on = is_pair and any(map(preferences.goes_on, label.samples))
-                    tokeniser.counts['goes on'] += goes_on
-                    labels.append((dataclasses.replace(label, where=where), question))
+                question = tokeniser.question_of(record, label, fields, where)
+                labels.append((dataclasses.replace(label, where=where), question))
     return labels, tokeniser.notes()
 
 
