@@ -1,20 +1,24 @@
 """Policy, reference and best of n beside a frontier; tensors are (queries,), float64."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lm_human_preferences.evaluation import optimum
+from lm_human_preferences.evaluation.optimum import ROUNDING
 from lm_human_preferences.evaluation.report import (
     BEST_OF,
     BY_REWARD_MODEL,
     FEW_SAMPLES,
     OWN_BEST,
 )
+from lm_human_preferences.utils import student
 
-# Scores have the precision of fp32: a gain below this share of the largest one is rounding.
-ROUNDING = 1e-6
+# Of a t test for each fall from the highest point of a curve: of all falls on a curve that only
+# rises, one in fifty is then taken for a turn, see benchmarks/interval_coverage.py.
+SURE_OF_A_TURN = 0.995
 
 Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}}
 
@@ -38,14 +42,19 @@ def compare(
     either, and the reward model's own optimum at the policy's KL is judged.
     """
 
-    def sample_sizes(beta: float) -> dict[str, torch.Tensor]:
-        if exact:
-            return {}
-        return {'effective_samples': optimum.effective_samples(scores, beta or 1e-9)}
-
-    def point(kl: torch.Tensor, reward: torch.Tensor) -> dict[str, torch.Tensor]:
+    def point(
+        kl: torch.Tensor, reward: torch.Tensor, chooser: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return a policy beside the frontier; NaN where samples do not tell it."""
         values, beta = against_frontier(kl, reward, ref_logprobs, scores)
-        return values | sample_sizes(beta)
+        if exact:
+            return values
+        of = values | sample_sizes(ref_logprobs, beta, scores, chooser)
+        is_sure = (of['effective_samples'] >= FEW_SAMPLES).all()
+        if not is_sure or reward.mean() > of['frontier'].mean() + ROUNDING * scores.abs().max():
+            for name in ('frontier', 'share'):
+                of[name] = torch.full_like(kl, math.nan)
+        return of
 
     base = optimum.expected(ref_logprobs, scores)
     points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
@@ -55,16 +64,33 @@ def compare(
         for name, best, best_kl in bests_of_n(ref_logprobs, chooser, exact=exact, judged=scores):
             points[f'{name}{BY_REWARD_MODEL}'] = point(best_kl, best)
         _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, chooser)
-        points[OWN_BEST] = point(*optimum.judged(ref_logprobs, chooser, scores, beta))
+        own_best = optimum.judged(ref_logprobs, chooser, scores, beta)
+        points[OWN_BEST] = point(own_best[0], own_best[1], chooser)
     if kl_coef:
         log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
-        points['optimum'] = {
-            'kl': best / kl_coef - log_z,
-            'reward': best,
-            **sample_sizes(kl_coef),
-        }
-        points['policy']['kl_to_optimum'] = kl - score / kl_coef + log_z
+        of_optimum = {'kl': best / kl_coef - log_z, 'reward': best}
+        distance = kl - score / kl_coef + log_z
+        if not exact:
+            sizes = sample_sizes(ref_logprobs, kl_coef, scores)
+            if (sizes['effective_samples'] < FEW_SAMPLES).any():
+                of_optimum = dict.fromkeys(of_optimum, torch.full_like(kl, math.nan))
+                distance = torch.full_like(kl, math.nan)
+            of_optimum |= sizes
+        points['optimum'] = of_optimum
+        points['policy']['kl_to_optimum'] = distance
     return points
+
+
+def sample_sizes(
+    ref_logprobs: torch.Tensor,
+    beta: float,
+    scores: torch.Tensor,
+    chooser: torch.Tensor | None = None,
+) -> dict[str, torch.Tensor]:
+    """Return {'effective_samples'} of pi* with this beta, for the worse of one or two rewards."""
+    rewards = [scores] if chooser is None else [scores, chooser]
+    sizes = [optimum.effective_samples(ref_logprobs, each, beta or 1e-9) for each in rewards]
+    return {'effective_samples': torch.full((len(scores),), min(sizes), dtype=torch.float64)}
 
 
 def bests_of_n(
@@ -80,9 +106,7 @@ def bests_of_n(
         return list(zip(names, *optimum.best_of_n(ref_logprobs, scores, *BEST_OF, judged=judged)))
     bests = []
     for name, n in zip(names, BEST_OF):
-        reward = optimum.sampled_best_of_n(scores, n, judged)
-        kl = torch.full((len(scores),), math.log(n) - (n - 1) / n, dtype=torch.float64)
-        bests.append((name, reward, kl))
+        bests.append((name, *optimum.sampled_best_of_n(ref_logprobs, scores, n, judged)))
     return bests
 
 
@@ -92,39 +116,93 @@ def against_frontier(
     """Return {'kl', 'reward', 'frontier', 'share' of the gain}, and the beta with the policy's KL.
 
     The share is NaN where there is no gain: at a KL of 0, or if all responses to a query score the
-    same. Other quantities than means are linearised, so that their spread over queries gives their
-    error: the frontier's reward is the minimum over beta of beta (KL + log Z).
+    same. The frontier is linearised, so that its spread over queries gives its error: its reward is
+    the minimum over beta of beta (KL + log Z). Of the share there is a value for each query that
+    makes its mean and its error right, see _share_of_queries.
     """
     base = optimum.expected(ref_logprobs, scores)
     _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, scores)
+    log_z, mean, variance = optimum.moments(ref_logprobs, scores, beta or math.inf)
     if beta == 0:
-        frontier = scores.max(1).values
+        frontier = scores.double().max(1).values
     elif math.isinf(beta):
         frontier = base
     else:
-        frontier = beta * (kl + optimum.moments(ref_logprobs, scores, beta)[0])
-    gain = reward - base
+        frontier = beta * (kl + log_z)
     possible = frontier - base
-    share = gain.mean() / possible.mean()
     if possible.mean() <= ROUNDING * scores.abs().max():
-        share = torch.full_like(share, math.nan)
-    values = {
-        'kl': kl,
-        'reward': reward,
-        'frontier': frontier,
-        'share': share + (gain - share * possible) / possible.mean(),
-    }
-    return values, beta
+        share = torch.full_like(base, math.nan)
+    else:
+        without = possible  # of each query, here the mean over all others
+        if len(kl) > 1:
+            without = _of_others(frontier)
+            if 0 < beta < math.inf:
+                without = _frontier_of_others(kl, log_z, mean, variance, 1 / beta)
+            without = without - _of_others(base)
+        share = _share_of_queries(reward - base, possible, without)
+    return {'kl': kl, 'reward': reward, 'frontier': frontier, 'share': share}, beta
+
+
+def _of_others(values: torch.Tensor) -> torch.Tensor:
+    """Return for each query the mean of `values (queries,)` over all others."""
+    return (values.sum() - values) / (len(values) - 1)
+
+
+def _frontier_of_others(
+    kl: torch.Tensor,
+    log_z: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    inverse: float,
+) -> torch.Tensor:
+    """Return for each query the frontier of all others: (queries,); inverse: 1 / beta of all.
+
+    The others have a beta of their own. Newton's step towards it, and log Z there, are of the
+    second order in 1 / beta, in which the derivatives of log Z are mean and variance of the reward.
+    """
+    kl, log_z, mean, variance = map(_of_others, (kl, log_z, mean, variance))
+    step = (kl - mean * inverse + log_z) / (inverse * variance)
+    step = step.nan_to_num(0, 0, 0).clamp(min=-inverse / 2, max=inverse)
+    return (kl + log_z + mean * step + variance * step**2 / 2) / (inverse + step)
+
+
+def _share_of_queries(
+    gain: torch.Tensor, possible: torch.Tensor, possible_of_others: torch.Tensor
+) -> torch.Tensor:
+    """Return values (queries,) whose mean is sum(gain) / sum(possible), and whose spread its error.
+
+    Their spread is that of the jackknife's pseudo-values (Efron 1982, "The Jackknife, the Bootstrap
+    and Other Resampling Plans"). Queries with little to gain tell little: as many as
+    sum(possible)^2 / sum(possible^2) count, and t has as many degrees of freedom less one. To be
+    multiplied by the t of all queries, like any error, the spread is scaled. It is NaN where one
+    query has nearly all that is possible.
+    """
+    count = len(gain)
+    share = gain.mean() / possible.mean()
+    if count < 2:
+        return share.expand(count)
+    deviations = (1 - count) * _of_others(gain) / possible_of_others
+    positive = possible.clamp(min=0)
+    dof = round((positive.sum() ** 2 / positive.square().sum()).item()) - 1
+    factor = math.nan if dof < 1 else student.quantile(dof) / student.quantile(count - 1)
+    return share + factor * (deviations - deviations.mean())
 
 
 def own_optimum(
-    ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, *, exact: bool
+    ref_logprobs: torch.Tensor,
+    rewards: torch.Tensor,
+    judge: torch.Tensor,
+    *,
+    exact: bool,
+    with_errors: bool = False,
 ) -> dict[str, Any] | None:
     """Return KLs and rewards by `judge` of the best policies for `rewards`, for JSON.
 
     ref_logprobs, rewards, judge: (queries, responses). Where these are samples, also standard
-    errors and effective samples. 'trusted_up_to' is the KL with the highest reward by `judge`; None
-    where it does not clearly fall beyond. No curve, but None, if all responses to a query are
+    errors and effective samples. with_errors: whether the queries alone are a sample. 'rises':
+    whether the judge clearly rises where the KL begins to. 'trusted_up_to' is the KL with the
+    highest reward by `judge`; None where it does not clearly fall beyond. 'least_fall': one that
+    would have been clear; None without errors. No curve, but None, if all responses to a query are
     equally good.
     """
     betas = optimum.beta_grid(rewards).tolist()
@@ -138,32 +216,47 @@ def own_optimum(
         curve['kl'].append(kl.mean().item())
         curve['reward'].append(reward.mean().item())
         if not exact:
-            effective = optimum.effective_samples(rewards, beta).mean().item()
+            effective = optimum.effective_samples(ref_logprobs, rewards, beta)
             curve['standard_errors'].append(optimum.standard_error(reward).item())
             curve['effective_samples'].append(effective)
             if effective < FEW_SAMPLES:
                 continue
         of_queries.append(reward)
-    trusted = None
-    best = _turns_after(of_queries, judge, exact=exact)
-    if best is not None:
+    rounding = ROUNDING * judge.abs().max().item()
+
+    def clear(values: torch.Tensor, probability: float) -> float:
+        """Return the mean above which one of `values (queries,)` is not noise."""
+        if exact and not with_errors:
+            return rounding
+        times = student.quantile(len(values) - 1, probability)
+        return max(rounding, times * optimum.standard_error(values).item())
+
+    # The slope of the judge in 1 / beta where the KL is 0, as of every mean under pi*.
+    slope = optimum.expected(ref_logprobs, rewards.double() * judge)
+    slope -= optimum.expected(ref_logprobs, rewards) * optimum.expected(ref_logprobs, judge)
+    slope /= betas[0] * 10**1.5  # the deviation of the rewards, see beta_grid
+    curve['rises'] = slope.mean().item() > clear(slope, student.UPPER_95)
+    best, least = _turn(of_queries, lambda fall: clear(fall, SURE_OF_A_TURN))
+    curve['least_fall'] = least if with_errors or not exact else None
+    curve['trusted_up_to'] = None
+    if curve['rises'] and best is not None:
         high, low = betas[max(best - 1, 0)], betas[best + 1]
-        trusted = optimum.trusted_kl(ref_logprobs, rewards, judge, low, high)
-    curve['trusted_up_to'] = trusted
+        curve['trusted_up_to'] = optimum.trusted_kl(ref_logprobs, rewards, judge, low, high)
     return curve
 
 
-def _turns_after(rewards: list[torch.Tensor], judge: torch.Tensor, *, exact: bool) -> int | None:
-    """Return the index of the highest mean, if the last one is clearly lower."""
-    if not rewards:
-        return None
-    means = [reward.mean().item() for reward in rewards]
-    best = means.index(max(means))
-    fall = rewards[best] - rewards[-1]
-    least = ROUNDING * judge.abs().max().item()
-    if not exact:
-        least = max(least, 2 * optimum.standard_error(fall).item())
-    return best if fall.mean() > least else None
+def _turn(
+    rewards: list[torch.Tensor], clear: Callable[[torch.Tensor], float]
+) -> tuple[int | None, float]:
+    """Return the index of the highest mean before the first clear fall, and the least clear one."""
+    best = 0
+    for index, reward in enumerate(rewards):
+        fall = rewards[best] - reward
+        if fall.mean() > clear(fall):
+            return best, clear(fall)
+        if fall.mean() < 0:
+            best = index
+    return None, max([clear(reward - rewards[-1]) for reward in rewards], default=math.inf)
 
 
 def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]:

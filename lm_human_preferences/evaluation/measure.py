@@ -185,37 +185,41 @@ def _all_scores(
 
 
 def sample_many(models: Models, queries: torch.Tensor, settings: HParams) -> Responses:
-    """Return samples for `queries (queries, query_length)`; scores are (queries, samples)."""
+    """Return samples of both models to `queries (queries, query_length)`, as a distribution.
+
+    Of each query's 2 * settings.samples responses, the first half is the reference's; see
+    optimum.of_mixture.
+    """
     policy, reference, judges, task = models
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
-    kls = []
-    ref_scores = {name: [] for name in judges}
-    policy_scores = {name: [] for name in judges}
+    log_ratios = []
+    scores = {name: [] for name in judges}
     assert settings.samples is not None, 'see evaluate.fitted'
     rows = queries.to(policy.device).repeat_interleave(settings.samples, 0)
     parts = rows.split(settings.batch_size)
     same = math.gcd(settings.samples, settings.batch_size)  # neighbours of a part, at least
     length = task.response_length
     for part in progress(parts, comm=LocalComm(), desc='samples', unit='batch'):
-        drawn = policy.respond(part, length, same)
-        ref_logprobs = reference.analyze_responses(part, drawn['responses'], same)['logprobs']
-        kls.append((drawn['logprobs'].double() - ref_logprobs).sum(1).cpu())
-        ref_drawn = reference.respond(part, length, same)
-        for name, score_fn in score_fns.items():
-            for scores, responses in (
-                (ref_scores[name], ref_drawn['responses']),
-                (policy_scores[name], drawn['responses']),
-            ):
-                scores.append(score_fn(part, responses)[0].double().cpu())
+        for model in (reference, policy):
+            drawn = model.respond(part, length, same)
+            other = reference if model is policy else policy
+            of_other = other.analyze_responses(part, drawn['responses'], same)['logprobs']
+            log_ratio = (drawn['logprobs'].double() - of_other).sum(1).cpu()
+            log_ratios.append(log_ratio if model is policy else -log_ratio)
+            for name, score_fn in score_fns.items():
+                scores[name].append(score_fn(part, drawn['responses'])[0].double().cpu())
 
     def by_query(parts: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(parts).reshape(len(queries), -1)
+        of_models = [torch.cat(parts[model::2]).view(len(queries), -1) for model in range(2)]
+        return torch.cat(of_models, dim=1)
 
-    kl = by_query(kls)
-    scores = {
-        name: (by_query(ref_scores[name]), by_query(policy_scores[name]).mean(1)) for name in judges
-    }
-    return Responses(optimum.as_distribution(kl), kl.mean(1), scores)
+    ref_logprobs, logprobs = optimum.of_mixture(by_query(log_ratios))
+    of_samples = {name: by_query(parts) for name, parts in scores.items()}
+    return Responses(
+        ref_logprobs,
+        optimum.kl(logprobs, ref_logprobs),
+        {name: (of, optimum.expected(logprobs, of)) for name, of in of_samples.items()},
+    )
 
 
 def can_enumerate(models: Models) -> bool:
@@ -245,7 +249,7 @@ def measure(
     }
     trained_on = next(iter(models.rewards))  # the reward that kl_coef was weighed against
     is_enumerable = registry.info(models.task.query_dataset).is_enumerable
-    are_all_queries = is_enumerable and settings.queries is None
+    with_errors = not (exact and is_enumerable and settings.queries is None)
     for name, (scores, policy_score) in responses.scores.items():
         is_trained_on = name == trained_on
         chooser = None if is_trained_on else responses.scores[trained_on][0]
@@ -259,11 +263,13 @@ def measure(
             chooser=chooser,
         )
         results['rewards'][name] = {
-            **summarize(points, with_errors=not (exact and are_all_queries)),
+            **summarize(points, with_errors=with_errors),
             'frontier': _frontier(responses.ref_logprobs, scores, exact),
         }
         if chooser is not None:
-            curve = own_optimum(responses.ref_logprobs, chooser, scores, exact=exact)
+            curve = own_optimum(
+                responses.ref_logprobs, chooser, scores, exact=exact, with_errors=with_errors
+            )
             if curve is not None:
                 results['rewards'][name][OWN_OPTIMUM] = curve
     return results
@@ -278,7 +284,7 @@ def _frontier(
     if exact:
         columns = optimum.frontier(ref_logprobs, scores, betas)
     else:
-        columns = optimum.sampled_frontier(scores, betas)
+        columns = optimum.sampled_frontier(ref_logprobs, scores, betas)
     return {name: column.tolist() for name, column in zip(FRONTIER, columns)}
 
 
@@ -286,9 +292,8 @@ def tokens_to_compute(task: TaskHParams, n_vocab: int) -> int:
     """Return the number of tokens computed in an evaluation with default settings."""
     tokens = task.query_length + task.response_length
     if n_vocab**task.response_length > MOST_RESPONSES:
-        # Both models sample, the reference reads the policy's responses, the reward model those of
-        # both.
-        passes = 5
+        # Both models sample, each reads the other's responses, the reward model those of both.
+        passes = 6
         return passes * tokens * QUERIES * MOST_SAMPLES
     all_queries = registry.info(task.query_dataset).all_queries()
     queries = QUERIES if all_queries is None else len(all_queries)

@@ -5,8 +5,7 @@ the frontier of the paper's figure 3 (section 3.1.1): no policy with the same me
 mean reward. It is exact where all responses to a query can be enumerated, else estimated.
 
 Tensors are (queries, responses): log-probabilities under the reference rho, and the rewards of the
-same responses. N samples from rho are passed in the same form, each with log-probability -log N
-(see as_distribution). Results are float64.
+same responses. Samples are passed in the same form, see of_mixture. Results are float64.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import softplus
 
 from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Scored = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # see rewards.make_score_fn
 
+# Scores have the precision of fp32: a gain below this share of the largest one is rounding.
+ROUNDING = 1e-6
 CHUNK = 8192  # token sequences in one forward pass
 
 
@@ -185,71 +187,111 @@ def best_of_n(
     return torch.stack(results).reshape(len(rewards), len(ns), 2).permute(2, 1, 0)
 
 
-def as_distribution(samples: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities -log N of N samples each, shaped like `samples (queries, N)`."""
-    return torch.full(samples.shape, -math.log(samples.shape[-1]), dtype=torch.float64)
-
-
 def standard_error(values: torch.Tensor) -> torch.Tensor:
     """Return the standard error of the mean of independent `values (queries, ...)`: (...)."""
     return values.double().std(0) / math.sqrt(len(values))
 
 
-def effective_samples(rewards: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return 1 / sum(w^2) of the weights w of samples (queries, N) under pi*: (queries,)."""
-    return 1 / (rewards.double() / beta).softmax(-1).square().sum(-1)
+def of_mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities of samples under reference and policy: (queries, samples) each.
+
+    log_ratios (queries, samples): log pi / rho of as many samples of the policy as of the
+    reference. As all of them are from (rho + pi) / 2, those of rho have the weights
+    rho / (rho / 2 + pi / 2), at most 2 (the balance heuristic: Veach and Guibas 1995; Owen and Zhou
+    2000), and those of pi likewise. They are normalised, so that both models are distributions on
+    the same samples: then no policy is above the frontier, and the errors of gain and possible gain
+    cancel.
+    """
+    log_ratios = log_ratios.double()
+    reference, policy = (-softplus(ratios) for ratios in (log_ratios, -log_ratios))
+    return reference.log_softmax(-1), policy.log_softmax(-1)
+
+
+def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> float:
+    """Return the number of independent samples to a query that tell as much about pi* for a beta.
+
+    A query has 1 / sum(w^2) of them, where w are the weights of its samples under pi*. This is the
+    harmonic mean over queries, weighted by their gains, as an error of log Z is about 1 / (2 n)
+    for each of them: the worst query that matters decides. beta is above 0.
+    """
+    rewards = rewards.double()
+    weights = (ref_logprobs.double() + rewards / beta).softmax(-1)
+    gains = (weights * rewards).sum(-1) - expected(ref_logprobs, rewards)
+    if gains.max() <= ROUNDING * rewards.abs().max():
+        return float(rewards.shape[-1])  # there is nothing to estimate
+    gains = gains.clamp(min=0)
+    return (gains.sum() / (gains * weights.square().sum(-1)).sum()).item()
 
 
 def sampled_frontier(
-    rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
 ) -> tuple[torch.Tensor, ...]:
-    """Estimate the frontier at each of `betas` from `rewards (queries, N)` of samples.
+    """Estimate the frontier at each of `betas` from samples, see of_mixture.
 
-    Returns KLs, rewards, standard errors of the reward at a given KL, and mean effective samples,
+    Returns KLs, rewards, standard errors of the reward at a given KL, and effective samples,
     each (len(betas),). Errors are over queries, by the delta method: the highest reward at a KL is
     the minimum over beta of beta (KL + mean log Z), so near the minimum its error is that of beta
     log Z.
     """
-    uniform = as_distribution(rewards)
     betas = [float(beta) for beta in betas]
-    errors = [standard_error(beta * moments(uniform, rewards, beta)[0]) for beta in betas]
-    effective = [effective_samples(rewards, beta).mean() for beta in betas]
-    kls, means = frontier(uniform, rewards, betas)
-    return kls, means, torch.stack(errors), torch.stack(effective)
+    errors = [standard_error(beta * moments(ref_logprobs, rewards, beta)[0]) for beta in betas]
+    effective = [effective_samples(ref_logprobs, rewards, beta) for beta in betas]
+    kls, means = frontier(ref_logprobs, rewards, betas)
+    return kls, means, torch.stack(errors), torch.tensor(effective, dtype=torch.float64)
 
 
 def sampled_best_of_n(
-    rewards: torch.Tensor, n: int, judged: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Estimate, without bias, the expected reward of the best of `n` samples: (queries,).
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, n: int, judged: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Estimate rewards and KLs of the best of `n` samples of the reference: (queries,) each.
 
-    rewards, judged: as of best_of_n, of N >= n samples. Averages over all ways to choose n of them:
-    the i-th smallest is the best in (i - 1 choose n - 1) of them. Ties are broken evenly.
+    ref_logprobs: of at least n samples, see of_mixture. rewards, judged: as of best_of_n.
+
+    The reward averages over all ways to choose n of the samples: a sample is the best in the
+    product of the weights of all choices of n - 1 worse ones, which are elementary symmetric
+    polynomials (with equal weights, binomial coefficients, and there is no bias). Of equally good
+    samples any may be taken.
     """
-    total = rewards.shape[-1]
-    i = torch.arange(n, total + 1, dtype=torch.float64)
-    log_share = (
-        torch.lgamma(i)
-        - torch.lgamma(i - n + 1)
-        - math.lgamma(n)
-        - (math.lgamma(total + 1) - math.lgamma(n + 1) - math.lgamma(total - n + 1))
-    )
-    ordered = rewards.double().sort(-1)
-    if judged is None:
-        values = ordered.values
-    else:
-        values = _mean_among_equals(rewards, judged).gather(-1, ordered.indices)
-    return values[:, n - 1 :] @ log_share.exp()
-
-
-def _mean_among_equals(rewards: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
-    """Return for each response the mean of `judged` over those with its reward: (queries, N)."""
-    means = []
-    for reward, values in zip(rewards, judged.double(), strict=True):
+    weights, order = ref_logprobs.double().exp(), rewards.double().sort(-1).indices
+    sums = torch.zeros(len(rewards), n, dtype=torch.float64)  # over choices of 0 to n - 1 samples
+    sums[:, 0] = 1
+    chosen = torch.zeros_like(weights)
+    for index in order.unbind(1):
+        weight = n * weights.gather(1, index.unsqueeze(1))  # n: else sums become too small
+        chosen.scatter_(1, index.unsqueeze(1), weight * sums[:, -1:])
+        sums[:, 1:] += weight * sums[:, :-1]
+    chosen /= chosen.sum(1, keepdim=True)
+    values = rewards if judged is None else judged
+    results = []
+    for weight, reward, value, share in zip(weights, rewards, values, chosen, strict=True):
         _, which, counts = reward.unique(return_inverse=True, return_counts=True)
-        total = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, which, values)
-        means.append((total / counts)[which])
-    return torch.stack(means)
+        empty = torch.zeros(len(counts), dtype=torch.float64)
+        probability = empty.index_add(0, which, weight)
+        means = empty.index_add(0, which, weight * value.double()) / probability
+        of_best = empty.index_add(0, which, share)
+        kl = _kl_of_best_of_n(probability, counts > 1, n)
+        results.append(torch.stack([of_best @ torch.where(probability > 0, means, 0), kl]))
+    reward, kl = torch.stack(results, dim=1)
+    return reward, kl
+
+
+def _kl_of_best_of_n(probability: torch.Tensor, is_tied: torch.Tensor, n: int) -> torch.Tensor:
+    """Return the KL of the best of n by the distribution of rewards (values,), in their order.
+
+    A value that several samples have is one that ties, as in best_of_n. One that a single sample
+    has stands for an interval of values, over which the density n F^(n - 1) is integrated: without
+    ties the KL is log n - (n - 1) / n, whatever the number of samples.
+    """
+    up_to = probability.cumsum(0).clamp(max=1)
+    below = (up_to - probability).clamp(min=0)
+
+    def integral(share: torch.Tensor) -> torch.Tensor:
+        powers = share**n
+        return powers * (math.log(n) - (n - 1) / n) + (n - 1) / n * torch.xlogy(powers, powers)
+
+    chosen = up_to**n - below**n
+    of_tied = torch.xlogy(chosen, torch.where(probability > 0, chosen / probability, 1))
+    return torch.where(is_tied, of_tied, integral(up_to) - integral(below)).sum()
 
 
 def all_responses(n_vocab: int, length: int) -> torch.Tensor:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import plots
-from lm_human_preferences.evaluation.report import OWN_OPTIMUM, not_finite, point_label, points_of
+from lm_human_preferences.evaluation.report import (
+    OWN_OPTIMUM,
+    margin,
+    not_finite,
+    point_label,
+    points_of,
+    well_sampled,
+)
+from lm_human_preferences.utils import student
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,10 +33,13 @@ STYLES = {  # a marker and a colour of its own for each kind of point
 
 
 def draw(results: dict[str, Any], path: str) -> None:
-    """Plot reward against KL, one panel for each reward measured; bars are standard errors."""
+    """Plot reward against KL, one panel for each reward measured; with 95 % intervals."""
     figure, panels = plots.panels(len(results['rewards']))
+    title = f'Run {_run_name(results["save_dir"])}: the policy and the best one possible'
+    if 'standard_errors' in next(iter(results['rewards'].values()))['base']:
+        title += ', with 95 % intervals'
     figure.suptitle(
-        f'Run {_run_name(results["save_dir"])}: the policy and the best one possible',
+        title,
         color=plots.INK,
         fontsize=13,
         parse_math=False,
@@ -43,15 +54,16 @@ def draw(results: dict[str, Any], path: str) -> None:
             continue
         up_to = 1.2 * max(values['kl'] for values in marks.values())
         base = points['base']
-        errors = points['frontier'].get('standard_errors')
+        errors = well_sampled(points['frontier']).get('standard_errors')
         if errors is not None:
-            errors = [base['standard_errors']['reward'], *errors]
+            times = student.quantile(results['queries'] - 1)
+            errors = [times * error for error in (base['standard_errors']['reward'], *errors)]
         best = _from_base(points, 'frontier')
         plots.draw_frontier(axes, *best, errors, label='frontier', up_to=up_to)
         if OWN_OPTIMUM in points:
             own = _from_base(points, OWN_OPTIMUM)
             plots.draw_curve(axes, *own, label=f'optimum for {trained_on}', up_to=up_to)
-        _draw_marks(axes, marks, kinds)
+        _draw_marks(axes, marks, kinds, results['queries'])
         plots.legend(axes, loc='lower right')
     plots.save(figure, path)
 
@@ -65,18 +77,20 @@ def _run_name(save_dir: str) -> str:
 
 def _from_base(points: dict[str, dict[str, Any]], curve: str) -> tuple[list[float], list[float]]:
     """Return the KLs and rewards of a curve that begins at the base model."""
-    base, found = points['base'], points[curve]
+    base, found = points['base'], well_sampled(points[curve])
     return [base['kl'], *found['kl']], [base['reward'], *found['reward']]
 
 
-def _draw_marks(axes: Axes, marks: dict[str, dict[str, Any]], kinds: dict[str, list[str]]) -> None:
+def _draw_marks(
+    axes: Axes, marks: dict[str, dict[str, Any]], kinds: dict[str, list[str]], queries: int
+) -> None:
     """Draw the points `marks` {name: values}, a mark for each of `kinds` {kind: names}."""
     *_, numbered = ('', *(kind for kind in kinds if kind.startswith('best of n')))
     for kind, points in kinds.items():
         errors: list[list[float] | None] = [None, None]
         if 'standard_errors' in marks[points[0]]:
             errors = [
-                [marks[point]['standard_errors'][key] or 0 for point in points]
+                [margin(marks[point], key, queries) or 0 for point in points]
                 for key in ('kl', 'reward')
             ]
         # Also best of n by a reward of the user's.

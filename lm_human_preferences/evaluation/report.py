@@ -1,16 +1,19 @@
 """Table of an evaluation."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lm_human_preferences.labels.report.wording import aligned
+from lm_human_preferences.utils import student
 
 BEST_OF = (4, 16, 64)
 JUDGE = 'judge'  # what the reward is called that --judge names
 OWN_OPTIMUM = 'own_optimum'  # the curve in the results of a reward that was not trained on
 CURVES = ('frontier', OWN_OPTIMUM)  # what is no point among those of a reward
 OWN_BEST = 'optimum_by_reward_model'  # the point of OWN_OPTIMUM at the policy's KL
-FEW_SAMPLES = 10  # effective ones, below which estimates are too low to be of use
+FEW_SAMPLES = 30  # effective ones, below which nothing is said about the best there is
+MOST_SHARE = 1 + 1e-5  # more than all is rounding up to here
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
 REWARD_MODEL = 'reward model'
 CLASSIFIER, FUNCTION = 'classifier', 'reward function'  # called REWARD_MODEL in results
@@ -38,11 +41,21 @@ def point_label(point: str, reward: str, trained_on: str = 'reward model') -> st
 
 def not_finite(points: dict[str, dict[str, Any]]) -> list[str]:
     """Return the points whose KL or reward is infinite or NaN, which are None in results."""
+    return [point for point in _unknown(points) if not _has_few_samples(points[point])]
+
+
+def _unknown(points: dict[str, dict[str, Any]]) -> list[str]:
     found = []
     for point, values in points.items():
         if point not in CURVES and None in (values['kl'], values['reward']):
             found.append(point)
     return found
+
+
+def _has_few_samples(values: Mapping[str, Any]) -> bool:
+    """Return whether nothing is said about the best there is at the KL of a point."""
+    effective = values.get('effective_samples')  # None of rewards that are not finite
+    return effective is not None and effective < FEW_SAMPLES
 
 
 def points_of(
@@ -51,7 +64,7 @@ def points_of(
     """Return {point: values} to draw, and {kind: its points}; all best of n by one are a kind."""
     points = results['rewards'][reward]
     # A curve goes through OWN_BEST.
-    left_out = (*CURVES, OWN_BEST, *not_finite(points))
+    left_out = (*CURVES, OWN_BEST, *_unknown(points))
     marks = {point: values for point, values in points.items() if point not in left_out}
     kinds: dict[str, list[str]] = {}
     for point in marks:
@@ -60,6 +73,36 @@ def points_of(
             kind = f'best of n by {kind.split(" by ")[1]}'
         kinds.setdefault(kind, []).append(point)
     return marks, kinds
+
+
+def margin(values: Mapping[str, Any], name: str, queries: int) -> float | None:
+    """Return half the width of the 95 % interval of a number; None where it has no error.
+
+    Queries are taken as independent; the mean of few has a t distribution.
+    """
+    error = values.get('standard_errors', {}).get(name)
+    if not error or queries < 2:
+        return None
+    return student.quantile(queries - 1) * error
+
+
+def value_of(values: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a point; None where it is not known.
+
+    Earlier versions wrote a frontier and a share also where samples were too few for them.
+    """
+    is_above = (values.get('share') or 0) > MOST_SHARE
+    if name in ('frontier', 'share') and (is_above or _has_few_samples(values)):
+        return None
+    return values[name]
+
+
+def well_sampled(curve: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the part of a curve that is exact, or estimated from samples enough."""
+    sizes = curve.get('effective_samples', ())
+    count = sum(1 for _ in itertools.takewhile(lambda size: size >= FEW_SAMPLES, sizes))
+    names = ('kl', 'reward', 'standard_errors')
+    return {name: curve[name][: count if sizes else None] for name in names if name in curve}
 
 
 COLUMNS = {
@@ -91,8 +134,12 @@ def table(results: dict[str, Any]) -> Iterator[str]:
 
 def how_measured(results: dict[str, Any]) -> str:
     """Return a line on the data that the results are computed from."""
-    kind = 'exact, from all' if results['exact'] else 'estimated, from samples:'
-    return f'{kind} {results["responses"]} responses to each of {results["queries"]} queries'
+    counts = f'{results["responses"]} responses to each of {results["queries"]} queries'
+    how = f'estimated, from samples: {counts}'
+    if results['exact']:
+        how = f'exact, from all {counts}'
+    points = next(iter(results['rewards'].values()))
+    return f'{how}; ±: 95 % interval' if 'standard_errors' in points['policy'] else how
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
@@ -100,7 +147,7 @@ def tables(results: dict[str, Any]) -> list[Table]:
     return [
         Table(
             name,
-            _rows(name, points, _trained_on(results)),
+            _rows(results, name, points),
             list(_remarks(results, name, points)),
         )
         for name, points in results['rewards'].items()
@@ -124,69 +171,83 @@ def _remarks(
     if broken:
         yield f'WARNING: the KL or the reward of {", ".join(broken)} is not finite'
     else:
-        yield from _without_share(points)
-    undersampled = []
-    for point, values in points.items():
-        # None of rewards that are not finite.
-        effective = None if point in CURVES else values.get('effective_samples')
-        if effective is not None and effective < FEW_SAMPLES:
-            undersampled.append(point_label(point, name, _trained_on(results)))
-    if undersampled:
-        yield (
-            f'WARNING: less than {FEW_SAMPLES} effective samples at the KL of'
-            f' {", ".join(undersampled)}; the best there is estimated too low: give more --samples'
-        )
+        yield from _without_share(results, name, points)
 
 
 def _trust(curve: dict[str, Any], judge: str, trained_on: str) -> str:
     """Return a line about the KL up to which the reward `trained_on` can be trusted, by another."""
     trusted = curve['trusted_up_to']
-    if trusted is None and 'effective_samples' not in curve:
+    if not curve.get('rises', True):
+        return f'{trained_on}: not trusted: the {judge} does not clearly rise where it begins to'
+    if trusted is not None:
+        return (
+            f'{trained_on}: trusted up to KL {trusted:.1f}: beyond, the {judge} falls where it'
+            ' rises'
+        )
+    least = curve.get('least_fall')
+    if least is None and 'effective_samples' not in curve:
         return f'{trained_on}: trusted at every KL: where it rises, the {judge} never falls'
-    if trusted is None:
-        enough = zip(curve['kl'], curve['effective_samples'])
-        kl = max([0.0, *(kl for kl, samples in enough if samples >= FEW_SAMPLES)])
-        return f'{trained_on}: trusted up to KL {kl:.1f} at least, as far as these samples tell'
-    return f'{trained_on}: trusted up to KL {trusted:.1f}: beyond, the {judge} falls where it rises'
+    kl = max([0.0, *well_sampled(curve)['kl']])
+    line = f'{trained_on}: no fall of the {judge} seen up to KL {kl:.1f}'
+    return line if least is None else f'{line}; these data would show one above {least:.2g}'
 
 
-def _without_share(points: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a line that says why there is a dash instead of a share, if there is one."""
-    shares = [values['share'] for values in points.values() if 'share' in values]
-    if all(share is None for share in shares):
+def _without_share(
+    results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]
+) -> Iterator[str]:
+    """Yield lines that say why there are dashes instead of numbers, if there are some."""
+    few, above, shares = [], [], []
+    for point, values in points.items():
+        label = point_label(point, name, _trained_on(results))
+        if point not in CURVES and _has_few_samples(values):
+            few.append(label)
+        elif 'share' in values and value_of(values, 'frontier') is None:
+            above.append(label)
+        elif 'share' in values:
+            shares.append(values['share'])
+    if few:
+        yield (
+            f'-: less than {FEW_SAMPLES} effective samples at the KL of {", ".join(few)}: too few'
+            ' to tell the best there is; give more --samples'
+        )
+    if above:
+        yield f'-: more than was found possible at its KL: {", ".join(above)}; give more --samples'
+    if shares and all(share is None for share in shares):
         yield '-: there is no gain, as all responses to a query have the same score'
     elif None in shares:
-        yield '-: there is no gain at that KL'
+        yield '-: there is no gain at that KL, or nearly all of it is in one query'
 
 
 def _trained_on(results: dict[str, Any]) -> str:
     return next(iter(results['rewards']))
 
 
-def _rows(name: str, points: dict[str, dict[str, Any]], trained_on: str) -> list[list[str]]:
+def _rows(results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]) -> list[list[str]]:
+    queries = results['queries']
     rows = [[name, *COLUMNS.values()]]
     for point in points:
         if point not in CURVES:
-            cells = [_cell(points[point], key) for key in COLUMNS]
-            rows.append([point_label(point, name, trained_on), *cells])
+            cells = [_cell(points[point], key, queries) for key in COLUMNS]
+            rows.append([point_label(point, name, _trained_on(results)), *cells])
     if 'kl_to_optimum' in points['policy']:
         empty = [''] * (len(COLUMNS) - 1)
-        rows.append(['KL(policy || optimum)', _cell(points['policy'], 'kl_to_optimum'), *empty])
+        distance = _cell(points['policy'], 'kl_to_optimum', queries)
+        rows.append(['KL(policy || optimum)', distance, *empty])
     return rows
 
 
-def _cell(values: dict[str, Any], name: str) -> str:
-    """Format a number with its standard error; '' where none belongs, '-' for an unknown one."""
+def _cell(values: dict[str, Any], name: str, queries: int) -> str:
+    """Format a number with its 95 % interval; '' where none belongs, '-' for an unknown one."""
     if name not in values:
         return ''
-    value = values[name]
+    value = value_of(values, name)
     if value is None:
         return '-'
     digits = '.1%' if name == 'share' else '.3f'
-    error = values.get('standard_errors', {}).get(name)
-    if not error:
+    width = margin(values, name, queries)
+    if width is None:
         return format(value, digits)
-    return f'{value:{digits}} ± {error:{digits}}'
+    return f'{value:{digits}} ± {width:{digits}}'
 
 
 def _unsettled(control: dict[str, Any] | None, kl: float) -> Iterator[str]:

@@ -37,6 +37,8 @@ class Report:
             'held_out_effective_labels': self.held_out and self.held_out.effective,
             'own_accuracy': self.previous and self.previous.accuracy,
             'policy_wins': self.wins['win_rate'] if self.wins else None,
+            'policy_wins_low': self.wins['low'] if self.wins else None,
+            'policy_wins_high': self.wins['high'] if self.wins else None,
             'comparisons': self.wins['n'] if self.wins else 0,
             'kl_coef_before': self.kl_coef,
         }

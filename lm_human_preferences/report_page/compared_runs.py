@@ -16,7 +16,7 @@ _CURVES = {
     'objective/kl': ('KL from the initial model', 'nats'),
 }
 _NONE = '–'
-HEADS = 'run, began as, labels, steps, score, KL, share of the gain, alarms'
+HEADS = 'run, began as, labels, steps, score, KL, share of the gain (±: 95 %), alarms'
 
 
 def comparison(

@@ -64,7 +64,7 @@ def _curve(
     name: str, points: dict[str, Any], curve: str, up_to: float, kind: str, colour: int
 ) -> Series:
     """Return a curve of the results from the initial model to the KL `up_to`."""
-    base, found = points['base'], points[curve]
+    base, found = points['base'], report.well_sampled(points[curve])
     kls = [base['kl'], *found.get('kl', ())]
     rewards = [base['reward'], *found.get('reward', ())]
     near = [(kl, value) for kl, value in zip(kls, rewards, strict=True) if kl <= up_to]

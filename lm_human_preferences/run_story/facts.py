@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -176,7 +175,7 @@ class RunFacts:
     changed: tuple[list[Any], ...] = ()
     labels: LabelFacts | None = None  # of the reward model that it trained
     logs: Mapping[str, Log] = dataclasses.field(default_factory=dict)  # {command: events}
-    evaluation: dict[str, Any] | None = None  # newest results of `evaluate`
+    evaluation: dict[str, Any] | None = None  # results of `evaluate`, of several the best
     evaluation_file: str = run_files.RESULTS
     reward_run: RunFacts | None = None  # that trained a given reward model
 
@@ -229,6 +228,15 @@ class RunFacts:
     def learned_reward(self) -> bool:
         """True if the reward is a model that has learned from labels."""
         return self.given_reward != KNOWN and self.reward_function is None
+
+    def has_learned_from(self, judge: str) -> bool:
+        """Return whether a reward (path, URL or 'mock') is the policy's, or one of its ensemble."""
+        if judge in (self.given_reward, self.reward_function):
+            return True
+        places = {os.path.abspath(each.directory) for each in (self, self.reward_trainer)}
+        path, network = os.path.split(os.path.abspath(judge))
+        is_of_run = path in places and network.startswith(run_files.REWARD.network)
+        return is_of_run or os.path.abspath(judge) in places
 
     @property
     def reward_kind(self) -> str:
@@ -308,8 +316,7 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
             experiment = run_settings.experiment_of(directory, command)
             if experiment is not None:
                 experiments[command] = experiment
-    evaluation_file = _newest_evaluation(directory)
-    evaluation = json_object(storage.join(directory, evaluation_file))
+    evaluation_file, evaluation = _best_evaluation(directory)
     labels = None
     if policy is not None and policy.rewards.online is not None:
         labels = labels_of_online(directory, policy)
@@ -336,21 +343,41 @@ def _settings(hparams: Any, directory: str, commands: list[str]) -> Any:
     return hparams
 
 
-def _newest_evaluation(directory: str) -> str:
-    """Return the name of the newest evaluation; of a remote run the default one first."""
+def _best_evaluation(directory: str) -> tuple[str, dict[str, Any]]:
+    """Return name and results of the evaluation that tells most of the policy as it is now.
+
+    An exact one comes first, then the one with most queries and most responses to each; of those
+    that are alike, the newest. Times of a remote run are not known.
+    """
     pattern = re.compile(run_files.EVALUATION)
-    times: dict[str, float] = {}
+    names = [run_files.RESULTS]
     with contextlib.suppress(storage.StorageError, OSError):
-        if storage.is_remote(directory):
-            names = storage.listing(directory)
-        else:
-            names = os.listdir(directory)
-        for name in names:
-            if name.endswith('.json') and pattern.fullmatch(name):
-                path = os.path.join(directory, name)
-                times[name] = 0.0 if storage.is_remote(directory) else os.path.getmtime(path)
-    order = [run_files.RESULTS, *sorted(times)]
-    return max(order, key=lambda name: times.get(name, -math.inf))
+        is_remote = storage.is_remote(directory)
+        names += sorted(storage.listing(directory) if is_remote else os.listdir(directory))
+    trained = _time_of(directory, run_files.POLICY.finished)
+
+    def how_good(candidate: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
+        """Return a key that is greatest for the best."""
+        name, results = candidate
+        sizes = (results.get(size) for size in ('queries', 'responses'))
+        counts = [size if isinstance(size, int) else 0 for size in sizes]
+        time = _time_of(directory, name)
+        return bool(results), time >= trained, results.get('exact') is True, *counts, time
+
+    candidates = [
+        (name, json_object(storage.join(directory, name)))
+        for name in names
+        if name.endswith('.json') and pattern.fullmatch(name)
+    ]
+    return max(candidates, key=how_good)
+
+
+def _time_of(directory: str, name: str) -> float:
+    """Return when a file of a local run was written; 0 where that is not known."""
+    with contextlib.suppress(OSError):
+        if not storage.is_remote(directory):
+            return os.path.getmtime(os.path.join(directory, name))
+    return 0.0
 
 
 def _is_classifier(model: str) -> bool:

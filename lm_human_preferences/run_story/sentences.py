@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lm_human_preferences.evaluation.report import margin, value_of
 from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.agreement import wilson_interval
@@ -142,39 +143,45 @@ def last_values(facts: RunFacts) -> str:
 
 
 def share_of_gain(facts: RunFacts) -> str | None:
-    """Return the share of the possible gain in the policy's own reward; None if not measured."""
+    """Return the share of the possible gain in the policy's own reward; None if not known."""
     try:
         assert facts.evaluation is not None
-        return share(next(iter(facts.evaluation['rewards'].values()))['policy'])
+        point = next(iter(facts.evaluation['rewards'].values()))['policy']
+        return share(point, facts.evaluation['queries'])
     except (AssertionError, AttributeError, KeyError, StopIteration, TypeError, ValueError):
         return None
 
 
-def share(point: Mapping[str, Any]) -> str | None:
-    """Format the share of the gain of a point of an evaluation, with its standard error if any."""
-    value = point.get('share')
+def share(point: Mapping[str, Any], queries: int) -> str | None:
+    """Format the share of the gain of a point of an evaluation, with its 95 % interval if any."""
+    value = value_of(point, 'share') if 'share' in point else None
     if value is None:
         return None
-    error = point.get('standard_errors', {}).get('share')
-    return f'{100 * value:.1f} ± {100 * error:.1f} %' if error else _percent(value)
+    width = margin(point, 'share', queries)
+    return f'{100 * value:.1f} ± {100 * width:.1f} %' if width else _percent(value)
 
 
-def with_error(point: Mapping[str, Any], name: str) -> str:
-    """Format a number of a point of an evaluation, with its standard error; '?' for None."""
-    value, error = point[name], point.get('standard_errors', {}).get(name)
+def with_interval(point: Mapping[str, Any], name: str, queries: int) -> str:
+    """Format a number of a point of an evaluation, with its 95 % interval; '?' for None."""
+    value, width = point[name], margin(point, name, queries)
     if value is None:
         return '?'
-    return f'{value:.2f} ± {error:.2f}' if error else f'{value:.2f}'
+    return f'{value:.2f} ± {width:.2f}' if width else f'{value:.2f}'
 
 
 def comparisons(facts: RunFacts) -> Iterator[str]:
-    """Say how often labellers preferred the policy to the initial model while it trained."""
+    """Say how often labellers preferred the policy to the initial model before its last step."""
     wins, count = facts.last('online/policy_wins'), facts.last('online/comparisons')
-    if wins is not None and count:
-        yield (
-            f'Beside the initial model, the policy was preferred in {_percent(wins)} of'
-            f' {count:.0f} comparisons, made while it trained.'
-        )
+    low, high = (facts.last(f'online/policy_wins_{end}') for end in ('low', 'high'))
+    if wins is None or not count:
+        return
+    interval = ''
+    if low is not None and high is not None:
+        interval = f'; the 95 % interval is {100 * low:.1f} to {100 * high:.1f} %'
+    yield (
+        f'Beside the initial model, the policy was preferred in {_percent(wins)} of the last'
+        f' {count:.0f} comparisons that were made while it trained{interval}.'
+    )
 
 
 def reward(facts: RunFacts) -> Iterator[str]:

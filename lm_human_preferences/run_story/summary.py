@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from lm_human_preferences.evaluation.report import CLASSIFIER
+from lm_human_preferences.evaluation.report import CLASSIFIER, JUDGE
 from lm_human_preferences.run_story import sentences
 from lm_human_preferences.run_story.facts import KNOWN, RunFacts
 from lm_human_preferences.runs import command_record, curves
@@ -63,22 +63,33 @@ def _outcome(facts: RunFacts) -> str:
     if share is None and not values:
         return 'What it reached is not known: there is no log, and it has not been evaluated.'
     if share is None:
+        why = 'is more than its evaluation tells'
+        if facts.evaluation is None:
+            why = 'has not been measured'
         return (
             f'At the last step in its log it had {values}; how far that is from the best possible'
-            ' has not been measured.'
+            f' {why}.'
         )
     assert facts.evaluation is not None
     (_, own), *others = facts.evaluation['rewards'].items()
+    queries = facts.evaluation['queries']
+    judge = facts.evaluation.get('judge')
     also = []
     for name, points in others:
-        of_other = sentences.share(points.get('policy', {}))
-        if of_other is not None:
+        of_other = sentences.share(points.get('policy', {}), queries)
+        if of_other is None:
+            continue
+        if name == JUDGE and isinstance(judge, str) and facts.has_learned_from(judge):
+            also.append(f'by the {name}, a reward that it has learned from, {of_other}')
+        else:
             also.append(f'by the {name}, which it has not learned from, {of_other}')
     by_others = f' ({"; ".join(also)})' if also else ''
-    kl, reward = (sentences.with_error(own['policy'], name) for name in ('kl', 'reward'))
+    kl = sentences.with_interval(own['policy'], 'kl', queries)
+    reward = sentences.with_interval(own['policy'], 'reward', queries)
+    meaning = ' Each ± is a 95 % interval.' if '±' in f'{kl}{reward}{share}{by_others}' else ''
     return (
         f'It has a KL of {kl} nats from its initial model and a mean reward of {reward}: {share} of'
-        f' the gain that the best possible policy has at that KL{by_others}.'
+        f' the gain that the best possible policy has at that KL{by_others}.{meaning}'
     )
 
 

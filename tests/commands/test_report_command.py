@@ -37,7 +37,7 @@ def test_several_runs_are_on_one_page_without_torch(tmp_path):
     assert '<title>3 runs – report</title>' in page
     compared = sections_of(page)['Side by side']
     for told in (
-        'amber reviews 4096 20 1.46 1.97 90.7 ± 1.1 % 0',
+        'amber reviews 4096 20 1.46 1.97 90.7 ± 2.2 % 0',
         'birch test 8 12 −0.9 64.5 – 1',
         'cedar reviews 64 200 3.12 5.41 99.0 % 1',
         '--rewards.kl_coef 1.5 0.15 0.05',
@@ -85,7 +85,7 @@ def test_a_remote_run(server, blobs, monkeypatch, tmp_path):
             blobs['private/runs'][f'amber/{path.relative_to(run)}'] = path.read_bytes()
     succeed(f'report az://private/runs/amber --output {tmp_path}/page.html')
     said = sections_of((tmp_path / 'page.html').read_text())
-    assert '90.7 ± 1.1 %' in said['What happened'] and '9, 13' in said['Curves']
+    assert '90.7 ± 2.2 % of' in said['What happened'] and '9, 13' in said['Curves']
     assert 'moving and superb' in said['Samples'] and 'was killed' in said['Where it comes from']
 
 

@@ -15,8 +15,8 @@ UNKNOWN = 'What is not known'
 QUESTIONS = [
     # amber was interrupted, killed, and then came close to the best possible.
     ('amber', 'What was trained?', HAPPENED, 'policy .* tiny language model of made-up film rev'),
-    ('amber', 'How far did it get, and how sure is that?', HAPPENED, r'90\.7 ± 1\.1 % of the gain'),
-    ('amber', 'What was its KL in the end?', HAPPENED, r'KL of 1\.97 ± 0\.01 nats'),
+    ('amber', 'How far did it get, and how sure is that?', HAPPENED, r'90\.7 ± 2\.2 % of the gain'),
+    ('amber', 'What was its KL in the end?', HAPPENED, r'KL of 1\.97 ± 0\.02 nats'),
     ('amber', 'Did it train in one go?', HAPPENED, r'resumed before steps 9, 13'),
     ('amber', 'Which training ended how?', ORIGIN, 'interrupted .* was killed.* finished'),
     ('amber', 'Which settings were not the usual?', ORIGIN, r'ppo\.lr 0\.002 0\.003'),

@@ -529,6 +529,8 @@ def test_the_line_of_a_training():
         'held_out_effective_labels': 10,
         'own_accuracy': 0.75,
         'policy_wins': 0.75,
+        'policy_wins_low': 0.3,
+        'policy_wins_high': 0.95,
         'comparisons': 4,
         'kl_coef_before': 0.15,
     }

@@ -172,6 +172,11 @@ def test_best_of_n_of_many_rare_responses_has_the_well_known_kl():
     close(kl[0], [math.log(16) - 15 / 16] * 2, 1e-3)
 
 
+def uniform(samples):
+    """Return log-probabilities of as many samples under the reference; the policy is the same."""
+    return optimum.of_mixture(torch.zeros(samples.shape))[0]
+
+
 def test_samples_converge_to_the_frontier():
     """Errors shrink with the number of samples, and are what the standard errors say."""
     ref_logprobs, rewards = drawn(40, 9)
@@ -181,9 +186,11 @@ def test_samples_converge_to_the_frontier():
     for count in (100, 10_000):
         torch.manual_seed(0)
         sampled = rewards.gather(1, torch.multinomial(ref_logprobs.exp(), count, replacement=True))
-        found_kls, found, standard_errors, effective = optimum.sampled_frontier(sampled, betas)
+        found_kls, found, standard_errors, effective = optimum.sampled_frontier(
+            uniform(sampled), sampled, betas
+        )
         errors.append(max((found - means).abs().max(), (found_kls - kls).abs().max()))
-        assert (effective > 5).all() and (effective < count).all() and effective[0] > effective[2]
+        assert (effective > 3).all() and (effective < count).all() and effective[0] > effective[2]
     assert errors[0] < 0.1 and errors[1] < 0.01 and errors[1] < errors[0] / 3
     close(
         standard_errors[0],
@@ -192,18 +199,64 @@ def test_samples_converge_to_the_frontier():
     )
 
 
+def test_samples_of_both_models_by_hand():
+    """The policy gives the first response 1/2 instead of 1/4: log-ratios ln 2, and -ln 3/2."""
+    log_ratios = torch.tensor([[LN2, -math.log(1.5)]])
+    reference, policy = optimum.of_mixture(log_ratios)
+    assert reference.dtype == torch.float64
+    close(optimum.of_mixture(torch.zeros(2, 4))[0].exp(), torch.full((2, 4), 0.25))
+    # Weights 2/3 and 6/5 of rho, 4/3 and 4/5 of pi.
+    close(reference.exp(), [[5 / 14, 9 / 14]], 1e-7)
+    close(policy.exp(), [[5 / 8, 3 / 8]], 1e-7)
+
+
+@pytest.mark.parametrize('kl', [6.0, 10.0])
+def test_samples_of_both_models_reach_a_frontier_that_the_references_do_not(kl):
+    """Normal rewards, and a policy on the frontier, which is sqrt(2 KL)."""
+    shift = math.sqrt(2 * kl)
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randn(64, 2048, dtype=torch.float64, generator=generator)
+    own = optimum.frontier_reward_at(kl, uniform(rewards), rewards)
+    rewards[:, 1024:] += shift
+    reference, policy = optimum.of_mixture(shift * rewards - kl)
+    assert optimum.frontier_reward_at(kl, reference, rewards) == pytest.approx(shift, abs=0.01)
+    assert own < shift - 0.15
+    assert optimum.kl(policy, reference).mean() == pytest.approx(kl, abs=0.05)
+    assert optimum.effective_samples(reference, rewards, 1 / shift) > 900
+
+
 def test_effective_samples_by_hand():
-    """Weights 3/4 and 1/4: 1 / (9/16 + 1/16)."""
-    close(optimum.effective_samples(ZERO_ONE, 1 / LN3), [1.6], 1e-6)
-    close(optimum.effective_samples(ZERO_ONE, 1e-9), [1])
+    """Weights 3/4 and 1/4: 1 / (9/16 + 1/16). Queries with nothing to gain hide no other."""
+    even = EVEN.expand(3, 2)
+    assert optimum.effective_samples(EVEN, ZERO_ONE, 1 / LN3) == pytest.approx(1.6)
+    assert optimum.effective_samples(EVEN, ZERO_ONE, 1e-9) == pytest.approx(1)
+    assert optimum.effective_samples(even, torch.ones(3, 2), 1) == 2
+    one_of_three = torch.tensor([[2.0, 2.0], [0.0, 1.0], [3.0, 3.0]])
+    assert optimum.effective_samples(even, one_of_three, 1 / LN3) == pytest.approx(1.6)
+    # Gains 1/4 and 4/5 - 1/2, and harmonic: 1.6 and 1 / (16 + 1) * 25.
+    two = torch.tensor([[0.0, 1.0], [0.0, 2 * LN2 / LN3]])
+    gains = 0.25, 0.3 * 2 * LN2 / LN3
+    expected = sum(gains) / (gains[0] / 1.6 + gains[1] * 17 / 25)
+    assert optimum.effective_samples(even[:2], two, 1 / LN3) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize('n', [1, 3, 6])
 def test_sampled_best_of_n_is_the_mean_over_all_choices(n):
     rewards = drawn(2, 6)[1]
-    for query, found in zip(rewards, optimum.sampled_best_of_n(rewards, n)):
+    for query, found in zip(rewards, optimum.sampled_best_of_n(uniform(rewards), rewards, n)[0]):
         bests = [max(choice) for choice in itertools.combinations(query.tolist(), n)]
         close(found, sum(bests) / len(bests))
+
+
+def test_choices_of_samples_count_by_their_weights():
+    """Three of four samples are the same number of draws as their weights say."""
+    weights = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
+    rewards = torch.tensor([[5.0, 1.0, 2.0, 4.0]])
+    choices = list(itertools.combinations(range(4), 3))
+    products = [math.prod(weights[0, i].item() for i in choice) for choice in choices]
+    bests = [max(rewards[0, i].item() for i in choice) for choice in choices]
+    found, _ = optimum.sampled_best_of_n(weights.log(), rewards, 3)
+    close(found, [sum(map(math.prod, zip(products, bests))) / sum(products)])
 
 
 @pytest.mark.parametrize('ties', [False, True])
@@ -212,13 +265,29 @@ def test_sampled_best_of_n_judged_by_another_reward_is_the_mean_over_all_choices
     """Of equally good samples any may be taken: the mean over those in each choice of n."""
     rewards, judged = drawn(2, 6, ties=ties)[1], drawn(2, 6, seed=1)[1]
     assert ties == any(len(query.unique()) < 6 for query in rewards)
-    for query, found in enumerate(optimum.sampled_best_of_n(rewards, n, judged)):
+    found_rewards, _ = optimum.sampled_best_of_n(uniform(rewards), rewards, n, judged)
+    for query, found in enumerate(found_rewards):
         results = []
         for choice in itertools.combinations(range(6), n):
             top = max(rewards[query, i] for i in choice)
             equals = [judged[query, i].item() for i in choice if rewards[query, i] == top]
             results.append(sum(equals) / len(equals))
         close(found, sum(results) / len(results))
+
+
+@pytest.mark.parametrize('n', [4, 16])
+def test_the_kl_of_the_best_of_sampled_responses_is_that_of_their_rewards(n):
+    """A penalty for half of them, a count for the others; without ties as for any reward."""
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).double()
+    exact = optimum.best_of_n(probabilities.log(), torch.tensor([[-1.0, 0.0, 1.0, 2.0]]), n)
+    tied = torch.multinomial(probabilities, 2000, replacement=True, generator=generator) - 1.0
+    reward, kl = optimum.sampled_best_of_n(uniform(tied), tied, n)
+    close(torch.stack([reward, kl]), exact[:, 0], 0.05)
+    well_known = math.log(n) - (n - 1) / n
+    assert kl < well_known - 0.05
+    no_ties = torch.randn(1, 64, generator=generator)
+    close(optimum.sampled_best_of_n(uniform(no_ties), no_ties, n)[1], [well_known], 1e-6)
 
 
 @pytest.fixture
@@ -272,9 +341,3 @@ def test_truncated_responses_score_what_they_do_in_training(tiny):
     close(scores[:, 3, 0], scores[:, 3, 1])
     assert (scores[:, 0, 0] == -7).all()
     close(scores[0, 8, 3], reward_model.score(queries[:1], torch.tensor([[8, 3]]))[0])
-
-
-def test_samples_are_equally_likely():
-    found = optimum.as_distribution(torch.zeros(2, 4, dtype=torch.float32))
-    assert found.dtype == torch.float64 and found.shape == (2, 4)
-    assert (found == math.log(1 / 4)).all()

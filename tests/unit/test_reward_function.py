@@ -288,7 +288,7 @@ def test_it_judges_a_run(write, tmp_path, capsys):
     assert 'kl_to_optimum' not in judged['policy'] and 8 < judged['policy']['reward'] < 20
     told = capsys.readouterr().out
     assert f'\njudge: {name}\n' in told and 'best of 4 by judge' in told
-    assert told.count('best of 4 by known reward') == 2 and 'by reward model' not in told
+    assert told.count('\nbest of 4 by known reward') == 2 and 'by reward model' not in told
     (file,) = (tmp_path / 'run').glob('evaluation*.json')
     assert re.fullmatch(run_files.EVALUATION, file.name) and 'my_reward.py-score' in file.name
     with pytest.raises(UserError, match='^--judge /none.py:f: .* there is no file /none.py'):

@@ -21,7 +21,7 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.report_page import label_section, render
-from lm_human_preferences.run_story import commands, facts, model_card, sentences
+from lm_human_preferences.run_story import commands, facts, model_card, sentences, summary
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils.hyperparams import option
 
@@ -187,7 +187,7 @@ def test_the_example_of_a_card_samples_as_the_training_did(tmp_path, settings, q
     assert example in card_of(run)[0]
 
 
-def test_the_newest_evaluation_is_told_with_its_settings(tmp_path):
+def test_the_best_evaluation_is_told_with_its_settings(tmp_path):
     run = write_run(tmp_path / 'run')
     (run / 'evaluation.json').unlink()
     name = 'evaluation-queries_8-samples_64-judge_mock.json'
@@ -199,12 +199,60 @@ def test_the_newest_evaluation_is_told_with_its_settings(tmp_path):
         assert '9 responses to each of 8 queries' in told
     assert '71.4 % of the gain' in page['What happened']
     assert not re.search('not been evaluated', ' '.join([card, *page.values()]))
+    # Exact ones first, then those of most queries, then the newest; those of an older policy last.
+    sampled = {**EVALUATION, 'exact': False, 'queries': 64}
+    storage.write_json(str(run / 'evaluation-queries_64.json'), sampled)
     storage.write_json(str(run / 'evaluation.json'), EVALUATION)
-    os.utime(run / name, (1, 1))
-    card = card_of(run)[0]
-    assert 'each of 4 queries' in card and 'settings: queries' not in card
-    os.utime(run / 'evaluation.json', (0, 0))
     assert 'each of 8 queries' in card_of(run)[0]
+    storage.write_json(str(run / 'evaluation.json'), {**EVALUATION, 'queries': 8})
+    os.utime(run / name, (2, 2))
+    card = card_of(run)[0]
+    assert 'each of 8 queries' in card and 'settings: queries' not in card
+    os.utime(run / 'evaluation.json', (1, 1))
+    assert 'settings: queries 8' in card_of(run)[0]
+    (run / 'policy/checkpoints').mkdir(parents=True)
+    os.utime(run / 'policy/checkpoints', (3, 3))
+    assert 'each of 64 queries' in card_of(run)[0]
+
+
+def test_a_judge_that_the_policy_has_learned_from_is_no_other(tmp_path):
+    """A member of its ensemble, or the reward model that it was given."""
+    run, other = write_run(tmp_path / 'run'), write_run(tmp_path / 'other')
+    (own,) = EVALUATION['rewards'].values()
+    given = write_run(
+        tmp_path / 'given', rewards__train_new_model='off', rewards__trained_model=str(other)
+    )
+    for place, judge, has_learned in [
+        (run, run / 'reward_model_1', True),
+        (run, f'{run}/reward_model/', True),
+        (run, other / 'reward_model', False),
+        (run, 'mock', False),
+        (given, other / 'reward_model_2', True),
+        (given, other, True),
+        (given, run / 'reward_model', False),
+    ]:
+        found = {**EVALUATION, 'judge': str(judge), 'rewards': {'reward model': own, 'judge': own}}
+        storage.write_json(str(place / 'evaluation.json'), found)
+        told = ' '.join(summary.summary(facts.of_run(str(place))))
+        assert ('by the judge, a reward that it has learned from, ' in told) == has_learned, judge
+        assert ('by the judge, which it has not learned from, ' in told) != has_learned
+
+
+def test_an_interval_is_of_95_percent_and_an_impossible_share_is_not_told(tmp_path):
+    """Also in files of earlier versions."""
+    run = write_run(tmp_path / 'run')
+    (own,) = EVALUATION['rewards'].values()
+    policy = {**own['policy'], 'standard_errors': {'share': 0.01, 'kl': 0.1}}
+    for more, told in [
+        ({}, '71.4 ± 3.2 % of the gain'),  # 3.18 standard errors, of four queries
+        ({'effective_samples': 29}, 'how far that is from the best possible is more than its'),
+        ({'share': 1.516}, 'how far that is from the best possible is more than its'),
+    ]:
+        found = {'reward model': {**own, 'policy': {**policy, **more}}}
+        storage.write_json(str(run / 'evaluation.json'), {**EVALUATION, 'rewards': found})
+        said = ' '.join(summary.summary(facts.of_run(str(run))))
+        assert told in said
+        assert said.count('Each ± is a 95 % interval.') == said.count('±') / 3
 
 
 @pytest.mark.parametrize(
@@ -331,13 +379,19 @@ def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
     lines = [json.dumps(each) for each in batches]
     # A kill has torn the last line, which hides none of the others.
     (run / 'labels/used.jsonl').write_text('\n'.join([*lines, '{"model": 3, "st']))
-    write_events(run / 'tb/ppo', online__policy_wins=-0.25, online__comparisons=39)
+    wins = {'policy_wins': 0.75, 'policy_wins_low': 0.6, 'policy_wins_high': 0.86}
+    write_events(
+        run / 'tb/ppo',
+        online__comparisons=39,
+        **{f'online__{name}': value - 1 for name, value in wins.items()},
+    )
     text = card_of(run)[0]
     for told in (
         '3 labels of the type best\\_of\\_4 that people gave while the policy trained.',
         '1 labeller gave them.',
         '2 reward models were trained in turn',
-        'was preferred in 75.0 % of 40 comparisons',
+        'was preferred in 75.0 % of the last 40 comparisons that were made while it trained; the'
+        ' 95 % interval is 60.0 to 86.0 %.',
         'no question has two answers',
     ):
         assert told in text, told
