@@ -132,7 +132,6 @@ def add_labels(
         lines = [f'{folder.path}: {added} questions added, {len(folder.questions)} in all']
         for name, by_question in given.items():
             new, more_notes = _new_answers(name, by_question, writers[name].log)
-            new.sort(key=lambda answer: answer.time)
             lines.append(f'{writers[name].add(new)} answers of {name} added')
             notes += more_notes
     return [*lines, *notes]
@@ -175,15 +174,14 @@ def _answers(
             if votes[id] > 1:
                 name = f'{UNKNOWN}-{votes[id]}'
         to_question = given.setdefault(name, {}).setdefault(id, [])
-        count = len(label.samples)
-        as_listed = label.places or tuple(range(count))
+        places = label.places or tuple(range(len(label.samples)))
         answer = Answer(
             uuid=_uuid(name, id, len(to_question) + 1, label.answer),
             labeller=name,
             question=id,
             value=label.answer,
             reason=None,
-            order=as_listed if label.is_ordered else shown_order(name, id, count),
+            order=places if label.is_ordered else shown_order(name, id, len(places)),
             seconds=round(label.seconds, 3),
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
@@ -223,7 +221,7 @@ def _new_answers(
         notes.append(f'{left_out} answers of {name} were left out: those given here count')
     if changed:
         notes.append(f'{name} has changed the answer to {changed} questions: the last one counts')
-    return new, notes
+    return sorted(new, key=lambda answer: answer.time), notes
 
 
 def _not_imported(given: Sequence[Answer], last: Answer | None, log: AnswerLog) -> list[Answer]:
