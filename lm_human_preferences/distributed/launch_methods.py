@@ -179,7 +179,7 @@ class SrunWithoutMpi(_Srun):
         attempt = os.environ.get('SLURM_RESTART_COUNT', '0')
         port = str(_FIRST_PORT + (int(job) * 31 + int(step)) % _PORT_COUNT)
         address = os.environ.get('MASTER_ADDR')
-        if not address and os.environ.get('SLURM_STEP_NUM_NODES') == '1':
+        if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
             address = '127.0.0.1'  # the name of a host need not resolve on itself
         return Endpoint(
             address or first_host(os.environ.get('SLURM_STEP_NODELIST', '')),
@@ -207,8 +207,9 @@ class Torchrun(LaunchMethod):
     def endpoint(self) -> Endpoint:
         """Return MASTER_ADDR and MASTER_PORT."""
         job = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
+        is_alone = os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']
         return Endpoint(
-            os.environ['MASTER_ADDR'],
+            '127.0.0.1' if is_alone and not self.finds_store else os.environ['MASTER_ADDR'],
             _checked_port(os.environ['MASTER_PORT']),
             f'{job}/{_restarts_by_torchrun()}',
         )

@@ -110,9 +110,10 @@ class Lifeline:
         self.beats += 1
         self.store.set(f'sign/{self.rank}', json.dumps([*self.place, self.beats]))
         if self.store.check([f'sign/{self.next_rank}']):
-            self.next_sign = self.store.get(f'sign/{self.next_rank}').decode()
+            sign = self.store.get(f'sign/{self.next_rank}')
+            self.next_sign = sign.decode(errors='replace')
         if self.store.check(['failed']):
-            failed = self.store.get('failed').decode()
+            failed = self.store.get('failed').decode(errors='replace')
             self.is_failure_of_another = failed != str(self.rank)
         self.answers += 1
 
@@ -129,7 +130,7 @@ class Lifeline:
                 )
             if next_rank.seconds() >= self.timeout:
                 process, host, _ = self._place_of_next_rank()
-                place = f'process {process} on {host}' if process else 'never heard of'
+                place = f'process {process} on {host:.80}' if process else 'never heard of'
                 self._end(
                     f'rank {self.next_rank}, {place}, has given no sign of life for'
                     f' {self.timeout} s: it is stopped, or its host is gone'
@@ -144,10 +145,12 @@ class Lifeline:
 
     def _place_of_next_rank(self) -> tuple[int, str, str]:
         """Return its process, host and process space; 0 and empty if it was never heard of."""
-        if not self.next_sign:
+        # Others may reach the store, and write into it what they like.
+        try:
+            process, host, space, _ = json.loads(self.next_sign)
+            return int(process), str(host), str(space)
+        except (OverflowError, RecursionError, TypeError, ValueError):
             return 0, '', ''
-        process, host, space, _ = json.loads(self.next_sign)
-        return process, host, space
 
     def _kill_next_rank_if_stopped(self) -> None:
         """Kill a stopped process, which SIGTERM does not end: torchrun would wait 30 s for it."""
@@ -155,7 +158,7 @@ class Lifeline:
         if not space or space != _process_space():
             return  # it is on another host, or may be
         with contextlib.suppress(OSError):  # it is gone
-            if _state_of(process) == 'T':
+            if _is_rank(process) and _state_of(process) == 'T':
                 os.kill(process, signal.SIGKILL)
 
 
@@ -172,6 +175,13 @@ def _process_space() -> str:
         return f'{boot_id} {os.readlink("/proc/self/ns/pid")}'
     except OSError:
         return ''
+
+
+def _is_rank(process: int) -> bool:
+    """Return whether a process is this user's, by the same command; OSError if there is none."""
+    its, own = Path('/proc', str(process)), Path('/proc/self')
+    is_own = process > 1 and its.stat().st_uid == os.geteuid()
+    return is_own and (its / 'cmdline').read_bytes() == (own / 'cmdline').read_bytes()
 
 
 def _state_of(process: int) -> str:

@@ -8,6 +8,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         Store,  # pyright: ignore[reportPrivateImportUsage]
         TCPStore,  # pyright: ignore[reportPrivateImportUsage]
     )
+LOOPBACK = ('127.0.0.1', 'localhost')
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
@@ -68,20 +70,13 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     timeout = datetime.timedelta(seconds=seconds)
     if launch_methods.current().finds_store:
         seconds = min(seconds, TORCHRUN_STORE_SECONDS)
-    from torch.distributed import (
-        PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-        TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-    )
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
     try:
-        store = TCPStore(
-            place.address,
-            place.port,
-            is_master=is_host,
-            timeout=datetime.timedelta(seconds=seconds),
-            wait_for_workers=False,
-        )
-    except (RuntimeError, ValueError) as error:
+        is_alone = place.address in LOOPBACK
+        connect_within = datetime.timedelta(seconds=seconds)
+        store = _tcp_store(place, is_host=is_host, is_alone=is_alone, timeout=connect_within)
+    except (OSError, RuntimeError, ValueError) as error:
         where = f'{place.address}, TCP port {place.port}'
         if is_host:
             reason = str(error).splitlines()[0]
@@ -101,14 +96,16 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
 def meet_over_mpi(world: Any, node: Any) -> tuple[Store, Endpoint]:
     """Return a store on rank 0, and its endpoint; UserError on all ranks if unreachable."""
     rank = world.Get_rank()
-    place = Endpoint('127.0.0.1', 0, 'mpi')
+    # The prefix of the keys is a secret, as other users of these hosts may reach the store.
+    place = Endpoint('127.0.0.1', 0, f'mpi-{secrets.token_hex(16)}')
     store = None
     listening = None
     if rank == 0:
-        store = _tcp_store(place, is_master=True)
-        listening = store.port, list(interfaces())
-    port, addresses = world.bcast(listening)
-    place = place._replace(port=port)
+        is_alone = node.Get_size() == world.Get_size()
+        store = _tcp_store(place, is_host=True, is_alone=is_alone)
+        listening = place.job, store.port, list(interfaces())
+    job, port, addresses = world.bcast(listening)
+    place = place._replace(port=port, job=job)
     failure = None
     if node.bcast(rank) != 0:
         try:
@@ -118,15 +115,23 @@ def meet_over_mpi(world: Any, node: Any) -> tuple[Store, Endpoint]:
     failures = world.allgather(failure)
     if any(failures):
         raise UserError(next(filter(None, failures)))
-    store = store or _tcp_store(place)
-    choose_interface(store, place, rank, world.Get_size())
-    return store, place
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
+    own = PrefixStore(place.job, store or _tcp_store(place, is_host=False, is_alone=False))
+    choose_interface(own, place, rank, world.Get_size())
+    return own, place
 
 
-def _tcp_store(place: Endpoint, *, is_master: bool = False) -> TCPStore:
+def _tcp_store(place: Endpoint, *, is_host: bool, is_alone: bool, **options: Any) -> TCPStore:
+    """Return a connection to the store. is_host: keep it, is_alone: for ranks of this host only."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    return TCPStore(place.address, place.port, is_master=is_master, wait_for_workers=False)
+    port = place.port
+    if is_host and is_alone:  # torch itself would listen to all networks
+        listener = socket.create_server((place.address, port))
+        port = listener.getsockname()[1]
+        options['master_listen_fd'] = listener.detach()
+    return TCPStore(place.address, port, is_master=is_host, wait_for_workers=False, **options)
 
 
 def choose_interface(store: Store, place: Endpoint, rank: int, size: int) -> None:
@@ -137,8 +142,9 @@ def choose_interface(store: Store, place: Endpoint, rank: int, size: int) -> Non
     routes = []
     for each in range(size):
         try:
-            routes.append(json.loads(store.get(f'route/{each}')))
-        except RuntimeError as error:
+            is_remote_there, peer_there = json.loads(store.get(f'route/{each}'))
+            routes.append((is_remote_there, str(peer_there)))
+        except (RuntimeError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise RankLost(f'rank {each} has not come: {reason}') from error
     if not is_remote:

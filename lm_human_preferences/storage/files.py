@@ -131,7 +131,8 @@ def open_to_others(path: str) -> str | None:
     """Return why other users could exchange what is at a local `path`, as text; None if not.
 
     They could if everybody may write to it or to a folder above it, or if they have made one of
-    these in a folder like /tmp. Owners of folders elsewhere, and groups, are trusted.
+    these in a folder like /tmp. Owners of folders elsewhere, groups, and
+    mounts of root or this user, are trusted.
     """
     for chain in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         parts = [*reversed(pathlib.Path(chain).parents), pathlib.Path(chain)]
@@ -143,9 +144,11 @@ def open_to_others(path: str) -> str | None:
                 return f'{part} belongs to another user, who could exchange what is in it'
             if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
                 continue
-            if is_foreign or not state.st_mode & stat.S_ISVTX:
+            is_sticky = bool(state.st_mode & stat.S_ISVTX)
+            # Volumes of containers are open to all.
+            if is_foreign or not (is_sticky or os.path.ismount(part)):
                 return f'everybody may write to {part}, and exchange what is in it'
-            is_shared = True
+            is_shared = is_shared or is_sticky
     return None
 
 

@@ -56,7 +56,7 @@ def test_a_run_is_not_kept_where_another_user_could_exchange_it(shared, theirs):
     assert not (shared / 'save/runs').exists()
 
 
-def test_links_of_others_and_folders_that_are_sticky(shared, theirs, tmp_path):
+def test_links_of_others_and_folders_that_are_sticky(shared, theirs, tmp_path, monkeypatch):
     (tmp_path / 'own').mkdir()
     (shared / 'link').symlink_to(tmp_path / 'own')
     (shared / 'sticky').mkdir()
@@ -70,6 +70,12 @@ def test_links_of_others_and_folders_that_are_sticky(shared, theirs, tmp_path):
     (shared / 'run').mkdir()
     (shared / 'run').chmod(0o777)
     assert storage.open_to_others(f'{shared}/run') is not None  # itself
+    with monkeypatch.context() as patch:  # a volume of a container; /tmp may be a mount, too
+        patch.setattr(os.path, 'ismount', lambda path: str(path).startswith(str(shared)))
+        assert storage.open_to_others(f'{shared}/run') is None
+        (shared / 'foreign').mkdir()
+        theirs(shared / 'foreign')
+        assert storage.open_to_others(f'{shared}/foreign') is not None
     theirs(shared / 'link')
     assert 'link belongs to another' in str(storage.open_to_others(f'{shared}/link/run'))
     theirs(shared / 'sticky')

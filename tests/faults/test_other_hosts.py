@@ -1,0 +1,158 @@
+"""Others who can reach the store of ranks: another user of this host, or a host on the network."""
+
+import datetime
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+from launched import eventually, set_launcher
+
+from lm_human_preferences.distributed import launch_methods, lifeline, rendezvous
+
+SLURM = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '0', 'SLURM_STEP_NODELIST': 'node[1-2]'}
+TORCH = {'RANK': '0', 'WORLD_SIZE': '2', 'MASTER_ADDR': 'node1', 'MASTER_PORT': '29500'}
+SOON = datetime.timedelta(seconds=5)
+
+
+def listening_at(port):
+    """The addresses at which a TCP port of this host is open, in the kernel's spelling."""
+    found = []
+    for family in ('tcp', 'tcp6'):
+        with open(f'/proc/net/{family}', encoding='ascii') as table:
+            rows = [line.split() for line in table]
+        found += [
+            row[1][:-5] for row in rows[1:] if row[1].endswith(f':{port:04X}') and row[3] == '0A'
+        ]
+    return found
+
+
+def free_port():
+    return rendezvous.socket.create_server(('127.0.0.1', 0)).getsockname()[1]
+
+
+class Mpi:
+    """Ranks of MPI as threads, `here` of them on this host."""
+
+    def __init__(self, size, here):
+        self.size, self.here = size, here
+        self.barrier, self.sent = threading.Barrier(size), {}
+
+    def of(self, rank):
+        def bcast(value):
+            if rank == 0:
+                self.sent['bcast'] = value
+            self.barrier.wait()
+            return self.sent['bcast']
+
+        def allgather(value):
+            self.sent[rank] = value
+            self.barrier.wait()
+            return [self.sent[each] for each in range(self.size)]
+
+        world = SimpleNamespace(
+            Get_rank=lambda: rank, Get_size=lambda: self.size, bcast=bcast, allgather=allgather
+        )
+        node = SimpleNamespace(bcast=lambda value: 0, Get_size=lambda: self.here)
+        return world, node
+
+
+@pytest.fixture(autouse=True)
+def no_interface(monkeypatch):
+    monkeypatch.setenv('GLOO_SOCKET_IFNAME', 'lo')
+
+
+@pytest.mark.parametrize('here, addresses', [(2, ['0100007F']), (1, None)])
+def test_ranks_of_one_host_have_a_store_of_that_host(here, addresses):
+    mpi = Mpi(2, here)
+    with ThreadPoolExecutor(2) as pool:
+        work = [pool.submit(rendezvous.meet_over_mpi, *mpi.of(rank)) for rank in range(2)]
+        (store, place), (other, other_place) = (each.result() for each in work)
+    assert place == other_place and len(place.job) > 30
+    store.set('key', 'value')
+    assert other.get('key') == b'value'
+    assert addresses is None or listening_at(place.port) == addresses
+    foreign = dist.PrefixStore('mpi', dist.TCPStore('127.0.0.1', place.port, timeout=SOON))
+    assert not foreign.check(['key']) and not foreign.delete_key('key')
+
+
+def test_the_store_of_ranks_without_mpi_too():
+    port = free_port()
+    place = launch_methods.Endpoint('127.0.0.1', port, 'job')
+    store = rendezvous.open_store(place, is_host=True, seconds=5)
+    assert listening_at(port) == ['0100007F']
+    store.set('key', 'value')
+    assert rendezvous.open_store(place, is_host=False, seconds=5).get('key') == b'value'
+
+
+@pytest.mark.parametrize(
+    'variables, address',
+    [
+        ({**SLURM, 'SLURM_STEP_NUM_NODES': '1', 'MASTER_ADDR': 'node1'}, '127.0.0.1'),
+        ({**SLURM, 'SLURM_STEP_NUM_NODES': '2'}, 'node1'),
+        ({**TORCH, 'LOCAL_WORLD_SIZE': '2'}, '127.0.0.1'),
+        ({**TORCH, 'LOCAL_WORLD_SIZE': '1'}, 'node1'),
+        ({**TORCH, 'LOCAL_WORLD_SIZE': '2', 'TORCHELASTIC_USE_AGENT_STORE': 'True'}, 'node1'),
+    ],
+)
+def test_who_meets_on_one_host(monkeypatch, variables, address):
+    set_launcher(monkeypatch, variables)
+    assert launch_methods.current().endpoint().address == address
+
+
+def stopped(*command):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process.send_signal(signal.SIGSTOP)
+    eventually(lambda: lifeline._state_of(process.pid) == 'T')
+    return process
+
+
+def test_only_a_rank_of_ours_is_killed(monkeypatch):
+    """Whatever the store says of the next rank."""
+    line = object.__new__(lifeline.Lifeline)
+    other = stopped(sys.executable, '-c', 'import time; time.sleep(60)')
+    own = stopped(sys.executable, '-c', 'import time; time.sleep(60)')
+    space = lifeline._process_space()
+    for said in (other.pid, -other.pid, 0, 1, -1, str(other.pid), 1e400, None, [other.pid], 'x'):
+        line.next_sign = json.dumps([said, 'host', space, 1])
+        line._kill_next_rank_if_stopped()
+    for sign in ('', 'x', '{}', '[]', '[1]', 'null', '[' * 5000):
+        line.next_sign = sign
+        assert line._place_of_next_rank() == (0, '', '')
+        line._kill_next_rank_if_stopped()
+    time.sleep(0.2)
+    assert other.poll() is None and lifeline._state_of(other.pid) == 'T'
+    line.next_sign = json.dumps([own.pid, 'host', space, 1])
+    monkeypatch.setattr(lifeline, '_is_rank', lambda process: process == own.pid)
+    line._kill_next_rank_if_stopped()
+    assert own.wait(10) == -signal.SIGKILL
+    other.kill()
+    other.communicate()
+    own.communicate()
+
+
+def test_a_rank_is_known_by_its_command():
+    assert lifeline._is_rank(os.getpid())
+    assert not lifeline._is_rank(os.getppid())
+    with pytest.raises(OSError):
+        lifeline._is_rank(2**22 + secrets.randbelow(1000))
+
+
+def test_a_route_that_is_none_is_a_line(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(rendezvous, 'ends', lambda address, port: ('127.0.0.1', '127.0.0.1'))
+    place = launch_methods.Endpoint('127.0.0.1', 1, 'job')
+    for said in ('x', '3', '[]', '[1]', '{"a": 1}'):
+        store.set('route/1', said)
+        with pytest.raises(lifeline.RankLost, match='rank 1 has not come'):
+            rendezvous.choose_interface(store, place, 0, 2)
+    store.set('route/1', '[true, [1, 2]]')
+    rendezvous.choose_interface(store, place, 0, 2)
