@@ -46,6 +46,17 @@ def disks_are_told() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def no_panics() -> Iterator[None]:
+    """Raise what Rust raises when it panics, which is no Exception, as a RuntimeError."""
+    try:
+        yield
+    except BaseException as e:
+        if type(e).__name__ != 'PanicException':
+            raise
+        raise RuntimeError(str(e)) from e
+
+
+@contextlib.contextmanager
 def about_option(option: str) -> Iterator[None]:
     """Turn a UserError within the block into an OptionError about `option`."""
     try:

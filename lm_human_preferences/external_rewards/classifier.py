@@ -15,7 +15,7 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.external_rewards.texts import Texts
 from lm_human_preferences.hparams.model_sizes import FLOAT
 from lm_human_preferences.language.causal_lm.library import (
@@ -26,6 +26,7 @@ from lm_human_preferences.language.causal_lm.library import (
 )
 from lm_human_preferences.language.weights import SLACK_BYTES
 from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.time_limit import TEMPLATE_SECONDS, within
 
 BATCH = 16_384  # tokens that go through it at a time
 LARGEST = 1e30  # a constant of a reward model that `export` wrote
@@ -86,12 +87,13 @@ class Classifier:
         whole = [self._dialogue(each) if self._chat else each.whole for each in texts]
         # A template has the special tokens in it; elsewhere what spells one is text.
         try:
-            rows = self._tokeniser(
-                whole,
-                truncation=True,
-                add_special_tokens=not self._chat,
-                split_special_tokens=not self._chat,
-            )
+            with no_panics():
+                rows = self._tokeniser(
+                    whole,
+                    truncation=True,
+                    add_special_tokens=not self._chat,
+                    split_special_tokens=not self._chat,
+                )
         except Exception as e:  # of the library tokenizers, which raises no other
             reason = ' '.join(str(e).split())
             raise UserError(f'{self.name}: its tokeniser cannot read a text: {reason:.200}') from e
@@ -107,7 +109,8 @@ class Classifier:
         else:
             dialogue.append({'role': messages.ASSISTANT, 'content': texts.response})
         try:
-            return self._tokeniser.apply_chat_template(dialogue, tokenize=False)
+            with within(TEMPLATE_SECONDS):
+                return self._tokeniser.apply_chat_template(dialogue, tokenize=False)
         except Exception as e:  # a template can raise anything
             reason = ' '.join(str(e).split())
             raise UserError(f'{self.name}: its chat template fails: {reason:.200}') from e

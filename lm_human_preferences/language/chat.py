@@ -11,7 +11,7 @@ import tokenizers
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.datasets.messages import Message
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.tokenisers import (
     SETTINGS,
@@ -21,6 +21,7 @@ from lm_human_preferences.language.tokenisers import (
     read_object,
     special_tokens,
 )
+from lm_human_preferences.utils.time_limit import TEMPLATE_SECONDS, within
 
 # A context may have so many tokens more than its query and the template: a query that was cut, put
 # into the template, is sometimes split in another way.
@@ -70,13 +71,14 @@ class ChatTemplate:
         goes_on = asks and dialogue[-1]['role'] == messages.ASSISTANT
         try:
             special: dict[str, Any] = self._special
-            (text,), _ = render_jinja_template(
-                [list(dialogue)],
-                chat_template=self._template,
-                add_generation_prompt=asks and not goes_on,
-                continue_final_message=goes_on,
-                **special,
-            )
+            with within(TEMPLATE_SECONDS):
+                (text,), _ = render_jinja_template(
+                    [list(dialogue)],
+                    chat_template=self._template,
+                    add_generation_prompt=asks and not goes_on,
+                    continue_final_message=goes_on,
+                    **special,
+                )
         except Exception as e:  # a template can raise anything
             raise UserError(f'--task.chat: the chat template of the model fails: {e}') from e
         return text
@@ -90,7 +92,15 @@ class ChatTemplate:
         last = dialogue[-1]
         if len(dialogue) > 1 and last['role'] == messages.ASSISTANT and not last['content'].strip():
             dialogue.pop()  # nothing to go on from
-        return self._tokenizer.encode(self.render(dialogue), add_special_tokens=False).ids
+        return self._encoded(self.render(dialogue))
+
+    def _encoded(self, text: str) -> list[int]:
+        """Return the tokens of a text with the marks of the template."""
+        try:
+            with no_panics():
+                return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as e:  # the library raises no other
+            raise UserError(f'--task.chat: the tokeniser of the model fails: {e}') from e
 
     def ends(self) -> frozenset[int]:
         """Return the first added token that the template writes after an answer, if any."""
@@ -101,7 +111,7 @@ class ChatTemplate:
         ]
         after = self.render(dialogue, asks=False).rpartition(answer)[2]
         added = self._tokenizer.get_added_tokens_decoder()
-        for token in self._tokenizer.encode(after, add_special_tokens=False).ids:
+        for token in self._encoded(after):
             if token in added:
                 return frozenset([token])
         return frozenset()

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, SupportsInt
 import tokenizers
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.released import released_name
@@ -59,18 +59,26 @@ class TokeniserEncoder(Encoder):
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; UserError for text without a token."""
         try:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            with no_panics():
+                return self._tokenizer.encode(text, add_special_tokens=False).ids
         except Exception as e:  # the library raises no other
             raise UserError(f'the tokeniser of the model cannot encode {text!r:.80}: {e}') from e
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return text with special tokens spelled out; KeyError for an id that is no token."""
+        """Return text with special tokens spelled out; KeyError for an id that is no token.
+
+        UserError where the tokeniser fails.
+        """
         ids = [int(token) for token in tokens]
         for token in ids:
             if not 0 <= token <= self.padding_token:
                 raise KeyError(token)
         ids = [token for token in ids if token != self.padding_token]
-        return self._tokenizer.decode(ids, skip_special_tokens=not self.spells_special)
+        try:
+            with no_panics():
+                return self._tokenizer.decode(ids, skip_special_tokens=not self.spells_special)
+        except Exception as e:  # as above
+            raise UserError(f'the tokeniser of the model cannot decode {ids!r:.80}: {e}') from e
 
     def with_special_tokens(self) -> TokeniserEncoder:
         return TokeniserEncoder(*self._made_of, special_tokens=True)
@@ -259,7 +267,8 @@ def _encoder(encoding: TokeniserEncoding) -> TokeniserEncoder:
 def _explained(path: str) -> Iterator[None]:
     """Raise any error about the tokeniser in a file as a UserError with the library's words."""
     try:
-        yield
+        with no_panics():
+            yield
     except Exception as e:  # the library raises no other
         raise UserError(f'{path} is no tokeniser: {e!r:.80}') from e
 

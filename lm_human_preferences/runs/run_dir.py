@@ -40,9 +40,22 @@ def check_directory(directory: str | None) -> None:
             f'--save_dir: {directory} cannot be made: {existing} is no directory that you may'
             ' write to'
         )
+    _check_links(directory)
     open_to_others = storage.open_to_others(directory)
     if open_to_others:
         raise UserError(f'--save_dir: {open_to_others}: give a directory below one of your own')
+
+
+def _check_links(directory: str) -> None:
+    """Raise UserError for a folder in a run that is a link to one outside, as of another run."""
+    inside = os.path.join(os.path.realpath(directory), '')
+    for folder, names_there, _ in os.walk(directory):
+        for path in [os.path.join(folder, name) for name in names_there]:
+            if os.path.islink(path) and not os.path.realpath(path).startswith(inside):
+                raise UserError(
+                    f'--save_dir: {path} is a link to a folder outside of the run, in which files'
+                    ' would be written and deleted: put the folder itself in its place'
+                )
 
 
 def own_files(hparams: Training) -> list[str]:
@@ -130,6 +143,7 @@ def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Colle
 def check_start(hparams: Training, *, overwrite: bool) -> None:
     """Raise UserError if another process writes the run, or if --overwrite makes no sense."""
     assert hparams.run.directory is not None
+    check_directory(hparams.run.directory)
     run_lock.check_free(hparams.run.directory)
     if overwrite and hparams.run.resume:
         raise UserError('--overwrite and --run.resume contradict each other: give one of them')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import io
 import ipaddress
@@ -11,7 +12,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -27,6 +28,7 @@ from lm_human_preferences.runs.run_files import TASK
 
 ALL_ADDRESSES = ('0.0.0.0', '::')  # of this machine
 MOST_CONNECTIONS = 500
+MOST_OF_ADDRESS = 250  # of these; all who come through ssh have one
 MOST_HEADER_BYTES = 16 * 1024
 GRACE_SECONDS = 3  # for replies that are under way when the server ends
 REQUEST_SECONDS = 15.0  # from the beginning of a connection, or the reply before, to a request
@@ -114,12 +116,19 @@ class TimedProtocol(H11Protocol):
     """HTTP that also limits the time for a request; uvicorn limits that between two only."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _of_address: ClassVar[collections.Counter[str]] = collections.Counter()  # {address: open ones}
+    _address = ''
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._address = str((transport.get_extra_info('peername') or [''])[0])
+        self._of_address[self._address] += 1
+        if self._of_address[self._address] > MOST_OF_ADDRESS:
+            transport.abort()
         self._start()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._of_address[self._address] -= 1
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)

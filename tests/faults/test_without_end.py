@@ -1,0 +1,136 @@
+"""Files, templates, downloads and clients of others that would not end, or lead elsewhere."""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+
+import pytest
+from command_line import invoke, last_error_of
+from label_page import served, write_texts
+from launched import eventually
+from tiny_tokenisers import write_byte_level
+
+from lm_human_preferences import errors, storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.external_rewards import classifier
+from lm_human_preferences.labels.page import server as page_server
+from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language.chat import ChatTemplate
+from lm_human_preferences.storage import blobs, paths
+from lm_human_preferences.utils import time_limit
+
+URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/big'
+NEW = ['train_policy', 'test', '--mpi=1', '--rewards.train_new_model=off']
+NEW += ['--rewards.trained_model=test', '--ppo.total_episodes=64', '--run.console=original']
+
+
+@pytest.mark.parametrize('link', ['policy/checkpoints', 'policy', 'tb'])
+def test_folders_of_a_run_do_not_lead_to_another_run(tmp_path, link):
+    for name in ('mine', 'theirs'):
+        done = invoke([*NEW, name, f'--save_dir={tmp_path}'])
+        assert done.exit_code == 0, done.output
+    own, other = tmp_path / 'mine' / link, tmp_path / 'theirs' / link
+    before = sorted(os.walk(other))
+    own.rename(tmp_path / 'aside')
+    own.symlink_to(other)
+    for words in (['resume', f'{tmp_path}/mine', '--ppo.total_episodes=192'], [*NEW, 'mine']):
+        more = [] if words[0] == 'resume' else [f'--save_dir={tmp_path}', '--overwrite']
+        line = last_error_of(invoke([*words, *more]))
+        assert line.startswith(f'--save_dir: {own} is a link to a folder outside of the run')
+    assert sorted(os.walk(other)) == before
+    own.unlink()
+    (tmp_path / 'aside').rename(tmp_path / 'mine' / 'kept')
+    own.symlink_to('kept' if '/' not in link else '../kept')  # within the run
+    done = invoke(['resume', f'{tmp_path}/mine', '--ppo.total_episodes=128'])
+    assert done.exit_code == 0, done.output
+
+
+def test_what_is_longer_than_declared_is_not_downloaded(monkeypatch, cache, server):
+    """Past its size, which the server gives before."""
+    read = []
+
+    class Endless:
+        def read(self, size):
+            read.append(size)
+            assert len(read) < 1000
+            return b'x' * size
+
+    monkeypatch.setattr(blobs, 'open_for_reading', lambda *_: contextlib.nullcontext(Endless()))
+    monkeypatch.setattr(blobs, 'BLOCK_SIZE', 1 << 14)
+    with pytest.raises(storage.StorageError, match='damaged on the way'):
+        storage.cached_path(URL)
+    assert sum(read) < blobs.stat_blob(paths.Blob(URL)).size + (1 << 15)
+
+
+ENDLESS = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}'
+
+
+def test_a_template_has_two_seconds(tmp_path):
+    assert time_limit.TEMPLATE_SECONDS == 2.0
+    before = signal.getsignal(signal.SIGVTALRM)
+    directory = write_byte_level(tmp_path, bos_token='<s>', chat_template=ENDLESS)
+    encoder = tokenisers.read(directory).get_encoder()
+    begin = time.process_time()
+    with pytest.raises(UserError, match='the chat template of the model fails: it takes more than'):
+        ChatTemplate(encoder, '', '', 4)
+    assert time.process_time() - begin < 10
+    assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+class PanicException(BaseException):
+    """As pyo3 has it, which has no module to import it from."""
+
+
+def panic(*_, **__):
+    raise PanicException('called `Option::unwrap()` on a `None` value')
+
+
+def test_a_panic_of_a_tokeniser_is_a_line(monkeypatch, tmp_path):
+    directory = write_byte_level(tmp_path, chat_template='{{ messages[0].content }}')
+    encoder = tokenisers.read(directory).get_encoder()
+    template = ChatTemplate(encoder, '', '', 4)
+
+    class Panicking:
+        encode = decode = __call__ = panic
+
+    encoder._tokenizer = template._tokenizer = Panicking()
+    reward = object.__new__(classifier.Classifier)
+    reward.name, reward._chat, reward._tokeniser = 'it', False, Panicking()
+    for fails in (
+        lambda: encoder.encode('a'),
+        lambda: encoder.decode([1]),
+        lambda: template._encoded('a'),
+        lambda: reward._tokens([]),
+    ):
+        with pytest.raises(UserError, match='unwrap'):
+            fails()
+    monkeypatch.setattr(tokenisers, 'TokeniserEncoder', panic)
+    tokenisers._encoder.cache_clear()
+    with pytest.raises(UserError, match='is no tokeniser: .*unwrap'):
+        tokenisers.read(directory).get_encoder()
+    with pytest.raises(KeyboardInterrupt), errors.no_panics():
+        raise KeyboardInterrupt
+
+
+def test_an_address_does_not_take_all_connections(monkeypatch, tmp_path):
+    monkeypatch.setattr(page_server, 'MOST_OF_ADDRESS', 5)
+    write_texts(tmp_path / 'f', [('q', 'a', 'b', 'c', 'd')])
+    with served(tmp_path / 'f', 'anna') as (page, anna), contextlib.ExitStack() as stack:
+
+        def connect():
+            client = socket.create_connection(('127.0.0.1', page.port), timeout=10)
+            return stack.enter_context(client)
+
+        waiting = [connect() for _ in range(4)]  # anna has one
+        assert connect().recv(1) == b''  # is closed
+        assert anna.task()['labeller'] == 'anna'
+        for client in waiting:
+            client.close()
+        eventually(lambda: page_server.TimedProtocol._of_address['127.0.0.1'] == 1)
+        assert len(anna.questions()) == 1
+        request = f'GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n'.encode()
+        client = connect()
+        client.sendall(request)
+        assert client.recv(12) == b'HTTP/1.1 200'
