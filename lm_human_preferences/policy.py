@@ -57,8 +57,8 @@ class Policy:
         self.is_end = is_end
         self.device = device or default_device()
         self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
-        for parameter in self.model.own_parameters().values():
-            parameter.requires_grad_(not only_samples)
+        if only_samples:
+            self.model.requires_grad_(False)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """Return the network's own parameters by their names."""

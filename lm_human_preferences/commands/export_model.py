@@ -1,5 +1,6 @@
 """Export of a trained model as a Hugging Face directory (safetensors), for other tools."""
 
+import functools
 import os
 import shlex
 from collections.abc import Sequence
@@ -12,11 +13,10 @@ from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.external_rewards.classifier import is_classifier
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import tokenisers, trained_models
-from lm_human_preferences.language.adapters import peft_files
-from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.exported import classifier, tokeniser
+from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.run_story import facts, model_card
 from lm_human_preferences.run_story.commands import Experiments
@@ -57,28 +57,56 @@ def export(model_dir: str, output_dir: str, experiments: Experiments, form: str 
 def _export_policy(model_dir: str, output_dir: str, experiments: Experiments, form: str) -> None:
     policy = trained_models.TrainedModel(model_dir)
     if form == 'adapter':
-        peft_files.write(output_dir, policy, run_files.POLICY.network)
+        peft_files.write(
+            output_dir,
+            policy,
+            run_files.POLICY.network,
+            functools.partial(_base, policy, output_dir),
+        )
     else:
         policy.to_transformers().save_pretrained(output_dir)
     policy.encoding.write_tokeniser(output_dir)
     run = facts.of_run(model_dir)
+    ends: list[int] = []
     if run is not None and run.task is not None and run.task.stops:
-        _write_ends(run.task, policy.encoding.get_encoder(), output_dir)
+        ends = sorted(lm_tasks.truncate_tokens(run.task, policy.encoding.get_encoder()) or ())
+        _write_ends(ends, output_dir)
     names = (tokenisers.TOKENISER, 'vocab.json')
     card = model_card.policy_card(
         run,
         experiments,
         model_dir,
         has_tokeniser=any(os.path.exists(os.path.join(output_dir, name)) for name in names),
+        ends=ends,
+        is_adapter=form == 'adapter',
     )
     model_card.write(card, output_dir)
 
 
-def _write_ends(task: TaskHParams, encoder: Encoder, output_dir: str) -> None:
+def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.Record) -> str:
+    """Return the base of a model's adapters as PEFT can load it; save one that it cannot."""
+    name, directory = of_base.base, saved.savedir
+    for released_name in released.RELEASED:
+        if name == released.directory_of(released_name):
+            return storage.HUB + released.hub_name(released_name)
+    is_there = storage.is_hub(name) or os.path.exists(name)
+    is_whole = is_there and trained_models.is_saved_by_transformers(name)
+    if is_whole and not peft_files.is_peft(name):
+        return name
+    assert directory is not None  # as it has a record
+    base = trained_models.TrainedModel(record.base_of(directory, of_base))
+    path = os.path.join(os.path.abspath(output_dir), run_files.BASE)
+    base.to_transformers().save_pretrained(path)
+    base.encoding.write_tokeniser(path)
+    print(f'note: PEFT cannot load {name}: {path} is that model, the base of these adapters')
+    return path
+
+
+def _write_ends(ends: list[int], output_dir: str) -> None:
     """Let `generate` of transformers stop where the policy was trained to stop."""
     path = os.path.join(output_dir, 'generation_config.json')
     settings = storage.read_json(path) if os.path.exists(path) else {}
-    settings['eos_token_id'] = sorted(lm_tasks.truncate_tokens(task, encoder) or ())
+    settings['eos_token_id'] = ends
     storage.write_json(path, settings)
 
 
@@ -104,6 +132,7 @@ def _export_reward_models(
             constant,
             has_auto_tokeniser=has_auto_tokeniser,
             members=len(found),
+            is_adapter=form == 'adapter',
         )
         model_card.write(card, directory)
     if not has_auto_tokeniser:
@@ -144,7 +173,8 @@ def _export_reward_model(
     )
     if form == 'adapter':
         of_place = trained_models.TrainedModel(saved.name, location.directory)
-        peft_files.write(output_dir, of_place, location.scope, head.weight)
+        base_of = functools.partial(_base, of_place, output_dir)
+        peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
         tokeniser.write_tokeniser(encoding, saved.hparams().n_ctx, output_dir)
         return head.constant
     with precision.plain():

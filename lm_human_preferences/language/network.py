@@ -48,6 +48,7 @@ class Network(nn.Module, ABC):
     hparams: its sizes. Parameters have no values until `initialize`, or until all are loaded.
     gradient_checkpointing: whether a backward pass recomputes each block from its inputs.
     shared: names of parameters that belong to other networks as well, and never change.
+    constants: names of parameters that no training changes.
     variable_names: of the parameters in checkpoints. logit_scale: factor of all logits.
     """
 
@@ -60,6 +61,7 @@ class Network(nn.Module, ABC):
         self.hparams = hparams
         self.gradient_checkpointing = False
         self.shared: frozenset[str] = frozenset()
+        self.constants: frozenset[str] = frozenset()
 
     def add_heads(self, names: Iterable[str]) -> None:
         """Add scalar heads: 'value' (starts at zero) or 'reward' (starts random)."""

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import Sizes
@@ -15,6 +17,7 @@ from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.adapters.weights import merged
 from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.architecture import CausalLM
+from lm_human_preferences.language.causal_lm.library import PretrainedWeights
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.language.gpt2.sizes import (
@@ -30,6 +33,8 @@ from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import (
     CHECKPOINT_FILES,
     EMBEDDING,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
     CheckpointWeights,
     SafetensorsWeights,
     Weights,
@@ -126,7 +131,17 @@ class TrainedModel:
         """Base model of the PEFT adapter in the directory; None without an adapter."""
         if self.savedir is None or not peft_files.is_peft(self.savedir):
             return None
-        return TrainedModel(peft_files.base_of(self.savedir))
+        name = peft_files.base_of(self.savedir)
+        about = f'{storage.join(self.savedir, peft_files.CONFIG)}: its base {name!r:.80}'
+        try:
+            base = TrainedModel(name)
+        except UserError as e:
+            raise UserError(f'{about} cannot be found: {e}') from e
+        if base.savedir is None or peft_files.is_peft(base.savedir):
+            raise UserError(
+                f'{about} is not a whole model: `export` merges an adapter; name what that writes'
+            )
+        return base
 
     @functools.cached_property
     def encoding(self) -> encodings.Encoding:
@@ -154,9 +169,11 @@ class TrainedModel:
     @functools.cached_property
     def architecture(self) -> Architecture:
         """Return the kind of network, and its sizes."""
-        if self._adapted is not None:
-            return self._adapted.architecture
-        return architecture_of(self.savedir, self.encoding.n_vocab)
+        n_vocab = self.encoding.n_vocab
+        if self.savedir is None or self._adapted is None:
+            return architecture_of(self.savedir, n_vocab)
+        is_untied = peft_files.unties(self.savedir)
+        return architecture_of(self._adapted.savedir, n_vocab, is_untied=is_untied)
 
     def remote_files(self) -> list[str]:
         """Return the URLs of a released model's files, and of the encoding's files."""
@@ -243,37 +260,54 @@ class TrainedModel:
         """Load the parameters of a network; return the names of heads that are not there."""
         self.source = weights.path
         source_scope = self.scope_in(weights)
-        missing = load_parameters(weights, dict(built.named_parameters()), source_scope)
+        parameters = dict(built.named_parameters())
+        missing = load_parameters(weights, parameters, source_scope)
         essential = [name for name in missing if not name.startswith(HEADS)]
         if essential:
             raise UserError(
                 f'{weights.path} lacks {weights.name_of(essential[0])} and {len(essential) - 1}'
                 ' more of the model'
             )
+        unread = weights.unread(parameters)
+        if unread:
+            raise UserError(
+                f'{weights.path} has {unread[0]} and {len(unread) - 1} more tensors that the model'
+                f' {self.name} has no place for'
+            )
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
         if isinstance(built, TransformersNetwork) and self.savedir not in _probed:
             probe.check(built, self.name)
+            if isinstance(weights, PretrainedWeights):
+                probe.compare(built, weights.model, self.name)
             _probed.add(self.savedir)
         return missing
 
     def fetch(self) -> None:
         """Fetch the files of a model of the hub."""
-        if self.savedir is not None:
-            storage.cached_directory(self.savedir)
+        for model in (self, self._adapted):
+            if model is not None and model.savedir is not None:
+                storage.cached_directory(model.savedir)
+        # Only the weights show whether an output layer is the embedding.
+        vars(self).pop('architecture', None)
 
     def open_weights(self) -> Weights:
         """Open the weights in the model's files, local or remote."""
+        self.fetch()
+        return self._open_weights(self.architecture)
+
+    def _open_weights(self, architecture: Architecture) -> Weights:
+        """Open the weights for a network of `architecture`."""
         assert self.savedir is not None
         if self._adapted is not None:
-            base = self._adapted.open_weights()
-            is_transposed = isinstance(self.architecture, GPT2)
-            return peft_files.PeftWeights(self.savedir, base, is_transposed=is_transposed)
+            with torch.device('meta'):
+                network = architecture.create([])
+            base = self._adapted._open_weights(architecture)
+            return peft_files.PeftWeights(self.savedir, base, network)
         if is_saved_by_transformers(self.savedir):
-            return self.architecture.saved_weights(storage.cached_directory(self.savedir))
-        names = self.architecture.variable_names
-        own = CheckpointWeights(self.savedir, names, self.architecture.embedding)
+            return architecture.saved_weights(storage.cached_directory(self.savedir))
+        own = CheckpointWeights(self.savedir, architecture.variable_names, architecture.embedding)
         return merged(own, self.savedir, TrainedModel)
 
     def scope_in(self, weights: Weights) -> str:
@@ -284,19 +318,42 @@ class TrainedModel:
         return matching[0] if matching else ''
 
 
-def architecture_of(directory: str | None, n_vocab: int) -> Architecture:
-    """Return the architecture in a directory; None: the tiny GPT-2. n_vocab: of tokens."""
+def architecture_of(
+    directory: str | None, n_vocab: int, *, is_untied: bool = False
+) -> Architecture:
+    """Return the architecture in a directory; None: the tiny GPT-2.
+
+    n_vocab: of tokens. is_untied: adapters part the output layer from the embedding.
+    """
     if directory is None:
         return GPT2(test_hparams())
     if is_saved_by_transformers(directory):
         path = storage.join(directory, CONFIG_FILE)
-        is_gpt2 = is_own(storage.read_json(path), n_vocab)
-        return GPT2(load_config(path)) if is_gpt2 else CausalLM(directory, n_vocab)
+        config = storage.read_json(path)
+        is_untied = is_untied or _has_own_output_layer(directory, config)
+        if is_own(config, n_vocab) and not is_untied:
+            return GPT2(load_config(path))
+        return CausalLM(directory, n_vocab, is_untied=is_untied)
+    if is_untied:
+        raise UserError(
+            f'{directory}: adapters of an output layer or an embedding need a base that'
+            ' transformers has saved: `export` makes one'
+        )
     path = storage.join(directory, SIZES_FILE)
     sizes: Any = storage.read_json(path)
     if isinstance(sizes, dict) and 'family' in sizes:
         return CausalLM(directory, n_vocab)
     return GPT2(load_hparams(path))
+
+
+def _has_own_output_layer(directory: str, config: Any) -> bool:
+    """Return whether files that are here have an output layer, though the config has none."""
+    if not isinstance(config, dict) or not config.get('tie_word_embeddings', True):
+        return False
+    names = [SAFETENSORS] if storage.is_remote(directory) else [SAFETENSORS, SAFETENSORS_INDEX]
+    if not any(storage.is_here(storage.join(directory, name)) for name in names):
+        return False
+    return SafetensorsWeights(directory).has_own_output_layer()
 
 
 def known_sizes(name: str) -> HParams | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -25,6 +26,10 @@ CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.D
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
 SAFETENSORS = 'model.safetensors'
 SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # if the tensors are in several files
+# Tensors of no use: masks and rotations that older versions saved, and TRL's head for values.
+OF_NO_USE = re.compile(r'.*(attn|attention)\.(masked_)?bias|.*causal_mask|.*inv_freq|v_head\..*')
+EMBEDDING_LAYER = re.compile(r'(.*\.)?(embed_tokens|wte|embed_in|word_embeddings)')
+OUTPUT_LAYER = re.compile(r'(.*\.)?(lm_head|embed_out)')
 
 
 class CheckpointWeights:
@@ -47,6 +52,9 @@ class CheckpointWeights:
 
     def name_of(self, name: str) -> str:
         return self._names.name_of(name)
+
+    def unread(self, names: Collection[str]) -> list[str]:
+        return []
 
     def load(self, name: str, parameter: torch.Tensor) -> None:
         """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
@@ -118,11 +126,26 @@ class SafetensorsWeights:
     def load(self, name: str, parameter: torch.Tensor) -> None:
         """Copy a tensor, whatever its type is in the file."""
         stored = self.name_of(name)
+        what = f'{storage.join(self._directory, self._file_of[stored])}: {stored}'
+        copy_value(self._value(stored).numpy(), parameter.detach(), what)
+
+    def unread(self, names: Collection[str]) -> list[str]:
+        read = {self.name_of(name) for name in names}
+        return [name for name in self._file_of if name not in read and not _is_of_no_use(name)]
+
+    def has_own_output_layer(self) -> bool:
+        """Return whether there is an output layer that differs from the embedding of tokens."""
+        values = []
+        for name in self._file_of:
+            layer = name.removesuffix('.weight')
+            if EMBEDDING_LAYER.fullmatch(layer) or OUTPUT_LAYER.fullmatch(layer):
+                values.append(self._value(name))
+        return len(values) == 2 and not torch.equal(*values)
+
+    def _value(self, stored: str) -> torch.Tensor:
         file = self._file_of[stored]
         with self._explained(file):
-            value = self._open_files[file].get_tensor(stored).float()
-        what = f'{storage.join(self._directory, file)}: {stored}'
-        copy_value(value.numpy(), parameter.detach(), what)
+            return self._open_files[file].get_tensor(stored).float()
 
     @contextmanager
     def _explained(self, file: str) -> Iterator[None]:
@@ -146,6 +169,14 @@ class Weights(Protocol):
     def scopes(self) -> list[str]: ...
     def name_of(self, name: str) -> str: ...
     def load(self, name: str, parameter: torch.Tensor) -> None: ...
+    def unread(self, names: Collection[str]) -> list[str]:
+        """Return the tensors of a single model's files that are not read for these own names."""
+        ...
+
+
+def _is_of_no_use(name: str) -> bool:
+    # The output layer is that of the embedding: see has_own_output_layer.
+    return bool(OF_NO_USE.fullmatch(name) or OUTPUT_LAYER.fullmatch(name.removesuffix('.weight')))
 
 
 def _files_of_index(index: str) -> list[str]:

@@ -4,7 +4,7 @@ import itertools
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jinja2
@@ -25,9 +25,15 @@ OTHER_TOKENS = (
 
 
 def policy_card(
-    facts: RunFacts | None, experiments: Experiments, model_dir: str, *, has_tokeniser: bool
+    facts: RunFacts | None,
+    experiments: Experiments,
+    model_dir: str,
+    *,
+    has_tokeniser: bool,
+    ends: Sequence[int] = (),
+    is_adapter: bool = False,
 ) -> str:
-    """Return the card of a policy. facts: None for a model of no run."""
+    """Return the card of a policy. facts: None for a model of no run. ends: tokens, if it stops."""
     return _rendered(
         facts,
         experiments,
@@ -35,6 +41,8 @@ def policy_card(
         base=facts.base_model if facts is not None else hub_name(model_dir),
         tags=['rlhf', 'ppo'] if facts else [],
         has_tokeniser=has_tokeniser,
+        ends=ends,
+        is_adapter=is_adapter,
         repr=repr,
         members=1,
     )
@@ -47,6 +55,7 @@ def reward_card(
     *,
     has_auto_tokeniser: bool = True,
     members: int = 1,
+    is_adapter: bool = False,
 ) -> str:
     """Return the card of a reward model; constant: what the classifier's score lacks."""
     return _rendered(
@@ -59,6 +68,7 @@ def reward_card(
         has_other_tokens=not has_auto_tokeniser,
         OTHER_TOKENS=OTHER_TOKENS,
         members=members,
+        is_adapter=is_adapter,
     )
 
 

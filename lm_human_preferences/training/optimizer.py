@@ -18,12 +18,12 @@ EPSILON = 1e-5
 
 
 class Adam:
-    """Minimises a loss over `parameters` {name: Parameter}; ranks average their gradients."""
+    """Minimises a loss over those of `parameters` {name: Parameter} that learn, on all ranks."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
-        self.parameters = parameters
+        self.parameters = {name: each for name, each in parameters.items() if each.requires_grad}
         self.steps = 0
-        self.gradients = comm.average_gradients(parameters.values())
+        self.gradients = comm.average_gradients(self.parameters.values())
         # {parameter: (count of updates, first moment, second moment)}
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 

@@ -111,7 +111,9 @@ def names_in_full(network: Network, options: LoraHParams | None) -> set[str]:
     chosen = {id(parameter) for module in modules for parameter in module.parameters()}
     if not chosen:
         raise OptionError(options.option_name('full'), f'{options.full} matches no module')
-    return {name for name, parameter in network.named_parameters() if id(parameter) in chosen}
+    named = network.named_parameters()
+    in_full = {name for name, parameter in named if id(parameter) in chosen}
+    return in_full - network.constants
 
 
 def _is_target(name: str, options: LoraHParams) -> bool:

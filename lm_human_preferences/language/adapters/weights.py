@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -49,6 +49,9 @@ class AdaptedWeights:
         heads = [f'{HEADS}{kind}.w' for kind in ('value', 'reward')]
         of_heads = [scope for head in heads for scope in self._own.scopes_with(head)]
         return sorted({*self._own.scopes(), *of_heads})
+
+    def unread(self, names: Collection[str]) -> list[str]:
+        return []
 
     @torch.no_grad()
     def load(self, name: str, parameter: torch.Tensor) -> None:

@@ -24,14 +24,21 @@ from lm_human_preferences.language.causal_lm.sizes import TransformersSizes, siz
 
 
 class CausalLM:
-    """Architecture of a causal language model of transformers. n_vocab: tokens of its encoding."""
+    """Architecture of a causal language model of transformers.
+
+    n_vocab: tokens of its encoding. is_untied: the output layer is not the embedding, whatever the
+    config says.
+    """
 
     variable_names: VariableNames = OwnNames()
 
-    def __init__(self, directory: str, n_vocab: int) -> None:
+    def __init__(self, directory: str, n_vocab: int, *, is_untied: bool = False) -> None:
         self.path = storage.join(directory, 'config.json')
         self._n_vocab = n_vocab
         self._content: Any = storage.read_json(self.path)
+        self._saved_config = _config_of(self._content, self.path)
+        if is_untied:
+            self._content['tie_word_embeddings'] = False
         self._config = _config_of(self._content, self.path)
 
     def sizes(self) -> TransformersSizes:
@@ -51,7 +58,7 @@ class CausalLM:
             return TransformersNetwork(empty_model(self._config), self.sizes(), scalar_heads)
 
     def saved_weights(self, directory: str) -> PretrainedWeights:
-        return PretrainedWeights(directory, self._config)
+        return PretrainedWeights(directory, self._saved_config)
 
     def to_transformers(self, network: Any) -> Any:
         """Return the model that the network drives, with its original dropout."""

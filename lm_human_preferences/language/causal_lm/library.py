@@ -7,14 +7,15 @@ import functools
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.network import CAUSAL_LM
-from lm_human_preferences.language.weights import SafetensorsWeights, copy_value
+from lm_human_preferences.language.weights import OF_NO_USE, SafetensorsWeights, copy_value
 
 MOST_LAYERS = 1000
 _NUMBER_OF_LAYERS = re.compile('(layers?|blocks?|block_sizes|depths?)$')  # keys of a config.json
@@ -89,7 +90,19 @@ def empty_model(config: Any, model_class: str = 'AutoModelForCausalLM') -> Any:
     with no_init_weights():
         model = getattr(transformers, model_class).from_config(config, dtype=torch.float32)
     model.tie_weights()  # as far as the config says so
+    _name_constants(model)
     return model
+
+
+def _name_constants(model: Any) -> None:
+    """Make the buffers that a model saves, such as routing biases, parameters that do not learn."""
+    saved = model.state_dict().keys()
+    for name, buffer in list(model.named_buffers()):
+        if name in saved and buffer.is_floating_point():
+            path, _, own_name = name.rpartition('.')
+            module = model.get_submodule(path)
+            delattr(module, own_name)
+            module.register_parameter(own_name, nn.Parameter(buffer, requires_grad=False))
 
 
 class PretrainedWeights(SafetensorsWeights):
@@ -101,6 +114,7 @@ class PretrainedWeights(SafetensorsWeights):
         super().__init__(directory)
         self._config = config
         self._model_class = model_class
+        self._unexpected: list[str] = []  # tensors that `model` has no place for
         self.path = directory
 
     def __contains__(self, name: object) -> bool:
@@ -112,6 +126,14 @@ class PretrainedWeights(SafetensorsWeights):
     def load(self, name: str, parameter: torch.Tensor) -> None:
         value = self._tensors[name].detach().float()
         copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
+
+    def unread(self, names: Collection[str]) -> list[str]:
+        return self._unexpected
+
+    @property
+    def says_tied(self) -> bool:
+        """Return whether the config says that the output layer is the embedding."""
+        return bool(self._config.tie_word_embeddings)
 
     @functools.cached_property
     def model(self) -> Any:
@@ -141,8 +163,10 @@ class PretrainedWeights(SafetensorsWeights):
             raise UserError(
                 f'{self.path} lacks {missing[0]} and {len(missing) - 1} more of the model'
             )
+        unexpected = sorted(found['unexpected_keys'])
+        self._unexpected = [name for name in unexpected if not OF_NO_USE.fullmatch(name)]
         return model
 
     @functools.cached_property
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return {CAUSAL_LM + name: tensor for name, tensor in self.model.named_parameters()}
+        return {CAUSAL_LM + name: tensor for name, tensor in self.model.state_dict().items()}

@@ -68,6 +68,8 @@ class TransformersNetwork(Network):
         self.takes_rows: bool | None = None if rows.prepare(causal_lm) else False
         # Whether its last layer can then go on with the tokens whose outputs are read.
         self.leaves_out_unread = True
+        constants = [name for name, each in self.named_parameters() if not each.requires_grad]
+        self.constants = frozenset(constants)
         self.add_heads(scalar_heads)
 
     def train(self, mode: bool = True) -> TransformersNetwork:

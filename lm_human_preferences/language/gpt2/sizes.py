@@ -16,6 +16,10 @@ HUGGING_FACE_SIZES = dict(
     n_head=('n_head', 12),
     n_layer=('n_layer', 12),
 )
+# Other names that transformers knows of them
+_OTHER_NAMES = {
+    *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
+}
 TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 
@@ -84,6 +88,9 @@ def is_own(config: Any, n_vocab: int) -> bool:
         and config.get('layer_norm_epsilon', 1e-5) == 1e-5
         and config.get('scale_attn_weights', True)
         and not config.get('scale_attn_by_inverse_layer_idx', False)
+        and config.get('tie_word_embeddings', True)
+        and not config.get('add_cross_attention', False)
+        and _OTHER_NAMES.isdisjoint(config)
     )
 
 

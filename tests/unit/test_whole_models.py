@@ -1,0 +1,182 @@
+"""Models come in and go out whole: every tensor of a file counts, as transformers computes it."""
+
+import json
+
+import pytest
+import torch
+from command_line import invoke, succeed
+from safetensors.torch import load_file, save_file
+from tiny_causal_lms import SIZES, both_steps, save, tiny
+from tiny_tokenisers import write_byte_level
+
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.adapters.shared import SharedBase
+from lm_human_preferences.language.causal_lm import library
+from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.trained_models import GPT2, TrainedModel
+
+EXPERTS = {
+    **SIZES,
+    'moe_intermediate_size': 16,
+    'n_routed_experts': 8,
+    'n_group': 1,
+    'topk_group': 1,
+    'first_k_dense_replace': 0,
+    'num_experts_per_tok': 2,
+}
+LATENT = {
+    'num_key_value_heads': 4,
+    'q_lora_rank': 16,
+    'kv_lora_rank': 16,
+    'qk_nope_head_dim': 8,
+    'qk_rope_head_dim': 8,
+    'v_head_dim': 8,
+}
+# Families whose files have buffers: biases of routers, scales of layers
+FAMILIES = {
+    'deepseek_v3': {**EXPERTS, **LATENT},
+    'glm4_moe': EXPERTS,
+    'minimax_m2': {**SIZES, 'num_local_experts': 8, 'num_experts_per_tok': 2, 'rotary_dim': 4},
+    'gemma4_text': {
+        **SIZES,
+        'hidden_size_per_layer_input': 0,
+        'vocab_size_per_layer_input': 320,
+        'global_head_dim': 8,
+        'layer_types': ['full_attention'] * 2,
+        'num_kv_shared_layers': 0,
+    },
+}
+
+
+@torch.no_grad()
+def write(family, directory, **settings):
+    directory.mkdir(exist_ok=True)
+    write_byte_level(directory)
+    rows = trained_models.tokenisers.of_directory(str(directory)).n_vocab
+    model = tiny(family, **{**FAMILIES.get(family, {}), 'vocab_size': rows, **settings})
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            buffer.copy_(torch.linspace(0.3, 1.3, buffer.numel()).flip(0).reshape(buffer.shape))
+    return save(model, directory)
+
+
+@torch.no_grad()
+def logprobs_of(model):
+    tokens = torch.arange(12).reshape(1, 12)
+    if isinstance(model, Network):
+        return model.logits(model.hidden(tokens)).log_softmax(-1)
+    return model.eval()(input_ids=tokens).logits.log_softmax(-1)
+
+
+def assert_whole(directory, out):
+    """It computes as transformers does, as a network and after `export`."""
+    from transformers import AutoModelForCausalLM  # takes seconds
+
+    expected = logprobs_of(AutoModelForCausalLM.from_pretrained(directory))
+    network = TrainedModel(str(directory)).build(scope='policy')
+    torch.testing.assert_close(logprobs_of(network), expected, rtol=0, atol=1e-4)
+    succeed(f'export {directory} {out}')
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    torch.testing.assert_close(logprobs_of(exported), expected, rtol=0, atol=1e-4)
+    return network
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_buffers_that_are_learned_are_weights(tmp_path, family):
+    directory = write(family, tmp_path / 'model')
+    network = assert_whole(directory, tmp_path / 'out')
+    assert network.constants
+    assert network.constants < network.own_parameters().keys()
+    base = SharedBase(TrainedModel(str(directory)), LocalComm())
+    assert network.constants < base.parameters.keys()
+    base.keep(str(tmp_path / 'copy'))
+    copy = TrainedModel(str(tmp_path / 'copy')).build(scope='policy')
+    assert torch.equal(logprobs_of(copy), logprobs_of(network))
+
+
+@pytest.mark.parametrize('more', ['', '--task.policy.lora on --task.policy.lora.full .*layers.0'])
+def test_a_training_keeps_what_does_not_learn(tmp_path, more):
+    directory = write('gemma4_text', tmp_path / 'model')
+    succeed(both_steps(directory, tmp_path, more))
+    begun, trained = (
+        TrainedModel(str(each)).build(scope='policy') for each in (directory, tmp_path / 'run')
+    )
+    assert not torch.equal(logprobs_of(begun), logprobs_of(trained))
+    for name in begun.constants:
+        assert torch.equal(begun.get_parameter(name), trained.get_parameter(name))
+    bundle = Bundle(checkpoints.latest(str(tmp_path / 'run/policy/checkpoints')))
+    of_layers = [name for name in bundle if 'layer_scalar' in name]
+    assert bool(of_layers) != bool(more) and not any('/mean' in name for name in of_layers)
+
+
+@pytest.mark.parametrize('family', ['llama', 'gpt2'])
+@pytest.mark.parametrize('says_tied', [True, False])
+def test_an_output_layer_of_its_own_is_taken(tmp_path, family, says_tied):
+    directory = write(family, tmp_path / 'model', tie_word_embeddings=False)
+    path = directory / 'config.json'
+    config = {**json.loads(path.read_text()), 'tie_word_embeddings': says_tied}
+    path.write_text(json.dumps(config))
+    assert_whole(directory, tmp_path / 'out')
+    TrainedModel(str(directory)).write_files(str(tmp_path / 'copy'))
+    copied = json.loads((tmp_path / 'copy/config.json').read_text())
+    assert copied['tie_word_embeddings'] is False
+
+
+def test_gpt2_with_names_of_sizes_that_it_shares_with_others_is_left_to_transformers(tmp_path):
+    """As transformers takes `num_attention_heads` for `n_head`, which no weights show."""
+    directory = write('gpt2', tmp_path / 'model')
+    assert isinstance(TrainedModel(str(directory)).architecture, GPT2)
+    path = directory / 'config.json'
+    config = json.loads(path.read_text())
+    config['num_attention_heads'] = config.pop('n_head')
+    path.write_text(json.dumps(config))
+    assert_whole(directory, tmp_path / 'out')
+
+
+def add(directory, tensors):
+    path = directory / 'model.safetensors'
+    save_file({**load_file(path), **tensors}, path, {'format': 'pt'})
+
+
+@pytest.mark.parametrize(
+    'family, name',
+    [
+        ('llama', 'model.layers.0.self_attn.q_proj.bias'),
+        ('llama', 'lm_head.bias'),
+        ('llama', 'model.layers.2.input_layernorm.weight'),
+        ('gpt2', 'transformer.h.2.ln_1.weight'),
+        ('gpt2', 'lm_head.bias'),
+    ],
+)
+def test_a_tensor_without_a_place_is_named(tmp_path, family, name):
+    directory = write(family, tmp_path / 'model')
+    add(directory, {name: torch.ones(32)})
+    with pytest.raises(UserError) as e:
+        TrainedModel(str(directory)).build(scope='policy')
+    assert f' has {name} and 0 more tensors that' in str(e.value) and '\n' not in str(e.value)
+
+
+def test_tensors_of_no_use_are_left_out(tmp_path):
+    directory = write('gpt2', tmp_path / 'model')
+    add(
+        directory,
+        {f'transformer.h.0.attn.{each}': torch.ones(1) for each in ('bias', 'masked_bias')},
+    )
+    add(directory, {'v_head.summary.weight': torch.ones(1, 32)})
+    embedding = load_file(directory / 'model.safetensors')['transformer.wte.weight']
+    add(directory, {'lm_head.weight': embedding.clone()})
+    assert_whole(directory, tmp_path / 'out')
+
+
+@pytest.mark.parametrize('family', ['deepseek_v3', 'gemma4_text'])
+def test_a_network_that_is_another_model_is_refused(tmp_path, family, monkeypatch):
+    directory = write(family, tmp_path / 'model')
+    monkeypatch.setattr(library, '_name_constants', lambda _: None)
+    refused = invoke(f'export {directory} {tmp_path}/out')
+    told = f'models of the family {family} are not supported: transformers loads a model with other'
+    assert refused.exit_code == 2 and told in refused.stderr
