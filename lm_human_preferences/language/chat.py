@@ -18,6 +18,7 @@ from lm_human_preferences.language.tokenisers import (
     TEMPLATE,
     TOKENISER,
     TokeniserEncoder,
+    TokeniserEncoding,
     read_object,
     special_tokens,
 )
@@ -43,10 +44,11 @@ class ChatTemplate:
             raise UserError('--task.chat: the model has no chat template; leave --task.chat off')
         self.encoder = encoder
         self.prefix, self.suffix = prefix, suffix
-        self._template = _template_in(encoder.directory)
-        self._special = special_tokens(encoder.directory, 'special_tokens_map.json', SPECIAL)
-        self._special |= special_tokens(encoder.directory, SETTINGS, SPECIAL)
-        path = storage.cached_path(storage.join(encoder.directory, TOKENISER))
+        encoding = encoder.encoding
+        self._template = _template_of(encoding)
+        self._special = special_tokens(encoding.file('special_tokens_map.json'), SPECIAL)
+        self._special |= special_tokens(encoding.file(SETTINGS), SPECIAL)
+        path = storage.cached_path(encoding.file(TOKENISER))
         self._tokenizer = tokenizers.Tokenizer.from_file(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -142,19 +144,19 @@ class ChatTemplate:
         return rows
 
 
-def _template_in(directory: str) -> str:
-    """Return the chat template in a directory of transformers; UserError if there is none."""
-    path = storage.join(directory, TEMPLATE)
+def _template_of(encoding: TokeniserEncoding) -> str:
+    """Return the chat template of a tokeniser; UserError if there is none."""
+    path = encoding.file(TEMPLATE)
     if storage.exists(path):
         return storage.read_text(path)
-    template = read_object(directory, SETTINGS).get('chat_template')
+    template = read_object(encoding.file(SETTINGS)).get('chat_template')
     if isinstance(template, list):  # several, by name
         named = [each for each in template if isinstance(each, dict)]
         defaults = [each.get('template') for each in named if each.get('name') == 'default']
         template = defaults[-1] if defaults else None
     if not isinstance(template, str):
         raise UserError(
-            f'--task.chat: {directory} has no chat template, neither {TEMPLATE} nor in {SETTINGS}:'
-            ' use a chat model, or leave --task.chat off'
+            f'--task.chat: {encoding.directory} has no chat template, neither {TEMPLATE} nor in'
+            f' {SETTINGS}: use a chat model, or leave --task.chat off'
         )
     return template

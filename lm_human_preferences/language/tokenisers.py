@@ -31,6 +31,12 @@ from lm_human_preferences.runs import run_files
 TOKENISER = run_files.TOKENISER
 SETTINGS = run_files.TOKENISER_SETTINGS
 TEMPLATE = run_files.CHAT_TEMPLATE
+# Files whose absence beside one of these files means that there is none.
+_COMES_WITH = {
+    SETTINGS: (TOKENISER,),
+    'special_tokens_map.json': (TOKENISER,),
+    TEMPLATE: (TOKENISER, SETTINGS),
+}
 PREFIX = 'tokenizer-'  # of these encodings' names; 12 digits of a digest follow
 # SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
 GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
@@ -42,7 +48,7 @@ class TokeniserEncoder(Encoder):
     def __init__(
         self, encoding: TokeniserEncoding, rules: Mapping[str, Any], special_tokens: bool = False
     ) -> None:
-        self.directory = encoding.directory
+        self.encoding = encoding
         self.eot_token = encoding.eot_token
         self.padding_token = encoding.n_vocab
         self.spells_special = True
@@ -110,9 +116,14 @@ class TokeniserEncoder(Encoder):
 
 @dataclasses.dataclass(frozen=True)
 class TokeniserEncoding(Encoding):
-    """Encoding of the tokeniser in `directory` (path or URL)."""
+    """Encoding of the tokeniser in `directory` (path or URL). base: where other files of it are."""
 
     directory: str = ''
+    base: str | None = None
+
+    def file(self, name: str) -> str:
+        """Return the path of a file of the tokeniser or of its model, which may be missing."""
+        return _file(name, self.directory, self.base)
 
     def get_encoder(self) -> TokeniserEncoder:
         """Return the encoder, made once; UserError if its file is missing or damaged."""
@@ -125,7 +136,7 @@ class TokeniserEncoding(Encoding):
     def copy_files(self, directory: str) -> None:
         """Copy the tokeniser's files into the directory of a saved model."""
         for name in run_files.TOKENISER_FILES:
-            source = storage.join(self.directory, name)
+            source = self.file(name)
             if storage.exists(source):
                 with open(storage.cached_path(source), 'rb') as file:
                     storage.write_bytes(os.path.join(directory, name), file.read())
@@ -134,7 +145,7 @@ class TokeniserEncoding(Encoding):
         self.copy_files(directory)
 
     def rules(self) -> dict[str, Any]:
-        return _without_prefix_space(storage.read_json(storage.join(self.directory, TOKENISER)))
+        return _without_prefix_space(storage.read_json(self.file(TOKENISER)))
 
 
 def find(name: Any, directory: str) -> Encoding:
@@ -152,7 +163,7 @@ def find(name: Any, directory: str) -> Encoding:
 
 def of_directory(directory: str) -> Encoding:
     """Return the encoding of a directory of transformers: `main` for GPT-2's own."""
-    config = read_object(directory, 'config.json')
+    config = read_object(storage.join(directory, 'config.json'))
     model_type = config.get('model_type', 'gpt2')
     if not storage.exists(storage.join(directory, TOKENISER)):
         if model_type == 'gpt2':
@@ -162,20 +173,51 @@ def of_directory(directory: str) -> Encoding:
             ' transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)'
         )
     is_of_gpt2 = model_type == 'gpt2' and config.get('vocab_size', 50257) == 50257
-    if is_of_gpt2 and _summary_of(directory).has_gpt2_vocabulary:
+    if is_of_gpt2 and _summary_of(storage.join(directory, TOKENISER)).has_gpt2_vocabulary:
         return encodings.Main
     return read(directory)
 
 
-def read(directory: str) -> TokeniserEncoding:
-    """Return the encoding of the tokenizer.json in `directory`."""
-    summary = _summary_of(directory)
+def read(directory: str, base: str | None = None) -> TokeniserEncoding:
+    """Return the encoding of the tokenizer.json in `directory`, or else in `base`."""
+    summary = _summary_of(_file(TOKENISER, directory, base))
     return TokeniserEncoding(
         f'{PREFIX}{summary.digest[:12]}',
         n_vocab=summary.n_vocab,
-        eot_token=_eot_token(directory, summary),
+        eot_token=_eot_token(summary, directory, base),
         directory=directory,
+        base=base,
     )
+
+
+def of_adapter(directory: str, of_base: Encoding) -> Encoding:
+    """Return the encoding of an adapter: of the files beside it, and else of those of its base."""
+    beside = {name for name in run_files.TOKENISER_FILES if _is_in(directory, name)}
+    if isinstance(of_base, TokeniserEncoding):
+        return read(directory, of_base.directory) if beside else of_base
+    path = storage.join(directory, TOKENISER)
+    if TOKENISER not in beside or _summary_of(path).has_gpt2_vocabulary:
+        return of_base
+    return read(directory)
+
+
+def beside_adapter(encoder: Encoder) -> list[str]:
+    """Return the paths of a tokeniser's files that are beside an adapter, not its base."""
+    if not isinstance(encoder, TokeniserEncoder) or encoder.encoding.base is None:
+        return []
+    directory = encoder.encoding.directory
+    names = [name for name in run_files.TOKENISER_FILES if _is_in(directory, name)]
+    return [storage.join(directory, name) for name in names]
+
+
+def _is_in(directory: str, name: str) -> bool:
+    return storage.exists(storage.join(directory, name))
+
+
+def _file(name: str, directory: str, base: str | None) -> str:
+    if base is None or any(_is_in(directory, each) for each in (name, *_COMES_WITH.get(name, ()))):
+        return storage.join(directory, name)
+    return storage.join(base, name)
 
 
 def reader(encoder: Encoder, is_chat: bool | None) -> Encoder:
@@ -205,15 +247,15 @@ def own_ends(encoder: Encoder) -> frozenset[int]:
     """Return the tokens that end a text of a model, as its files say, or its encoding."""
     if isinstance(encoder, TokeniserEncoder):
         for file in ('generation_config.json', 'config.json'):
-            ends = _eos_ids(encoder.directory, file, encoder.padding_token)
+            ends = _eos_ids(encoder.encoding.file(file), encoder.padding_token)
             if ends:
                 return frozenset(ends)
     return frozenset() if encoder.eot_token is None else frozenset([encoder.eot_token])
 
 
-def _eos_ids(directory: str, file: str, n_vocab: int) -> list[int]:
-    """Return the tokens below `n_vocab` that a JSON file of the directory names as ends."""
-    named = read_object(directory, file).get('eos_token_id')
+def _eos_ids(path: str, n_vocab: int) -> list[int]:
+    """Return the tokens below `n_vocab` that a JSON file names as ends."""
+    named = read_object(path).get('eos_token_id')
     ids = named if isinstance(named, list) else [named]
     return [token for token in ids if type(token) is int and 0 <= token < n_vocab]
 
@@ -237,8 +279,7 @@ class _Summary(NamedTuple):
     token_of: dict[str, int]
 
 
-def _summary_of(directory: str) -> _Summary:
-    path = storage.join(directory, TOKENISER)
+def _summary_of(path: str) -> _Summary:
     return _summary(path, storage.md5(storage.cached_path(path)))
 
 
@@ -257,7 +298,7 @@ def _summary(path: str, md5: str) -> _Summary:
 
 @functools.lru_cache(maxsize=8)
 def _encoder(encoding: TokeniserEncoding) -> TokeniserEncoder:
-    path = storage.join(encoding.directory, TOKENISER)
+    path = encoding.file(TOKENISER)
     rules = storage.read_json(path)
     with _explained(path):
         return TokeniserEncoder(encoding, rules)
@@ -325,20 +366,20 @@ def _bare(rule: Any) -> Any:
     return bare
 
 
-def _eot_token(directory: str, summary: _Summary) -> int | None:
+def _eot_token(summary: _Summary, directory: str, base: str | None) -> int | None:
     """Return the token that ends a text, from the first file that names one."""
-    spelled = special_tokens(directory, SETTINGS, ['eos_token']).get('eos_token')
+    spelled = special_tokens(_file(SETTINGS, directory, base), ['eos_token']).get('eos_token')
     if spelled in summary.token_of:
         return summary.token_of[spelled]
     for file in ('config.json', 'generation_config.json'):
-        for token in _eos_ids(directory, file, summary.n_vocab):
+        for token in _eos_ids(_file(file, directory, base), summary.n_vocab):
             return token
     return None
 
 
-def special_tokens(directory: str, file: str, names: Iterable[str]) -> dict[str, str]:
-    """Return {name: text} of the special tokens that a JSON file of the directory spells."""
-    settings = read_object(directory, file)
+def special_tokens(path: str, names: Iterable[str]) -> dict[str, str]:
+    """Return {name: text} of the special tokens that a JSON file spells."""
+    settings = read_object(path)
     found = {}
     for name in names:
         token = settings.get(name)
@@ -348,8 +389,7 @@ def special_tokens(directory: str, file: str, names: Iterable[str]) -> dict[str,
     return found
 
 
-def read_object(directory: str, name: str) -> dict[str, Any]:
-    """Return the object in a JSON file of the directory; empty if there is none."""
-    path = storage.join(directory, name)
+def read_object(path: str) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is none."""
     value = storage.read_json(path) if storage.exists(path) else {}
     return value if isinstance(value, dict) else {}

@@ -148,11 +148,11 @@ class TrainedModel:
         """Return the encoding named in the file `encoding`, else the tokeniser's, else `main`."""
         if self.is_random:
             return encodings.Test
+        assert self.savedir is not None
         if released.is_directory(self.savedir):  # without asking the network
             return encodings.Main
         if self._adapted is not None:
-            return self._adapted.encoding
-        assert self.savedir is not None
+            return tokenisers.of_adapter(self.savedir, self._adapted.encoding)
         path = storage.join(self.savedir, 'encoding')
         if not storage.exists(path):
             is_theirs = is_saved_by_transformers(self.savedir)
@@ -292,18 +292,15 @@ class TrainedModel:
         # Only the weights show whether an output layer is the embedding.
         vars(self).pop('architecture', None)
 
-    def open_weights(self) -> Weights:
-        """Open the weights in the model's files, local or remote."""
+    def open_weights(self, architecture: Architecture | None = None) -> Weights:
+        """Open the weights in the model's files, local or remote, for a network of its adapter."""
         self.fetch()
-        return self._open_weights(self.architecture)
-
-    def _open_weights(self, architecture: Architecture) -> Weights:
-        """Open the weights for a network of `architecture`."""
+        architecture = architecture or self.architecture
         assert self.savedir is not None
         if self._adapted is not None:
             with torch.device('meta'):
                 network = architecture.create([])
-            base = self._adapted._open_weights(architecture)
+            base = self._adapted.open_weights(architecture)
             return peft_files.PeftWeights(self.savedir, base, network)
         if is_saved_by_transformers(self.savedir):
             return architecture.saved_weights(storage.cached_directory(self.savedir))

@@ -10,6 +10,7 @@ from lm_human_preferences import shell, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
 
@@ -107,6 +108,12 @@ def reward_model_dir(path: str) -> str:
     network = storage.join(path, run_files.REWARD.network)
     if storage.exists(storage.join(network, 'hparams.json')):
         return network
+    if peft_files.is_peft(storage.model_path(path) or path):
+        raise OptionError(
+            '--rewards.trained_model',
+            f'{path} is an adapter, which no reward is read from: merge it into its classifier'
+            " (PEFT's merge_and_unload; `export` without --as adapter) and give that",
+        )
     advice = f'train one with {shell.typed("./launch.py train_reward")}'
     policy = storage.join(path, run_files.POLICY.network)
     if storage.exists(storage.join(policy, 'hparams.json')):

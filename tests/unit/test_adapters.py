@@ -21,13 +21,14 @@ from safetensors.torch import load_file, save_file
 from tiny_causal_lms import WAYS, both_steps, tiny
 from tiny_tokenisers import write_byte_level
 
-from lm_human_preferences import plans, train_reward
+from lm_human_preferences import lm_tasks, plans, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.commands import export_model
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import tokenisers
-from lm_human_preferences.language.adapters import layers, record, shared
+from lm_human_preferences.language import chat, tokenisers, trained_models
+from lm_human_preferences.language.adapters import layers, peft_files, record, shared
 from lm_human_preferences.language.causal_lm.rows import Linear
 from lm_human_preferences.language.model import Projection
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -360,18 +361,9 @@ def tokens_of(model):
 
 
 def test_peft_loads_an_exported_policy(model, trained, tmp_path):
-    import peft  # takes seconds
-    from transformers import AutoModelForCausalLM
-
-    succeed(f'export {trained} {tmp_path}/out --as adapter')
-    base = AutoModelForCausalLM.from_pretrained(model)
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / 'out')
-    network = TrainedModel(str(trained)).build(scope='policy')
-    tokens = tokens_of(model)
-    with torch.no_grad():
-        expected = network.logits(network.hidden(tokens)).log_softmax(-1)
-        found = theirs(input_ids=tokens).logits[..., : expected.shape[-1]].log_softmax(-1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_peft_gives_the_policy(trained, tmp_path / 'out')
+    config = json.loads((tmp_path / 'out/adapter_config.json').read_text())
+    assert config['base_model_name_or_path'] == str(model)
 
 
 def test_peft_loads_an_exported_reward_model(model, trained, tmp_path):
@@ -390,6 +382,14 @@ def test_peft_loads_an_exported_reward_model(model, trained, tmp_path):
     expected = scorer.get_rewards(tokens[:, :6], tokens[:, 6:])
     constant = expected - torch.stack(scores)
     assert constant.max() - constant.min() < 1e-5 * max(1, float(expected.abs().max()))
+    card = (tmp_path / 'out/README.md').read_text()
+    code = re.search('```python\n(.*?)```', card, re.DOTALL)[1]
+    found = {}
+    exec(code.replace('ORG/NAME', str(tmp_path / 'out')), found)
+    text = torch.tensor([scorer.encoder.encode('A query. And a response.')])
+    expected = scorer.get_rewards(text[:, :1], text[:, 1:])
+    assert found['reward'] == pytest.approx(float(expected), abs=1e-4)
+    assert card.startswith('---\nlibrary_name: peft\n')
 
 
 LAYERS = '(q|down)_proj|c_(attn|proj)'
@@ -483,6 +483,89 @@ def test_a_run_that_begins_with_an_adapter_of_peft_records_it_and_its_base(tmp_p
     begun = json.loads(lines[0])
     assert (begun['adapter'], begun['base']) == (str(directory), str(model))
     assert record.read(str(tmp_path / 'run/policy')).base == str(directory)
+    assert_peft_gives_the_policy(tmp_path / 'run', tmp_path / 'out@1', atol=1e-4)
+    base = TrainedModel(str(tmp_path / 'out@1/base')).build(scope='policy')
+    begun = TrainedModel(str(directory)).build(scope='policy')
+    assert torch.equal(base.hidden(tokens_of(model)), begun.hidden(tokens_of(model)))
+
+
+def assert_peft_gives_the_policy(run, out, atol=1e-5):
+    """With the base that an exported adapter names."""
+    import peft  # takes seconds
+    from transformers import AutoModelForCausalLM
+
+    succeed(f'export {run} {out} --as adapter')
+    config = json.loads((out / 'adapter_config.json').read_text())
+    assert config['revision'] is None
+    base = AutoModelForCausalLM.from_pretrained(config['base_model_name_or_path'])
+    theirs = peft.PeftModel.from_pretrained(base, out)
+    network = TrainedModel(str(run)).build(scope='policy')
+    tokens = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        expected = network.logits(network.hidden(tokens)).log_softmax(-1)
+        found = theirs(input_ids=tokens).logits[..., : expected.shape[-1]].log_softmax(-1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def test_a_run_that_begins_with_a_run_is_exported_with_its_base(trained, tmp_path):
+    succeed(line(trained, tmp_path))
+    assert_peft_gives_the_policy(tmp_path / 'run', tmp_path / 'out')
+
+
+def test_a_released_model_is_called_as_on_the_hub(trained, tmp_path, monkeypatch):
+    of_base = record.read(str(trained / 'policy'))
+    released = replace(of_base, base='gs://gpt-2/models/355M')
+    saved = TrainedModel(str(trained))
+    assert export_model._base(saved, str(tmp_path), released) == 'hf://openai-community/gpt2-medium'
+    on_hub = replace(of_base, base='hf://org/name@' + 40 * '0')
+    monkeypatch.setattr(trained_models, 'is_saved_by_transformers', lambda _: True)
+    monkeypatch.setattr(peft_files, 'is_peft', lambda _: False)
+    assert export_model._base(saved, str(tmp_path), on_hub) == on_hub.base
+
+
+TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}</s>{% endfor %}"
+
+
+def test_what_is_beside_an_adapter_holds_and_is_said(tmp_path):
+    model = make_model(tmp_path / 'model', 'llama')
+    (model / 'chat_template.jinja').write_text('of the base')
+    (model / 'generation_config.json').write_text('{"eos_token_id": [7]}')
+    directory = adapter(model, tmp_path / 'adapter')
+    shutil.copy(model / 'config.json', directory)
+
+    def settings():
+        encoder = TrainedModel(str(directory)).encoding.get_encoder()
+        template = chat._template_of(encoder.encoding)
+        notes = lm_tasks.end_notes(resolved('train_policy', 'test').task, encoder)
+        return template, set(tokenisers.own_ends(encoder)), ' '.join(notes)
+
+    assert settings() == ('of the base', {7}, '')
+    (directory / 'generation_config.json').write_text('{"eos_token_id": [5, 6]}')
+    assert settings()[:2] == ('of the base', {5, 6})
+    assert settings()[2].startswith(f"{directory}/generation_config.json holds, not its base's")
+    write_byte_level(directory, size=300, chat_template=TEMPLATE)
+    assert settings()[:2] == (TEMPLATE, {5, 6})
+    assert f"{directory}/tokenizer.json holds, not its base's" in settings()[2]
+    encoding = TrainedModel(str(directory)).encoding
+    assert encoding.name == tokenisers.read(str(directory)).name != tokenisers.read(str(model)).name
+    encoding.copy_files(str(tmp_path / 'copy'))
+    copied = tokenisers.read(str(tmp_path / 'copy'))
+    assert chat._template_of(copied) == TEMPLATE
+    (directory / 'generation_config.json').unlink()
+    assert settings()[1] == {7}
+
+
+def test_an_adapter_is_no_reward_model(tmp_path):
+    model = make_model(tmp_path / 'model', 'llama')
+    head = {'base_model.model.score.weight': torch.ones(1, 32)}
+    directory = adapter(model, tmp_path / 'adapter', head, task_type='SEQ_CLS')
+    (tmp_path / 'texts.jsonl').write_text('{"query": "a", "response": "b"}')
+    told = f'{directory} is an adapter, which no reward is read from: merge it'
+    assert told in error_of(invoke(f'score {directory} {tmp_path}/texts.jsonl'))
+    words = (
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} --rewards.trained_model {directory}'
+    )
+    assert told in invoke(f'{words} --rewards.train_new_model off --dry_run').stderr
 
 
 A_NAME = 'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'

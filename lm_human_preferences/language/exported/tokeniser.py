@@ -38,7 +38,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
         rules = encoding.rules()
         known = tokenisers.tokens_of(rules)
         for name, text in tokenisers.special_tokens(
-            encoding.directory, tokenisers.SETTINGS, _NAMED
+            encoding.file(tokenisers.SETTINGS), _NAMED
         ).items():
             if text in known:
                 settings[name] = text
