@@ -1,11 +1,15 @@
 """Options of the commands about labels: ask, import_labels, label, labels and score."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lm_human_preferences.hparams.reward_options import TOO_LONG
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
+
+# Scheme, host, port and path
+PUBLIC_URL = re.compile(r'(https?)://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[^?#\s]*)?', re.ASCII)
 
 
 @dataclass
@@ -129,8 +133,17 @@ class WebHParams(hyperparams.HParams):
         None, 'PEM file with the certificate of the host, which encrypts what is sent; needs key'
     )
     key: str | None = option(None, 'PEM file with the private key of the certificate')
+    public_url: str | None = own_option(
+        None,
+        'address, such as https://HOST/PATH/, at which browsers reach the page through a proxy,'
+        ' Docker or NAT: links have it, and requests may be for it',
+    )
 
     def problems(self) -> Iterator[tuple[object, str]]:
+        yield (
+            self.public_url is not None and not PUBLIC_URL.fullmatch(self.public_url),
+            '{public_url=} must be http:// or https://, a host, and perhaps a port and a path',
+        )
         yield self.key is not None and self.certificate is None, '{key} needs {certificate} FILE'
         yield self.certificate is not None and self.key is None, '{certificate} needs {key} FILE'
 

@@ -12,13 +12,15 @@ import example_label_type
 import pytest
 from browser import Window, needs_chromium
 from label_folders import make_folder
-from label_page import answers_of, served, write_texts, written
+from label_page import ByteEncoder, answers_of, served, web_options, write_texts, written
 from launched import eventually
 from page_client import Server
 from page_looks import sticking_out, weak_texts
+from page_proxy import free_port, needs_nginx, proxy
 from starlette.exceptions import HTTPException
 
 from lm_human_preferences.labels.answers import REASONS
+from lm_human_preferences.labels.page.server import LabelServer
 from lm_human_preferences.utils.terminal import INVISIBLE
 
 pytestmark = needs_chromium
@@ -86,6 +88,24 @@ def test_a_reload_shows_the_same_question_in_the_same_order(window, tmp_path):
         assert (window.ready(), window.samples()) == before
         # the link is gone from the address, and the cookie does
         assert window.driver.current_url == f'{page.url}/'
+
+
+@needs_nginx
+def test_the_page_works_at_a_path_of_a_proxy(window, path, tmp_path):
+    write_texts(path, TEXTS)
+    port = free_port()
+    with proxy(tmp_path, port) as public:
+        url = f'http://127.0.0.1:{public}/preferences/'
+        with LabelServer(str(path), ['anna'], web_options(port=port, public_url=url)) as page:
+            page.service.encoder = ByteEncoder()
+            window.begin(page.links['anna'])
+            window.answer('1')
+            window.driver.refresh()
+            window.answer('2')
+            assert (window.driver.current_url, window.text('#count')) == (url, '2 of 9')
+            assert 'proofpreferences/' in window.script('Object.keys(localStorage)')
+            window.driver.get('about:blank')
+    assert len(written(path)) == 2
 
 
 def test_a_double_press_is_one_answer(window, path):

@@ -4,6 +4,7 @@ import base64
 import concurrent.futures
 import errno
 import hashlib
+import http.client
 import itertools
 import json
 import os
@@ -22,7 +23,8 @@ import pytest
 from label_folders import TASK, make_folder
 from label_page import answers_of, served, web_options, write_texts, written
 from launched import eventually
-from page_client import Client, id_of_token
+from page_client import Client, id_of_token, insist
+from page_proxy import needs_nginx, proxy
 
 from lm_human_preferences.commands import serve_page
 from lm_human_preferences.errors import UserError
@@ -604,13 +606,18 @@ def test_a_key_of_somebody_else_is_neither_used_nor_changed(path, monkeypatch):
     assert file.read_text() == text
 
 
-@pytest.mark.parametrize('host', ['localhost', '::1'])
+@pytest.mark.parametrize('host', ['localhost', '::1', '::'])
 def test_other_names_of_this_machine(path, host):
-    if host == '::1' and not Path('/proc/net/if_inet6').exists():
+    if '::' in host and not Path('/proc/net/if_inet6').exists():
         pytest.skip('this machine has no IPv6')
     with served(path, 'anna', host=host) as (page, anna):
-        assert page.url == f'http://{f"[{host}]" if ":" in host else host}:{page.port}'
+        name = {'::': socket.gethostname(), '::1': '[::1]'}.get(host, host)
+        assert page.url == f'http://{name}:{page.port}'
         assert anna.answer(anna.questions()[0]['id'])[0] == 200
+        for name in ('127.0.0.1', '[::1]') if host == '::' else ():
+            client = Client(f'http://{name}:{page.port}/#{anna.token}')
+            assert client.questions()
+            client.close()
 
 
 def test_another_address_has_its_own_name(path):
@@ -618,6 +625,100 @@ def test_another_address_has_its_own_name(path):
         assert socket.gethostname() in page.url
         assert outcome(anna, Host='127.0.0.1:1', Origin='http://127.0.0.1:1') == (200, '')
         assert outcome(anna, Host='192.0.2.1', Origin='http://192.0.2.1')[0] == 403
+
+
+PUBLIC = 'https://label.example.org/preferences/'
+
+
+@pytest.mark.parametrize(
+    'host, origin, status',
+    [
+        ('label.example.org', 'https://label.example.org', 200),
+        ('LABEL.example.org:443', 'https://label.example.org', 200),
+        # a proxy may say the address of the server
+        ('127.0.0.1:1', 'https://label.example.org', 200),
+        ('127.0.0.1:1', 'http://127.0.0.1:1', 200),
+        ('label.example.org', 'http://label.example.org', 403),
+        ('label.example.org', 'https://label.example.org:444', 403),
+        ('label.example.org', 'https://evil.example', 403),
+        ('label.example.org', None, 403),
+        ('127.0.0.1:1', None, 403),
+        ('evil.example', 'https://label.example.org', 403),
+        ('evil.example', 'https://evil.example', 403),
+        ('label.example.org.evil.example', 'https://label.example.org', 403),
+    ],
+)
+def test_the_public_address_is_let_in_and_no_other(path, host, origin, status):
+    options = web_options(public_url=PUBLIC)
+    with server.LabelServer(str(path), ['anna'], options, note=lambda line: None) as page:
+        link = page.links['anna']
+        assert link.startswith(f'{PUBLIC}#')
+        anna = Client(f'http://127.0.0.1:{page.port}/#{link.partition("#")[2]}')
+        for prefix in ('', '/preferences'):
+            assert outcome(anna, path=f'{prefix}/questions', Host=host, Origin=origin)[0] == status
+        assert outcome(anna, path='/other/questions')[0] == 404
+        anna.close()
+
+
+def test_an_address_outside_of_docker_or_nat(path):
+    url = 'http://192.0.2.1:9000'
+    options = web_options(public_url=url)
+    with server.LabelServer(str(path), ['anna'], options, note=lambda line: None) as page:
+        assert page.links['anna'].startswith(f'{url}/#')
+        anna = Client(page.links['anna'].replace(url, f'http://127.0.0.1:{page.port}'))
+        assert outcome(anna, Host='192.0.2.1:9000', Origin=url) == (200, '')
+        body = json.dumps({'token': anna.token})
+        _, headers, _ = anna.request('POST', '/session', body, Host='192.0.2.1:9000', Origin=url)
+        assert 'Secure' not in headers['Set-Cookie'].split('; ')
+        assert outcome(anna, Host='192.0.2.2:9000', Origin='http://192.0.2.2:9000')[0] == 403
+        assert outcome(anna, Host='192.0.2.1:9000', Origin='http://192.0.2.1:9001')[0] == 403
+        anna.close()
+
+
+@pytest.mark.parametrize(
+    'url',
+    ['label.example.org', 'ftp://a/', 'https://', 'https://a/?b', 'https://a:b/', 'https://u@a/'],
+)
+def test_a_public_address_that_is_none(url):
+    with pytest.raises(ValueError, match='--public_url .* must be http:// or https://'):
+        WebHParams(public_url=url).validate()
+
+
+class ByProxy(Client):
+    """A labeller at PUBLIC, whose name leads to a proxy on this machine."""
+
+    def __init__(self, link, proxy, certificate):
+        self.proxy = proxy
+        super().__init__(link, certificate=certificate)
+
+    def _connect(self):
+        connection = http.client.HTTPSConnection(self.host)
+        plain = socket.create_connection(('127.0.0.1', self.proxy), timeout=30)
+        connection.sock = self.context.wrap_socket(plain, server_hostname=self.host)
+        return connection
+
+    def request(self, method, path, body=None, **headers):
+        return super().request(method, f'/preferences{path}', body, **headers)
+
+
+@needs_nginx
+@pytest.mark.parametrize('path_of_page', ['/', ''], ids=['path left out', 'path kept'])
+@pytest.mark.parametrize('more', ['', 'proxy_set_header Host $host;'], ids=['own host', 'host'])
+def test_a_proxy_with_tls_and_a_path(path, tmp_path, certificate, path_of_page, more):
+    options = web_options(public_url=PUBLIC)
+    with (
+        server.LabelServer(str(path), ['anna'], options, note=lambda line: None) as page,
+        proxy(tmp_path, page.port, path_of_page, more, certificate) as port,
+    ):
+        anna = insist(lambda: ByProxy(page.links['anna'], port, certificate))
+        status, _, html = anna.request('GET', '/', Cookie=None)
+        assert (status, b'<script>' in html) == (200, True)
+        _, headers, _ = anna.request('POST', '/session', json.dumps({'token': anna.token}))
+        assert 'Secure' in headers['Set-Cookie'].split('; ')
+        assert anna.answer(anna.questions()[0]['id'])[0] == 200
+        assert outcome(anna, Origin='https://evil.example')[0] == 403
+        anna.close()
+    assert len(written(path)) == 1
 
 
 def test_tls(path, certificate):
@@ -633,7 +734,7 @@ def test_tls(path, certificate):
     assert Path(path, 'answers/anna.jsonl').read_text().count('\n') == 1
 
 
-LINK = re.compile(r'(\w+) +(http://127\.0\.0\.1:\d+/#[\w-]{43})')
+LINK = re.compile(r'(\w+) +(http://127\.0\.0\.1:\d+/#[\w-]{43}|https://label\.example\.org/.*)')
 
 
 class Command:
@@ -695,9 +796,12 @@ def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
     assert printed.err.startswith('warning: there is no TLS') and 'ssh -L' in printed.err
     assert 'give --web.certificate and --web.key, or leave --web.host out' in printed.err
     assert f'http://{socket.gethostname()}:' in printed.out
-    options.web.host = 'localhost'
+    options.web.public_url = 'http://label.example.org/'
     serve_page.serve(str(path), options)
-    assert capsys.readouterr().err == ''
+    assert 'is between you and http://label.example.org/ can' in capsys.readouterr().err
+    for options.web.host, options.web.public_url in (('0.0.0.0', PUBLIC), ('localhost', None)):
+        serve_page.serve(str(path), options)
+        assert capsys.readouterr().err == ''
 
 
 def interrupt(*_):

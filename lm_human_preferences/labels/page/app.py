@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lm_human_preferences.hparams.labelling_options import PUBLIC_URL
 from lm_human_preferences.labels.answers import LONGEST_REMARK
 from lm_human_preferences.labels.page.key import Access
 from lm_human_preferences.labels.page.service import MOST_QUESTIONS, LabellingService
@@ -164,9 +165,10 @@ def make_app(
     is_ending: Callable[[], bool],
     *,
     scheme: str = 'http',
+    public_url: str | None = None,
 ) -> ASGIApp:
-    """Return the application of a service; names: see Guard; is_ending: says if the server ends."""
-    routes = _Routes(html, service, access, is_ending, is_secure=scheme == 'https')
+    """Return the application of a service; is_ending: says if it ends; the rest is for Guard."""
+    routes = _Routes(html, service, access, is_ending)
     app = Starlette(
         routes=[
             Route('/', routes.page, methods=['GET']),
@@ -179,19 +181,36 @@ def make_app(
         exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse},
     )
     app.router.redirect_slashes = False
-    return Guard(RequestBodyLimitMiddleware(app, MOST_BYTES), names, scheme)
+    return Guard(RequestBodyLimitMiddleware(app, MOST_BYTES), names, scheme, public_url)
 
 
 class Guard:
-    """Filter that lets requests through to `app` that a page of ours may have sent."""
+    """Filter that lets requests through to `app` that a page of ours may have sent.
 
-    def __init__(self, app: ASGIApp, names: Collection[str], scheme: str) -> None:
+    names: hosts at which browsers reach the server itself, by `scheme`. public_url: where they
+    reach it through a proxy, which may leave the path of this address in requests or not.
+    """
+
+    def __init__(
+        self, app: ASGIApp, names: Collection[str], scheme: str, public_url: str | None
+    ) -> None:
         self.app, self.scheme = app, scheme
         self.names = {name.lower() for name in (*LOCAL_NAMES, *names)}
+        self.public_host = self.public_origin = None
+        self.path = '/'
+        if match := PUBLIC_URL.fullmatch(public_url or ''):
+            public_scheme, host, port, path = match.groups('')
+            # A browser leaves out the port that a scheme has anyway.
+            port = port.removesuffix(':443' if public_scheme == 'https' else ':80')
+            self.public_host = host.lower()
+            self.public_origin = f'{public_scheme}://{self.public_host}{port}'
+            self.path = f'{path.rstrip("/")}/'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope['type'] == 'http':
             reply = self._refusal(scope) or self.app
+            if scope['path'].startswith(self.path):
+                scope = {**scope, 'path': scope['path'].removeprefix(self.path[:-1])}
             await reply(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -199,12 +218,16 @@ class Guard:
         headers = Headers(scope=scope)
         host = headers.get('host', '').lower()
         match = HOST.fullmatch(host)
-        address = (scope.get('server') or ('', 0))[0]
-        if match is None or not (match[1] in self.names or match[1].strip('[]') == address):
-            return _unread(403, 'This is no address of this page.')
+        address = (scope.get('server') or ('', 0))[0].removeprefix('::ffff:')
+        is_own = match and (match[1] in self.names or match[1].strip('[]') == address)
+        if match is None or not (is_own or match[1] == self.public_host):
+            return _unread(403, 'This is no address of this page: see --web.public_url.')
         if scope['method'] in ('GET', 'HEAD'):
             return None
-        if headers.get('origin', '').lower() != f'{self.scheme}://{host}':
+        origins = [self.public_origin]
+        if is_own:
+            origins.append(f'{self.scheme}://{host}')
+        if headers.get('origin', 'none').lower() not in origins:
             return _unread(403, 'The request is from another page.')
         if headers.get('content-type', '').partition(';')[0].strip().lower() != 'application/json':
             return _unread(415, 'The request is not JSON.')
@@ -224,10 +247,9 @@ class _Routes:
         service: LabellingService,
         access: Access,
         is_ending: Callable[[], bool],
-        is_secure: bool,
     ) -> None:
         self._html, self.service, self.access = html, service, access
-        self._is_ending, self.is_secure = is_ending, is_secure
+        self._is_ending = is_ending
 
     async def page(self, request: Request) -> Response:
         """Send the page itself, which is the same for everybody."""
@@ -246,7 +268,7 @@ class _Routes:
             max_age=COOKIE_SECONDS,
             httponly=True,
             samesite='strict',
-            secure=self.is_secure,
+            secure=request.headers['origin'].lower().startswith('https:'),
         )
         return reply
 

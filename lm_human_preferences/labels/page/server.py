@@ -35,7 +35,9 @@ REQUEST_SECONDS = 15.0  # from the beginning of a connection, or the reply befor
 
 
 class LabelServer:
-    """Server of a folder's page, from when it is made until it is closed, with a summary."""
+    """Server of a folder's page, from when it is made until it is closed."""
+
+    summary = ''  # see LabellingService.summary; once it is closed
 
     def __init__(
         self,
@@ -62,7 +64,8 @@ class LabelServer:
         scheme = 'http' if options.certificate is None else 'https'
         name = socket.gethostname() if options.host in ALL_ADDRESSES else options.host
         self.port: int = self._listener.getsockname()[1]
-        self.url = f'{scheme}://{_in_url(name)}:{self.port}'
+        own_url = f'{scheme}://{_in_url(name)}:{self.port}'
+        self.url = (options.public_url or own_url).rstrip('/')
         self.links = {name: f'{self.url}/#{access.code("link", name)}' for name in access.labellers}
         html, policy = page_and_policy()
         app = make_app(
@@ -72,6 +75,7 @@ class LabelServer:
             [_in_url(name)],
             lambda: self._server.should_exit,
             scheme=scheme,
+            public_url=options.public_url,
         )
         try:
             self._server = uvicorn.Server(_config(app, policy, options))
@@ -102,7 +106,7 @@ class LabelServer:
         """Answer what has been asked, and end; what was acknowledged is on the disk."""
         self._server.should_exit = True
         self._thread.join()
-        self.summary = self.service.summary()
+        self.summary = self.summary or self.service.summary()
         self._stack.close()
 
     def __enter__(self) -> LabelServer:
@@ -181,11 +185,12 @@ def is_local(host: str) -> bool:
 
 def missing_tls(options: WebHParams) -> str | None:
     """Return a warning if others can reach the host and nothing is encrypted."""
-    if options.certificate is not None or is_local(options.host):
+    host = options.public_url or options.host
+    if options.certificate is not None or is_local(host) or host.startswith('https:'):
         return None
     certificate, key = options.option_name('certificate'), options.option_name('key')
     return (
-        f'warning: there is no TLS: whoever is between you and {options.host} can read the links,'
+        f'warning: there is no TLS: whoever is between you and {host} can read the links,'
         f' and answer as anybody; give {certificate} and {key}, or leave'
         f' {options.option_name("host")} out and use ssh -L'
     )
@@ -203,7 +208,10 @@ def _listen(options: WebHParams) -> socket.socket:
             f'{options.option_name("host")} {host!r:.80} is no address of this machine: {e}'
         ) from e
     try:
-        listener = socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS)
+        both = host == '::' and socket.has_dualstack_ipv6()  # the name in links may be of IPv4
+        listener = socket.create_server(
+            address[:2], family=family, backlog=MOST_CONNECTIONS, dualstack_ipv6=both
+        )
     except OSError as e:
         name = options.option_name('port')
         raise UserError(

@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 @pytest.fixture(scope='session')
 def certificate(tmp_path_factory):
-    """PEM file of a certificate for this host and the storage's names, and its key."""
+    """PEM file of a certificate for this host, the storage's names and a page's, and its key."""
     if not shutil.which('openssl'):
         pytest.skip('no openssl to make a certificate for the loopback server with')
     folder = tmp_path_factory.mktemp('certificate')
@@ -27,7 +27,7 @@ def certificate(tmp_path_factory):
         '-subj',
         '/CN=loopback blob test',
         '-addext',
-        f'subjectAltName=DNS:*{SUFFIX},DNS:localhost',
+        f'subjectAltName=DNS:*{SUFFIX},DNS:localhost,DNS:label.example.org',
     ]
     files = ['-keyout', folder / 'key.pem', '-out', folder / 'cert.pem']
     subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
