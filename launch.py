@@ -274,12 +274,14 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
     """Return (command, local directory) of a run; train_policy if it trained both models."""
     directory = run_dir.fetch_run_dir(save_dir)
     names = {command: run_files.COMMANDS[command].settings for command in TRAININGS}
+    missing = ' or '.join(names.values())
     for command, name in names.items():
         if storage.exists(storage.join(directory, name)):
             return command, directory
-    raise UserError(
-        f'{save_dir} holds no run that could go on: it has no {" or ".join(names.values())}'
-    )
+        if storage.exists(storage.join(directory, run_files.COMMANDS[command].commands)):
+            missing = name  # of a policy's run, which is no run of its reward model
+            break
+    raise UserError(f'{save_dir} holds no run that could go on: it has no {missing}')
 
 
 def settings_of_experiments() -> dict[str, dict[str, Any]]:

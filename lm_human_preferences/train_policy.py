@@ -11,6 +11,7 @@ from lm_human_preferences import (
 )
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams as AdaptiveKLParams
 from lm_human_preferences.hparams.policy_options import HParams
@@ -23,7 +24,7 @@ from lm_human_preferences.online import collection
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_models.locations import label_source
 from lm_human_preferences.rewards import make_score_fn
-from lm_human_preferences.runs import reward_function, run_dir, run_files, run_settings
+from lm_human_preferences.runs import curves, reward_function, run_dir, run_files, run_settings
 from lm_human_preferences.trainers.hooks import policy_hooks
 from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, counted
 from lm_human_preferences.training import console, memory
@@ -96,6 +97,8 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
         complete=lambda state: counted(state, run_settings.as_recorded(hparams)),
     ) as checkpointer:
         state = checkpointer.state.get('trainer')
+        if state is None and comm.rank == 0:
+            _tell_lost_steps(hparams)
         if state is None or hparams.ppo.steps_after(state['done'][0]):
             _train_both(hparams, checkpointer, comm, experiment)
             return True
@@ -107,6 +110,21 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
         more = 'of' if done == steps else 'steps, more than'
         announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
     return False
+
+
+def _tell_lost_steps(hparams: HParams) -> None:
+    """Warn of steps that are logged, and not saved; UserError where they had been saved."""
+    run = hparams.run
+    if not run.resume or run.directory is None:
+        return
+    log = curves.read(run.directory, run_files.POLICY.events)
+    steps = round(log.curves['elapsed/updates'].last) if 'elapsed/updates' in log.curves else 0
+    lost = f'no checkpoint of the policy in {run.save_dir} is left, of {steps} steps in its log'
+    # The first was complete before the second was begun, and that before the next step.
+    if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:
+        raise UserError(f'{lost}: restore them, or begin again with --overwrite')
+    if steps:
+        announce(f'WARNING: {lost}: it begins with the first step again')
 
 
 def _train_both(

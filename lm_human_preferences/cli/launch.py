@@ -309,7 +309,8 @@ def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, An
 def _checked_name(name: str) -> str:
     """Return the NAME of a run without a slash at its end; UserError if it is none."""
     is_relative = not name.startswith('/') and '..' not in name.split('/')
-    is_name = bool(name.strip('/')) and name.isprintable() and len(name) <= LONGEST_NAME
+    letters = os.fsencode(name).decode(errors='surrogateescape')  # whatever the locale is
+    is_name = bool(name.strip('/')) and letters.isprintable() and len(letters) <= LONGEST_NAME
     if not (is_relative and is_name):
         raise UserError(
             f'NAME {name!r:.80} must be a relative path without .., of at most {LONGEST_NAME}'

@@ -1,7 +1,6 @@
 """Command `label`: questions of a folder in a terminal, where one key chooses and goes on."""
 
 import re
-import shutil
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.language import tokenisers
-from lm_human_preferences.utils.terminal import printable
+from lm_human_preferences.utils.terminal import columns, printable
 
 WIDEST = 80  # columns that a question takes
 MOST_CHOICES = 9  # there is a key for each
@@ -105,7 +104,7 @@ class Session:
         self.control = self.label_type.control
         encoder = self.folder.encoding().get_encoder()
         self.encoder = tokenisers.reader(encoder, self.folder.task['task'].get('chat'))
-        self.columns = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+        self.columns = columns(WIDEST)
         self.given = 0
         self.pressed: list[int] = []  # so far, of an answer that takes several keys
         self.remark = ''  # to the question that is shown

@@ -28,7 +28,7 @@ from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.core import default_device, set_seed
+from lm_human_preferences.utils.core import ceil_div, default_device, set_seed
 from lm_human_preferences.utils.terminal import cut_mark
 
 # What a line of --output has besides texts, and other columns of the file of queries
@@ -82,6 +82,8 @@ def sample_policy(
                 print(note)
             if note := note_on_queries(save_dir, hparams):
                 print(note)
+        if nsamples:
+            batch_size = min(batch_size, ceil_div(nsamples, comm.size))
         if given:
             rounds = rounds_of(torch.tensor(encoded), per_query, nsamples, batch_size, comm)
         else:

@@ -118,7 +118,7 @@ def rank_environment(directory: str, size: int, is_open_mpi: bool) -> dict[str, 
 
 def _terminal_columns() -> int | None:
     if sys.stdout.isatty() and sys.stderr.isatty():
-        return shutil.get_terminal_size().columns
+        return max(2, shutil.get_terminal_size().columns)  # one less for progress bars
     return None
 
 

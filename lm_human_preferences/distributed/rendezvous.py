@@ -39,6 +39,15 @@ def interfaces() -> dict[str, str]:
     return names
 
 
+def check_network() -> None:
+    """Raise UserError on a host without any network, where connecting is tried for ever."""
+    if not interfaces():
+        raise UserError(
+            f'{socket.gethostname()} has no network by which ranks could meet, not even lo: `ip'
+            ' link set lo up`, or use --mpi 1'
+        )
+
+
 def ends(address: str, port: int) -> tuple[str, str]:
     """Return (own address, peer's) of a connection, equal on the same host; OSError if refused."""
     with socket.create_connection((address, port), CONNECT_SECONDS) as connection:
@@ -67,6 +76,7 @@ def reachable(addresses: Sequence[str], port: int) -> str:
 
 def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     """Connect to the job's store; UserError if the port is taken, RankLost without answer."""
+    check_network()
     timeout = datetime.timedelta(seconds=seconds)
     if launch_methods.current().finds_store:
         seconds = min(seconds, TORCHRUN_STORE_SECONDS)
@@ -95,6 +105,7 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
 
 def meet_over_mpi(world: Any, node: Any) -> tuple[Store, Endpoint]:
     """Return a store on rank 0, and its endpoint; UserError on all ranks if unreachable."""
+    check_network()
     rank = world.Get_rank()
     # The prefix of the keys is a secret, as other users of these hosts may reach the store.
     place = Endpoint('127.0.0.1', 0, f'mpi-{secrets.token_hex(16)}')

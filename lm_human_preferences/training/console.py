@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -18,7 +17,7 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
-from lm_human_preferences.utils.terminal import cut_mark
+from lm_human_preferences.utils.terminal import columns, cut_mark
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import policy_options, reward_options
@@ -154,10 +153,9 @@ def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, o
 
 def _paragraph(head: str, settings: list[str]) -> list[str]:
     """Wrap a paragraph that begins with `head`."""
-    columns = min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
     return textwrap.wrap(
         '  '.join(settings),
-        columns - 1,
+        columns(WIDEST) - 1,
         initial_indent=f'  {head}',
         subsequent_indent='    ',
         break_long_words=False,

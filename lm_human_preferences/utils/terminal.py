@@ -1,7 +1,9 @@
 """Escaping of untrusted text for a terminal."""
 
 import re
+import shutil
 
+_LEAST_COLUMNS = 20  # of a terminal that says that it has fewer, or of COLUMNS=1
 # Invisible characters (Default_Ignorable_Code_Point of Unicode 17.0) that str.isprintable accepts.
 INVISIBLE = re.compile(
     '[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0'
@@ -18,6 +20,11 @@ def printable(text: str) -> str:
         is_shown = character.isprintable() and not INVISIBLE.match(character)
         shown.append(character if is_shown else character.encode('unicode_escape').decode())
     return ''.join(shown)
+
+
+def columns(most: int) -> int:
+    """Return the width of the terminal, or `most` where it is wider or none."""
+    return max(_LEAST_COLUMNS, min(shutil.get_terminal_size((most, 24)).columns, most))
 
 
 def cut_mark(tokens: int) -> str:

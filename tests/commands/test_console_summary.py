@@ -93,6 +93,14 @@ def test_quiet(tmp_path):
     assert 'reward model:' not in result.stderr  # no progress bar either
 
 
+@pytest.mark.parametrize('columns', ['1', '2', '0', '80'])
+def test_the_width_of_a_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv('COLUMNS', columns)
+    monkeypatch.setattr(logging, '_console', 'summary')
+    console.show_settings(resolved('train_policy', 'test'), record=None)
+    assert 'total_episodes=6400' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('is_terminal', [False, True])
 def test_a_progress_bar_is_for_a_terminal(is_terminal, capsys, monkeypatch):
     """In a file it would stand between the lines of the table."""

@@ -190,6 +190,20 @@ def test_prompts_come_before_the_file_and_in_their_order(labelled_run, tmp_path)
     assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
 
 
+def test_a_batch_is_no_larger_than_what_is_asked_for(labelled_run, monkeypatch):
+    rows = []
+    respond = Policy.respond
+
+    def noted(policy, queries, length, *args):
+        rows.append(len(queries))
+        return respond(policy, queries, length, *args)
+
+    monkeypatch.setattr(Policy, 'respond', noted)
+    for given in ([], prompts()):
+        sampled(labelled_run, *given, '--nsamples=3', '--batch_size=1000000')
+    assert rows == [3, 3]
+
+
 def test_nsamples_counts_samples(labelled_run):
     result = sampled(labelled_run, *prompts(), '--per_query=2', '--nsamples=3')
     assert [query for query, _ in responses(result.stdout)] == [PROMPTS[0]] * 2 + [PROMPTS[1]]

@@ -154,6 +154,14 @@ def test_output_on_a_full_disk(words, unbuffered):
     )
 
 
+def test_a_name_that_the_locale_lacks(tmp_path):
+    """Its bytes are those of a terminal that knows it."""
+    words = training(tmp_path, NAME, '--ppo.total_episodes=64')
+    finished(*words, **ASCII)
+    assert (tmp_path / NAME / 'policy').exists()
+    assert b'is finished: 1 of 1 steps.' in finished('launch.py', 'resume', tmp_path / NAME)
+
+
 @sizes
 def test_a_training_goes_on_without_its_output(tmp_path, size):
     words = training(tmp_path, 'run', '--ppo.total_episodes=128', f'--mpi={size}')

@@ -138,6 +138,37 @@ def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
     assert start < 10_000
 
 
+@pytest.mark.parametrize('interval, is_lost', [(1, True), (2, False), (9, False)])
+def test_checkpoints_that_are_gone(interval, is_lost, tmp_path):
+    """Steps that were saved are not taken again in silence; those of a kill may be."""
+    words = (
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 192'
+        f' --run.save_interval {interval} --rewards.train_new_model off --rewards.trained_model'
+        ' test'
+    )
+    succeed(words)
+    shutil.rmtree(tmp_path / 'run/policy/checkpoints')
+    told = f'no checkpoint of the policy in {tmp_path}/run is left, of 3 steps in its log: '
+    result = invoke(f'resume {tmp_path}/run')
+    if is_lost:
+        assert last_error_of(result) == f'{told}restore them, or begin again with --overwrite'
+    else:
+        assert f'WARNING: {told}it begins with the first step again' in result.stdout
+        assert 'WARNING' not in succeed(f'resume {tmp_path}/run').stdout
+
+
+def test_settings_of_a_policy_that_are_gone(tmp_path):
+    """What is left is no run of its reward model."""
+    succeed(
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64'
+        ' --rewards.train_new_model.labels.num_train 64'
+    )
+    os.remove(tmp_path / 'run/train_policy_hparams.json')
+    assert last_error_of(invoke(f'resume {tmp_path}/run')).endswith(
+        'holds no run that could go on: it has no train_policy_hparams.json'
+    )
+
+
 def test_error_in_the_midst_of_a_step_saves_but_does_not_go_on_from_there(tmp_path, monkeypatch):
     """The last weights are kept; the run goes on from the last whole step that was saved."""
     steps = []

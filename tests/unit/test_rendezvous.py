@@ -286,3 +286,14 @@ def test_a_closed_lifeline_asks_nothing_more(monkeypatch):
     eventually(lambda: store.signs > 1)
     line.close()
     assert not any(thread.is_alive() for thread in line.threads)
+
+
+def test_a_host_without_any_network(monkeypatch):
+    """Not even lo, as in `unshare --net`; connecting would be tried again and again."""
+    monkeypatch.setattr(rendezvous, 'interfaces', dict)
+    with pytest.raises(UserError, match='no network .* not even lo'):
+        rendezvous.open_store(
+            launch_methods.Endpoint('127.0.0.1', 1, 'test'), is_host=True, seconds=1
+        )
+    with pytest.raises(UserError, match='use --mpi 1'):
+        rendezvous.meet_over_mpi(None, None)
