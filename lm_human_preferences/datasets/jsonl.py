@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lm_human_preferences import storage
@@ -63,14 +63,23 @@ def refuse_parquet(path: str) -> None:
         )
 
 
-def generator(path: str, mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield texts of the part `mode` of a file: train or test (also `valid`); UserError if none."""
+def generator(
+    path: str,
+    mode: str,
+    seed: int = 0,
+    shuffle: bool = False,
+    seen: Callable[[str], str] = str,
+) -> Iterator[str]:
+    """Yield texts of the part `mode` of a file: train or test (also `valid`); UserError if none.
+
+    seen: returns what a policy sees of a text. Texts that it cannot tell apart are of one part.
+    """
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
     if own_file is not None:
         texts = read_jsonl(own_file if is_test else path)
     else:
-        texts = [text for text in read_jsonl(path) if is_test_text(text) == is_test]
+        texts = [text for text in read_jsonl(path) if is_test_text(seen(text)) == is_test]
     if not texts:
         raise UserError(
             f'--task.query_dataset {path}: {part_of(path, mode)}, has no text; add texts, or put'

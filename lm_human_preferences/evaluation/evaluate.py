@@ -99,6 +99,7 @@ def _results(
             models.policy.device,
         )
         queries, options = fitted(models, queries, options)
+    trained_on = measure.count_trained_on(hparams, encoder, queries)
     kl_coef, control = options.kl_coef, None
     if options.kl_coef is None:
         kl_coef, control = last_kl_coef(directory, hparams)
@@ -107,6 +108,7 @@ def _results(
         'reward_kind': measure.reward_kind(models.rewards),
         **({'judge': options.judge} if options.judge is not None else {}),
         **measure.measure(models, queries, options, kl_coef),
+        'queries_trained_on': trained_on,
         'kl_coef_is_last': options.kl_coef is None,
         'kl_control': control,
     }

@@ -144,6 +144,24 @@ def _each_once(queries: torch.Tensor, task: TaskHParams) -> torch.Tensor:
     return torch.tensor(list(distinct))
 
 
+def count_trained_on(
+    hparams: policy_options.HParams, encoder: Encoder, queries: torch.Tensor
+) -> int | None:
+    """Return how many of `queries (queries, query_length)` the training part has, too.
+
+    None where that part is downloaded, or made up without end.
+    """
+    name = hparams.task.query_dataset
+    if registry.info(name).is_enumerable:
+        return len(queries)  # both parts are drawn from all that there are
+    if name in registry.DATASETS:
+        return None
+    sampler = lm_tasks.make_query_sampler(hparams=hparams.task, encoder=encoder, batch_size=1)
+    once = sampler.dataset.sequences(**sampler.options, repeat_count=1)
+    trained_on = set(map(tuple, once))
+    return sum(tuple(query) in trained_on for query in queries.tolist())
+
+
 def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
     """Return all responses to `queries (queries, query_length)`."""
     policy, reference, judges, task = models

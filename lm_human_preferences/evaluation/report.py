@@ -135,6 +135,9 @@ def table(results: dict[str, Any]) -> Iterator[str]:
 def how_measured(results: dict[str, Any]) -> str:
     """Return a line on the data that the results are computed from."""
     counts = f'{results["responses"]} responses to each of {results["queries"]} queries'
+    trained_on = results.get('queries_trained_on')
+    if trained_on:
+        counts += f' ({trained_on} of them are trained on, too)'
     how = f'estimated, from samples: {counts}'
     if results['exact']:
         how = f'exact, from all {counts}'

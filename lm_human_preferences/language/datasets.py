@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # A token, or all tokens that do the same; None for none.
 Tokens = int | Collection[int] | None
 
+QueryOf = Callable[[str | list[int]], tuple[list[int], list[str]]]  # see _query_of
+
 COUNTED_CHARACTERS = 4_000_000  # take GPT-2's encoding about a second
 
 
@@ -44,13 +46,21 @@ class Usage:
 
 
 class Dataset:
-    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a part."""
+    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a part.
+
+    is_file: whether it is one of the user's, whose generator also takes `seen`, see jsonl.
+    """
 
     def __init__(
-        self, name: str, generator: Callable[..., Iterator[str] | Iterator[str | list[int]]]
+        self,
+        name: str,
+        generator: Callable[..., Iterator[str] | Iterator[str | list[int]]],
+        *,
+        is_file: bool = False,
     ) -> None:
         self.name = name
         self.generator = generator
+        self.is_file = is_file
         self.texts_read = 0  # in the current epoch
 
     def sequences(
@@ -79,14 +89,17 @@ class Dataset:
         without one is left out, and a dialogue is taken whole.
         """
 
+        def query_of(text: str | list[int]) -> tuple[list[int], list[str]]:
+            return _query_of(
+                text, encoder, sequence_length, start_token, end_token, allow_empty, chat
+            )
+
         def epoch(first: int) -> Iterator[list[int]]:
             """Yield the sequences of one epoch, from text number `first` on."""
-            texts = self.generator(mode, seed=seed, shuffle=shuffle)
+            texts = self._texts(mode, seed, shuffle, encoder, query_of)
             texts = itertools.islice(texts, first, None)
             for self.texts_read, text in enumerate(texts, start=first + 1):
-                tokens, counts = _query_of(
-                    text, encoder, sequence_length, start_token, end_token, allow_empty, chat
-                )
+                tokens, counts = query_of(text)
                 if 'used' in counts:
                     yield tokens + [encoder.padding_token] * (sequence_length - len(tokens))
 
@@ -111,19 +124,38 @@ class Dataset:
         """Count the use that `sequences` makes of the first COUNTED_CHARACTERS of a part."""
         usage = Usage()
         characters = 0
-        for text in self.generator(mode, seed=seed, shuffle=True):
+
+        def query_of(text: str | list[int]) -> tuple[list[int], list[str]]:
+            return _query_of(
+                text, encoder, sequence_length, start_token, end_token, allow_empty, chat
+            )
+
+        for text in self._texts(mode, seed, True, encoder, query_of):
             if characters > COUNTED_CHARACTERS:
                 usage.is_all = False
                 break
             characters += len(text)
-            _, counts = _query_of(
-                text, encoder, sequence_length, start_token, end_token, allow_empty, chat
-            )
+            _, counts = query_of(text)
             if isinstance(text, str) and spells_special(encoder, text):
                 counts.append('special')
             for name in ('texts', *counts):
                 setattr(usage, name, getattr(usage, name) + 1)
         return usage
+
+    def _texts(
+        self, mode: str, seed: int, shuffle: bool, encoder: Encoder, query_of: QueryOf
+    ) -> Iterator[str] | Iterator[str | list[int]]:
+        """Return the texts of a part; those of a file are divided by their queries.
+
+        A text that is not cut is its own query, whatever the encoding makes of it.
+        """
+
+        def seen(text: str) -> str:
+            tokens, counts = query_of(text)
+            return encoder.decode(tokens) if counts[1:] else text
+
+        more = {'seen': seen} if self.is_file else {}
+        return self.generator(mode, seed=seed, shuffle=shuffle, **more)
 
 
 def _query_of(
@@ -217,4 +249,4 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
         storage.cached_path(name)
     except storage.NotFound as e:
         raise OptionError('--task.query_dataset', str(e)) from e
-    return Dataset(name, functools.partial(generator, name))
+    return Dataset(name, functools.partial(generator, name), is_file=True)

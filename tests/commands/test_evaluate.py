@@ -485,6 +485,30 @@ def test_queries_are_those_of_the_test_part(tmp_path):
         measure.queries_of(hparams, encoder, None)
 
 
+@pytest.mark.parametrize('texts, expected', [(['film', 'music'], 1), (['film', 'plot'], 0)])
+def test_test_queries_that_are_trained_on_are_counted(tmp_path, texts, expected):
+    """Cut at the same length: what follows does not tell them apart."""
+    encoder, hparams = encodings.Reviews.get_encoder(), HParams()
+    for name, words, end in (('x', texts, 'was good'), ('x.test', ['music', 'story'], 'was bad')):
+        lines = [json.dumps(f'{word} {end}') for word in words]
+        (tmp_path / f'{name}.jsonl').write_text('\n'.join(lines))
+    task = {'query_dataset': f'{tmp_path}/x.jsonl', 'query_length': 1, 'start_text': None}
+    hparams.override_from_dict({f'task.{name}': value for name, value in task.items()})
+    queries = measure.queries_of(hparams, encoder, None)
+    assert measure.count_trained_on(hparams, encoder, queries) == expected
+    results = {**results_of(), 'queries_trained_on': expected}
+    told = '4 queries (1 of them are trained on, too)'
+    assert (told in report.how_measured(results)) == bool(expected)
+
+
+def test_all_queries_of_reviews_are_trained_on():
+    hparams, encoder = HParams(), encodings.Reviews.get_encoder()
+    hparams.task.query_dataset = 'books'
+    assert measure.count_trained_on(hparams, encoder, torch.zeros(32, 3)) is None
+    hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
+    assert measure.count_trained_on(hparams, encoder, torch.zeros(32, 3)) == 32
+
+
 def test_queries_of_reviews_are_drawn_by_the_seed():
     hparams, encoder = HParams(), encodings.Reviews.get_encoder()
     hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())

@@ -286,6 +286,39 @@ def test_parquet_is_refused_with_a_way_to_convert_it():
         next(datasets.get_dataset('hf://datasets/org/data/a.parquet').generator('train'))
 
 
+@pytest.mark.parametrize('options', [{}, {'start_token': 25}, {'end_token': 24}])
+def test_no_query_is_in_both_parts_though_many_texts_begin_alike(tmp_path, options):
+    """Of 600 different texts of letters, of which the first four make 60 queries."""
+    encoder = encodings.Test.get_encoder()
+    texts = []
+    for number in range(600):
+        kind, other = divmod(number, 10)
+        tail = chr(97 + other) * 4
+        begin = f'{tail}z' if 'start_token' in options else ''
+        texts.append(f'{begin}{chr(97 + kind % 8)}{chr(97 + kind // 8)}hy{tail}')
+    path = write(tmp_path / 'x.jsonl', map(json.dumps, texts))
+    parts = {}
+    for mode in ('train', 'test'):
+        found = datasets.get_dataset(path).sequences(
+            4, mode=mode, encoder=encoder, repeat_count=1, **options
+        )
+        parts[mode] = list(map(tuple, found))
+        usage = datasets.get_dataset(path).usage(4, mode=mode, encoder=encoder, **options)
+        assert usage.used == usage.texts == len(parts[mode])
+    assert len(parts['train']) + len(parts['test']) == 600
+    assert 1 < len(set(parts['test'])) < 20 and not set(parts['train']) & set(parts['test'])
+
+
+def test_a_text_that_is_not_cut_stays_in_its_part(tmp_path):
+    """Also one of which the encoding keeps little."""
+    texts = [f'Text {number}' for number in range(300)]
+    path = write(tmp_path / 'x.jsonl', map(json.dumps, texts))
+    encoder = encodings.Test.get_encoder()
+    found = datasets.get_dataset(path).sequences(8, mode='test', encoder=encoder, repeat_count=1)
+    expected = [text for text in texts if jsonl.is_test_text(text)]
+    assert sum(1 for _ in found) == len(expected) > 10
+
+
 def test_a_part_without_texts_is_an_error_that_says_what_to_do(tmp_path):
     texts = {jsonl.is_test_text(letter): letter for letter in 'abcdefghijklmnopqrstuvwxyz'}
     for is_test, mode, part in ((True, 'train', 'all but one text in 10'), (False, 'test', 'one')):
