@@ -91,7 +91,7 @@ def _write_folder(
         lines = into_folder.add_labels(labels, writer, ['imported'] * samples, labeller)
     for line in lines:
         click.echo(line)
-    cut = sum(len(label.remark) > LONGEST_REMARK for label, _ in labels)
+    cut = sum(len(' '.join(label.remark.split())) > LONGEST_REMARK for label, _ in labels)
     if cut:
         click.echo(f'{cut} remarks were cut to {LONGEST_REMARK} characters')
     return writer.folder
