@@ -236,6 +236,6 @@ class RewardHealth(HealthMonitor):
             # No alarm: labels on which people disagree allow little more.
             announce(
                 'WARNING: the reward model ended no better than by guessing: its loss is'
-                f' {loss:.4g}, that of guessing {guessing_loss:.4g}',
-                'Change its learning rate or its epochs, or collect more labels',
+                f' {loss:.4g}, that of guessing {guessing_loss:.4g}: change its learning rate or'
+                ' its epochs, or collect more labels'
             )

@@ -147,7 +147,7 @@ def test_a_reward_model_that_ends_at_guessing_is_reported(monkeypatch, loss, is_
     ).stdout
     warning = (
         f'WARNING: the reward model ended no better than by guessing: its loss is {loss}, that of'
-        ' guessing 1.386\nChange its learning rate or its epochs, or collect more labels\n'
+        ' guessing 1.386: change its learning rate or its epochs, or collect more labels\n'
     )
     assert (warning in printed) == is_shown
 
