@@ -138,7 +138,22 @@ def _room() -> str:
             f'{found}, but GPT-2 124M needs {LEAST_MEMORY} and {LEAST_DISK}: make room, or see'
             ' --save_dir'
         )
-    return found
+    _check_promises(str(SAVES), '--save_dir')
+    return f'{found}, which other users cannot exchange'
+
+
+def _check_promises(place: str, setting: str) -> None:
+    """Raise UserError if a promise against other users of this host does not hold at `place`."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    reason = storage.open_to_others(place)
+    if not mask & 0o002:
+        reason = reason or f'the umask {mask:03o} lets everybody write to what is made in {place}'
+    if reason:
+        raise UserError(
+            f'{reason}: what docs/rewards.md promises against other users of this host does not'
+            f' hold; see {setting} and umask'
+        )
 
 
 def _load() -> str:
@@ -154,6 +169,7 @@ def _load() -> str:
 def _cache() -> str:
     folder = storage.cache_root()
     storage.make_cache_folder(folder)
+    _check_promises(folder, 'LMHP_CACHE')
     return f'{folder} is writable, {shutil.disk_usage(folder).free >> 30} GiB free'
 
 

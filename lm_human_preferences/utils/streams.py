@@ -53,6 +53,7 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
     write = stream.write
 
     def write_escaped(text: str) -> int:
+        """Write text as `stream` did, with what controls a terminal escaped."""
         moves = _MOVES_OF_BARS.match(text) if has_bars else None
         start = moves.end() if moves else 0
         write(text[:start] + escaped(text[start:]))

@@ -1,5 +1,6 @@
 """./launch.py doctor: a line and a fix for each fault; status 1 only if no training can start."""
 
+import os
 import types
 
 import pytest
@@ -122,6 +123,29 @@ def test_cache_that_cannot_be_written(quick, monkeypatch, tmp_path):
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'file' / 'cache'))
     kind, text = examined()[1]['cache']
     assert kind == 'problem' and 'cannot be written (Not a directory): set LMHP_CACHE' in text
+
+
+def test_what_is_promised_and_does_not_hold_here(quick, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, 'SAVES', tmp_path / 'save')
+    monkeypatch.setattr(doctor, 'LEAST_DISK', 0)
+    assert 'which other users cannot exchange' in examined()[1]['memory and disk'][1]
+    (tmp_path / 'save').mkdir()
+    (tmp_path / 'save').chmod(0o777)
+    (tmp_path / 'cache').mkdir()
+    (tmp_path / 'cache').chmod(0o777)
+    monkeypatch.setenv('LMHP_CACHE', f'{tmp_path}/cache')
+    for name, check in {'save': 'memory and disk', 'cache': 'cache'}.items():
+        told = f'everybody may write to {tmp_path}/{name}, and exchange what is in it: what docs'
+        kind, text = examined()[1][check]
+        assert kind == 'problem' and text.startswith(told)
+        (tmp_path / name).chmod(0o755)
+    before = os.umask(0)
+    try:
+        found = examined()[1]
+    finally:
+        assert os.umask(before) == 0
+    for check in ('memory and disk', 'cache'):
+        assert 'the umask 000 lets everybody write' in found[check][1]
 
 
 def test_store_that_answers(server, blobs):

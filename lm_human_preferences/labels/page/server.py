@@ -124,6 +124,7 @@ class TimedProtocol(H11Protocol):
     _address = ''
 
     def connection_made(self, transport: Any) -> None:
+        """Begin, or close at once the connection of an address that has too many."""
         super().connection_made(transport)
         self._address = str((transport.get_extra_info('peername') or [''])[0])
         self._of_address[self._address] += 1
@@ -132,6 +133,7 @@ class TimedProtocol(H11Protocol):
         self._start()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the time for a request, and count the connection no more."""
         self._of_address[self._address] -= 1
         if self._deadline is not None:
             self._deadline.cancel()
