@@ -443,6 +443,12 @@ def test_what_is_no_score(score):
         )
 
 
+def test_a_score_that_no_tensor_holds_says_so():
+    record = {'query': 'a', 'sample': 'b', 'score': 1e39}
+    with pytest.raises(UserError, match='not 1e.39, which is more than 32 bits hold'):
+        records.parse(record, 'here', label_types.get('scalar_rating'))
+
+
 def test_pairs_need_the_type_of_pairs():
     with pytest.raises(UserError, match='give --labels.type best_of_2, not best_of_4'):
         records.parse(

@@ -238,6 +238,8 @@ def _of_label(
         raise UserError(f'{where}, field {field!r} is missing: it is the answer')
     if is_given and answer is None:
         fix = '; for ties, give --ties on' if given == TIE and label_type.can_tie else ''
+        if is_number(given) and label_type.is_numeric:
+            fix = ', which is more than 32 bits hold'
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
