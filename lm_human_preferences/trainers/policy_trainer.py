@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences import lm_tasks, plans, ppo, rewards
-from lm_human_preferences.checkpointing.checkpoints import COUNT
+from lm_human_preferences.checkpointing.checkpoints import COUNT, matches_schema
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.policy_options import HParams
@@ -30,6 +30,8 @@ STATE = {
     'queries': (COUNT, COUNT),
     'initial_kl_coef': float | int,
 }
+# What states of earlier versions lack
+COUNTED = {'done': (COUNT, COUNT, COUNT), 'kl_scale': float | int}
 
 
 class Done(NamedTuple):
@@ -43,14 +45,14 @@ class Done(NamedTuple):
 
 def counted(state: Mapping[str, Any], hparams: HParams) -> dict[str, Any]:
     """Return a state_dict with what earlier versions did not count; hparams: those it was under."""
-    if 'done' in state:
+    if matches_schema(state, COUNTED):
         return dict(state)
     step, length = state['step'], hparams.task.response_length
     episodes = step * hparams.ppo.batch_size
     scale = 1.0
     if hparams.rewards.relative_kl_coef and state['initial_kl_coef']:
         scale = state['kl_coef'] / state['initial_kl_coef']
-    return {'kl_scale': scale, 'done': [episodes, episodes * length, step * length], **state}
+    return {**state, 'kl_scale': scale, 'done': [episodes, episodes * length, step * length]}
 
 
 class PPOTrainer:
@@ -280,7 +282,7 @@ class PPOTrainer:
             'queries': self.query_sampler.position,
             'initial_kl_coef': self.hparams.rewards.kl_coef,
             'kl_scale': self.kl_scale,
-            'done': self.done(self.steps_done)[1:],
+            'done': list(self.done(self.steps_done)[1:]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences import label_types, lm_tasks, plans
-from lm_human_preferences.checkpointing.checkpoints import COUNT
+from lm_human_preferences.checkpointing.checkpoints import COUNT, matches_schema
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
@@ -32,10 +32,12 @@ STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (
 
 def counted(state: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
     """Return a state_dict with what earlier versions did not count: the labels learned."""
+    if matches_schema(state, {'labels': COUNT}):
+        return dict(state)
     num_train = max(state['order']) + 1
     epoch, step_of_epoch = divmod(state['step'], ceil_div(num_train, batch_size))
     learned = epoch * num_train + min(step_of_epoch * batch_size, num_train)
-    return {'labels': learned, **state}
+    return {**state, 'labels': learned}
 
 
 class LearnedBatch(NamedTuple):
