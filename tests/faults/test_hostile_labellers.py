@@ -6,8 +6,9 @@ import uuid
 
 import pytest
 from label_page import answers_of, served, write_texts, written
+from page_client import id_of_token
 
-from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.assignments import MOST_LEASES
 
@@ -121,3 +122,39 @@ def test_the_server_shows_a_page_that_it_is_the_one_it_knew(path):
         assert code(anna, nonce='') == code(anna, nonce='0f' * 31) == code(anna, labeller=7) == 400
     with served(path, 'anna') as (_, anna):
         assert code(anna) == shown
+
+
+def asked(path, *names):
+    """The kinds of the questions that labellers are asked in turn, {name: kinds in their order}."""
+    folder = LabelFolder(str(path))
+    kinds = {name: [] for name in names}
+    with served(path, *names) as (_, *clients):
+        waiting = dict(zip(names, clients, strict=True))
+        while waiting:
+            for name, client in list(waiting.items()):
+                found = client.questions(count=1)
+                if not found:
+                    assert client.task()['left'] == 0
+                    del waiting[name]
+                    continue
+                id = id_of_token(folder, found[0]['id'])
+                kinds[name].append(folder.questions[id].kind)
+                assert client.answer(found[0]['id'])[0] == 200
+    return kinds
+
+
+def test_nobody_is_left_with_gold_questions_alone(tmp_path):
+    """By which they would be known; they come in between, to everybody."""
+    write_texts(tmp_path / 'f', TEXTS[:30])
+    gold = [(f'gold {i}', *'abcd') for i in range(6)]
+    write_texts(tmp_path / 'f', gold, kind='gold', labellers=EVERYBODY, gold=1)
+    kinds = asked(tmp_path / 'f', 'anna', 'bob', 'carl')
+    assert sum(found.count('train') for found in kinds.values()) == 30
+    assert all(found[-1] == 'train' for found in kinds.values())
+    assert all(found.count('gold') >= 4 for found in kinds.values())
+    assert asked(tmp_path / 'f', 'dora') == {'dora': []}  # who comes when all is done
+
+
+def test_a_folder_of_gold_questions_is_asked(tmp_path):
+    write_texts(tmp_path / 'f', TEXTS[:3], kind='gold', labellers=EVERYBODY, gold=1)
+    assert asked(tmp_path / 'f', 'anna', 'bob') == {'anna': ['gold'] * 3, 'bob': ['gold'] * 3}

@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from lm_human_preferences.labels.answers import asking_rank
-from lm_human_preferences.labels.folder import LabelFolder, Question, given
+from lm_human_preferences.labels.folder import GOLD, LabelFolder, Question, given
 
 LEASE_SECONDS = 600.0
 MOST_LEASES = 16  # of a labeller at a time
@@ -16,7 +16,8 @@ class Assignments:
 
     Whoever is given a question has a lease on it, which ends when it is answered or after
     `seconds`; then others may be given it. key: of the order in which they are asked, see
-    answers.asking_rank. Callers hold the folder's lock.
+    answers.asking_rank. Callers hold the folder's lock. Gold questions, which everybody is asked,
+    come while there are others, and not when nothing else is left: they would be known by that.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class Assignments:
         self._leases: dict[str, dict[str, float]] = {name: {} for name in labellers}
         # {labeller: {question: when it was given; long ago, if by a server before this one}}
         self._given: dict[str, dict[str, float]] = {name: {} for name in labellers}
-        self._queues = {name: _Queue(name, key) for name in labellers}
+        self._gold: set[str] = set()
+        self._queues = {name: _Queue(name, key, len(labellers)) for name in labellers}
         self._damaged: set[str] = set()
         self._open: set[str] = set()
         # {labeller: open questions that they have answered or skipped, and that others still get}
@@ -49,7 +51,7 @@ class Assignments:
                 new.append(question)
         if new:
             for queue in self._queues.values():
-                queue.add(new)
+                queue.add(new, self._gold)
 
     def update_all(self) -> None:
         """Look again at every question, and at those that the folder has no more."""
@@ -72,6 +74,8 @@ class Assignments:
         question = self.folder.questions.get(id)
         if question is None or id in self._damaged:
             return
+        if question.kind == GOLD:
+            self._gold.add(id)
         answers = self.folder.answers_to(question)
         if not self.folder.needs_answers(question, answers):
             return
@@ -82,7 +86,15 @@ class Assignments:
 
     def left(self, labeller: str) -> int:
         """Return how many questions wait for a labeller, including those leased to others."""
+        if self._has_only_gold(labeller):
+            return 0
         return len(self._open) - len(self._done_by[labeller])
+
+    def _has_only_gold(self, labeller: str) -> bool:
+        """Return whether all that waits for a labeller is gold, in a folder that has more."""
+        done = self._done_by[labeller]
+        others = len(self._open) - len(done) - len((self._gold & self._open) - done)
+        return others == 0 and len(self._gold) < len(self.folder.questions)
 
     def done_by_others(self, labeller: str, done: int) -> int:
         """Return how many closed questions others answered; done: by the labeller."""
@@ -145,6 +157,8 @@ class Assignments:
 
     def _candidates(self, labeller: str) -> Iterator[str]:
         yield from tuple(self._leases[labeller])
+        if self._has_only_gold(labeller):
+            return
         yield from self._queues[labeller].upcoming(self._open, self._done_by[labeller])
 
     def _is_free(self, id: str, labeller: str) -> bool:
@@ -162,20 +176,27 @@ class Assignments:
 
 
 class _Queue:
-    """Questions in a labeller's order, and the position before which none is open."""
+    """Questions in a labeller's order, and the position before which none is open.
 
-    def __init__(self, labeller: str, key: bytes | None) -> None:
-        self.labeller, self._key = labeller, key
+    sharers: labellers who share all questions but the gold ones, of which each is asked about that
+    part. In it are the gold ones.
+    """
+
+    def __init__(self, labeller: str, key: bytes | None, sharers: int) -> None:
+        self.labeller, self._key, self._sharers = labeller, key, sharers
         self._ranked: list[tuple[bytes, str]] = []
         self._known: set[str] = set()
         self._position = 0
 
-    def add(self, questions: Sequence[str]) -> None:
+    def add(self, questions: Sequence[str], gold: Collection[str]) -> None:
         """Ask these too, or once more."""
         self._position = 0
         for question in questions:
             if question not in self._known:
                 rank = asking_rank(self.labeller, question, self._key)
+                if question in gold:
+                    part = int.from_bytes(rank) // self._sharers
+                    rank = part.to_bytes(len(rank))
                 self._ranked.append((rank, question))
         self._known.update(questions)
         self._ranked.sort()
