@@ -278,9 +278,8 @@ class TrainedModel:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
         if isinstance(built, TransformersNetwork) and self.savedir not in _probed:
-            probe.check(built, self.name)
-            if isinstance(weights, PretrainedWeights):
-                probe.compare(built, weights.model, self.name)
+            loaded = weights.model if isinstance(weights, PretrainedWeights) else None
+            probe.check(built, self.name, loaded)
             _probed.add(self.savedir)
         return missing
 

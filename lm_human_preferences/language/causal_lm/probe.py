@@ -13,20 +13,22 @@ from lm_human_preferences.language.causal_lm.sizes import WINDOWS
 from lm_human_preferences.training import precision
 
 TOLERANCE = 1e-3  # of the largest value of an output, in float32
-ROUNDING = 1e-4  # of the largest logit, or of 1: differences of log-probabilities in float32
 LENGTH = 12  # tokens of a sequence
 SEED = 0
 LARGE = 1000  # times what the output layer gives: then a cap on logits shows
 
 
 @torch.no_grad()
-def check(network: TransformersNetwork, name: str) -> None:
-    """Raise UserError unless all ways of computing agree with the model's own pass."""
+def check(network: TransformersNetwork, name: str, loaded: Any = None) -> None:
+    """Raise UserError unless all ways of computing agree with the model's own pass.
+
+    loaded: the model that transformers loads from the same files, or None.
+    """
     family = network.causal_lm.config.model_type
     refused = f'{name}: models of the family {family} are not supported: '
     try:
         with precision.plain():
-            for difference, complaint in differences(network):
+            for difference, complaint in differences(network, loaded):
                 # Not `>`, which nothing is of a nan.
                 if not difference <= TOLERANCE:
                     raise UserError(_empty_window(network, name) or refused + complaint)
@@ -37,22 +39,6 @@ def check(network: TransformersNetwork, name: str) -> None:
             f'{refused}they cannot compute with positions, a mask or a cache that are given'
             f' ({type(e).__name__}: {e!s:.200})'
         ) from e
-
-
-@torch.no_grad()
-def compare(network: TransformersNetwork, reference: Any, name: str) -> None:
-    """Raise UserError unless log-probabilities are those of the model that transformers loads."""
-    tokens = _tokens(network)
-    with precision.plain():
-        found = network.logits(network.hidden(tokens))
-        logits = reference(input_ids=tokens, use_cache=False).logits[..., : found.shape[-1]]
-    difference = (found.log_softmax(-1) - logits.log_softmax(-1)).abs().max()
-    # Not `>`, which nothing is of a nan.
-    if not difference <= ROUNDING * logits.abs().max().clamp(min=1):
-        raise UserError(
-            f'{name}: models of the family {reference.config.model_type} are not supported:'
-            f' transformers loads a model with other log-probabilities, by up to {difference:.3g}'
-        )
 
 
 def _empty_window(network: TransformersNetwork, name: str) -> str | None:
@@ -67,11 +53,13 @@ def _empty_window(network: TransformersNetwork, name: str) -> str | None:
     return None
 
 
-def differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
+def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tuple[float, str]]:
     """Yield (difference from the reference, complaint) for each way of computing."""
     sizes = network.hparams
-    tokens = _tokens(network)
-    length = tokens.shape[1]
+    device = network.output_layer()[0].device
+    length = min(LENGTH, sizes.n_ctx)
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(sizes.n_vocab, (1, length), generator=generator).to(device)
     model = network.causal_lm
     reference = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
     logits = _large_logits(model, tokens)[..., : sizes.n_vocab]
@@ -80,6 +68,12 @@ def differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
         _difference(LARGE * network.logits(reference), logits),
         'their logits are not the product of the last hidden state with an output layer',
     )
+    if loaded is not None:
+        expected = loaded(input_ids=tokens, use_cache=False).logits[..., : sizes.n_vocab]
+        yield (
+            _difference(logits, LARGE * expected),
+            'transformers loads a model with other log-probabilities from the same files',
+        )
     for start in (0, length // 2):
         padded, mask = _with_padding(tokens, start)
         yield (
@@ -99,14 +93,6 @@ def differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
         _difference(packed[:, 1], reference[:, -1]),
         'several responses behind one query affect each other',
     )
-
-
-def _tokens(network: TransformersNetwork) -> torch.Tensor:
-    """Return the same random tokens (1, LENGTH, or as many as fit) at each call."""
-    sizes = network.hparams
-    generator = torch.Generator().manual_seed(SEED)
-    tokens = torch.randint(sizes.n_vocab, (1, min(LENGTH, sizes.n_ctx)), generator=generator)
-    return tokens.to(network.output_layer()[0].device)
 
 
 def _large_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
