@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -141,15 +141,19 @@ def postprocess_fn_from_hparams(
 
 
 def filter_fn_from_hparams(
-    hparams: TaskHParams, encoder: Encoder | None = None
+    hparams: TaskHParams, encoder: Encoder | None = None, *, anywhere: bool = False
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the function from responses (batch, length) to whether they have an end, (batch,)."""
+    """Return the function from responses (batch, length) to whether they have an end, (batch,).
+
+    anywhere: also before truncate_after, where it does not count.
+    """
     is_end = _is_among(truncate_tokens(hparams, encoder))
+    first = 0 if anywhere else hparams.truncate_after
 
     def is_valid(responses: torch.Tensor) -> torch.Tensor:
         if is_end is None:
             return torch.ones(len(responses), dtype=torch.bool, device=responses.device)
-        return is_end(responses[:, hparams.truncate_after :]).any(-1)
+        return is_end(responses[:, first:]).any(-1)
 
     return is_valid
 
@@ -310,6 +314,30 @@ def make_query_sampler(
         allow_empty=has_affix and chat is None,
         chat=chat,
     )
+
+
+def query_columns(
+    hparams: TaskHParams, encoder: Encoder
+) -> dict[tuple[int, ...], Mapping[str, Any]]:
+    """Return {tokens of a query, padded: other fields of its record} of the user's own file.
+
+    UserError where two records with the same query differ in these.
+    """
+    name = hparams.query_dataset
+    found: dict[tuple[int, ...], Mapping[str, Any]] = {}
+    if name in registry.DATASETS:
+        return found
+    options = make_query_sampler(hparams=hparams, encoder=encoder, batch_size=1).options
+    for file in filter(None, (name, jsonl.file_of_test_part(name))):
+        for query in jsonl.read_queries(file):
+            of_one = datasets.Dataset(name, lambda mode, text=query.text, **_: iter([text]))
+            for tokens in of_one.sequences(**options, repeat_count=1):
+                if found.setdefault(tuple(tokens), query.columns) != query.columns:
+                    raise UserError(
+                        f'{query.where}: another record has the same query and other columns, so a'
+                        ' reward function cannot be told which: leave one of them out'
+                    )
+    return found
 
 
 def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:

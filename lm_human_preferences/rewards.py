@@ -14,7 +14,7 @@ from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.classifier import is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward
+from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
@@ -204,6 +204,7 @@ class EnsembleReward:
 LearnedReward = TrainedRewardModel | EnsembleReward
 FrozenRewardModel = KnownReward | TextReward | LearnedReward
 # What a policy learns from
+PART = 'score/'  # of the names of parts of a score among statistics
 ScoringModel = KnownReward | TextReward | Scorer | EnsembleReward
 
 
@@ -251,16 +252,34 @@ def load_reward_of_run(save_dir: str, hparams: HParams, encoding: Encoding) -> F
     """Return the reward that the run in `save_dir` learned from. hparams: train_policy's."""
     chat = hparams.task.chat
     if hparams.rewards.function is not None:
-        return TextReward(FunctionScorer(reward_function.of_run(save_dir)), encoding, chat=chat)
+        return _of_function(reward_function.of_run(save_dir), encoding, hparams.task)
     directory = locations.reward_model_of(save_dir, hparams)
     members = hparams.rewards.members
     return load_reward_model(directory, encoding, chat=chat, members=members, may_be_code=False)
 
 
+def _of_function(
+    source: reward_function.Source, encoding: Encoding, task: TaskHParams
+) -> TextReward:
+    scorer = FunctionScorer(source)
+    reward = TextReward(scorer, encoding, chat=task.chat)
+    _give_columns(scorer, reward, task)
+    return reward
+
+
+def _give_columns(scorer: TextScorer, reward: TextReward, task: TaskHParams) -> None:
+    """Let a function that asks for columns have those of the task's queries."""
+    if isinstance(scorer, FunctionScorer) and scorer.asks_for_columns:
+        reward.columns = lm_tasks.query_columns(task, reward.encoder)
+
+
 def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:
     """Return the reward called `name`, with which --judge judges responses of `task`."""
     try:
-        return load_reward_model(name, encoding, chat=task.chat)
+        judge = load_reward_model(name, encoding, chat=task.chat)
+        if isinstance(judge, TextReward):
+            _give_columns(judge.scorer, judge, task)
+        return judge
     except OptionError as e:
         raise OptionError('--judge', e.text) from e
     except UserError as e:
@@ -295,7 +314,7 @@ def scoring_model(
     if hparams.rewards.online is not None:
         scorers: list[Scorer] = [RewardModel(initial_model) for _ in range(members)]
     elif function is not None:
-        return TextReward(FunctionScorer(function), initial_model.encoding, chat=chat)
+        return _of_function(function, initial_model.encoding, hparams.task)
     elif is_new and comm.rank != 0:  # other hosts may not see its directory
         scorers = [_without_values(initial_model) for _ in range(members)]
     else:
@@ -344,6 +363,9 @@ def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:
         stats = {}
         if isinstance(reward_model, EnsembleReward):
             scores, stats['score_std'] = reward_model.score_and_spread(queries, responses)
+        elif isinstance(reward_model, TextReward):
+            scores, parts = reward_model.score_and_parts(queries, responses)
+            stats |= {f'{PART}{name}': values for name, values in parts.items()}
         else:
             scores = reward_model.score(queries, responses)
         is_penalized = ~is_valid(responses).to(scores.device)

@@ -1,6 +1,7 @@
 """Dry runs: make the checks of a training (session.py) that need no network; print the outcome."""
 
 import copy
+import itertools
 from collections.abc import Callable, Collection, Iterable
 
 from lm_human_preferences import (
@@ -12,11 +13,13 @@ from lm_human_preferences import (
     train_policy,
     train_reward,
 )
-from lm_human_preferences.datasets import registry
+from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.external_rewards import classifier
-from lm_human_preferences.external_rewards.classifier import is_classifier
+from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
+from lm_human_preferences.external_rewards.function import FunctionScorer
+from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.hparams.policy_options import RewardHParams
@@ -61,7 +64,9 @@ class DryRun:
         elif self.hparams.reward_training is not None:
             self._check_labels(self.hparams.reward_training, encoding)
         elif self.policy is not None:
-            rewards.function_of_training(self.policy, LocalComm())
+            function = rewards.function_of_training(self.policy, LocalComm())
+            if function is not None:
+                self._try(FunctionScorer(function))
             self._check_trained_model(self.policy.rewards, encoding)
 
     def _check_directory(self, overwrite: bool, explicitly_set: Collection[str]) -> None:
@@ -177,11 +182,24 @@ class DryRun:
             self.unchecked.append(f'--rewards.trained_model {name}')
         elif is_classifier(name):
             classifier.check(name, given.class_name)
+            self._try(Classifier(name, given.class_name, chat=self.hparams.task.chat))
         elif storage.is_remote(name) or not storage.exists(name):
             # It may still be in training.
             self.unchecked.append(f'--rewards.trained_model {name}')
         elif name != 'test':
             locations.reward_model_dir(name)
+
+    def _try(self, scorer: TextScorer) -> None:
+        """Ask a reward once, about the first two queries, if they are here, as their responses."""
+        name = self.hparams.task.query_dataset
+        if f'--task.query_dataset {name}' in self.unchecked:
+            queries = [jsonl.Query('', 'A query.', {})] * 2
+        elif name in registry.DATASETS:
+            texts = itertools.islice(registry.info(name).load_generator()('train'), 2)
+            queries = [jsonl.Query('', str(text), {}) for text in texts]
+        else:
+            queries = jsonl.read_queries(name)[:2]
+        scorer.score([joined(query.text, query.text, query.columns) for query in queries])
 
     def lines(self) -> list[str]:
         """Return the lines to print: what would start, where, and what was not checked."""

@@ -1,8 +1,12 @@
 """Reward of a function of the user's: --rewards.function FILE.py:FUNCTION.
 
-The function gets two lists of texts, queries and responses, and returns a number for each. Every
-rank runs the file once, and calls the function for its own share of the responses. State that the
-file keeps in its module is neither saved with the run nor shared by the ranks.
+The function gets two lists of texts, queries and responses, and the columns of the file of queries
+that it asks for, by the names of further parameters or all by **columns. It returns a number for
+each response, or parts with names: {name: numbers}, whose sum is the reward unless one of them is
+called score; or both, (numbers, {name: numbers}).
+
+Every rank runs the file once, and calls the function for its own share of the responses. State that
+the file keeps in its module is neither saved with the run nor shared by the ranks.
 """
 
 import contextlib
@@ -27,6 +31,7 @@ SHOWN = 200  # characters of the message of an exception
 FRAMES = 3  # of the function's own traceback, the innermost
 # sys.exit() in the file would end the rank as if all were well.
 _ITS_ERRORS = (Exception, SystemExit)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _NO_NUMBERS = np.empty(0, dtype=object)
 
 
@@ -38,19 +43,46 @@ class FunctionScorer:
         self._path = os.path.abspath(source.path)
         self._function = self._loaded(source)
 
+    @property
+    def asks_for_columns(self) -> bool:
+        """Return whether the function has parameters besides queries and responses."""
+        return len(self._parameters) > 2
+
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
         """Return scores (texts,), float32; UserError for any mistake of the function."""
+        return self.score_and_parts(texts)[0]
+
+    def score_and_parts(
+        self, texts: Sequence[Texts]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return scores and named parts of them, (texts,) each; UserError as `score`."""
         queries = [each.query for each in texts]
         responses = [each.response for each in texts]
+        columns = self._columns(texts)
         try:
             with torch.no_grad(), _own_random_numbers():
-                returned = self._function(queries, responses)
+                returned = self._function(queries, responses, **columns)
         except _ITS_ERRORS as e:
             raise self._error(f' raised {self._told(e)}') from e
         try:
-            return _as_scores(returned, len(texts))
+            return _scores_and_parts(returned, len(texts))
         except UserError as e:
             raise self._error(f' {e}') from e
+
+    def _columns(self, texts: Sequence[Texts]) -> dict[str, list[Any]]:
+        """Return the columns that the function asks for, a value for each text."""
+        there = dict.fromkeys(name for each in texts for name in each.columns)
+        asked = [] if not self.asks_for_columns else self._parameters[2:]
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in asked)
+        names = {each.name for each in asked}
+        for each in asked:
+            if each.name not in there and each.default is each.empty and each.kind in _NAMED:
+                raise self._error(
+                    f' takes {inspect.signature(self._function)}, but is called with two lists of'
+                    f' texts, queries and responses: the queries have no column {each.name}'
+                )
+        wanted = [name for name in there if takes_all or name in names]
+        return {name: [each.columns.get(name) for each in texts] for name in wanted}
 
     def _error(self, what: str) -> UserError:
         return UserError(f'reward function {self.name}{what}')
@@ -72,9 +104,12 @@ class FunctionScorer:
             kind = type(function).__name__
             raise self._error(f': {source.function} is no function, but a {kind}')
         try:
-            inspect.signature(function).bind([], [])
+            signature = inspect.signature(function)
+            self._parameters = list(signature.parameters.values())
+            named = [each.name for each in self._parameters[2:] if each.kind in _NAMED]
+            signature.bind([], [], **dict.fromkeys(named))
         except ValueError:  # of code that is not Python: it has no signature
-            pass
+            self._parameters = []
         except TypeError as e:
             raise self._error(
                 f' takes {inspect.signature(function)}, but is called with two lists of texts,'
@@ -99,6 +134,25 @@ class FunctionScorer:
             for frame in places
         ]
         return f'{told} ({"; ".join(lines)})' if lines else told
+
+
+def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Convert a function's result to scores and named parts; UserError as _as_scores."""
+    parts: dict[Any, Any] = {}
+    if isinstance(returned, dict):
+        parts = dict(returned)
+        returned = parts.pop('score', None)
+    elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
+        returned, parts = returned
+    numbers = {}
+    for name, values in parts.items():
+        try:
+            numbers[str(name)] = _as_scores(values, count)
+        except UserError as e:
+            raise UserError(f'{e}, also as its part {name!r:.80}') from e
+    if returned is None and numbers:
+        return torch.stack(list(numbers.values())).sum(0), numbers
+    return _as_scores(returned, count), numbers
 
 
 def _as_scores(returned: Any, count: int) -> torch.Tensor:

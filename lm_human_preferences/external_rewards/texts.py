@@ -1,7 +1,8 @@
 """Rewards that read texts, asked about tokens."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -10,18 +11,19 @@ from lm_human_preferences.language.encodings import Encoding
 
 
 class Texts(NamedTuple):
-    """A query and a response as people read them. whole: both as one text."""
+    """A query and a response as people read them. whole: both as one text. columns: the query's."""
 
     query: str
     response: str
     whole: str
+    columns: Mapping[str, Any] = MappingProxyType({})
 
 
-def joined(query: str, response: str) -> Texts:
+def joined(query: str, response: str, columns: Mapping[str, Any] = MappingProxyType({})) -> Texts:
     """Return Texts of a query and a response written apart: a space is put between words."""
     is_apart = query[-1:].isspace() or response[:1].isspace()
     space = '' if is_apart or not query or not response else ' '
-    return Texts(query, response, query + space + response)
+    return Texts(query, response, query + space + response, columns)
 
 
 class TextScorer(Protocol):
@@ -32,29 +34,54 @@ class TextScorer(Protocol):
         ...
 
 
+@runtime_checkable
+class PartScorer(TextScorer, Protocol):
+    """Reward that may name parts of a score."""
+
+    def score_and_parts(
+        self, texts: Sequence[Texts]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return scores, and their parts by name, (texts,) each."""
+        ...
+
+
 class TextReward:
-    """Reward that reads texts, for a policy whose tokens are of `encoding`."""
+    """Reward that reads texts, for a policy whose tokens are of `encoding`.
+
+    columns: {tokens of a query, padded: its other fields in the file of queries}.
+    """
 
     def __init__(self, scorer: TextScorer, encoding: Encoding, *, chat: bool = False) -> None:
         self.scorer = scorer
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
+        self.columns: Mapping[tuple[int, ...], Mapping[str, Any]] = {}
         self._reader = tokenisers.reader(self.encoder, chat)
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Return scores (batch,) of responses (batch, length) to queries; padding is not read."""
+        return self.score_and_parts(queries, responses)[0]
+
+    def score_and_parts(
+        self, queries: torch.Tensor, responses: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return scores (batch,), and the parts (batch,) that a function has named."""
         rows = zip(queries.tolist(), responses.tolist(), strict=True)
         texts = [self._texts(query, response) for query, response in rows]
-        return self.scorer.score(texts).to(queries.device)
+        if not isinstance(self.scorer, PartScorer):
+            return self.scorer.score(texts).to(queries.device), {}
+        scores, parts = self.scorer.score_and_parts(texts)
+        return scores.to(queries.device), parts
 
     def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
         """Return nothing: this reward is not part of a checkpoint."""
         return {}
 
     def _texts(self, query: list[int], response: list[int]) -> Texts:
+        columns = self.columns.get(tuple(query), {})
         query, response = self._unpadded(query), self._unpadded(response)
         decode = self._reader.decode
-        return Texts(decode(query), decode(response), decode(query + response))
+        return Texts(decode(query), decode(response), decode(query + response), columns)
 
     def _unpadded(self, tokens: list[int]) -> list[int]:
         return [token for token in tokens if token != self.padding_token]

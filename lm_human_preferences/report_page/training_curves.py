@@ -26,6 +26,12 @@ class Plan(NamedTuple):
 
 OF_POLICY = (
     Plan('Score', 'mean score', {'objective/score': 'score'}),
+    Plan(
+        'Responses that end',
+        'share',
+        {'responses/ended': 'ended', 'responses/valid': 'with an end that counts'},
+    ),
+    Plan('Length of the responses', 'tokens', {'responses/length': 'tokens up to the end'}),
     Plan('Spread of the reward models', 'standard deviation', {'objective/score_std': 'spread'}),
     Plan('KL from the initial model', 'nats', {'objective/kl': 'KL'}),
     Plan('KL coefficient', 'coefficient', {'objective/kl_coef': 'KL coefficient'}),
@@ -72,6 +78,11 @@ def of_run(facts: RunFacts, identity: str) -> list[Chart]:
     for files, plans in ((POLICY, OF_POLICY), (REWARD, OF_REWARD)):
         log = facts.logs.get(files.command)
         events = [] if log is None else [Event(*each) for each in curves.marks(log)]
+        parts = {
+            tag: tag.removeprefix('score/') for tag in facts.curves if tag.startswith('score/')
+        }
+        if parts and files is POLICY:
+            plans = (*plans, Plan('Parts of the score', 'mean', parts))
         for place, plan in enumerate(plans):
             drawn.append(_chart(facts, plan, events, f'{identity}-{files.command}-{place}'))
     return [chart for chart in drawn if chart is not None]

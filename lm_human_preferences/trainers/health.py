@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.labels.held_out import Prediction
-from lm_human_preferences.trainers.policy_trainer import PPOTrainer
+from lm_human_preferences.trainers.policy_trainer import VALID, PPOTrainer
 from lm_human_preferences.trainers.reward_trainer import (
     LearnedBatch,
     RewardModelTrainer,
@@ -200,8 +199,6 @@ class PolicyHealth(HealthMonitor):
 
     def __init__(self, mode: str, trainer: PPOTrainer, checkpointer: Checkpointer) -> None:
         super().__init__(mode, trainer, checkpointer)
-        task, encoder = trainer.hparams.task, trainer.policy.encoder
-        self.is_valid = lm_tasks.filter_fn_from_hparams(task, encoder)
         # Of the first step with the present reward model: the scores of two models do not compare.
         self.first: Mapping[str, float] | None = None
         self.reward_version = trainer.reward_version
@@ -212,9 +209,7 @@ class PolicyHealth(HealthMonitor):
         if self.reward_version != trainer.reward_version:
             self.reward_version, self.first = trainer.reward_version, None
         self.first = self.first or stats
-        assert trainer.rollout is not None
-        valid = self.is_valid(trainer.rollout.responses).float().mean().item()
-        penalized = 1 - trainer.comm.all_reduce_mean({'valid': valid})['valid']
+        penalized = 1 - trainer.response_means[VALID]
         alarms = policy_alarms({**stats, PENALIZED: penalized}, self.first, trainer.hparams)
         self.raise_alarms(step, alarms)
 
@@ -231,7 +226,8 @@ class RewardHealth(HealthMonitor):
         guessing_loss = trainer.label_type.guessing_loss(trainer.labels)
         alarms = reward_alarms(stats, judged, guessing_loss)
         self.raise_alarms(step, alarms)
-        is_shown = self.mode != 'off' and trainer.comm.rank == 0
+        is_made_up = trainer.hparams.labels.source == 'test'  # of which nothing can be learned
+        is_shown = self.mode != 'off' and trainer.comm.rank == 0 and not is_made_up
         if judged and not alarms and is_shown and (loss := mean_loss(judged)) >= guessing_loss:
             # No alarm: labels on which people disagree allow little more.
             announce(

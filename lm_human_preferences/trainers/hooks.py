@@ -88,6 +88,7 @@ class Samples(Hook):
             total_steps=trainer.total_steps,
             is_logged=trainer.logger.is_due(step - 1),
             kl_coef=stats['objective/kl_coef'],
+            means=stats,
         )
         seconds = trainer.step_seconds
         episodes_per_second = trainer.hparams.ppo.batch_size / max(seconds, 1e-9)

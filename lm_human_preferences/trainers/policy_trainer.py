@@ -14,13 +14,16 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
-from lm_human_preferences.rewards import ScoreFn, ScoringModel
+from lm_human_preferences.rewards import PART, ScoreFn, ScoringModel
 from lm_human_preferences.training import kl_control, precision
+from lm_human_preferences.training.console import RESPONSES
 from lm_human_preferences.training.micro_batches import concatenate, micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import as_numbers, exact_div
 from lm_human_preferences.utils.logging import Logger
 
+# Statistics of responses: tokens up to their end; shares that have an end, and a valid one
+LENGTH, ENDED, VALID = map('responses/{}'.format, RESPONSES)
 # Schema of PPOTrainer.state_dict, see checkpoints.matches_schema
 STATE = {
     'step': COUNT,
@@ -79,6 +82,11 @@ class PPOTrainer:
         self.done_before = Done(0, 0, 0, 0)  # by other processes, maybe in batches of other sizes
         self.rollout: Rollout | None = None  # of the last step
         self.step_seconds = 0.0  # of the last step
+        self.score_parts: list[dict[str, torch.Tensor]] = [{}]  # of micro-batches of the last step
+        self.response_means: dict[str, float] = {}  # of the last step, see _response_stats
+        encoder = policy.encoder
+        self.has_end = lm_tasks.filter_fn_from_hparams(hparams.task, encoder, anywhere=True)
+        self.is_valid = lm_tasks.filter_fn_from_hparams(hparams.task, encoder)
         self.reward_version = 0  # retrainings of the reward model in this process
         self.start_time = self.last_time = time.monotonic()
         self.kl_scale = 1.0  # of the reward, with relative_kl_coef
@@ -120,7 +128,7 @@ class PPOTrainer:
         self.rollout = rollout
         self.step_seconds = time.monotonic() - started
         self.steps_done += 1
-        return stats
+        return stats | self.response_means
 
     def done(self, steps: int) -> Done:
         """Return what is done after `steps` steps, as many as before this process or more."""
@@ -140,6 +148,7 @@ class PPOTrainer:
         samples_per_query: see Policy.respond.
         """
         parts = micro_batches(queries, self.hparams.ppo.micro_batch_size)
+        self.score_parts = []
         return concatenate([self._generate_micro_batch(part, samples_per_query) for part in parts])
 
     def _generate_micro_batch(self, queries: torch.Tensor, samples_per_query: int) -> Rollout:
@@ -147,6 +156,7 @@ class PPOTrainer:
         responses = sampled['responses']
         reference = self.ref_policy.analyze_responses(queries, responses, samples_per_query)
         scores, scored_responses, stats = self.score_fn(queries, responses)
+        self.score_parts.append({name: stats[name] for name in stats if name.startswith(PART)})
         return Rollout(
             queries=queries,
             responses=responses,
@@ -226,7 +236,26 @@ class PPOTrainer:
             'elapsed/time': now - self.start_time,
         }
         self.last_time = now
-        self.logger.log(means, self.steps_done)
+        self.response_means = self.comm.all_reduce_mean(as_numbers(self._response_stats(rollout)))
+        logged = dict(means)
+        task = self.hparams.task
+        if (
+            task.stops or task.truncate_text or self.score_parts[0]
+        ):  # none of which the original has
+            logged |= self.response_means
+        self.logger.log(logged, self.steps_done)
+        return means
+
+    def _response_stats(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """Return means over this rank's responses: their ends, and named parts of their scores."""
+        real = rollout.scored_responses != self.policy.padding_token
+        means = {
+            LENGTH: real.sum(1).float().mean(),
+            ENDED: self.has_end(rollout.responses).float().mean(),
+            VALID: self.is_valid(rollout.responses).float().mean(),
+        }
+        for name in self.score_parts[0]:
+            means[name] = torch.cat([part[name] for part in self.score_parts]).mean()
         return means
 
     @property

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
 NEW_MODEL = 'rewards.train_new_model'
+RESPONSES = ('length', 'ended', 'valid')  # measured of them
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
 
@@ -177,10 +178,12 @@ def show_samples(
     total_steps: int,
     is_logged: bool,
     kl_coef: float,
+    means: Mapping[str, float] | None = None,
 ) -> None:
     """Print the first few episodes of PPO step `step`; in a summary, only of the first and last.
 
     episodes: queries and truncated responses (batch, length); scores, KLs, tokens cut (batch,).
+    means: statistics of the step; in a summary, those of RESPONSES are shown.
     """
     in_summary = console_is('summary') and step in (0, total_steps - 1)
     in_original = console_is('original') and is_logged
@@ -188,6 +191,12 @@ def show_samples(
         return
     if in_summary:
         announce(f'samples of step {step + 1}:')
+        if means and f'responses/{RESPONSES[0]}' in means:
+            length, ended, valid = (means[f'responses/{name}'] for name in RESPONSES)
+            announce(
+                f'  of all responses {ended:.0%} ended, {valid:.0%} where it counts, at a mean'
+                f' length of {length:.1f} tokens'
+            )
     count = SAMPLES_IN_SUMMARY if in_summary else SAMPLES_SHOWN
     shown = [values[:count].tolist() for values in episodes]
     for query_tokens, response_tokens, score, kl, cut in zip(*shown, strict=True):

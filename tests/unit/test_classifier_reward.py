@@ -240,3 +240,13 @@ def test_a_classifier_of_reviews_tells_praise(tmp_path):
     texts = [joined('the plot was', word) for word in ('wonderful', 'great', 'awful', 'stale')]
     scores = Classifier(directory, 'POSITIVE').score(texts)
     assert scores[:2].min() > scores[2:].max() + 1
+
+
+def test_a_classifier_is_asked_once(tmp_path):
+    """Its config is right, and its weights are not there."""
+    classifier = write_classifier(tmp_path / 'classifier')
+    words = 'train_policy mock_sentiment a --dry_run --save_dir None --rewards.train_new_model off'
+    words += f' --rewards.trained_model {classifier} --task.query_dataset reviews'
+    succeed(words)
+    (tmp_path / 'classifier' / 'model.safetensors').unlink()
+    assert 'classifier' in last_error_of(invoke(words))

@@ -142,9 +142,8 @@ def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path, monkeypat
 def test_a_reward_model_that_ends_at_guessing_is_reported(monkeypatch, loss, is_shown):
     """Of four: ln 4 is 1.38629. The alarm of far larger losses says enough."""
     monkeypatch.setattr(health, 'mean_loss', lambda batches: loss)
-    printed = succeed(
-        'train_reward test first --mpi 1 --save_dir None --labels.num_train 32'
-    ).stdout
+    words = 'train_reward mock_sentiment first --mpi 1 --save_dir None --labels.num_train 512'
+    printed = succeed(words).output
     warning = (
         f'WARNING: the reward model ended no better than by guessing: its loss is {loss}, that of'
         ' guessing 1.386: change its learning rate or its epochs, or collect more labels\n'

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from command_line import error_of, invoke
+from command_line import error_of, invoke, last_error_of
 from experiments import resolved
 from ranks import on_ranks
 
@@ -318,3 +318,92 @@ def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
     source = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
     rewards.scoring_model(hparams, TrainedModel('test'), LocalComm(), source)
     assert told == [chat]
+
+
+def scorer_of(write, text):
+    return FunctionScorer(reward_function.read(write(text)))
+
+
+PARTS = """
+def score(queries, responses{more}):
+    seen.append(({columns}))
+    return {returned}
+seen = []
+"""
+
+
+@pytest.mark.parametrize(
+    'returned, scores, parts',
+    [
+        ('{"score": [3, 4], "short": [1, 2]}', [3, 4], {'short': [1, 2]}),
+        ('{"short": [1, 2], "kind": [0.5, 1]}', [1.5, 3], {'short': [1, 2], 'kind': [0.5, 1]}),
+        ('([3, 4], {"short": [1, 2]})', [3, 4], {'short': [1, 2]}),
+        ('[3, 4]', [3, 4], {}),
+    ],
+)
+def test_a_function_may_name_the_parts_of_a_score(write, returned, scores, parts):
+    scorer = scorer_of(write, PARTS.format(more='', columns='', returned=returned))
+    found, named = scorer.score_and_parts([joined('q', 'a'), joined('q', 'b')])
+    assert found.tolist() == scores
+    assert {name: values.tolist() for name, values in named.items()} == parts
+
+
+@pytest.mark.parametrize('returned', ['{}', '{"short": [1]}', '([1, 2], {"short": ["a", "b"]})'])
+def test_parts_of_a_score_are_numbers_for_each_response(write, returned):
+    scorer = scorer_of(write, PARTS.format(more='', columns='', returned=returned))
+    with pytest.raises(UserError, match='must return|also as its part|not a number'):
+        scorer.score([joined('q', 'a'), joined('q', 'b')])
+
+
+@pytest.mark.parametrize(
+    'more, columns, seen',
+    [
+        (', **columns', 'columns', {'id': ['7', '8'], 'answer': ['x', None]}),
+        (', answer', 'answer', ['x', None]),
+        (', *, answer, scale=2', 'answer, scale', (['x', None], 2)),
+        ('', '', ()),
+    ],
+)
+def test_a_function_gets_the_columns_that_it_asks_for(write, more, columns, seen):
+    scorer = scorer_of(write, PARTS.format(more=more, columns=columns, returned='[1, 2]'))
+    rows = ({'id': '7', 'answer': 'x'}, {'id': '8'})
+    scorer.score([joined('q', 'a', row) for row in rows])
+    assert scorer._function.__globals__['seen'] == [seen]
+    if 'answer' in more:
+        with pytest.raises(UserError, match='the queries have no column answer'):
+            scorer.score([joined('q', 'a')])
+
+
+def test_columns_reach_a_function_by_the_tokens_of_their_query(tmp_path):
+    """Of both parts of the file; queries that are cut are told apart by what is left of them."""
+    (tmp_path / 'q.csv').write_text('query,answer\nabcd,1\nbcd,2\n')
+    (tmp_path / 'q.test.csv').write_text('query,answer\ncab,3\n')
+    task = resolved('train_policy', 'test', {'task.query_dataset': f'{tmp_path}/q.csv'}).task
+    encoder = encodings.Test.get_encoder()
+    found = lm_tasks.query_columns(task, encoder)
+    texts = {encoder.decode(list(tokens)): row['answer'] for tokens, row in found.items()}
+    assert texts == {'abc': '1', 'bcd': '2', 'cab': '3'}
+    (tmp_path / 'q.csv').write_text('query,answer\nabcd,1\nabc,2\n')
+    with pytest.raises(UserError, match='line 3: another record has the same query'):
+        lm_tasks.query_columns(task, encoder)
+
+
+@pytest.mark.parametrize(
+    'body, told',
+    [
+        ('return [1] * len(queries)', None),
+        ('return [1]', 'returned 1 numbers for 2 responses'),
+        ('return answer', 'returned '),
+        ('import nowhere', "raised ModuleNotFoundError: No module named 'nowhere'"),
+        ("open('/nowhere/list.txt')", 'raised FileNotFoundError'),
+    ],
+)
+def test_the_reward_function_is_called_once(tmp_path, body, told):
+    """About two rows of the queries, with the columns that it asks for."""
+    (tmp_path / 'q.csv').write_text('query,answer\nabc,x\nabd,y\n')
+    (tmp_path / 'r.py').write_text(f'def score(queries, responses, answer):\n    {body}\n')
+    result = invoke(
+        f'train_policy test a --dry_run --save_dir None --rewards.train_new_model off'
+        f' --rewards.function {tmp_path}/r.py:score --task.query_dataset {tmp_path}/q.csv'
+    )
+    assert (told is None and result.exit_code == 0) or told in last_error_of(result)

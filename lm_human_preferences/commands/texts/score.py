@@ -90,7 +90,10 @@ def score(
 
 def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]], batch_size: int) -> None:
     named = [texts_of(record, where) for where, record in found]
-    texts = [joined(query, text) for query, responses in named for text in responses.values()]
+    texts = []
+    for (_, record), (query, responses) in zip(found, named, strict=True):
+        columns = _others(record, responses)
+        texts += [joined(query, text, columns) for text in responses.values()]
     scores: list[float] = []
     for start in range(0, len(texts), batch_size):
         scores += scorer.score(texts[start : start + batch_size]).tolist()
