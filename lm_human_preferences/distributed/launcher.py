@@ -336,7 +336,8 @@ class RankSupervisor:
         return bool(ready)
 
     def _pass_on(self, destination: TextIO, data: bytes) -> None:
-        with streams.lost_output_is_told(destination.fileno()):
+        number = streams.STDERR if destination is sys.stderr else streams.STDOUT
+        with streams.lost_output_is_told(number):
             destination.buffer.write(data)
             destination.buffer.flush()
         if destination is sys.stderr and data:

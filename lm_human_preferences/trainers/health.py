@@ -231,7 +231,6 @@ class RewardHealth(HealthMonitor):
         if judged and not alarms and is_shown and (loss := mean_loss(judged)) >= guessing_loss:
             # No alarm: labels on which people disagree allow little more.
             announce(
-                'WARNING: the reward model ended no better than by guessing: its loss is'
-                f' {loss:.4g}, that of guessing {guessing_loss:.4g}: change its learning rate or'
-                ' its epochs, or collect more labels'
+                f'WARNING: the reward model ended no better than by guessing (loss {loss:.4g}, of'
+                f' guessing {guessing_loss:.4g}): change its learning rate or epochs'
             )

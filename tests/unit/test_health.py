@@ -145,8 +145,8 @@ def test_a_reward_model_that_ends_at_guessing_is_reported(monkeypatch, loss, is_
     words = 'train_reward mock_sentiment first --mpi 1 --save_dir None --labels.num_train 512'
     printed = succeed(words).output
     warning = (
-        f'WARNING: the reward model ended no better than by guessing: its loss is {loss}, that of'
-        ' guessing 1.386: change its learning rate or its epochs, or collect more labels\n'
+        f'WARNING: the reward model ended no better than by guessing (loss {loss}, of guessing'
+        ' 1.386): change its learning rate or epochs\n'
     )
     assert (warning in printed) == is_shown
 
