@@ -1,0 +1,150 @@
+"""First projects of a newcomer, from a CSV to an exported model, by the commands that are printed.
+
+Each printed command is run as it is, from a folder of its own; only sizes are added to trainings.
+"""
+
+import json
+import re
+import shlex
+
+import pytest
+from command_line import invoke
+from test_own_tokeniser import TEMPLATE, write_model
+from tiny_causal_lms import save, tiny
+
+import launch
+import sample
+
+PROMPTS = [
+    'It was late.',
+    'Who is lazy?',
+    'The fox jumps',
+    'Never mind.',
+    'Nobody answered.',
+    'Why?',
+]
+SMALL = (
+    '--mpi 1 --ppo.total_episodes 32 --ppo.batch_size 16 --ppo.samples_per_query 2'
+    ' --run.sample_queries 2'
+)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a tiny chat model and prompts.csv, in which the user stands."""
+    folder = tmp_path / 'project'
+    model = write_model(folder / 'model', chat_template=TEMPLATE)
+    save(tiny('llama', vocab_size=512, max_position_embeddings=128), model)
+    rows = [f'{number};"{text}"' for number, text in enumerate(PROMPTS)]
+    (folder / 'prompts.csv').write_text('\ufeffid;prompt\n' + '\n'.join(rows) + '\n')
+    (folder / 'prompts.test.csv').write_text('id;prompt\n9;Who is late?\n')
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(launch.run_files, 'usual_directory', lambda *words: str(tmp_path / 'none'))
+    return folder
+
+
+TASK = (
+    '--task.policy.initial_model model --task.query_dataset prompts.csv --task.query_length 24'
+    ' --task.response_length 8'
+)
+
+
+def run(line):
+    """Run a command line of either script; return what it prints."""
+    script, *words = shlex.split(line)
+    result = invoke(words, sample.cli if script.endswith('sample.py') else launch.cli)
+    assert result.exit_code == 0, (line, result.output)
+    return result.output
+
+
+def printed(output, command):
+    """Return the command line for `command` that a text ends with."""
+    lines = re.findall(rf'(\./(?:launch|sample)\.py {command} .*)$', output, re.M)
+    assert lines, (command, output)
+    return lines[-1]
+
+
+def run_elsewhere(line, tmp_path, monkeypatch):
+    """Run a printed command in a folder with other files of the same names."""
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir(exist_ok=True)
+    for name in ('prompts.csv', 'prompts.test.csv'):
+        (elsewhere / name).write_text('prompt\nAnother prompt\n')
+    with monkeypatch.context() as there:
+        there.chdir(elsewhere)
+        return run(line)
+
+
+def finish(output, tmp_path, monkeypatch):
+    """Run what a training prints at its end, and export its policy."""
+    save_dir = tmp_path / 'runs/first'
+    answers = run_elsewhere(printed(output, 'sample'), tmp_path, monkeypatch)
+    assert 'Who is late?' in answers and 'Another prompt' not in answers
+    run_elsewhere(printed(output, 'report'), tmp_path, monkeypatch)
+    run(f'./launch.py export {save_dir} {tmp_path}/exported')
+    assert (tmp_path / 'exported' / 'model.safetensors').exists()
+
+
+def test_pairs_of_two_annotators(project, tmp_path, monkeypatch):
+    rows = ['id,labeller,prompt,chosen,rejected']
+    for number, text in enumerate(PROMPTS):
+        for labeller in ('anna', 'bob'):
+            rows.append(f'{number},{labeller},{text}, The dog., No{number}')
+    (project / 'pairs.csv').write_text('\n'.join(rows))
+    output = run(f'./launch.py import_labels chat pairs.csv labels {TASK}')
+    assert '6 answers of anna added' in output and 'id (12)' in output
+    train = printed(output, 'train_policy')
+    report = run('./launch.py labels labels --export labels.jsonl --export_as text')
+    assert printed(report, 'train_policy') == train
+    exported = [json.loads(line) for line in open('labels.jsonl')]
+    assert [label['id'] for label in exported] == [str(each) for each in range(6) for _ in 'ab']
+    sizes = f'{SMALL} --save_dir {tmp_path}/runs --rewards.ensemble 1'
+    name = shlex.split(train)[3]
+    assert name == 'labels'
+    small_model = (
+        ' --rewards.train_new_model.epochs 1 --rewards.train_new_model.normalize_samples 64'
+    )
+    train = train.replace(' labels ', ' first ', 1)
+    output = run_elsewhere(f'{train} {sizes}{small_model}', tmp_path, monkeypatch)
+    finish(output, tmp_path, monkeypatch)
+
+
+def test_a_reward_of_ones_own_that_sees_the_table(project, tmp_path, monkeypatch):
+    (project / 'reward.py').write_text(
+        'def score(queries, responses, id):\n'
+        '    short = [-len(each) / 10 for each in responses]\n'
+        "    return {'short': short, 'late': [float(each) for each in id]}\n"
+    )
+    words = f'./launch.py train_policy chat first {TASK} --rewards.function reward.py:score'
+    run(f'{words} --dry_run')
+    run(f'{words} {SMALL} --save_dir {tmp_path}/runs')
+    save_dir = tmp_path / 'runs/first'
+    line = f'./launch.py resume {save_dir} --ppo.total_episodes 64'
+    output = run_elsewhere(line, tmp_path, monkeypatch)
+    assert 'ended' in output
+    finish(output, tmp_path, monkeypatch)
+    page = (save_dir / 'report.html').read_text()
+    assert all(title in page for title in ('Parts of the score', 'Responses that end'))
+    rows = f'--queries {project}/prompts.csv --output {tmp_path}/out.jsonl'
+    run(f'./sample.py sample --save_dir {save_dir} --mpi 1 {rows}')
+    lines = [json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()]
+    assert [line['id'] for line in lines] == [str(each) for each in range(len(PROMPTS))]
+    (project / 'prompts.csv').write_text('id;prompt\n1;Other\n')
+    result = invoke(shlex.split(line)[1:])
+    assert 'prompts.csv is not what it was when this run began' in result.stderr
+
+
+def test_labels_that_are_asked_for(project, tmp_path, monkeypatch):
+    (project / 'taste.py').write_text(
+        'def score(queries, responses):\n    return [len(each) for each in responses]\n'
+    )
+    output = run(f'./launch.py ask chat labels {TASK} --count 12')
+    train = printed(output, 'train_policy')
+    answer = printed(output, 'label').replace('NAME', 'robot')
+    answer += f' --simulate.reward {project}/taste.py:score'
+    run_elsewhere(answer, tmp_path, monkeypatch)
+    run_elsewhere(f'./launch.py labels {project}/labels', tmp_path, monkeypatch)
+    train = train.replace(' labels ', ' first ', 1).replace('--rewards.ensemble 4', '')
+    sizes = f'{SMALL} --save_dir {tmp_path}/runs --rewards.train_new_model.normalize_samples 64'
+    output = run_elsewhere(f'{train} {sizes}', tmp_path, monkeypatch)
+    finish(output, tmp_path, monkeypatch)
