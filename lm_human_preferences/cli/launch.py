@@ -100,7 +100,7 @@ def start_job(
     shell.require('torch')  # ranks would look for mpiexec first
     size = _world_size(mpi)
     hparams: Any = arguments.get('hparams')
-    is_training = hasattr(hparams, 'writes')
+    is_training = hasattr(hparams, 'commands')
 
     def show_resume_hint() -> None:
         if is_training:
