@@ -80,22 +80,52 @@ def _directories(run: str) -> tuple[str, str]:
 def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the accuracy of the reward model of `run` on labels, for JSON.
 
-    'held_out': on labels that its training held out, None without any; 'trained_on': on others that
-    it may have learned; 'comparisons': on those of two policies, from which only an online run
-    learns; 'labellers': on all answers of each but gold ones.
+    'held_out': on labels that its training held out, None without any; 'trained_on': on others;
+    'comparisons': on those of two policies, from which only an online run learns; 'labellers': on
+    the answers of each but gold ones, where there are any only on those held out. What the model
+    may have 'learned' tests nothing, and has no interval.
     """
     model, share, parts = parts_of(folder, run, without)
     label_type = folder.label_type
-    names = [name for name in folder.logs if name not in without]
-    by_labeller = {name: label_files.of_answers(folder, _answers(folder, name)) for name in names}
+    learns = isinstance(model, LEARNED)
+    learned = {'held_out': False, 'trained_on': learns, 'comparisons': learns and _is_online(run)}
+    found, labellers = {}, {}
+    for name, part in parts.items():
+        found[name] = _prediction(model, part, label_type, learned=learned[name])
+    is_tested = found['held_out'] is not None
+    for name in folder.logs:
+        if name not in without:
+            labels = label_files.of_answers(folder, _answers(folder, name))
+            if is_tested:
+                labels, _ = _parted(folder, labels, _learned_options(model, run))
+            is_learned = learns and not is_tested
+            labellers[name] = _prediction(model, labels, label_type, learned=is_learned)
     return {
         'run': run,
         'held_out_share': share,
-        **{name: _prediction(model, part, label_type) for name, part in parts.items()},
-        'labellers': {
-            name: _prediction(model, part, label_type) for name, part in by_labeller.items()
-        },
+        'is_of_folder': _has_learned_from(folder, run),
+        **found,
+        'labellers': labellers,
     }
+
+
+def _has_learned_from(folder: LabelFolder, run: str) -> bool:
+    """Return whether the reward model of a run is known to have learned from this folder."""
+    record = record_of(run)
+    sources = [storage.join(directory, run_files.LABELS) for directory in _directories(run)]
+    if record is not None and record.labels.source is not None:
+        sources.append(record.labels.source)
+    return os.path.realpath(folder.path) in map(os.path.realpath, sources)
+
+
+def _learned_options(model: rewards.FrozenRewardModel, run: str) -> LabelHParams:
+    """Return the options of the labels that a model learned from; others have held none out."""
+    record = record_of(run) if isinstance(model, LEARNED) else None
+    return LabelHParams() if record is None else record.labels
+
+
+def _parted(folder: LabelFolder, labels: Labels, options: LabelHParams) -> tuple[Labels, Labels]:
+    return parted(labels, folder.label_type, options, folder.encoding().get_encoder())
 
 
 def parts_of(
@@ -103,16 +133,12 @@ def parts_of(
 ) -> tuple[rewards.FrozenRewardModel, float, dict[str, Labels]]:
     """Return (the reward model of `run`, the share it held out, {part: its labels})."""
     model = _reward_for(folder, run)
-    label_type = folder.label_type
-    # What did not learn from labels has held none out.
-    record = record_of(run) if isinstance(model, LEARNED) else None
-    options = LabelHParams() if record is None else record.labels
-    encoder = folder.encoding().get_encoder()
+    options = _learned_options(model, run)
     learned = label_files.of_answers(folder, folder.counted(TRAIN, without))
     compared = label_files.of_answers(folder, folder.counted(VALIDATION, without))
-    held_out, trained_on = parted(learned, label_type, options, encoder)
-    if record is not None and _is_online(run):
-        compared_aside, compared = parted(compared, label_type, options, encoder)
+    held_out, trained_on = _parted(folder, learned, options)
+    if isinstance(model, LEARNED) and _is_online(run):
+        compared_aside, compared = _parted(folder, compared, options)
         for field, values in compared_aside.items():
             held_out[field] = torch.cat([held_out[field], values])
     parts = {'held_out': held_out, 'trained_on': trained_on, 'comparisons': compared}
@@ -163,13 +189,13 @@ def _check(saved: TrainedModel, folder: LabelFolder) -> None:
 
 
 def _prediction(
-    model: rewards.FrozenRewardModel, labels: Labels, label_type: LabelType
+    model: rewards.FrozenRewardModel, labels: Labels, label_type: LabelType, *, learned: bool
 ) -> dict[str, Any] | None:
     found = predict(rewards_by(model), labels, label_type, BATCH, LocalComm())
     if found is None:
         return None
-    low, high = found.interval()
-    return {**dataclasses.asdict(found), 'low': low, 'high': high}
+    low, high = (None, None) if learned else found.interval()
+    return {**dataclasses.asdict(found), 'learned': learned, 'low': low, 'high': high}
 
 
 def _answers(folder: LabelFolder, labeller: str) -> list[Answer]:

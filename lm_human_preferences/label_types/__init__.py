@@ -39,6 +39,7 @@ class PickBest(LabelType):
     name = 'best_of_N'
     field = 'best'
     instructions = 'Read the text, then the responses to it. Choose the one that you like best.'
+    tied = TIED
 
     def __init__(self, num_responses: int) -> None:
         self.samples = tuple(f'sample{i}' for i in range(num_responses))
@@ -102,6 +103,10 @@ class PickBest(LabelType):
             rewards, labels = rewards[is_choice], self.without_ties(labels)
         ahead = (rewards.gather(1, labels['best'][:, None]) - rewards).sign()
         return ahead.sum() / (others * len(rewards))
+
+    def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        is_best = (rewards == rewards.max(dim=1, keepdim=True).values).double()
+        return is_best.gather(1, labels['best'][:, None])[:, 0] / is_best.sum(1)
 
 
 class _Number(LabelType):
@@ -184,6 +189,7 @@ class ScalarComparison(_Number):
         ends=('response 1 is far better', 'equal', 'response 2 is far better'),
     )
     chance = 1 / 2
+    tied = 0
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
         """Return the distance of the number from the middle, towards the second sample."""
@@ -223,8 +229,11 @@ class ScalarComparison(_Number):
 
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the mean of 1 for a difference of the right sign, -1 for one of the wrong."""
+        return (2 * self.is_right(rewards, labels) - 1).mean()
+
+    def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         difference = rewards[:, 1] - rewards[:, 0]
-        return (difference.sign() * labels['difference'].sign()).mean()
+        return (1 + difference.sign() * labels['difference'].sign()).double() / 2
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
         return labels['difference'] / 2  # as in the original

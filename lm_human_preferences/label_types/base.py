@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
+
+from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +59,7 @@ class LabelType(ABC):
     chance: float | None = None  # share of answers that guessing gets right; None: see `matches`
     can_tie: bool = False  # whether "no preference" can be an answer
     ties: bool = False  # whether it may be given, see `allow_ties`
+    tied: float | None = None  # the answer in a tensor that has no preference, if there is one
 
     def allow_ties(self) -> Self:
         """Have TIE be an answer too, where it can be one; returns the label type itself."""
@@ -111,7 +115,20 @@ class LabelType(ABC):
 
     @abstractmethod
     def by_rewards(self, rewards: Sequence[float]) -> Value:
-        """Return the answer of somebody who judges by these rewards of the samples."""
+        """Return the answer of somebody who judges by these rewards of the samples.
+
+        Of equal rewards the first may count for more: `judged` sees to it that none does.
+        """
+
+    def judged(self, rewards: Sequence[float], rng: random.Random) -> Value:
+        """Return the answer by rewards, TIE or one of k at random where k are equally good."""
+        check_finite(rewards)
+        if self.ties and len(set(heapq.nlargest(2, rewards))) == 1:
+            return TIE
+        if len(set(rewards)) == len(rewards):
+            return self.by_rewards(rewards)
+        order = rng.sample(range(len(rewards)), len(rewards))
+        return self.moved(self.by_rewards([rewards[sample] for sample in order]), order)
 
     @abstractmethod
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> Value:
@@ -121,12 +138,19 @@ class LabelType(ABC):
         """Return the answer that prefers what is shown first, if possible, else by rewards."""
         return self.by_rewards(rewards)
 
-    def simulate(self, scores: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the answers of somebody who judges by `scores` (batch, n samples)."""
+    def simulate(
+        self, scores: torch.Tensor, rng: random.Random | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return the answers of somebody who judges by `scores` (batch, n samples).
+
+        rng: see `judged`; None: the first of equals is better, as in the original.
+        """
         import torch
 
         (schema,) = self.label_schemas().values()
-        answers = [self.by_rewards(row) for row in scores.tolist()]
+        answers = []
+        for row in scores.tolist():
+            answers.append(self.judged(row, rng) if rng else self.by_rewards(row))
         values = torch.tensor(answers, dtype=schema.dtype)
         return {self.field: values.reshape(len(answers), *self.shape)}
 
@@ -178,9 +202,9 @@ class LabelType(ABC):
 
     def without_ties(self, labels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the labels {field: (labels, ...)} that are no ties."""
-        if not self.can_tie:
+        if self.tied is None:
             return labels
-        is_choice = labels[self.field] != TIED
+        is_choice = labels[self.field] != self.tied
         if is_choice.all():
             return labels
         return {field: values[is_choice] for field, values in labels.items()}
@@ -196,19 +220,33 @@ class LabelType(ABC):
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Return which labels, bool (batch,), are the answers by the rewards; None for ratings."""
+        """Return how often (batch,) the answers by the rewards are the labels; None for ratings.
+
+        labels: without ties. They are 0 or 1, and among k equal rewards 1/k, or drawn so.
+        """
         if self.chance is None:
             return None
         import torch
 
+        rng = random.Random(0)
         given = labels[self.field].tolist()
-        answers = [self.by_rewards(row) for row in rewards.tolist()]
+        answers = [self.judged(row, rng) for row in rewards.tolist()]
         right = [self.matches(value, answer) for value, answer in zip(given, answers, strict=True)]
-        return torch.tensor(right, dtype=torch.bool)
+        return torch.tensor(right, dtype=torch.float64)
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
         """Return numbers (batch,) whose mean and deviation the rewards should have, if any."""
         return None
+
+
+def check_finite(rewards: Iterable[float]) -> None:
+    """Raise UserError if one of the rewards by which something is judged is NaN or infinite."""
+    for reward in rewards:
+        if not math.isfinite(reward):
+            raise UserError(
+                f'a response has the reward {reward}, by which nothing can be judged: look at what'
+                ' gives the rewards, a function or the training of a model'
+            )
 
 
 def is_number(value: Any) -> bool:

@@ -16,6 +16,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import QUESTION, HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.label_types.base import check_finite
 from lm_human_preferences.labels.report.agreement import (
     correlation_interval,
     effective_answers,
@@ -133,7 +134,8 @@ def predict(
 
 
 def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) -> Prediction:
-    """Measure the prediction of labels without ties by rewards (labels, n samples)."""
+    """Measure the prediction of labels without ties by finite rewards (labels, n samples)."""
+    check_finite(rewards.flatten().tolist())
     right = label_type.is_right(rewards, labels)
     tokens = torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
     questions, question_of = torch.unique(tokens, dim=0, return_inverse=True)

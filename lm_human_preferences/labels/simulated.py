@@ -134,7 +134,7 @@ def _judged_labels(
     for field in label_type.samples:
         responses = policy.respond(queries, length=task.response_length)['responses']
         questions[field] = postprocess(responses).cpu()
-    answers = label_type.simulate(scores_of(score, questions))
+    answers = label_type.simulate(scores_of(score, questions), random.Random(TEST_SEED))
     if hparams.labels.error:
         answers = _with_errors(answers, label_type, hparams.labels.error)
     return {**questions, **answers}
@@ -170,7 +170,8 @@ def simulated_answer(
     """Return the answer by the rewards of the samples.
 
     With probability `error` it is random; else, with probability `position_bias`, it prefers what
-    was shown first. Else it is a tie if the best two rewards differ by less than `indifference`.
+    was shown first. Else it is a tie if the best two rewards differ by less than `indifference`;
+    see LabelType.judged for equal ones.
     """
     if rng.random() < error:
         return label_type.by_chance(rewards, rng)
@@ -180,7 +181,7 @@ def simulated_answer(
         best, second = heapq.nlargest(2, rewards)
         if best - second < indifference:
             return TIE
-    return label_type.by_rewards(rewards)
+    return label_type.judged(rewards, rng)
 
 
 def simulate(

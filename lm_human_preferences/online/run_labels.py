@@ -139,6 +139,9 @@ class RunLabels:
             new = newer(folder, answers, before.answers)
         self.wins = policy_wins(folder, new)
         of_policy = [answer for answer in new if folder.questions[answer.question].kind == TRAIN]
+        is_new = {answer.uuid for answer in new}
+        learned = {answer.question for answer in answers if answer.uuid not in is_new}
+        of_policy = [answer for answer in of_policy if answer.question not in learned]
         new_labels = label_files.of_answers(folder, of_policy) if of_policy else None
         return label_files.of_answers(folder, answers), new_labels
 

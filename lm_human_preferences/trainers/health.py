@@ -53,8 +53,8 @@ COLLAPSED = (
     'the policy gives the same response every time: lower --ppo.lr or raise --rewards.kl_coef'
 )
 WORSE_THAN_CHANCE = (
-    'the reward model is worse than chance on labels that it has not seen: is their sign the wrong'
-    ' way round, or the learning rate too high?'
+    'the reward model is worse than chance on the labels of its last batches: is their sign the'
+    ' wrong way round, or the learning rate too high?'
 )
 
 NOT_ABOVE_CHANCE = (

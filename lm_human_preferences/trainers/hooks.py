@@ -232,9 +232,9 @@ class HeldOut(Hook):
         log_line(f'held out: {prediction}')
         if trainer.hparams.epochs > 1:
             numbers = ', '.join(format(number, '.3f') for number in measured)
-            best = measured.index(max(measured)) + 1
             log_line(
-                f'held out, after each epoch: {numbers}; best after epoch {best}, the last is kept'
+                f'held out, after each epoch: {numbers}; the last is kept, and differences within'
+                ' the interval are chance'
             )
 
 

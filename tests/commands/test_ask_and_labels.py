@@ -18,6 +18,7 @@ from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
+from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
@@ -263,6 +264,41 @@ def test_gold_questions_do_not_measure_a_reward_model(with_gold, tmp_path, monke
     counts = {name: row['labels'] for name, row in found['labellers'].items()}
     assert counts == {'anna': 3, 'bob': 3, 'carl': 1}
     assert found['held_out'] is None and found['comparisons'] is None
+
+
+def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, tmp_path, monkeypatch):
+    """Only of what it has not learned are there intervals: everything, for a function."""
+    run = tmp_path / 'run'
+    run.mkdir()
+    monkeypatch.setattr(reward_on_labels, 'saved_model', lambda run: TrainedModel('test'))
+    model = TrainedRewardModel('test', encodings.Test)
+    monkeypatch.setattr(reward_on_labels, 'load', lambda saved: model)
+    for source, share, told in (
+        (answered, 0.0, 'has'),
+        (answered, 0.5, 'has'),
+        (tmp_path / 'other', 0.0, 'may have'),
+    ):
+        options = LabelHParams(source=str(source), type='best_of_4', held_out=share)
+        monkeypatch.setattr(
+            reward_on_labels, 'record_of', lambda run, options=options: HParams(labels=options)
+        )
+        report, printed = report_of(answered, tmp_path, f'--reward {run}')
+        learned = report['reward']['trained_on']
+        assert (learned['learned'], learned['low'], learned['high']) == (True, None, None)
+        line = rf'(train on|others): \d of \d, [\d.]+ %, which it {told} learned\n'
+        assert re.search(line, printed)
+        tested = report['reward']['held_out']
+        assert (tested is not None) == (share > 0)
+        for row in (tested, *report['reward']['labellers'].values()):
+            if row is not None and share:
+                assert not row['learned'] and row['low'] < row['high']
+            elif row is not None:
+                assert row['learned'] and row['low'] is None
+    constant = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'
+    (tmp_path / 'const.py').write_text(constant)
+    report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
+    assert report['reward']['trained_on']['accuracy'] == 1 / 4  # all are equally good
+    assert 'labels to train on: 2 of 7, 25.0 % (95 % interval' in printed
 
 
 def test_report_without_a_labeller(answered, tmp_path):

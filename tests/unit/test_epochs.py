@@ -53,11 +53,10 @@ def test_each_epoch_learns_every_label_once(batches):
 def test_held_out_labels_are_predicted_after_each_epoch(tmp_path, monkeypatch):
     """Interrupted in the second epoch, it ends alike."""
     result = succeed(f'{TRAINING} --save_dir {tmp_path}/whole')
-    told = r'held out, after each epoch: ([\d.]+), ([\d.]+), ([\d.]+); best after epoch (\d)'
+    told = r'held out, after each epoch: ([\d.]+), ([\d.]+), ([\d.]+); the last is kept'
     line = re.search(told, result.stdout)
     assert line is not None, result.stdout
-    *accuracies, best = map(float, line.groups())
-    assert accuracies[int(best) - 1] == max(accuracies)
+    assert 'best' not in line.string[line.start() :].splitlines()[0]
 
     step = train_reward.RewardModelTrainer.step
 

@@ -329,6 +329,45 @@ def test_what_is_right_in_each_label_type():
     assert (compare.chance, rating.chance, label_types.get('best_of_4').chance) == (0.5, None, 0.25)
 
 
+@pytest.mark.parametrize(
+    'name, rewards, answers, right',
+    [
+        ('best_of_4', [[0, 0, 0, 0], [1, 1, 0, 1], [1, 2, 2, 0]], [3, 1, 0], [1 / 4, 1 / 3, 0]),
+        ('best_of_2', [[1, 1], [0, 2]], [0, 1], [1 / 2, 1]),
+        ('scalar_compare', [[1, 1], [0, 2], [2, 0]], [3.0, 0.5, 1.0], [1 / 2, 1, 0]),
+    ],
+)
+def test_among_equal_rewards_each_answer_is_as_right(name, rewards, answers, right):
+    label_type = label_types.get(name)
+    labels = {label_type.field: torch.tensor(answers)}
+    found = label_type.is_right(torch.tensor(rewards, dtype=torch.float32), labels)
+    assert found.tolist() == pytest.approx(right)
+
+
+@pytest.mark.parametrize('name', ['best_of_4', 'scalar_compare'])
+def test_a_constant_reward_predicts_as_chance_does(name):
+    label_type = label_types.get(name)
+    labels = {'query': torch.arange(9)[:, None]}
+    labels |= {field: torch.ones(9, 1, dtype=torch.int64) for field in label_type.samples}
+    labels[label_type.field] = torch.zeros(9, dtype=torch.int64)
+    if name == 'scalar_compare':
+        labels['difference'] = torch.linspace(-4, 4, 9)  # one is 0: both are equal
+    prediction = predict(rewards_are_first_tokens, labels, label_type, 4, LocalComm())
+    assert prediction is not None and prediction.accuracy == label_type.chance
+    assert prediction.labels == (8 if name == 'scalar_compare' else 9)
+
+
+@pytest.mark.parametrize('name', ['best_of_4', 'scalar_compare', 'scalar_rating'])
+def test_rewards_that_are_not_finite_predict_nothing(name):
+    label_type = label_types.get(name)
+    tokens = torch.ones(3, 1, dtype=torch.int64)
+    labels = {field: tokens for field in ('query', *label_type.samples)}
+    labels[label_type.field] = torch.tensor([0, 1, 1])
+    not_finite = lambda queries, responses: responses[..., 0] * math.nan  # noqa: E731
+    with pytest.raises(UserError, match='reward nan, by which nothing can be judged'):
+        predict(not_finite, labels, label_type, 2, LocalComm())
+
+
 def test_all_answers_to_one_question_are_together_in_the_interval():
     """Four labellers agree on nine of ten questions; the rewards get eight right."""
     query = torch.arange(10).repeat_interleave(4)[:, None]

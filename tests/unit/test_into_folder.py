@@ -122,10 +122,9 @@ def test_a_folder_with_a_question_in_each_order_stays_as_it_is(tmp_path):
     path = tmp_path / 'f'
     bring(path, records[:1])
     (path / 'answers/imported.jsonl').unlink()
-    texts = {'sample0': BAD, 'sample1': GOOD}
-    tokens = {'query': encodings.Test.get_encoder().encode('abc')}
-    tokens |= {name: encodings.Test.get_encoder().encode(text) for name, text in texts.items()}
     folder = LabelFolder(str(path))
+    (asked,) = map(folder.tokens, folder.questions.values())
+    tokens = {**asked, 'sample0': asked['sample1'], 'sample1': asked['sample0']}
     with QuestionWriter(str(path), folder.task) as writer:
         header = {'kind': 'train', 'labellers': 1, 'policies': ['x', 'x'], 'part': '-'}
         writer.add([tokens], [{**header, 'texts_read': 0}])
@@ -135,6 +134,29 @@ def test_a_folder_with_a_question_in_each_order_stays_as_it_is(tmp_path):
     before = contents(path)
     bring(path, records)
     assert contents(path) == before
+
+
+def test_what_was_chosen_is_not_always_the_first_sample(tmp_path):
+    """A reward that tells nothing apart would seem to know the answers, and an order be learned."""
+    letters = [chr(ord('a') + number) for number in range(26)]
+    records = [preference(query + more, GOOD, BAD) for query in letters for more in 'abcd']
+    encoder = encodings.Test.get_encoder()
+    _, folder = bring(tmp_path / 'f', records)
+    best = [answer.value for answer in folder.counted()]
+    assert len(best) == 104 and 30 < sum(best) < 74
+    for answer in folder.counted():
+        tokens = folder.tokens(folder.questions[answer.question])
+        text = encoder.decode([each for each in tokens[f'sample{answer.value}'] if each < 26])
+        assert text == GOOD
+    before = contents(tmp_path / 'f')
+    bring(tmp_path / 'f', records)
+    assert contents(tmp_path / 'f') == before
+    lines = ''.join(f'{json.dumps(record)}\n' for record in records)
+    (tmp_path / 'pairs.jsonl').write_text(lines)
+    output = tmp_path / 'labels.json'
+    lengths = '--task.query_length 3 --task.response_length 2'
+    succeed(f'import_labels test {tmp_path}/pairs.jsonl {output} --labels.type best_of_2 {lengths}')
+    assert [label['best'] for label in json.loads(output.read_text())] == best
 
 
 def test_the_samples_of_an_answer_move_with_equal_ones_among_them():

@@ -56,6 +56,13 @@ def test_an_imported_ranking_is_of_the_samples_in_their_order_here():
     assert label_types.get('ranking_of_3').moved([2, 0, 1], [1, 2, 0]) == [0, 1, 2]
 
 
+def test_rankings_by_equal_rewards_are_right_by_chance():
+    ranking = label_types.get('ranking_of_3')
+    labels = {'ranking': torch.tensor([[0, 1, 2]]).repeat(3000, 1)}
+    right = ranking.is_right(torch.tensor([[2.0, 1.0, 1.0]]).repeat(3000, 1), labels)
+    assert right.mean() == pytest.approx(1 / 2, abs=0.03)
+
+
 def test_loss_of_three_by_hand():
     ranking = label_types.get('ranking_of_3')
     labels = {'ranking': torch.tensor([[2, 0, 1]])}

@@ -1,5 +1,6 @@
 """The simulated labeller: how often it errs, what it prefers, when it leaves."""
 
+import math
 import random
 import statistics
 
@@ -8,6 +9,7 @@ import torch
 from label_folders import make_folder
 
 from lm_human_preferences import label_types
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated import simulate, simulated_answer
@@ -33,8 +35,7 @@ def test_it_chooses_the_sample_of_the_highest_reward(tmp_path):
     assert len(given) == 300
     for question in folder.questions.values():
         (rewards,) = sums([folder.tokens(question)])
-        assert given[question.id].value == rewards.index(max(rewards))
-        assert given[question.id].value is not None
+        assert rewards[given[question.id].value] == max(rewards)
 
 
 def frequencies(error, position_bias, count=20_000):
@@ -60,6 +61,41 @@ def frequencies(error, position_bias, count=20_000):
 )
 def test_errors_and_position_bias_are_as_frequent_as_told(error, position_bias, expected):
     assert frequencies(error, position_bias) == pytest.approx(expected, abs=0.012)
+
+
+@pytest.mark.parametrize(
+    'name, rewards, possible',
+    [
+        ('best_of_2', [1, 1], [0, 1]),
+        ('best_of_4', [0, 2, 2, 2], [1, 2, 3]),
+        ('scalar_compare', [1, 1], [0]),
+    ],
+)
+def test_of_equals_each_is_chosen_as_often(name, rewards, possible):
+    label_type, rng = label_types.get(name), random.Random(0)
+    given = [simulated_answer(label_type, rewards, (0, 1), rng) for _ in range(3000)]
+    assert set(given) == set(possible)
+    for answer in possible:
+        assert given.count(answer) / 3000 == pytest.approx(1 / len(possible), abs=0.03)
+
+
+def test_equals_are_a_tie_where_ties_are_answers():
+    best_of_4, rng = label_types.get('best_of_4').allow_ties(), random.Random(0)
+    answers = [
+        simulated_answer(best_of_4, each, (0, 1), rng) for each in ([0, 2, 2, 1], [1, 1, 2, 1])
+    ]
+    assert answers == ['tie', 2]
+
+
+@pytest.mark.parametrize('name', ['best_of_2', 'scalar_compare', 'scalar_rating'])
+@pytest.mark.parametrize('reward', [math.nan, math.inf])
+def test_nobody_judges_by_what_is_no_number(name, reward):
+    label_type = label_types.get(name)
+    rewards = [0.0, reward][-len(label_type.samples) :]
+    with pytest.raises(UserError, match='by which nothing can be judged'):
+        simulated_answer(label_type, rewards, (0, 1), random.Random(0))
+    with pytest.raises(UserError, match='by which nothing can be judged'):
+        label_type.simulate(torch.tensor([rewards]), random.Random(0))
 
 
 @pytest.mark.parametrize('reward, deviation', [(0.5, 1), (-3, 3)])

@@ -54,8 +54,9 @@ def import_labels(
     if not labels:
         raise UserError(f'{file} holds no label that could be brought in')
     if task is None:
-        answer = label_types.get(reward_hparams.labels.type).field
-        _write_file(output, labels, answer, encoding.name)
+        label_type = label_types.get(reward_hparams.labels.type)
+        shuffled = [into_folder.shuffled(*label, label_type) for label in labels]
+        _write_file(output, shuffled, label_type.field, encoding.name)
     else:
         folder = _write_folder(output, labels, task, encoding, labeller)
         of_training = report(folder, ())['training_labels']

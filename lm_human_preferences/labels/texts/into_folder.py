@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import random
 import uuid as uuids
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ AT_WORK = 'nothing was imported; import again when they have left'
 def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel, Tokens]]:
     """Return questions and answers with the samples in the order in which they were first asked.
 
+    A preference that was not asked before is shuffled: its file has the chosen response first.
     A folder of an earlier version may have asked in two orders; these questions stay two.
     """
     asked: dict[tuple[Any, ...], Tokens] = {}
@@ -38,11 +40,25 @@ def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel,
         asked.setdefault(_in_any_order(tokens), tokens)
     found = []
     for label, tokens in questions:
-        first = asked.setdefault(_in_any_order(tokens), tokens)
+        _, new = shuffled(label, tokens, folder.label_type)
+        first = asked.setdefault(_in_any_order(tokens), new)
         if question_id(tokens) in folder.questions:
             first = tokens
         found.append((_moved(label, tokens, first, folder.label_type), first))
     return found
+
+
+def shuffled(label: TextLabel, tokens: Tokens, label_type: LabelType) -> tuple[TextLabel, Tokens]:
+    """Return a label and its question, with the samples in random order if they were in none.
+
+    The tokens decide, so that a preference that is read again is the same question.
+    """
+    if label.is_ordered:
+        return label, tokens
+    query, *samples = tokens.values()
+    random.Random(question_id(tokens)).shuffle(samples)
+    moved = dict(zip(tokens, [query, *samples], strict=True))
+    return _moved(label, tokens, moved, label_type), moved
 
 
 def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
