@@ -157,6 +157,8 @@ def _win_rates(axes: Axes, report: dict[str, Any]) -> None:
     comparisons = report['comparisons']
     for place, found in enumerate(comparisons):
         rate = found['win_rate']
+        if rate is None:
+            continue
         errors = [[rate - found['low']], [found['high'] - rate]]
         axes.errorbar(
             [place],

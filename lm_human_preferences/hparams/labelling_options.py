@@ -101,7 +101,10 @@ class SimulateHParams(hyperparams.HParams):
         ' classifier, or FILE.py:FUNCTION',
     )
     error: float = option(
-        0.0, 'probability of a random answer instead of the best', at_least=0, at_most=1
+        0.0,
+        'probability of a random answer, of which 1 / N are right by chance, instead of the best',
+        at_least=0,
+        at_most=1,
     )
     position_bias: float = option(
         0.0,

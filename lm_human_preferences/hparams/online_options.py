@@ -115,7 +115,8 @@ class OnlineHParams(hyperparams.HParams):
     )
     error: float = option(
         0.0,
-        'if source is not people: the probability of a random answer instead of the best',
+        'if source is not people: the probability of a random answer, of which 1 / N are right by'
+        ' chance, instead of the best',
         at_least=0,
         at_most=1,
     )

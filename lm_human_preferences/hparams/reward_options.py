@@ -64,7 +64,8 @@ class LabelHParams(hyperparams.HParams):
     )
     error: float = own_option(
         0.0,
-        "with the source 'mock', the probability of a random answer instead of the best",
+        "with the source 'mock', the probability of a random answer, of which 1 / N are right by"
+        ' chance, instead of the best',
         at_least=0,
         at_most=1,
     )

@@ -20,6 +20,7 @@ from lm_human_preferences.label_types.base import check_finite
 from lm_human_preferences.labels.report.agreement import (
     correlation_interval,
     effective_answers,
+    in_words,
     wilson_interval,
 )
 from lm_human_preferences.language.encodings import Encoder
@@ -112,8 +113,8 @@ class Prediction:
             return f'correlation {self.agreement:.3f} with {self.labels} labels'
         low, high = self.interval()
         return (
-            f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels (95 % interval'
-            f' {100 * low:.1f} to {100 * high:.1f}); chance is {100 * self.chance:.1f} %'
+            f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels'
+            f' ({in_words(low, high)}); chance is {100 * self.chance:.1f} %'
         )
 
 

@@ -208,4 +208,4 @@ def policy_wins(folder: LabelFolder, answers: Iterable[Answer]) -> dict[str, Any
     """Return how often `answers` prefer the policy to the initial model; None for no preference."""
     compared = [each for each in answers if folder.questions[each.question].kind == VALIDATION]
     found = comparisons(folder, compared)
-    return found[0] if found else None
+    return found[0] if found and found[0]['n'] else None

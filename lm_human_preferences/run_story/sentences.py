@@ -269,6 +269,7 @@ def held_out(facts: RunFacts) -> Iterator[str]:
         right = found.value * found.effective_labels
         low, high = wilson_interval(right, found.effective_labels)
         interval = f'; the 95 % interval is {100 * low:.1f} to {100 * high:.1f} %'
+        interval += ', for independent queries'
     yield (
         f'{model} likes best what the labeller liked best in {_percent(found.value)} of the labels'
         f' that were held out of its training{part}{interval}.'

@@ -1,5 +1,6 @@
 """`./launch.py ask` and `labels`, folders as source of labels, commands of docs/labelling.md."""
 
+import itertools
 import json
 import re
 import shlex
@@ -9,7 +10,7 @@ import pytest
 import torch
 from command_line import error_of, invoke, succeed
 from experiments import resolved
-from label_folders import make_folder
+from label_folders import HEADER, TASK, make_folder, random_questions
 from sample_files import label_hparams
 
 import launch
@@ -19,13 +20,19 @@ from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
+from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels import label_files
-from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
+from lm_human_preferences.labels.folder import EVERYBODY, VALIDATION, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.report.agreement import clustered_interval, pairwise_share
+from lm_human_preferences.labels.report.agreement import (
+    clustered_interval,
+    pairwise_share,
+    wilson_interval,
+)
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.online.run_labels import policy_wins
 from lm_human_preferences.rewards import TrainedRewardModel
 
 ROOT = Path(__file__).parents[2]
@@ -225,7 +232,8 @@ def test_report_by_hand(answered, tmp_path):
     expected = clustered_interval([3, 1, 0], [3, 1, 1])
     assert (agreement['low'], agreement['high']) == expected
     ends = ' to '.join(f'{100 * end:.1f}' for end in expected)
-    assert f'(95 % interval {ends} %).\nChance is 25.0 %; Krippendorff' in printed
+    taken = 'for these labellers, independent queries'
+    assert f'(95 % interval {ends} %, {taken}).\nChance is 25.0 %; Krippendorff' in printed
     # n 7; values 0: 1, 1: 3, 2: 2, 3: 1. Unequal ordered pairs over (values - 1): 2
     assert agreement['alpha'] == pytest.approx(1 - 6 * 2 / (49 - 1 - 9 - 4 - 1))
     anna = report['labellers']['anna']
@@ -337,6 +345,40 @@ def test_questions_and_not_answers_are_independent(tmp_path):
     assert (comparison['n'], comparison['questions']) == (30, 10)
     assert [round(comparison[key], 2) for key in ('low', 'high')] == [0.49, 0.94]  # of 8 of 10
     assert comparison['pairwise'] == pytest.approx(0.8) and '1 + 1' not in printed
+
+
+def test_answers_about_one_query_are_together(tmp_path):
+    """Ten queries with ten questions each, whose answers are equal: as ten answers."""
+    path = tmp_path / 'f'
+    task = {**TASK, 'label_type': 'best_of_2'}
+    header = {**HEADER, 'kind': 'validation', 'policies': ['initial', 'run']}
+    asked = list(itertools.islice(random_questions(samples=2), 100))
+    for number, tokens in enumerate(asked):
+        tokens['query'] = [number // 10] * 3
+    with QuestionWriter(str(path), task) as writer:
+        writer.add(asked, [header] * 100)
+    answer(path, 'anna', {number: int(number < 70) for number in range(100)})
+    (comparison,) = report_of(path, tmp_path)[0]['comparisons']
+    assert (comparison['n'], comparison['questions']) == (100, 100)
+    ends = comparison['low'], comparison['high']
+    assert ends == pytest.approx(clustered_interval([10] * 7 + [0] * 3, [10] * 10))
+    assert ends == pytest.approx(wilson_interval(7, 10), abs=0.01)
+
+
+@pytest.mark.parametrize('label_type, value', [('best_of_2', TIE), ('scalar_compare', 0)])
+def test_a_comparison_whose_answers_are_all_ties_is_shown(tmp_path, label_type, value):
+    path = tmp_path / 'f'
+    task = {'label_type': label_type} | ({'ties': True} if value == TIE else {})
+    policies = ['initial', 'run']
+    make_folder(path, 3, samples=2, task=task, kind='validation', policies=policies)
+    answer(path, 'anna', dict.fromkeys(range(3), value))
+    report, printed = report_of(path, tmp_path, f'--picture {tmp_path}/p.png')
+    (comparison,) = report['comparisons']
+    assert (comparison['n'], comparison['ties'], comparison['win_rate']) == (0, 3, None)
+    told = 'run and initial: no answer prefers one to the other.\n  3 answers prefer neither'
+    assert told in printed
+    folder = LabelFolder(str(path))
+    assert policy_wins(folder, folder.counted(VALIDATION)) is None
 
 
 def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):

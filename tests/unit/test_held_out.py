@@ -381,7 +381,8 @@ def test_all_answers_to_one_question_are_together_in_the_interval():
     interval = clustered_interval([2] + [4] * 7 + [0] * 2, [4] * 10)
     assert prediction.interval() == pytest.approx(interval)
     assert str(prediction) == (
-        'as the labeller in 75.0 % of 40 labels (95 % interval 46.0 to 91.3); chance is 50.0 %'
+        'as the labeller in 75.0 % of 40 labels (95 % interval 46.0 to 91.3 %, for these labellers,'
+        ' independent queries); chance is 50.0 %'
     )
 
 
@@ -411,7 +412,7 @@ def test_a_training_logs_and_prints_its_accuracy(trained):
     last = printed.splitlines()[-1]
     assert re.fullmatch(
         rf'Held-out labels: as the labeller in {percent} % of \d+ labels \(95 % interval [\d.]+ to'
-        r' [\d.]+\); chance is 25.0 %',
+        r' [\d.]+ %, for these labellers, independent queries\); chance is 25.0 %',
         last,
     )
 

@@ -154,7 +154,7 @@ def test_the_page_of_a_reward_model(tmp_path):
     told = (
         'The first of the 4 reward models likes best what the labeller liked best in 87.5 % of the'
         ' labels that were held out of its training (a share of 0.2 of all);'
-        ' the 95 % interval is 52.9 to 97.8 %.'
+        ' the 95 % interval is 52.9 to 97.8 %, for independent queries.'
     )
     assert told in card_of(f'{tested}/reward_model_1', has_policy=False)[0]
     write_events(tested / 'tb/reward_model', train_reward__held_out_of_mean__accuracy=-0.25)

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,15 @@ def raw_agreement(counts: np.ndarray) -> tuple[float, int]:
     return (int(equal.sum()) / count if count else math.nan), count
 
 
-def agreement_interval(counts: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % confidence interval of `raw_agreement`; questions are independent."""
-    equal, pairs = _pairs(counts)
-    return clustered_interval(equal[pairs > 0].tolist(), pairs[pairs > 0].tolist())
+def agreement_interval(counts: np.ndarray, clusters: Sequence[Hashable]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of `raw_agreement`; clusters: of each unit, its query."""
+    found: dict[Hashable, np.ndarray] = {}
+    for cluster, each in zip(clusters, np.stack(_pairs(counts), axis=1), strict=True):
+        if each[1] > 0:
+            found[cluster] = found.get(cluster, 0) + each
+    return clustered_interval(
+        [int(equal) for equal, _ in found.values()], [int(pairs) for _, pairs in found.values()]
+    )
 
 
 def _pairs(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -77,10 +82,11 @@ def interval_alpha(values: Sequence[Sequence[float]]) -> float:
 
 
 def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share of answers, clustered by question.
+    """Return the 95 % confidence interval of a share of answers, clustered by query.
 
-    successes, answers: of each question. As labellers of one question agree, k answers to it say
-    less than one to each of k questions: it is Wilson's for the answers over the design effect.
+    successes, answers: of each query. As labellers agree, k answers about it say less than one
+    about each of k queries: it is Wilson's for the answers over the design effect. It is that of
+    the share among these labellers: others may differ, of whom a few tell too little.
     """
     if sum(answers) == 0:
         return 0.0, 1.0
@@ -125,6 +131,12 @@ def wilson_interval(successes: float, n: float) -> tuple[float, float]:
     low = 0.0 if share == 0 else centre - half
     high = 1.0 if share == 1 else centre + half
     return low, high
+
+
+def in_words(low: float, high: float) -> str:
+    """Return an interval of a share with what it takes as independent."""
+    ends = f'{100 * low:.1f} to {100 * high:.1f} %'
+    return f'95 % interval {ends}, for these labellers, independent queries'
 
 
 def correlation_interval(correlation: float, n: int) -> tuple[float, float]:

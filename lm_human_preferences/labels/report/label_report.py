@@ -4,7 +4,7 @@ import collections
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.label_types import TIE
@@ -107,9 +107,11 @@ def _questions(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
 
 def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, Any]:
     """Return the agreement of labellers on the same questions; of numbers only alpha."""
-    values = []
-    for given in answers.values():
+    values, several = [], []
+    for question, given in answers.items():
         values.append([answer.value for answer in given if answer.value is not None])
+        if len(given) > 1:
+            several.append(question)
     label_type = folder.label_type
     raw = low = high = chance = None
     if label_type.is_numeric:
@@ -117,7 +119,8 @@ def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
     else:
         counts = value_counts(values)
         raw = _number(raw_agreement(counts)[0])
-        low, high = agreement_interval(counts)
+        clusters = {**dict.fromkeys(answers), **independent(folder, several)}
+        low, high = agreement_interval(counts, list(clusters.values()))
         # Of two who guess; a tie is one more answer.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
         alpha = krippendorff_alpha(counts)
@@ -200,30 +203,33 @@ def _agreement_with_others(name: str, answers: dict[str, list[Answer]]) -> tuple
     return (equal / pairs if pairs else math.nan), pairs
 
 
-def comparisons(folder: LabelFolder, answers: Iterable[Answer]) -> list[dict[str, Any]]:
+def independent(folder: LabelFolder, questions: Iterable[str]) -> dict[str, Hashable]:
+    """Return {question: its query}, or where all have the same query {question: question}."""
+    queries: dict[str, Hashable] = {}
+    for question in questions:
+        queries[question] = tuple(folder.tokens(folder.questions[question])['query'])
+    if len(set(queries.values())) > 1:
+        return queries
+    return {question: question for question in queries}
+
+
+def comparisons(folder: LabelFolder, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Return how often the second of each pair of policies was preferred in `answers`."""
-    # {(policy, against): {question: for each answer, whether it prefers `against`}}
-    given: dict[tuple[Policy, Policy], dict[str, list[bool]]] = {}
-    not_preferring: dict[tuple[Policy, Policy], list[Answer]] = collections.defaultdict(list)
+    # {(policy, against): answers}
+    given: dict[tuple[Policy, Policy], list[Answer]] = collections.defaultdict(list)
     for answer in answers:
         question = folder.questions[answer.question]
         policies = list(zip(question.policies, question.weights, strict=True))
-        pair = policies[0], policies[-1]
-        best = folder.label_type.preferred(answer.value)
-        if best is None:
-            not_preferring[pair].append(answer)
-        else:
-            by_question = given.setdefault(pair, {})
-            by_question.setdefault(answer.question, []).append(policies[best] == pair[1])
+        given[policies[0], policies[-1]].append(answer)
     compared = set(itertools.chain.from_iterable(given))
+    clusters = independent(folder, {answer.question for answer in answers})
     return [
         {
             'policy': _name(policy, compared),
             'against': _name(against, compared),
-            **_wins(folder, list(by_question.values())),
-            **_ties(folder, not_preferring[policy, against]),
+            **_wins(folder, of_pair, clusters),
         }
-        for (policy, against), by_question in given.items()
+        for (policy, against), of_pair in given.items()
     ]
 
 
@@ -235,23 +241,38 @@ def _name(policy: Policy, compared: Collection[Policy]) -> str:
     return f'{path} (weights {weights[:8] or "unknown"})'
 
 
-def _wins(folder: LabelFolder, answers: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    wins = [sum(of_question) for of_question in answers]
-    counts = [len(of_question) for of_question in answers]
-    rate = sum(wins) / sum(counts)
-    low, high = clustered_interval(wins, counts)
+def _wins(
+    folder: LabelFolder, answers: Sequence[Answer], clusters: Mapping[str, Hashable]
+) -> dict[str, Any]:
+    """Return the wins in answers about one pair of policies; rates are None if all are ties."""
+    wins: collections.Counter[Hashable] = collections.Counter()
+    counts: collections.Counter[Hashable] = collections.Counter()
+    questions = set()
     each = len(folder.samples) // 2
+    for answer in answers:
+        question = folder.questions[answer.question]
+        policies = list(zip(question.policies, question.weights, strict=True))
+        best = folder.label_type.preferred(answer.value)
+        if best is not None:
+            questions.add(question.id)
+            counts[clusters[question.id]] += 1
+            wins[clusters[question.id]] += policies[best] == policies[-1]
+    n, won = counts.total(), wins.total()
+    low, high = clustered_interval([wins[cluster] for cluster in counts], list(counts.values()))
+    rate = won / n if n else None
+    ties = {'ties': len(answers) - n} if folder.label_type.ties or n < len(answers) else {}
     return {
         'samples': len(folder.samples),
-        'n': sum(counts),
-        'questions': len(counts),
-        'wins_of_against': sum(wins),
+        'n': n,
+        'questions': len(questions),
+        'wins_of_against': won,
         'win_rate': rate,
         'low': low,
         'high': high,
-        'pairwise': pairwise_share(rate, each),
+        'pairwise': None if rate is None else pairwise_share(rate, each),
         'pairwise_low': pairwise_share(low, each),
         'pairwise_high': pairwise_share(high, each),
+        **ties,
     }
 
 

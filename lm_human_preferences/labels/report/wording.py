@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 
+from lm_human_preferences.labels.report.agreement import in_words
 from lm_human_preferences.utils.terminal import printable
 
 Facts = Mapping[str, Any]  # a part of label_report.report
@@ -31,6 +32,7 @@ def as_text(folder: str, found: Facts) -> str:
         agreement=agreement(found['agreement']),
         table=aligned(labeller_table(sorted(found['labellers'].items()))),
         comparison=comparison,
+        in_words=in_words,
         mean=statistics.mean,
         stdev=statistics.stdev,
     )
@@ -60,24 +62,19 @@ def agreement(found: Facts) -> list[str]:
     told = f'Labellers rated the same question in {where}.'
     if found['raw'] is not None:
         share = f'{100 * found["raw"]:.1f} %'
-        told = (
-            f'Labellers who answered the same question agreed in {share} of {where}'
-            f' ({_interval(found)}).'
-        )
+        told = f'Labellers agreed in {share} of {where} ({in_words(found["low"], found["high"])}).'
     return [told, f"{chance}Krippendorff's alpha is {alpha}."]
 
 
 def comparison(found: Facts) -> str:
     """Say how often a policy was preferred to another."""
+    if found['win_rate'] is None:
+        return f'{found["against"]} and {found["policy"]}: no answer prefers one to the other.'
     return (
         f'{found["against"]} was preferred to {found["policy"]} in {found["wins_of_against"]} of'
         f' {found["n"]} answers to {found["questions"]} questions: {100 * found["win_rate"]:.1f} %'
-        f' ({_interval(found)}).'
+        f' ({in_words(found["low"], found["high"])}).'
     )
-
-
-def _interval(found: Facts) -> str:
-    return f'95 % interval {100 * found["low"]:.1f} to {100 * found["high"]:.1f} %'
 
 
 def labeller_table(labellers: Iterable[tuple[str, Facts]]) -> list[list[str]]:
