@@ -180,3 +180,27 @@ def test_a_network_that_is_another_model_is_refused(tmp_path, family, monkeypatc
     refused = invoke(f'export {directory} {tmp_path}/out')
     told = f'models of the family {family} are not supported: transformers loads a model with other'
     assert refused.exit_code == 2 and told in refused.stderr
+
+
+@pytest.mark.parametrize(
+    'family, settings',
+    [
+        ('gemma4_text', {'target_modules': ['q_proj', 'embed_tokens']}),  # which scales its rows
+        ('deepseek_v3', {'target_modules': ['o_proj'], 'modules_to_save': ['gate']}),
+    ],
+)
+def test_adapters_of_such_families_are_what_peft_computes(tmp_path, family, settings):
+    import peft  # takes seconds
+    from transformers import AutoModelForCausalLM
+
+    directory = write(family, tmp_path / 'model')
+    config = peft.LoraConfig(r=2, lora_alpha=6, **settings)
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(directory), config)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in theirs.state_dict().items():
+            if 'lora_' in name or 'modules_to_save' in name:
+                tensor.add_(0.1 * torch.randn_like(tensor))
+    theirs.save_pretrained(tmp_path / 'adapter')
+    network = TrainedModel(str(tmp_path / 'adapter')).build(scope='policy')
+    torch.testing.assert_close(logprobs_of(network), logprobs_of(theirs), rtol=0, atol=1e-4)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch import nn
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -36,7 +37,7 @@ _NAME = re.compile(
     rf'(\.(?P<part>lora_(embedding_)?[AB]|{MAGNITUDE}|{re.escape(ROWS)}|{WHOLE}))?'
     r'(\.(?P<kind>weight|bias))?'
 )
-_TRANSPOSED = ('Conv1D', 'Embedding', 'Projection')  # modules whose weight is (inputs, outputs)
+_TRANSPOSED = ('Conv1D', 'Projection')  # linear layers whose weight is (inputs, outputs)
 # Ways to begin that leave the base as it is; the others take something away from it.
 _BEGINNINGS = (None, True, False, 'gaussian', 'eva', 'orthogonal')
 # Settings that decide nothing here, or that are read below.
@@ -66,7 +67,7 @@ class PeftWeights:
         file = _opened(self.path)
         for name in file.keys():  # noqa: SIM118
             module, part, kind = _parsed(name)
-            own = f'{module}.{kind}'
+            own = f'{module}.{kind}'.removesuffix('.')
             if own not in parameters:
                 own = CAUSAL_LM + own
             if own not in parameters:
@@ -127,11 +128,13 @@ class PeftWeights:
     def _merge(self, parts: dict[str, torch.Tensor], parameter: torch.Tensor, own: str) -> None:
         """Add the product of two matrices, or a bias, to a parameter of the base."""
         module = own.rpartition('.')[0]
-        kind = type(self._network.get_submodule(module)).__name__
-        weight = parameter.mT if kind in _TRANSPOSED and parameter.ndim == 2 else parameter
+        layer = self._network.get_submodule(module)
+        is_embedding = isinstance(layer, nn.Embedding)
+        is_transposed = is_embedding or type(layer).__name__ in _TRANSPOSED
+        weight = parameter.mT if is_transposed and parameter.ndim == 2 else parameter
         rank, alpha = self._rank_and_alpha(module.removeprefix(CAUSAL_LM))
         outputs, *inputs = weight.shape
-        infix = 'embedding_' if kind == 'Embedding' else ''
+        infix = 'embedding_' * is_embedding
         expected = {f'lora_{infix}B': (outputs, rank), f'lora_{infix}A': (rank, *inputs)}
         if self._config['use_dora']:
             expected[MAGNITUDE] = (outputs,)
@@ -179,11 +182,12 @@ def _opened(path: str) -> Any:
 
 
 def _parsed(name: str) -> tuple[str, str, str]:
-    """Return (module, part, weight or bias) of a tensor's name in the file."""
+    """Return (module, part, weight or bias) of a name; of a whole buffer (its name, WHOLE, '')."""
     match = _NAME.fullmatch(name)
     if match is None:
-        return name, WHOLE, 'weight'
-    return match['module'], match['part'] or WHOLE, match['kind'] or 'weight'
+        return name, WHOLE, ''
+    part = match['part'] or WHOLE
+    return match['module'], part, match['kind'] or 'weight' * (part != WHOLE)
 
 
 def unties(directory: str) -> bool:
