@@ -15,7 +15,7 @@ from lm_human_preferences.errors import UserError
 
 STDOUT, STDERR = 1, 2  # file descriptors
 _CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all but tabs and line ends
-_MOVES_OF_BARS = re.compile(r'(?:\r|\n|\x1b\[A)*')  # before a progress bar, on stderr
+_MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # before a progress bar, on stderr
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status, as shells report it
 
 
@@ -54,9 +54,10 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
 
     def write_escaped(text: str) -> int:
         """Write text as `stream` did, with what controls a terminal escaped."""
-        moves = _MOVES_OF_BARS.match(text) if has_bars else None
-        start = moves.end() if moves else 0
-        write(text[:start] + escaped(text[start:]))
+        foreign = text
+        if has_bars:
+            foreign = _MOVES_OF_BARS.sub('', text, count=1)
+        write(text[: len(text) - len(foreign)] + escaped(foreign))
         return len(text)
 
     stream.write = write_escaped
