@@ -1,24 +1,25 @@
 """frontier.py RUN...: reward, KL and share of the possible gain of runs of docs/real-run.md.
 
 `./launch.py evaluate` measures the same for one run, in float32. Here the initial model answers
-once for all runs, in bf16 where that is fast, and they come into one picture.
+once for all runs, in bf16 where that is fast, and they come into one picture. Each ± is a 95 %
+interval over requests.
 """
 
 import argparse
 import math
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from lm_human_preferences import rewards
-from lm_human_preferences.evaluation import comparison, measure, optimum, plots
-from lm_human_preferences.evaluation.report import FEW_SAMPLES
+from lm_human_preferences.evaluation import comparison, measure, optimum, plots, report
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import ScoreFn
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.training import precision
+from lm_human_preferences.utils import student
 from lm_human_preferences.utils.core import set_seed
 
 JUDGE = f'{pathlib.Path(__file__).parent}/vader_reward.py:score'
@@ -29,17 +30,13 @@ class Answers(NamedTuple):
     """Of one model to all queries, (queries, samples) each."""
 
     scores: torch.Tensor
-    log_ratios: torch.Tensor  # log pi / rho, whose mean is the KL
+    logprobs: torch.Tensor  # by the model itself
     ended: torch.Tensor
+    responses: torch.Tensor  # (queries, samples, length)
 
 
 def sample(
-    policy: Policy,
-    reference: Policy,
-    score: ScoreFn,
-    queries: torch.Tensor,
-    length: int,
-    count: int,
+    policy: Policy, score: ScoreFn, queries: torch.Tensor, length: int, count: int
 ) -> Answers:
     """Return `count` answers of `policy` to each of `queries (queries, query_length)`."""
     same = math.gcd(count, ROWS)  # neighbours of a part, at least, answer one query
@@ -47,61 +44,77 @@ def sample(
     for part in queries.repeat_interleave(count, 0).split(ROWS):
         drawn = policy.respond(part, length, same)
         responses = drawn['responses']
-        ratios = torch.zeros(len(part), dtype=torch.float64)
-        if policy is not reference:
-            of_reference = reference.analyze_responses(part, responses, same)['logprobs']
-            ratios = (drawn['logprobs'].double() - of_reference).sum(1)
         scores = score(part, responses)[0].double()
-        parts.append((scores, ratios, responses[:, -1] == policy.padding_token))
-    return Answers(*(torch.cat(column).view(len(queries), count) for column in zip(*parts)))
+        ended = responses[:, -1] == policy.padding_token
+        parts.append((scores, drawn['logprobs'].double().sum(1), ended, responses))
+    shape = len(queries), count
+    return Answers(*(torch.cat(column).unflatten(0, shape) for column in zip(*parts)))
 
 
-def line_of(initial: Answers, trained: Answers) -> str:
-    """Return what is printed of a run; the error is twice the standard error of its gain."""
-    before, after = initial.scores.mean(1), trained.scores.mean(1)
-    uniform = optimum.as_distribution(initial.scores)
-    values, beta = comparison.against_frontier(
-        trained.log_ratios.mean(1), after, uniform, initial.scores
-    )
-    means = {name: value.mean().item() for name, value in values.items()}
-    effective = optimum.effective_samples(initial.scores, beta or 1e-9).mean().item()
-    is_sure = '' if effective >= FEW_SAMPLES else f' (from {effective:.0f} effective samples)'
-    gain = after - before
-    error = 2 * optimum.standard_error(gain)
-    of_any = gain.mean() / (2 - before.mean())  # 2 is VADER's highest score, whatever the KL
+def logprobs_of(policy: Policy, queries: torch.Tensor, answers: Answers) -> torch.Tensor:
+    """Return the log-probabilities of answers of another model: (queries, samples)."""
+    count = answers.scores.shape[1]
+    rows = queries.repeat_interleave(count, 0).split(ROWS)
+    parts = []
+    for part, responses in zip(rows, answers.responses.flatten(0, 1).split(ROWS), strict=True):
+        found = policy.analyze_responses(part, responses, math.gcd(count, ROWS))
+        parts.append(found['logprobs'].double().sum(1))
+    return torch.cat(parts).view(-1, count)
+
+
+def points_of(initial: Answers, trained: Answers, log_ratios: torch.Tensor) -> dict[str, Any]:
+    """Return base and policy as in an evaluation. log_ratios: of both models' answers in turn."""
+    reference, policy = optimum.of_mixture(log_ratios)
+    scores = torch.cat([initial.scores, trained.scores], dim=1)
+    kl, score = optimum.kl(policy, reference), optimum.expected(policy, scores)
+    found = comparison.compare(reference, kl, scores, score, kl_coef=None, exact=False)
+    return comparison.summarize(found, with_errors=True)
+
+
+def line_of(points: dict[str, Any], initial: Answers, trained: Answers) -> str:
+    """Return what is printed of a run."""
+    texts = {}
+    for name in ('kl', 'reward', 'frontier', 'share'):
+        value = points['policy'][name]
+        width = report.margin(points['policy'], name, len(initial.scores))
+        texts[name] = '-' if value is None else f'{value:.3f} ± {width or math.nan:.3f}'
     return (
-        f'reward {before.mean():.2f} to {after.mean():.2f} ± {error:.2f}, KL {means["kl"]:.2f},'
-        f' possible {means["frontier"]:.2f}{is_sure}, share {means["share"]:.2f},'
-        f' of any gain {of_any:.2f},'
+        f'reward {points["base"]["reward"]:.2f} to {texts["reward"]}, KL {texts["kl"]},'
+        f' possible {texts["frontier"]}, share {texts["share"]}'
+        f' ({points["policy"]["effective_samples"]:.0f} effective samples),'
         f' ended {initial.ended.double().mean():.2f} to {trained.ended.double().mean():.2f}'
     )
 
 
-def draw(initial: Answers, points: dict[str, tuple[float, float]], path: str) -> None:
-    """Draw the frontier where it is sure, and the runs: {name: (KL, reward)}."""
+def draw(
+    reference: torch.Tensor, scores: torch.Tensor, points: dict[str, dict[str, Any]], path: str
+) -> None:
+    """Draw the frontier where it is sure, and the runs: {name: points}."""
     figure, (axes,) = plots.panels()
     title = 'Reward and KL on requests that were not trained on'
     plots.label(axes, title=title, x='KL from the initial model (nats)', y='reward')
-    betas = optimum.beta_grid(initial.scores)
-    kls, highest, errors, effective = optimum.sampled_frontier(initial.scores, betas)
-    sure = effective >= FEW_SAMPLES
+    betas = optimum.beta_grid(scores)
+    kls, highest, errors, effective = optimum.sampled_frontier(reference, scores, betas)
+    sure = effective >= report.FEW_SAMPLES
     if sure.any():
-        plots.draw_frontier(axes, kls[sure].tolist(), highest[sure].tolist(), errors[sure].tolist())
+        widths = student.quantile(len(scores) - 1) * errors[sure]
+        plots.draw_frontier(axes, kls[sure].tolist(), highest[sure].tolist(), widths.tolist())
         axes.legend(loc='lower right', frameon=False)
-    for name, (kl, reward) in points.items():
-        axes.plot(kl, reward, 'o', color=plots.VERMILION)
-        axes.annotate(name, (kl, reward), xytext=(6, -4), textcoords='offset points')
+    for name, found in points.items():
+        place = found['policy']['kl'], found['policy']['reward']
+        axes.plot(*place, 'o', color=plots.VERMILION)
+        axes.annotate(name, place, xytext=(6, -4), textcoords='offset points')
     plots.save(figure, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('runs', nargs='+')
-    parser.add_argument('--samples', type=int, default=16, help='of a policy to each query')
-    parser.add_argument('--initial_samples', type=int, default=64, help='for the frontier')
+    parser.add_argument('--samples', type=int, default=64, help='of each model to each query')
     parser.add_argument('--picture')
     args = parser.parse_args()
-    initial = None
+    comparison.BEST_OF = ()  # not printed here
+    initial, farthest, mixture = None, None, None
     points = {}
     for run in args.runs:
         hparams = run_settings.load_run_hparams(run)
@@ -115,14 +128,24 @@ def main() -> None:
         set_seed(1)
         length = task.response_length
         if initial is None:
-            count = args.initial_samples
-            initial = sample(reference, reference, score, queries, length, count)
-        trained = sample(policy, reference, score, queries, length, args.samples)
+            initial = sample(reference, score, queries, length, args.samples)
+        trained = sample(policy, score, queries, length, args.samples)
+        log_ratios = torch.cat(
+            [
+                logprobs_of(policy, queries, initial) - initial.logprobs,
+                trained.logprobs - logprobs_of(reference, queries, trained),
+            ],
+            dim=1,
+        )
         name = pathlib.Path(run).name
-        points[name] = trained.log_ratios.mean().item(), trained.scores.mean().item()
-        print(f'{name}: {line_of(initial, trained)}', flush=True)
-    if args.picture and initial is not None:
-        draw(initial, points, args.picture)
+        points[name] = points_of(initial, trained, log_ratios)
+        print(f'{name}: {line_of(points[name], initial, trained)}', flush=True)
+        if farthest is None or points[name]['policy']['kl'] > points[farthest]['policy']['kl']:
+            farthest = name  # its samples tell most of the frontier
+            scores = torch.cat([initial.scores, trained.scores], dim=1)
+            mixture = optimum.of_mixture(log_ratios)[0], scores
+    if args.picture and mixture is not None:
+        draw(*mixture, points, args.picture)
 
 
 if __name__ == '__main__':

@@ -16,6 +16,7 @@ from lm_human_preferences.evaluation.report import (
 )
 from lm_human_preferences.utils import student
 
+WIDEST_SHARE = 0.1  # half of a 95 % interval; a wider one is biased, and says nothing
 # Of a t test for each fall from the highest point of a curve: of all falls on a curve that only
 # rises, one in fifty is then taken for a turn, see benchmarks/interval_coverage.py.
 SURE_OF_A_TURN = 0.995
@@ -54,6 +55,9 @@ def compare(
         if not is_sure or reward.mean() > of['frontier'].mean() + ROUNDING * scores.abs().max():
             for name in ('frontier', 'share'):
                 of[name] = torch.full_like(kl, math.nan)
+        times = student.quantile(len(kl) - 1)
+        if times * optimum.standard_error(of['share']) > WIDEST_SHARE:
+            of['share'] = torch.full_like(kl, math.nan)
         return of
 
     base = optimum.expected(ref_logprobs, scores)

@@ -199,7 +199,7 @@ def _without_share(
     results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]
 ) -> Iterator[str]:
     """Yield lines that say why there are dashes instead of numbers, if there are some."""
-    few, above, shares = [], [], []
+    few, above, shares, vague = [], [], [], False
     for point, values in points.items():
         label = point_label(point, name, _trained_on(results))
         if point not in CURVES and _has_few_samples(values):
@@ -207,7 +207,9 @@ def _without_share(
         elif 'share' in values and value_of(values, 'frontier') is None:
             above.append(label)
         elif 'share' in values:
+            possible = values['frontier'] - points['base']['reward']
             shares.append(values['share'])
+            vague = vague or (values['share'] is None and possible > 1e-5 * abs(values['frontier']))
     if few:
         yield (
             f'-: less than {FEW_SAMPLES} effective samples at the KL of {", ".join(few)}: too few'
@@ -215,10 +217,12 @@ def _without_share(
         )
     if above:
         yield f'-: more than was found possible at its KL: {", ".join(above)}; give more --samples'
-    if shares and all(share is None for share in shares):
+    if vague:
+        yield '-: these queries do not tell the share within 10 points; give more --queries'
+    elif shares and not any(shares):
         yield '-: there is no gain, as all responses to a query have the same score'
     elif None in shares:
-        yield '-: there is no gain at that KL, or nearly all of it is in one query'
+        yield '-: there is no gain at that KL'
 
 
 def _trained_on(results: dict[str, Any]) -> str:

@@ -90,7 +90,10 @@ BENCHMARKS = {
         'tokenise --size test --repeats 1',
         r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
     ),
-    'interval_coverage': ('interval_coverage --trials 3', r'\| 200 \| 1 or 5 \|( \d+\.\d \|){7}\n'),
+    'interval_coverage': (
+        'interval_coverage labels --trials 3',
+        r'\| 200 \| 1 or 5 \|( \d+\.\d \|){7}\n',
+    ),
     'checkpoint': (
         'checkpoint --size test --episodes 1 --steps 1 --repeats 1',
         r'\nshare of training ',

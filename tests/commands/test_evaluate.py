@@ -149,6 +149,25 @@ def test_a_share_from_samples_is_the_true_one_though_half_the_queries_have_none(
     assert 0.002 < width < 0.01
 
 
+def test_no_share_that_queries_of_two_kinds_do_not_tell():
+    """The policy goes as far on queries that have nothing to gain as on the others."""
+    torch.manual_seed(0)
+    shift, scale = 2.0, torch.tensor([0.0, 1.0]).double().repeat(4).unsqueeze(1)
+    rewards = torch.randn(8, 1024).double()
+    rewards[:, 512:] += shift
+    reference, policy = optimum.of_mixture(shift * rewards - shift**2 / 2)
+    scores = scale * rewards
+    score = optimum.expected(policy, scores)
+    kl = optimum.kl(policy, reference)
+    points = comparison.compare(reference, kl, scores, score, kl_coef=None, exact=False)
+    found = comparison.summarize(points, with_errors=True)
+    assert found['policy']['share'] is None and found['policy']['frontier'] > 1
+    lines = list(report.table({**results_of(), 'rewards': {'reward model': found}}))
+    assert lines[-1] == (
+        '-: these queries do not tell the share within 10 points; give more --queries'
+    )
+
+
 @pytest.mark.parametrize('samples, has_share', [(64, False), (1024, True)])
 def test_a_hard_query_is_not_hidden_by_easy_ones(samples, has_share):
     torch.manual_seed(0)

@@ -119,7 +119,7 @@ def test_the_page_is_true_in_the_small(model, tmp_path, monkeypatch):
         result = invoke(' '.join(words), *([sample.cli] if 'sample' in program else []))
         assert result.exit_code == 0, (line, result.output, result.exception)
     judge = [sys.executable, 'benchmarks/real/frontier.py', 'positive', '--samples', '2']
-    judge += ['--initial_samples', '2', '--picture', 'frontier.png']
+    judge += ['--picture', 'frontier.png']
     paths = os.pathsep.join([str(tmp_path / 'packages'), str(REPOSITORY)])
     judged = subprocess.run(
         judge, capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': paths}
