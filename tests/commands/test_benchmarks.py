@@ -94,6 +94,10 @@ BENCHMARKS = {
         'interval_coverage labels --trials 3',
         r'\| 200 \| 1 or 5 \|( \d+\.\d \|){7}\n',
     ),
+    'interval_coverage evaluation': (
+        'interval_coverage evaluation trust --trials 1',
+        r'\| half 0, even \| 200 \|.*\n(.*\n)*\| 30 \|( \d+\.\d \|){3}\n',
+    ),
     'checkpoint': (
         'checkpoint --size test --episodes 1 --steps 1 --repeats 1',
         r'\nshare of training ',
