@@ -129,7 +129,7 @@ def test_ask_records_whether_there_are_ties(tmp_path):
     assert LabelFolder(f'{path}2').label_type.ties and len(LabelFolder(f'{path}2').questions) == 4
     error = error_of(
         invoke(
-            'train_policy test x --mpi 1 --save_dir None --rewards.online.labels 8'
+            'train_policy test x --mpi 1 --save_dir None --rewards.online.labels 64'
             ' --rewards.online.ties on --rewards.train_new_model.labels.type scalar_rating'
             ' --dry_run'
         )
