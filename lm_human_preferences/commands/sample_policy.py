@@ -82,8 +82,7 @@ def sample_policy(
                 print(note)
             if note := note_on_queries(save_dir, hparams):
                 print(note)
-        if nsamples:
-            batch_size = min(batch_size, ceil_div(nsamples, comm.size))
+        batch_size = min(batch_size, ceil_div(nsamples, comm.size) or batch_size)
         if given:
             rounds = rounds_of(torch.tensor(encoded), per_query, nsamples, batch_size, comm)
         else:
