@@ -75,6 +75,7 @@ def completed_by(
     def complete(
         settings: dict[str, Any], hparams: policy_options.HParams, experiment: str
     ) -> tuple[dict[str, Any], list[str]]:
+        """Complete `settings`, once `hparams` has a reward model if one is asked for."""
         has_none = hparams.rewards.train_new_model is None
         if has_none and policy_options.trains_new_model(settings, hparams):
             of_reward = bindings(reward_experiments, experiment, 'train_reward')

@@ -143,6 +143,7 @@ class WebHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
+        """Check the address, and that certificate and key are both given."""
         yield (
             self.public_url is not None and not PUBLIC_URL.fullmatch(self.public_url),
             '{public_url=} must be http:// or https://, a host, and perhaps a port and a path',

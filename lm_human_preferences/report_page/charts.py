@@ -93,8 +93,13 @@ def draw(
     shown = [each for each in map(_shown, series) if each.xs]
     if not shown:
         return None
-    xs = [value for each in shown for value in each.xs] + [event.x for event in events]
-    ys = [value for each in shown for value in each.ys]
+    xs = [event.x for event in events]
+    ys: list[float] = []
+    legend = []
+    for each in shown:
+        xs += each.xs
+        ys += each.ys
+        legend.append((each.name, each.colour % COLOURS, each.kind))
     across = Scale(*_ends(min(xs), max(xs), padded=False), LEFT, WIDTH - RIGHT)
     up = Scale(*_ends(min(ys), max(ys), padded=True), HEIGHT - BOTTOM, TOP)
     svg = _template().render(
@@ -110,7 +115,6 @@ def draw(
         events=events,
         words=[*map(_in_words, shown), *map(_event_in_words, events[:20])],
     )
-    legend = [(each.name, each.colour % COLOURS, each.kind) for each in shown]
     return Chart(title, Markup(svg), legend)
 
 
@@ -146,8 +150,10 @@ def thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list
 
 def number(value: float) -> str:
     """Format a number with about three digits."""
-    if value == 0 or 0.001 <= abs(value) < 100_000:
-        text = f'{value:.0f}' if abs(value) >= 1000 else f'{value:.3g}'
+    if 1000 <= abs(value) < 100_000:
+        text = f'{value:.0f}'
+    elif value == 0 or 0.001 <= abs(value) < 1000:
+        text = f'{value:.3g}'
     else:
         text = f'{value:.2e}'
     return text.replace('-', '−')
@@ -155,11 +161,15 @@ def number(value: float) -> str:
 
 def _shown(series: Series) -> Series:
     """Return plain texts, and finite numbers alone; of a line only as many as can be seen."""
-    points = series.points()
-    xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+    xs: list[float] = []
+    ys: list[float] = []
+    texts = []
+    for x, y, text in series.points():
+        xs.append(x)
+        ys.append(y)
+        texts.append(plain(text, LONGEST_NAME))
     if series.kind != POINTS:
         xs, ys = thinned(xs, ys)
-    texts = [plain(text, LONGEST_NAME) for _, _, text in points]
     return series._replace(name=plain(series.name, LONGEST_NAME), xs=xs, ys=ys, texts=texts)
 
 
@@ -179,8 +189,11 @@ def _ticks(scale: Scale, most: int, least: float = 0.0) -> list[tuple[float, str
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough)
     first = math.ceil(scale.low / step - 1e-9)
     last = math.floor(scale.high / step + 1e-9)
-    values = [round(place * step, 12) for place in range(first, last + 1)]
-    return [(value, _tick(value, step)) for value in values]
+    ticks = []
+    for place in range(first, last + 1):
+        value = round(place * step, 12)
+        ticks.append((value, _tick(value, step)))
+    return ticks
 
 
 def _tick(value: float, step: float) -> str:
