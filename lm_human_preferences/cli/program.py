@@ -21,6 +21,7 @@ from lm_human_preferences.utils.terminal import printable
 
 HELP = ['-h', '--help']
 HELP_ALL = '--help-all'
+OTHER_SCRIPTS = {'sample': './sample.py'}  # by the command that they have
 FAILED = 2  # exit status after a mistake of the user
 INTERRUPTED = 130
 _UNBROKEN = '\xa0'  # a space at which click does not break lines
@@ -58,7 +59,10 @@ class Program(click.Group):
             _fail(str(e))
         except (click.NoSuchCommand, click.NoSuchOption) as e:
             # An unknown option after the command is reported by arguments.py.
-            _fail(f'{e.format_message()} The command comes first: {", ".join(self.commands)}')
+            told = e.format_message()
+            if args[0] in OTHER_SCRIPTS and args[0] not in self.commands:
+                told += f' It is one of {OTHER_SCRIPTS[args[0]]}.'
+            _fail(f'{told} The command comes first: {", ".join(self.commands)}')
         except click.ClickException as e:
             _fail(e.format_message())
         except ModuleNotFoundError as e:

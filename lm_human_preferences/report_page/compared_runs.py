@@ -16,6 +16,7 @@ _CURVES = {
     'objective/kl': ('KL from the initial model', 'nats'),
 }
 _NONE = '–'
+# Scores and KLs are means of the last tenth of the steps.
 HEADS = 'run, began as, labels, steps, score, KL, share of the gain (±: 95 %), alarms'
 
 
@@ -61,7 +62,7 @@ def _results(facts: RunFacts) -> list[str]:
     labels = facts.reward_trainer.labels if facts.learned_reward else None
     curve = facts.curves.get('objective/score')
     share = sentences.share_of_gain(facts)
-    ends = [facts.last(tag) for tag in _CURVES]
+    ends = [facts.curves[tag].recent if tag in facts.curves else None for tag in _CURVES]
     return [
         facts.initial_model or _NONE,
         _NONE if labels is None or labels.count is None else str(labels.count),

@@ -66,6 +66,8 @@ def choices(run: str, name: str) -> list[Choice]:
     ]
     if len(queries) <= OF_A_KIND:
         return found
+    if len({query.answers[-1].score for query in queries}) == 1:
+        return found  # none is better than another
     by_score = sorted(queries, key=lambda query: query.answers[-1].score)
     # A score in the upper half that the initial model would hardly have come to.
     high = by_score[len(by_score) // 2 :]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from lm_human_preferences.evaluation.report import CLASSIFIER, JUDGE
 from lm_human_preferences.run_story import sentences
 from lm_human_preferences.run_story.facts import KNOWN, RunFacts
-from lm_human_preferences.runs import command_record, curves
+from lm_human_preferences.runs import command_record, curves, run_lock
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 
 MOST_SHOWN = 8  # alarms, and steps of other events
@@ -110,7 +110,9 @@ def _troubles(facts: RunFacts) -> Iterator[str]:
         yield 'no step of the policy that its log knows of'
     elif facts.policy is not None and done is not None:
         total = facts.policy.ppo.total_episodes
-        if done < total:
+        if done < total and run_lock.is_held(facts.directory):
+            yield f'no end yet: it is still training, after {done:,.0f} of {total:,} episodes'
+        elif done < total:
             yield f'an end before its time, after {done:,.0f} of {total:,} episodes'
     recorded = command_record.read(facts.directory)
     failed = sum(str(each.get('how', '')).startswith('failed') for each in recorded)

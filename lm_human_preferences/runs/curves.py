@@ -31,6 +31,12 @@ class Curve:
         """Last value."""
         return self.values[-1]
 
+    @property
+    def recent(self) -> float:
+        """Mean of the last tenth of the values, as single steps swing."""
+        values = self.values[-max(1, len(self.values) // 10) :]
+        return sum(values) / len(values)
+
 
 @dataclasses.dataclass(frozen=True)
 class Log:

@@ -75,6 +75,15 @@ def check_free(directory: str) -> None:
         lock.close()
 
 
+def is_held(directory: str) -> bool:
+    """Return whether another process writes the run in a local or remote directory, if known."""
+    try:
+        check_free(storage.staging_dir(directory))
+    except UserError:
+        return True
+    return False
+
+
 def release(directory: str | None, *, and_directory: bool = True) -> None:
     """Remove the lock, and an empty directory, of a run that has ended and no other job has."""
     path = os.path.join(directory or '', LOCK)

@@ -219,6 +219,11 @@ def test_tasks_of_policy_and_reward_model_are_told_apart_by_what_differs():
         session._check_same_task(task, other)
 
 
+def test_a_command_of_the_other_script_is_named():
+    told = error_of(invoke('sample --save_dir run'))
+    assert told.startswith("No such command 'sample'. It is one of ./sample.py. The command comes")
+
+
 EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
 NAMES = 'sentiment, descriptiveness, cnndm, tldr, test, mock_sentiment, chat'
 COMMANDS = (

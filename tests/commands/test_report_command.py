@@ -37,9 +37,9 @@ def test_several_runs_are_on_one_page_without_torch(tmp_path):
     assert '<title>3 runs – report</title>' in page
     compared = sections_of(page)['Side by side']
     for told in (
-        'amber reviews 4096 20 1.46 1.97 90.7 ± 2.2 % 0',
+        'amber reviews 4096 20 1.42 1.92 90.7 ± 2.2 % 0',
         'birch test 8 12 −0.9 64.5 – 1',
-        'cedar reviews 64 200 3.12 5.41 99.0 % 1',
+        'cedar reviews 64 200 2.97 5.16 99.0 % 1',
         '--rewards.kl_coef 1.5 0.15 0.05',
     ):
         assert told in compared, told

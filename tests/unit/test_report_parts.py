@@ -282,3 +282,8 @@ def test_a_command_is_told_with_its_machine_and_versions():
         'Began 2026-11-02 08:00:00 (UTC), finished after 1 min 1 s. AMD EPYC, 1 rank, 2 threads,'
         ' 1.2 GB at most. python 3.11.7, commit aaaaaaaaaaaa, with changes that were not committed.'
     )
+
+
+@pytest.mark.parametrize('count, recent', [(1, 0), (19, 18), (20, 18.5), (100, 94.5)])
+def test_curves_are_compared_by_the_mean_of_their_last_tenth(count, recent):
+    assert Curve(tuple(range(count)), tuple(map(float, range(count)))).recent == recent

@@ -22,7 +22,7 @@ from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.report_page import label_section, render
 from lm_human_preferences.run_story import commands, facts, model_card, sentences, summary
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs import run_files, run_lock
 from lm_human_preferences.utils.hyperparams import option
 
 NEW = '--rewards.train_new_model'
@@ -509,3 +509,14 @@ def test_a_run_of_adapters_says_what_learned():
     hparams.task.policy.lora.full = 'wte'
     said = 'Heads and adapters of rank 8 (LoRA), and wte in full, learned; the rest was frozen.'
     assert said in [*sentences.policy_training(run_facts(hparams, 'test'))]
+
+
+def test_a_run_that_is_still_training_has_not_ended_before_its_time(tmp_path):
+    run = write_run(tmp_path / 'run')
+    write_events(run / 'tb/ppo', elapsed__episodes=127)
+    lock, _ = run_lock.acquire(str(run))
+    with lock:
+        told = summary.summary(facts.of_run(str(run)))
+    assert 'no end yet: it is still training, after 128 of' in ' '.join(told)
+    told = summary.summary(facts.of_run(str(run)))
+    assert 'an end before its time, after 128 of' in ' '.join(told)

@@ -284,7 +284,11 @@ class LabellingService:
         """Say what each labeller has answered or skipped, and where it is if not in their file."""
         saved, elsewhere = [], ''
         for name, labeller in self.labellers.items():
-            count = f'{name} {len(labeller.log.by_question)}'
+            values = [answers[-1].value for answers in labeller.log.by_question.values() if answers]
+            skipped = values.count(None)
+            count = f'{name} {len(values) - skipped}'
+            if skipped:
+                count += f' ({skipped} skipped)'
             try:
                 labeller.check_file()
                 saved.append(count)
