@@ -111,7 +111,7 @@ def draw_points(
     errors: Sequence[Sequence[float] | None] = (None, None),
     texts: Iterable[str] = (),
 ) -> None:
-    """Draw policies of one kind as markers, with standard errors of both axes and texts."""
+    """Draw policies of one kind as markers, with errors of both axes and texts."""
     axes.errorbar(
         kls,
         rewards,
