@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.language.trained_models import TrainedModel
-    from lm_human_preferences.runs.run_files import CommandFiles
     from lm_human_preferences.runs.run_settings import AnyTraining
 
     Training = policy_options.HParams | reward_options.HParams
@@ -173,15 +172,20 @@ def start(
     comm: Comm,
     *,
     records: Mapping[str, Any],
-    files: CommandFiles,
+    command: str,
+    network: str,
 ) -> AnyTrainer:
-    """Return a trainer before its next step. records: {name: JSON or text} of the run's files."""
+    """Return a trainer before its next step.
+
+    records: {name: JSON or text} of the run's files. command: the whole command, which may train
+    a policy after this. network: folder of the trained network in the run.
+    """
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     width = initial_model.hparams().n_embd
     library = agree_on_library(width, checkpointer, comm)
     precision.configure_for(width, hparams.run.precision, library)
     console.dump(initial_model.hparams(), name='model_hparams')
-    initial_model = shared.on_one_base(initial_model, hparams, files.network, comm)
+    initial_model = shared.on_one_base(initial_model, hparams, network, comm)
     checkpointer.set_seed(hparams.run.seed)  # whether a base was read now or before
     trainer = build(initial_model)
     checkpointer.restore(trainer, saves=trainer.planned_saves)
@@ -196,9 +200,10 @@ def start(
             else:
                 storage.write_json(path, record)
         origin = {'ranks': comm.size, **hardware(), **initial_model.parts()}
+        files = run_files.COMMANDS[command]
         command_record.begin(directory, files, origin)
-        command_record.note_seed(directory, files, checkpointer.seed)
-        initial_model.write_files(storage.join(directory, files.network))
+        command_record.note_seed(directory, files, network, checkpointer.seed)
+        initial_model.write_files(storage.join(directory, network))
     return trainer
 
 

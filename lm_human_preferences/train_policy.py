@@ -162,7 +162,8 @@ def start(
         checkpointer,
         comm,
         records={**(reward_function.records(function) if function else {}), **settings},
-        files=run_files.POLICY,
+        command=hparams.command,
+        network=run_files.POLICY.network,
     )
 
 

@@ -181,7 +181,8 @@ class _Members:
             checkpointer,
             comm,
             records=self.records,
-            files=run_files.REWARD.of_member(member),
+            command=self.command.command,
+            network=run_files.REWARD.of_member(member).network,
         )
         if comm.rank == 0 and is_first:
             if is_whole_run:

@@ -51,15 +51,15 @@ class LabelHParams(hyperparams.HParams):
     )
     held_out: float = own_option(
         0.0,
-        'share of the queries to keep out of training, with all labels about them, and to measure'
-        ' accuracy on; num_train counts them, too',
+        'share of the queries whose labels are kept out of training, to measure accuracy on;'
+        ' num_train counts them, too',
         at_least=0,
         at_most=0.9,
     )
     held_out_by: str | None = own_option(
         None,
-        'what is held out as a whole: query, or question, which leaves labels about one query on'
-        ' both sides; None: query, but in a run that an earlier version began question',
+        'what is held out as a whole: query or question; None: query, but question in a run that'
+        ' an earlier version began',
         one_of=(QUERY, QUESTION),
     )
     error: float = own_option(

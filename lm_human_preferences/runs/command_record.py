@@ -59,9 +59,9 @@ def begin(directory: str, files: CommandFiles, machine: Mapping[str, Any]) -> No
     _append(directory, files, beginning)
 
 
-def note_seed(directory: str, files: CommandFiles, seed: int | None) -> None:
-    """Write the seed that this command trains the network of `files` with."""
-    _append(directory, files, {'id': _THIS_PROCESS, 'seeds': {files.network: seed}})
+def note_seed(directory: str, files: CommandFiles, network: str, seed: int | None) -> None:
+    """Write the seed that `network` (its folder in the run) is trained with by this command."""
+    _append(directory, files, {'id': _THIS_PROCESS, 'seeds': {network: seed}})
 
 
 def seeds(commands: Sequence[Mapping[str, Any]]) -> dict[str, int]:

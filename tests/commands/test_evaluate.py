@@ -783,14 +783,14 @@ def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_
 
 @pytest.mark.parametrize('name', ['evaluation-queries_2.json', 'evaluation-queries_2.png'])
 def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch, name):
-    original = storage.open_nofollow
+    original = os.open
 
-    def full(path, flags):
+    def full(path, *arguments, **more):
         if os.path.basename(path).startswith(name):
             raise OSError(errno.ENOSPC, 'No space left on device')
-        return original(path, flags)
+        return original(path, *arguments, **more)
 
-    monkeypatch.setattr(storage.files, 'open_nofollow', full)
+    monkeypatch.setattr(os, 'open', full)
     result = invoke(f'evaluate {run} --queries 2 --output_dir {tmp_path}')
     assert 'Traceback' not in result.stderr
     assert re.search(r'^policy +\d', result.stdout, re.MULTILINE) and 'Saved' not in result.stdout

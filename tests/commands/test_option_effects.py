@@ -45,6 +45,9 @@ ELSEWHERE = {
     'task.truncate_after',
     'run.sample_queries',  # only of runs that are saved
     'run.sample_interval',
+    # Only where labels are held out; see tests/unit/test_held_out.py.
+    'labels.held_out_by',
+    f'{NEW}.labels.held_out_by',
     *(name for name in OPTIONS['train_policy'] if name.startswith('run.serve.')),
     # Of adapters, which the model test cannot have; see tests/unit/test_adapters.py.
     'run.keep_base',
