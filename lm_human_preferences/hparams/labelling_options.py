@@ -138,8 +138,8 @@ class WebHParams(hyperparams.HParams):
     key: str | None = option(None, 'PEM file with the private key of the certificate')
     public_url: str | None = own_option(
         None,
-        'address, such as https://HOST/PATH/, at which browsers reach the page through a proxy,'
-        ' Docker or NAT: links have it, and requests may be for it',
+        'address, such as https://HOST/PATH/, at which browsers reach the page behind a proxy,'
+        ' Docker or NAT',
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:

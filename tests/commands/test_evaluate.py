@@ -13,7 +13,6 @@ from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
 from experiments import resolved
 
-from lm_human_preferences import storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
