@@ -159,6 +159,7 @@ def test_a_query_may_have_the_names_that_people_use(name, others):
         ({'prompt': 'a', 'query': 'b', 'sample0': 'c', 'sample1': 'd', 'best': 0}, "'prompt' and"),
         ({**ANSWERS, 'context': 'what is 2+2'}, "if 'context' is the query, call it that"),
         ({**ANSWERS, 'messages': [USER]}, "if 'messages' is the query"),
+        ({**ANSWERS, 'Prompt': 'Why?'}, "if 'Prompt' is the query"),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
         ({**WHOLE, 'question': 'Who?'}, "another query than the field 'question'"),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
@@ -387,6 +388,31 @@ def test_label_studio_with_several_annotations_and_skips():
     assert records.parse({**task, 'annotations': []}, 'here', PAIRS) == []
 
 
+def test_of_annotations_of_label_studio_the_one_that_was_changed_last_is_last():
+    """Its exports may have the newest first."""
+    new, old = (
+        task_of_label_studio(selected, updated_at=f'{year}-02-03T11:30:00Z')['annotations'][0]
+        for selected, year in (('right', 2024), ('left', 2023))
+    )
+    task = {**task_of_label_studio(), 'annotations': [new, old]}
+    assert [label.answer for label in records.parse(task, 'here', PAIRS)] == [0, 1]
+
+
+def test_what_a_task_of_label_studio_compares_is_read():
+    data = {'prompt': 'Why?', 'answer1': 'Because.', 'answer2': 'No.', 'source': 'web'}
+    task = task_of_label_studio(data=data)
+    assert records.unread(task, PAIRS) == {'data.source'}
+    assert records.unread({**task, 'annotations': []}, PAIRS) == set()
+
+
+@pytest.mark.parametrize('query', [{'context': 'Why is it so?'}, {'Prompt': 'Why?'}])
+def test_a_query_of_label_studio_by_another_name_is_refused(query):
+    task = task_of_label_studio(data={**query, 'answer1': 'Because.', 'answer2': 'No.'})
+    (name,) = query
+    with pytest.raises(UserError, match=f"'prompt' is missing: if '{name}' is the query, call it"):
+        records.parse(task, 'here', PAIRS)
+
+
 @pytest.mark.parametrize(
     'record, message',
     [
@@ -520,6 +546,17 @@ def test_pairs_that_prefer_nothing_are_left_out_and_counted():
         'Left out: 4 records with an empty query or response',
         'Left out: 3 records whose two responses are the same tokens',
     ]
+
+
+def test_labels_whose_samples_are_all_equal_are_counted():
+    best_of_4 = {'query': 'a', 'sample0': 'x', 'sample1': 'x', 'sample2': 'x', 'best': 0}
+    found = [('here', {**best_of_4, 'sample3': last}) for last in 'xy']
+    labels, notes = tokenise.tokenise(found, hparams(label_type='best_of_4'), encodings.Test)
+    assert len(labels) == 2
+    assert notes[-1] == 'All samples are the same tokens, in 1 records'
+    rating = {'query': 'a', 'sample': 'x', 'score': 1}  # which has nothing to be equal to
+    settings = hparams(label_type='scalar_rating')
+    assert 'All' not in ''.join(tokenise.tokenise([('here', rating)], settings, encodings.Test)[1])
 
 
 def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():

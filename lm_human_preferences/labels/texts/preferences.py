@@ -81,14 +81,7 @@ def _end_of_prompt(record: dict[str, Any], chosen: str, rejected: str, where: st
             f"{where}, field 'prompt' is missing: 'chosen' and 'rejected' differ before the first"
             ' turn of the assistant, or first in a later turn of the human'
         )
-    for name, value in record.items():
-        has_words = isinstance(value, str) and len(value.split()) > 1
-        is_known = name in (*PAIR, *fields.SYSTEMS, LABELLER, REMARK)
-        if not is_known and (has_words or as_plain(value, where) is not None):
-            raise UserError(
-                f"{where}, field 'prompt' is missing: if {name!r:.80} is the query, call it that;"
-                ' if not, leave it out'
-            )
+    fields.check_other_names(record, (*PAIR, LABELLER, REMARK), where)
     end = max(same.rfind(character) for character in string.whitespace)
     if end >= 0 and same[end] != ' ':
         end += 1

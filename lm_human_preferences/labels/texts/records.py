@@ -183,8 +183,7 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
     if not isinstance(record, dict):
         return set()
     if is_task(record):
-        data = record.get('data')
-        return _unread_of_label_studio(data) if isinstance(data, dict) else set()
+        return _unread_of_label_studio(record)
     of_messages: set[str] = set()
     if is_pair(record):
         of_messages = set(map('{} of messages'.format, _more_of_messages(record)))
@@ -216,12 +215,14 @@ def _more_of_messages(record: dict[str, Any]) -> set[str]:
     return keys - {'role', 'content'}
 
 
-def _unread_of_label_studio(data: dict[str, Any]) -> set[str]:
+def _unread_of_label_studio(record: dict[str, Any]) -> set[str]:
     """Return the fields of a task's data that are neither query nor compared texts."""
-    texts = {name for name, value in data.items() if isinstance(value, str)}
-    if len(texts - {*QUERIES, *SYSTEMS}) > 2:
-        texts = {*QUERIES, *SYSTEMS}
-    return set(map('data.{}'.format, _filled(data) - texts))
+    compared: set[str] = set()
+    for _, result in _results(record['annotations']):
+        compared.update(_names_compared(result))
+    if not compared:  # nothing of a task without an answer is read
+        return compared
+    return set(map('data.{}'.format, _filled(record['data']) - {*QUERIES, *SYSTEMS} - compared))
 
 
 def _of_label(
@@ -277,34 +278,46 @@ def _of_label_studio(
             f"{where} is no task of Label Studio: its 'data' must be an object, and 'annotations' a"
             ' list'
         )
-    for annotation in annotations:
-        if not isinstance(annotation, dict) or annotation.get('was_cancelled'):
-            continue
-        results = annotation.get('result')
-        for result in results if isinstance(results, list) else ():
-            if not isinstance(result, dict) or result.get('type') != 'pairwise':
-                continue
-            value = result.get('value')
-            selected = value.get('selected') if isinstance(value, dict) else None
-            if selected not in ('left', 'right'):
-                raise UserError(
-                    f'{where}: a pairwise result selects {selected!r:.80}, not left or right'
-                )
-            lead_time: Any = annotation.get('lead_time')
-            yield TextLabel(
-                query=_query_of_task(data, result, where),
-                samples=_compared(result, data, where),
-                answer=label_type.of_preference(('left', 'right').index(selected)),
-                labeller=people.annotator(annotation.get('completed_by')),
-                seconds=float(lead_time) if is_number(lead_time) else 0.0,
-                control=str(result.get('from_name', '')),
+    for annotation, result in _results(annotations):
+        value = result.get('value')
+        selected = value.get('selected') if isinstance(value, dict) else None
+        if selected not in ('left', 'right'):
+            raise UserError(
+                f'{where}: a pairwise result selects {selected!r:.80}, not left or right'
             )
+        lead_time: Any = annotation.get('lead_time')
+        yield TextLabel(
+            query=_query_of_task(data, result, where),
+            samples=_compared(result, data, where),
+            answer=label_type.of_preference(('left', 'right').index(selected)),
+            labeller=people.annotator(annotation.get('completed_by')),
+            seconds=float(lead_time) if is_number(lead_time) else 0.0,
+            control=str(result.get('from_name', '')),
+        )
+
+
+def _results(annotations: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each annotation that was not cancelled with its pairwise results, the newest last."""
+    known = filter(lambda each: isinstance(each, dict), annotations)
+    for annotation in sorted(known, key=lambda each: str(each.get('updated_at') or '')):
+        results = annotation.get('result')
+        if annotation.get('was_cancelled') or not isinstance(results, list):
+            continue
+        for result in results:
+            if isinstance(result, dict) and result.get('type') == 'pairwise':
+                yield annotation, result
+
+
+def _names_compared(result: dict[str, Any]) -> list[str]:
+    return str(result.get('to_name', '')).split(',')
 
 
 def _query_of_task(data: dict[str, Any], result: dict[str, Any], where: str) -> str:
-    compared = str(result.get('to_name')).split(',')
+    compared = _names_compared(result)
     others = {name: value for name, value in data.items() if name not in compared}
     name = fields.query_field(others, where)
+    if name is None:
+        fields.check_other_names(others, (), where)
     return after_system(others, '' if name is None else text_field(others, name, where))
 
 

@@ -83,16 +83,19 @@ class Tokeniser:
         self, record: dict[str, Any], label: TextLabel, fields: Sequence[str], where: str
     ) -> dict[str, list[int]]:
         """Return `question`; Skipped for a pair in which there is nothing to prefer."""
-        if not records.is_pair(record):
-            return self.question(label, fields, where)
-        if _has_empty_text(record, label):
+        is_pair = records.is_pair(record)
+        if is_pair and _has_empty_text(record, label):
             self.counts['empty'] += 1
             raise Skipped
         question = self.question(label, fields, where)
-        if question[fields[0]] == question[fields[1]]:
+        _, first, *others = question.values()
+        is_equal = others and others.count(first) == len(others)
+        if is_pair and is_equal:
             self.counts['equal'] += 1
             raise Skipped
-        self.counts['goes on'] += any(map(preferences.goes_on, label.samples))
+        if is_equal and label.answer is not None:
+            self.counts['all equal'] += 1
+        self.counts['goes on'] += is_pair and any(map(preferences.goes_on, label.samples))
         return question
 
     def count_special(self, texts: Iterable[str]) -> None:
@@ -116,6 +119,8 @@ class Tokeniser:
         for count, what in LEFT_OUT.items():
             if counts[count]:
                 lines.append(f'Left out: {counts[count]} records {what}')
+        if counts['all equal']:
+            lines.append(f'All samples are the same tokens, in {counts["all equal"]} records')
         if counts['goes on']:
             lines.append(
                 f'Responses with turns of the user in them: in {counts["goes on"]} records'
