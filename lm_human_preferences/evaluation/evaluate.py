@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from lm_human_preferences import lm_tasks, rewards, shell, storage
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.names import step_of
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import measure, picture, report
@@ -110,8 +112,17 @@ def _results(
         **measure.measure(models, queries, options, kl_coef),
         'queries_trained_on': trained_on,
         'kl_coef_is_last': options.kl_coef is None,
+        'step': _step_of(directory),
         'kl_control': control,
     }
+
+
+def _step_of(directory: str) -> int | None:
+    """Return the step at which the policy in a local run is evaluated; None for a remote one."""
+    latest = None
+    if not storage.is_remote(directory):
+        latest = checkpoints.latest(storage.join(directory, POLICY.finished))
+    return None if latest is None else step_of(latest)
 
 
 def file_names(options: HParams) -> tuple[str, str]:

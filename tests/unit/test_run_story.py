@@ -520,3 +520,13 @@ def test_a_run_that_is_still_training_has_not_ended_before_its_time(tmp_path):
     assert 'no end yet: it is still training, after 128 of' in ' '.join(told)
     told = summary.summary(facts.of_run(str(run)))
     assert 'an end before its time, after 128 of' in ' '.join(told)
+
+
+def test_an_evaluation_says_of_which_step_it_is(tmp_path):
+    run = write_run(tmp_path / 'run')
+    write_events(run / 'tb/ppo', elapsed__updates=19)
+    (run / run_files.RESULTS).write_text(json.dumps({**EVALUATION, 'step': 12}))
+    told = ' '.join(summary.summary(facts.of_run(str(run))))
+    assert '(at step 12 of 20, when it was evaluated)' in told
+    (run / run_files.RESULTS).write_text(json.dumps({**EVALUATION, 'step': 20}))
+    assert 'when it was evaluated' not in ' '.join(summary.summary(facts.of_run(str(run))))
