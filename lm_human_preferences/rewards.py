@@ -80,6 +80,12 @@ class Scorer(nn.Module):
         """Return rewards (batch,) of responses (batch, length) to queries (batch, query_length)."""
         return self.get_rewards(queries, responses)
 
+    @torch.no_grad()
+    def set_scale(self, gain: float, bias: float) -> None:
+        """Set gain and bias."""
+        self.reward_gain.fill_(gain)
+        self.reward_bias.fill_(bias)
+
 
 class RewardModel(Scorer):
     """Trainable reward model: a language model with a new head."""
@@ -97,11 +103,6 @@ class RewardModel(Scorer):
                 )
 
     @torch.no_grad()
-    def _set_norm(self, gain: float, bias: float) -> None:
-        self.reward_gain.fill_(gain)
-        self.reward_bias.fill_(bias)
-
-    @torch.no_grad()
     def restart(self, language_model: Network) -> None:
         """Begin again, in place, as `language_model` with a random head, gain 1 and bias 0."""
         own = self.model.own_parameters()
@@ -114,7 +115,7 @@ class RewardModel(Scorer):
 
     def reset_reward_scale(self) -> None:
         """Set gain 1 and bias 0."""
-        self._set_norm(1, 0)
+        self.set_scale(1, 0)
 
     def set_reward_norm(
         self, *, old_mean: float, old_std: float, new_mean: float, new_std: float
@@ -128,7 +129,7 @@ class RewardModel(Scorer):
                 f'cannot scale rewards of {old_mean} +- {old_std} to {new_mean} +- {new_std}'
             )
         gain = new_std / old_std
-        self._set_norm(gain, new_mean - gain * old_mean)
+        self.set_scale(gain, new_mean - gain * old_mean)
 
 
 class TrainedRewardModel(Scorer):
@@ -180,7 +181,7 @@ class TrainedRewardModel(Scorer):
 
 
 class EnsembleReward:
-    """Mean of reward models trained on the same labels with different seeds, each normalised."""
+    """Mean of reward models trained on the same labels with different seeds, of equal deviation."""
 
     def __init__(self, members: Sequence[Scorer]) -> None:
         self.members = tuple(members)

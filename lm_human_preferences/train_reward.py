@@ -1,11 +1,14 @@
 """Training a reward model from human labels: the command (paper, section 2.1)."""
 
 import copy
+import itertools
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from lm_human_preferences import label_types, lm_tasks, plans, session, storage
@@ -22,6 +25,7 @@ from lm_human_preferences.labels.folder import are_line_counts
 from lm_human_preferences.labels.held_out import Prediction, prediction_of, rewards_of, split
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.language.weights import open_bundle
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
@@ -31,11 +35,12 @@ from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrain
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.time_left import TimeLeft
-from lm_human_preferences.utils.core import exact_div, set_seed
+from lm_human_preferences.utils.core import exact_div, random_stream, set_seed
 from lm_human_preferences.utils.logging import Logger, announce, log_line
 
 # Like that of ranks: no seed of a run comes near it
 MEMBER_SEED_STRIDE = 1_000_003
+NORM = ('reward_gain', 'reward_bias')
 
 
 def train(
@@ -141,10 +146,37 @@ class _Members:
             hooks = reward_hooks(trainer, checkpointer, run.on_anomaly, self.clock, phase)
             training_loop(trainer, hooks)
             trainer.finish()
+            if 0 < member == hparams.ensemble - 1 and trainer.is_normalized:
+                self._normalize_mean(trainer)
         if self.comm.rank == 0 and finished and unfinished:
             checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
             shutil.rmtree(unfinished, ignore_errors=True)
         return trainer
+
+    def _normalize_mean(self, trainer: RewardModelTrainer) -> None:
+        """Scale all models so that their mean has the scale of one, before the last is saved.
+
+        A pure function of their weights: where it was interrupted, it is done again.
+        """
+        hparams, directory = self.hparams, self.hparams.run.directory
+        if self.comm.rank != 0 or directory is None:
+            return
+        encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
+        places = locations.locations_of(directory, hparams.ensemble)[:-1]
+        earlier = (TrainedRewardModel(place.directory, encoding) for place in places)
+        with random_stream(hparams.run.seed, 'mean of an ensemble'):
+            scales = trainer.scales_of_mean(itertools.chain(earlier, [trainer.reward_model]))
+        trainer.reward_model.set_scale(*scales.pop())
+        # By another name, as files of one checkpoint are replaced one after the other.
+        checkpoint = f'model.ckpt-{trainer.steps_done}'
+        for place, scale in zip(places, scales, strict=True):
+            bundle = open_bundle(place.directory)
+            variables = dict(bundle)
+            for name, value in zip(NORM, scale, strict=True):
+                variable = trainer.variable_names.name_of(f'{locations.SCOPE}/{name}')
+                variables[variable] = np.float32(value)
+            directory = os.path.dirname(bundle.prefix)
+            checkpoints.save(directory, checkpoint, variables, max_to_keep=1)
 
     def _counted(self, state: dict[str, Any]) -> dict[str, Any]:
         return counted(state, run_settings.as_recorded(self.hparams).batch_size)

@@ -1,6 +1,8 @@
 """Learning curve: accuracy of a reward model by its number of labels."""
 
 import copy
+import math
+import statistics
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, record_of
 from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.utils import student
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 
@@ -20,7 +23,10 @@ PARTS = (8, 4, 2, 1)
 def learning_curve(
     source: str, run: str, repetitions: int, without: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the predictions after training as `run` on 1/8, 1/4, 1/2 and all labels."""
+    """Return the predictions after training as `run` on 1/8, 1/4, 1/2 and all labels.
+
+    low, high: of each training, by the held-out labels; interval: of their mean, by both.
+    """
     hparams = _settings(source, run, without)
     found: dict[int, dict[str, Any]] = {}
     with progress(total=repetitions * len(PARTS), comm=LocalComm(), desc='learning curve') as bar:
@@ -29,7 +35,23 @@ def learning_curve(
             for part in PARTS:
                 _train_on_part(hparams, part, seed, found)
                 bar.update()
-    return list(found.values())
+    curve = list(found.values())
+    for row in curve:
+        row['interval'] = _interval(row)
+    return curve
+
+
+def _interval(row: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean over trainings; None for one, which does not tell."""
+    measured = row['agreement' if row['chance'] is None else 'accuracy']
+    if len(measured) < 2:
+        return None
+    mean = statistics.mean(measured)
+    of_trainings = statistics.stdev(measured) / math.sqrt(len(measured))
+    of_trainings *= student.quantile(len(measured) - 1)
+    low = mean - math.hypot(mean - statistics.mean(row['low']), of_trainings)
+    high = mean + math.hypot(statistics.mean(row['high']) - mean, of_trainings)
+    return max(low, 0.0 if row['chance'] else -1.0), min(high, 1.0)
 
 
 def _settings(source: str, run: str, without: str | None) -> HParams:

@@ -137,9 +137,9 @@ def _learning_curve(axes: Axes, report: dict[str, Any]) -> None:
         axes.plot([row['labels']] * count, row[name], 'o', color=plots.BLUE, alpha=0.5)
     means = [statistics.mean(row[name]) for row in curve]
     axes.plot(numbers, means, color=plots.BLUE, linewidth=1.8, label='reward model')
-    low = [statistics.mean(row['low']) for row in curve]
-    high = [statistics.mean(row['high']) for row in curve]
-    axes.fill_between(numbers, low, high, color=plots.BLUE, alpha=0.15, label='95 % interval')
+    if curve[0]['interval'] is not None:
+        low, high = zip(*(row['interval'] for row in curve), strict=True)
+        axes.fill_between(numbers, low, high, color=plots.BLUE, alpha=0.15, label='95 % interval')
     chance = curve[0]['chance']
     if chance is not None:
         axes.axhline(chance, color=plots.GREY, linestyle='--', label='chance')

@@ -92,14 +92,14 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     found, labellers = {}, {}
     for name, part in parts.items():
         found[name] = _prediction(model, part, label_type, learned=learned[name])
-    is_tested = found['held_out'] is not None
+    learns = learns and found['held_out'] is None
     for name in folder.logs:
-        if name not in without:
-            labels = label_files.of_answers(folder, _answers(folder, name))
-            if is_tested:
-                labels, _ = _parted(folder, labels, _learned_options(model, run))
-            is_learned = learns and not is_tested
-            labellers[name] = _prediction(model, labels, label_type, learned=is_learned)
+        if name in without:
+            continue
+        labels = label_files.of_answers(folder, _answers(folder, name))
+        if found['held_out'] is not None:
+            labels, _ = _parted(folder, labels, _learned_options(model, run))
+        labellers[name] = _prediction(model, labels, label_type, learned=learns)
     return {
         'run': run,
         'held_out_share': share,

@@ -19,7 +19,7 @@ from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
+from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import EVERYBODY, VALIDATION, LabelFolder, QuestionWriter
@@ -288,7 +288,9 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, tmp_path, mo
     ):
         options = LabelHParams(source=str(source), type='best_of_4', held_out=share)
         monkeypatch.setattr(
-            reward_on_labels, 'record_of', lambda run, options=options: HParams(labels=options)
+            reward_on_labels.run_settings,
+            'read_settings',
+            lambda hparams, directory, options=options: setattr(hparams, 'labels', options),
         )
         report, printed = report_of(answered, tmp_path, f'--reward {run}')
         learned = report['reward']['trained_on']

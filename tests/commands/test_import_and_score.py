@@ -348,6 +348,9 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
     for row in curve:
         for low, accuracy, high in zip(row['low'], row['accuracy'], row['high'], strict=True):
             assert 0 < low < accuracy <= high <= 1
+        low, high = row['interval']
+        assert low <= min(row['low']) + 1e-9 or max(row['accuracy']) > min(row['accuracy'])
+        assert low < sum(row['accuracy']) / 2 <= high
     assert 'held out of its training: ' in result.stdout
     assert f'accuracy on {curve[0]["held_out"]} held-out labels' in result.stdout
 

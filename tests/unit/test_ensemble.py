@@ -112,7 +112,14 @@ def test_the_first_member_is_what_one_model_would_be(trained, tmp_path):
         for record in (settings, of_one):
             record.get('run', {}).pop('save_dir', None)
         assert settings == of_one
-    assert_same({key: value for key, value in ensemble.items() if key in alone}, alone)
+    of_both = [key for key in alone if key in ensemble and 'checkpoints/' not in str(key)]
+    assert len(of_both) > 4
+    assert_same({key: ensemble[key] for key in of_both}, {key: alone[key] for key in of_both})
+    # Only the scale of the rewards is another, for the sake of the mean.
+    first_alone, first = variables_of(one / 'reward_model'), variables_of(trained / 'reward_model')
+    for name in first_alone:
+        is_scale = name.endswith(('reward_norm/gain', 'reward_norm/bias'))
+        assert is_scale != np.array_equal(first[name], first_alone[name]), name
     first, *others = (
         variables_of(trained / name)
         for name in ('reward_model', 'reward_model_1', 'reward_model_2')
@@ -121,6 +128,23 @@ def test_the_first_member_is_what_one_model_would_be(trained, tmp_path):
     assert len({head.tobytes() for head in heads}) == 3
     assert len({each['reward_model/reward_norm/gain'].item() for each in (first, *others)}) == 3
     assert all(list(each) == list(first) for each in others)
+
+
+def test_the_mean_has_the_scale_that_one_model_has(trained):
+    """The mean of rewards of deviation 1 has a smaller one, so the KL would weigh more."""
+    hparams = reward_options.HParams()
+    run_settings.read_settings(hparams, str(trained))
+    set_seed(1)
+    trainer = train_reward.build_trainer(hparams, lm_tasks.initial_model('test'), LocalComm())
+    model = rewards.load_learned(str(trained), encodings.Test)
+    queries = torch.cat([trainer.query_sampler()['tokens'] for _ in range(8)])
+    responses = trainer.policy.respond(queries, length=hparams.task.response_length)['responses']
+    each = torch.stack([member.score(queries, responses) for member in model.members])
+    deviations = each.std(1)
+    error = 4 / len(queries) ** 0.5  # that of the 64 samples by which they were scaled is larger
+    assert each.mean(0).std().item() == pytest.approx(1, abs=error)
+    assert each.mean().item() == pytest.approx(0, abs=error)
+    assert deviations.min() > 1 and deviations.max() < 1.4 * deviations.min()
 
 
 def test_the_mean_is_measured_by_the_labels_held_out(tmp_path):
@@ -200,6 +224,22 @@ def test_interrupted_between_and_inside_members_it_ends_alike(trained, tmp_path,
     assert result.stdout.count('is finished') == 2
     other = error_of(invoke(f'{words} --ensemble 2 --run.resume on'))
     assert '--ensemble cannot change' in other
+    ours, reference = result_of(tmp_path / 'run'), result_of(trained)
+    assert_same(without_settings(ours), without_settings(reference))
+
+
+def test_interrupted_while_models_are_scaled_it_ends_alike(trained, tmp_path, monkeypatch):
+    save = checkpoints.save
+
+    def fail_at_the_second(directory, name, *args, **options):
+        if 'reward_model_1' in directory and name != 'model.ckpt':
+            raise UserError('while scaling')
+        return save(directory, name, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_reward.checkpoints, 'save', fail_at_the_second)
+        assert 'while scaling' in invoke(f'{TRAINING} --ensemble 3 --save_dir {tmp_path}').stderr
+    succeed(f'resume {tmp_path}/run')
     ours, reference = result_of(tmp_path / 'run'), result_of(trained)
     assert_same(without_settings(ours), without_settings(reference))
 
@@ -373,7 +413,9 @@ def test_a_policy_trains_its_members_first(trained, tmp_path):
     run = run_of(tmp_path / 'whole', words)
     for name in MEMBERS[:2]:
         ours, theirs = variables_of(run / name), variables_of(trained / name)
-        assert all(np.array_equal(ours[variable], theirs[variable]) for variable in theirs)
+        for variable in theirs:  # the mean of two has another scale than that of three
+            is_scale = variable.endswith(('reward_norm/gain', 'reward_norm/bias'))
+            assert is_scale != np.array_equal(ours[variable], theirs[variable])
     again = rewards.load_reward_model(str(run), encodings.Test)
     assert isinstance(again, EnsembleReward) and len(again.members) == 2
 

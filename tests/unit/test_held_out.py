@@ -472,6 +472,16 @@ def test_repetitions_of_a_learning_curve_have_seeds_that_follow_the_runs(monkeyp
     assert trained == [(part, seed) for seed in (5, 6) for part in (8, 4, 2, 1)]
 
 
+def test_the_interval_of_a_learning_curve_tells_how_far_trainings_differ():
+    """Half-widths of held-out labels, .1 and .05, and of trainings: 4.303 * .06 / sqrt(3)."""
+    row = {'chance': 0.5, 'accuracy': [0.7, 0.76, 0.82], 'low': [0.66] * 3, 'high': [0.81] * 3}
+    of_trainings = 4.30265 * 0.06 / 3**0.5
+    expected = 0.76 - math.hypot(0.1, of_trainings), 0.76 + math.hypot(0.05, of_trainings)
+    assert learning_curve._interval(row) == pytest.approx(expected, abs=1e-5)
+    one = {name: value if name == 'chance' else value[:1] for name, value in row.items()}
+    assert learning_curve._interval(one) is None
+
+
 def test_agreement_of_a_comparison_is_that_of_signs():
     """Right about two of three."""
     rewards = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 2.0]])

@@ -43,7 +43,7 @@ CURVE = [
     {'labels': 16, 'held_out': 30, 'chance': 0.25, 'accuracy': [0.5, 1.0], 'low': [0.25, 0.5]},
 ]
 for row in CURVE:
-    row.update(agreement=[0.5, 0.5], high=[1.0, 1.0])
+    row.update(agreement=[0.5, 0.5], high=[1.0, 1.0], interval=(sum(row['low']) / 2, 1.0))
 COMPARED = {'win_rate': 0.75, 'low': 0.5, 'high': 0.875, 'policy': 'initial', 'against': 'a/run/'}
 
 

@@ -41,9 +41,8 @@ def agreement_interval(counts: np.ndarray, clusters: Sequence[Hashable]) -> tupl
     for cluster, each in zip(clusters, np.stack(_pairs(counts), axis=1), strict=True):
         if each[1] > 0:
             found[cluster] = found.get(cluster, 0) + each
-    return clustered_interval(
-        [int(equal) for equal, _ in found.values()], [int(pairs) for _, pairs in found.values()]
-    )
+    equal, pairs = np.array(list(found.values()), np.int64).reshape(-1, 2).T
+    return clustered_interval(equal.tolist(), pairs.tolist())
 
 
 def _pairs(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -256,9 +256,9 @@ def _wins(
         if best is not None:
             questions.add(question.id)
             counts[clusters[question.id]] += 1
-            wins[clusters[question.id]] += policies[best] == policies[-1]
+            wins[clusters[question.id]] += int(policies[best] == policies[-1])
     n, won = counts.total(), wins.total()
-    low, high = clustered_interval([wins[cluster] for cluster in counts], list(counts.values()))
+    low, high = clustered_interval(list(wins.values()), list(counts.values()))
     rate = won / n if n else None
     ties = {'ties': len(answers) - n} if folder.label_type.ties or n < len(answers) else {}
     return {

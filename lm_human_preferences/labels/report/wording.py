@@ -34,7 +34,6 @@ def as_text(folder: str, found: Facts) -> str:
         comparison=comparison,
         in_words=in_words,
         mean=statistics.mean,
-        stdev=statistics.stdev,
     )
 
 
