@@ -29,11 +29,12 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
     for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md'))]
 }
+RESULTS = ('benchmarks/real/README.md',)  # what was measured, a link from the guide each
 LINKING = {
     **PAGES,
     **{
         name: (ROOT / name).read_text(encoding='utf-8')
-        for name in ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md')
+        for name in ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md', *RESULTS)
     },
 }
 FIRST = (
@@ -96,7 +97,14 @@ def test_readme_is_short_and_its_first_command_installs():
 
 def test_readme_leads_to_every_page():
     links = set(re.findall(r'\]\(([^)#]*)', README))
-    assert {name for name in LINKING if name != 'README.md'} <= links
+    assert {name for name in LINKING if name not in ('README.md', *RESULTS)} <= links
+
+
+@pytest.mark.parametrize('page', RESULTS)
+def test_results_are_linked_from_guides_and_benchmarks(page):
+    name = page.removeprefix('benchmarks/')
+    assert f']({name}' in LINKING['benchmarks/README.md']
+    assert any(f'](../{page}' in text for text in PAGES.values())
 
 
 def test_memory_in_readme_is_what_the_program_estimates():
