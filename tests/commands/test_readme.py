@@ -29,7 +29,8 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
     for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md'))]
 }
-RESULTS = ('benchmarks/real/README.md',)  # what was measured, a link from the guide each
+# What was measured; guides link to it.
+RESULTS = ('benchmarks/quality.md', 'benchmarks/real/README.md')
 LINKING = {
     **PAGES,
     **{
