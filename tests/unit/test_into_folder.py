@@ -241,6 +241,7 @@ def test_answers_without_a_name_count_unless_all_of_them_are_known(answered):
         records.append(preference(QUERIES[number], best, BAD if best != BAD else GOOD))
     said, folder = bring(answered, records)
     assert '3 answers of imported added' in said and len(folder.questions) == 6
+    assert said[-1].startswith('2 of 3 answers without a name are those of people of the folder')
 
 
 def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):
