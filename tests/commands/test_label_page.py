@@ -788,6 +788,12 @@ def test_the_end_says_where_the_answers_are(path, monkeypatch, capsys):
     assert 'Saved: bob 0. ' in last
 
 
+@pytest.mark.parametrize('url', ['http://localhost:8080/labels/', 'http://[::1]/', 'https://h/'])
+def test_no_warning_of_an_address_of_this_machine_or_with_tls(url):
+    """As of a container whose port is published to this machine alone."""
+    assert server.missing_tls(WebHParams(host='0.0.0.0', public_url=url)) is None
+
+
 def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
     monkeypatch.setattr(server.LabelServer, 'wait', interrupt)
     options = LabelHParams(labeller='anna', web=WebHParams(port=0, host='0.0.0.0'))

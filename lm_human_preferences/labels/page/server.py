@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling_options import WebHParams
+from lm_human_preferences.hparams.labelling_options import PUBLIC_URL, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page.app import HEADERS, make_app, page_and_policy
 from lm_human_preferences.labels.page.key import Access, folder_key
@@ -187,12 +187,16 @@ def is_local(host: str) -> bool:
 
 def missing_tls(options: WebHParams) -> str | None:
     """Return a warning if others can reach the host and nothing is encrypted."""
-    host = options.public_url or options.host
-    if options.certificate is not None or is_local(host) or host.startswith('https:'):
+    host, is_encrypted = options.host, options.certificate is not None
+    if match := PUBLIC_URL.fullmatch(options.public_url or ''):
+        is_encrypted = is_encrypted or match[1] == 'https'
+        host = match[2].strip('[]')
+    if is_encrypted or is_local(host):
         return None
     certificate, key = options.option_name('certificate'), options.option_name('key')
     return (
-        f'warning: there is no TLS: whoever is between you and {host} can read the links,'
+        f'warning: there is no TLS: whoever is between you and'
+        f' {options.public_url or host} can read the links,'
         f' and answer as anybody; give {certificate} and {key}, or leave'
         f' {options.option_name("host")} out and use ssh -L'
     )
