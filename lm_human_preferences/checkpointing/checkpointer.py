@@ -101,6 +101,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.host_buffers: dict[str, torch.Tensor] = {}
         self.failed = False
         self.stop_requested = False
+        self.was_signalled = False  # by another signal than SIGHUP
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def __exit__(self, *error: object) -> None:
@@ -221,9 +222,15 @@ class Checkpointer(contextlib.AbstractContextManager):
                 signal.alarm(0)
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first signal; interrupt at the second one, or at the alarm."""
-        if self.stop_requested or number == signal.SIGALRM:
+        """Remember the first signal; interrupt at the second one, or at the alarm.
+
+        SIGHUP is not counted: systemd ends a session by SIGTERM and SIGHUP.
+        """
+        if number == signal.SIGALRM or (self.was_signalled and number != signal.SIGHUP):
             raise KeyboardInterrupt
+        self.was_signalled = self.was_signalled or number != signal.SIGHUP
+        if self.stop_requested:
+            return
         self.stop_requested = True
         signal.alarm(self.stop_timeout)
         if self.comm.rank == 0:

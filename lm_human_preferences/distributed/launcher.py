@@ -129,11 +129,14 @@ def _catch_signals() -> Iterator[list[int]]:
     handlers = {}
 
     def catch(number: int, frame: FrameType | None) -> None:
-        """Note a signal, SIGHUP once."""
+        """Note a signal; SIGHUP only as the first, and not if another one follows."""
+        # Shell and kernel both send SIGHUP; systemd ends a session by SIGTERM and SIGHUP.
         if number == signal.SIGHUP:
             streams.leave_closed_terminal()
-            if number in caught:  # shell and kernel both send it
+            if caught:
                 return
+        elif caught == [signal.SIGHUP]:
+            caught.clear()
         caught.append(number)
 
     for number in STOP_SIGNALS:

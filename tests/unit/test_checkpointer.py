@@ -1,5 +1,6 @@
 """Checkpointer on several ranks, as threads: who saves what, and who gets what back."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -230,6 +231,23 @@ def test_a_step_that_does_not_end_is_interrupted(tmp_path, capfd):
             time.sleep(20)
     assert 0.9 < time.monotonic() - since < 10
     assert 'if it finishes within 1 s; interrupt again' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('first, then', [*itertools.permutations((signal.SIGTERM, signal.SIGHUP))])
+def test_the_end_of_a_session_is_one_signal(first, then, tmp_path, capfd):
+    """Systemd sends both; another Ctrl-C or SIGTERM still interrupts."""
+    before = signal.getsignal(signal.SIGHUP)
+    with (
+        Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints,
+        checkpoints.defer_signals(),
+    ):
+        signal.raise_signal(first)
+        signal.raise_signal(then)
+        assert checkpoints.stop_requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGHUP, before)
+    assert capfd.readouterr().err.count('interrupt again') == 1
 
 
 def test_a_run_that_was_asked_to_end_has_saved_when_it_does(tmp_path):
