@@ -2,7 +2,7 @@
 
     pipenv run python benchmarks/few_labels.py FOLDER [--quick] [--seeds 10] [--processes N]
 
-writes the table of docs/labelling.md, as labels.csv and labels.md, and a picture, from runs of
+writes the table of benchmarks/labels.md, as labels.csv and labels.md, and a picture, from runs of
 mock_sentiment, which stay in the folder: the same command goes on where it was interrupted.
 
 The best policy for a reward model at a KL is known without training one: rho * exp(r / beta) / Z.

@@ -2,8 +2,8 @@
 
     pipenv run python benchmarks/online_labels.py FOLDER [--quick] [--seeds 5] [--ensemble 1]
 
-writes the table and the picture of docs/online.md, from runs of mock_sentiment, which stay in the
-folder: the same command goes on where it was interrupted.
+writes the table of benchmarks/labels.md and the picture of docs/online.md, from runs of
+mock_sentiment, which stay in the folder: the same command goes on where it was interrupted.
 
 The paper says that online labels were important where the policy moves far from the data. Here the
 reward is known, so that this can be measured: with and without errors of the labellers, with few

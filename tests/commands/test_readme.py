@@ -30,7 +30,7 @@ PAGES = {
     for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md'))]
 }
 # What was measured; guides link to it.
-RESULTS = ('benchmarks/quality.md', 'benchmarks/real/README.md')
+RESULTS = ('benchmarks/labels.md', 'benchmarks/quality.md', 'benchmarks/real/README.md')
 LINKING = {
     **PAGES,
     **{
