@@ -5,12 +5,12 @@
 Each section simulates data whose truth is known, computes with the program's own functions, and
 prints a table. To add one, write a function like `labels` and name it in SECTIONS.
 
-labels: a win rate or an accuracy is a share of answers, several of which may be to one question.
-Answers are simulated whose share and whose correlation inside a question are known: a labeller
-gives the question's common answer with probability sqrt(correlation), and one of their own
+labels: a win rate or an accuracy is a share of answers, several of which may be about one query.
+Answers are simulated whose share and whose correlation inside a query are known: a labeller
+gives the query's common answer with probability sqrt(correlation), and one of their own
 otherwise. Both are right, or for the second policy, with probability `share`: one half, as of two
 equal policies, or in each trial another one from .55 to .9, as of reward models. (With one answer
-to each question the interval is Wilson's, whose coverage for 20 answers jumps between 92 and 98 %
+to each query the interval is Wilson's, whose coverage for 20 answers jumps between 92 and 98 %
 from share to share; this is the average.) The table shows in how many percent of the trials the
 interval holds `share`; the last column, in how few if each answer counted as independent.
 
@@ -28,6 +28,7 @@ fall of one that never falls, and that find one that falls beyond a KL of .5.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -45,6 +46,7 @@ from lm_human_preferences.labels.report.agreement import clustered_interval, wil
 
 QUESTIONS = (20, 50, 200)
 LABELLERS = ('1', '3', '5', '1 or 5')
+FEW = ((3, '1'), (3, '10'), (10, '1'), (10, '10'), (30, '10'))  # queries, and answers to each
 MANY, ASKED_OF_MANY = 5, 5  # '1 or 5': every fifth question is asked of five
 SHARES = {'.5': (0.5, 0.5), '.55 to .9': (0.55, 0.9)}  # the least and the greatest
 CORRELATIONS = (0.1, 0.5, 0.9)
@@ -89,19 +91,18 @@ def labels(trials: int, rng: np.random.Generator) -> None:
     error = 100 * math.sqrt(0.95 * 0.05 / trials)
     print(f'{trials} trials: a coverage of 95 has a standard error of {error:.2f}\n')
     cells = [f'{share}, {correlation:.1f}' for share in SHARES for correlation in CORRELATIONS]
-    print(f'| questions | labellers | {" | ".join(cells)} | as if independent |')
+    print(f'| queries | answers | {" | ".join(cells)} | as if independent |')
     print('| --- ' * (len(cells) + 3) + '|')
-    for questions in QUESTIONS:
-        for labellers in LABELLERS:
-            counts = answers_of(questions, labellers)
-            found = [
-                coverage(counts, rng.uniform(*ends, trials), correlation, rng)
-                for ends in SHARES.values()
-                for correlation in CORRELATIONS
-            ]
-            held = ' | '.join(f'{100 * clustered:.1f}' for clustered, _ in found)
-            least = min(independent for _, independent in found)
-            print(f'| {questions} | {labellers} | {held} | {100 * least:.1f} |', flush=True)
+    for questions, labellers in (*itertools.product(QUESTIONS, LABELLERS), *FEW):
+        counts = answers_of(questions, labellers)
+        found = [
+            coverage(counts, rng.uniform(*ends, trials), correlation, rng)
+            for ends in SHARES.values()
+            for correlation in CORRELATIONS
+        ]
+        held = ' | '.join(f'{100 * clustered:.1f}' for clustered, _ in found)
+        least = min(independent for _, independent in found)
+        print(f'| {questions} | {labellers} | {held} | {100 * least:.1f} |', flush=True)
 
 
 KL, SHARE, RARE = 3.0, 0.9, 0.001  # of the policy, and of a reward of 1
