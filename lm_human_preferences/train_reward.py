@@ -174,7 +174,7 @@ class _Members:
             variables = dict(bundle)
             for name, value in zip(NORM, scale, strict=True):
                 variable = trainer.variable_names.name_of(f'{locations.SCOPE}/{name}')
-                variables[variable] = np.float32(value)
+                variables[variable] = np.array(value, np.float32)
             directory = os.path.dirname(bundle.prefix)
             checkpoints.save(directory, checkpoint, variables, max_to_keep=1)
 
