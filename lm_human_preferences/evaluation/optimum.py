@@ -246,37 +246,47 @@ def sampled_best_of_n(
     """Estimate rewards and KLs of the best of `n` samples of the reference: (queries,) each.
 
     ref_logprobs: of at least n samples, see of_mixture. rewards, judged: as of best_of_n.
-
-    The reward averages over all ways to choose n of the samples: a sample is the best in the
-    product of the weights of all choices of n - 1 worse ones, which are elementary symmetric
-    polynomials (with equal weights, binomial coefficients, and there is no bias). Of equally good
-    samples any may be taken.
     """
-    weights, order = ref_logprobs.double().exp(), rewards.double().sort(-1).indices
-    sums = torch.zeros(len(rewards), n, dtype=torch.float64)  # over choices of 0 to n - 1 samples
-    sums[:, 0] = 1
-    chosen = torch.zeros_like(weights)
-    for index in order.unbind(1):
-        weight = n * weights.gather(1, index.unsqueeze(1))  # n: else sums become too small
-        chosen.scatter_(1, index.unsqueeze(1), weight * sums[:, -1:])
-        sums[:, 1:] += weight * sums[:, :-1]
-    chosen /= chosen.sum(1, keepdim=True)
     values = rewards if judged is None else judged
     results = []
-    for weight, reward, value, share in zip(weights, rewards, values, chosen, strict=True):
+    for log_rho, reward, value in zip(ref_logprobs, rewards, values, strict=True):
+        weight = log_rho.double().exp()
         _, which, counts = reward.unique(return_inverse=True, return_counts=True)
         empty = torch.zeros(len(counts), dtype=torch.float64)
         probability = empty.index_add(0, which, weight)
         means = empty.index_add(0, which, weight * value.double()) / probability
-        of_best = empty.index_add(0, which, share)
-        kl = _kl_of_best_of_n(probability, counts > 1, n)
+        at_most = _best_at_most(probability, empty.index_add(0, which, weight.square()), n)
+        of_best = at_most.diff(prepend=at_most.new_zeros(1))
+        kl = _kl_of_best_of_n(probability, of_best, counts > 1, n)
         results.append(torch.stack([of_best @ torch.where(probability > 0, means, 0), kl]))
     reward, kl = torch.stack(results, dim=1)
     return reward, kl
 
 
-def _kl_of_best_of_n(probability: torch.Tensor, is_tied: torch.Tensor, n: int) -> torch.Tensor:
+def _best_at_most(probability: torch.Tensor, squares: torch.Tensor, n: int) -> torch.Tensor:
+    """Estimate how likely the best of `n` has at most each value: (values,), in their order.
+
+    squares: of each value, the sum of the squared weights of its samples. A share F of N equally
+    likely samples would have no bias as C(N F, n) / C(N, n), the share of all choices of n of them.
+    Of weighted samples, N is the size of a binomial share with the variance of F.
+    """
+    up_to = probability.cumsum(0).clamp(max=1)
+    below, total = squares.cumsum(0), squares.sum()
+    variance = below * (1 - up_to) ** 2 + (total - below) * up_to**2
+    inverse_size = (variance / (up_to * (1 - up_to))).nan_to_num(0, 0, 0).unsqueeze(1)
+    taken = inverse_size * torch.arange(n)  # the share that earlier ones of a choice take away
+    left = (up_to.unsqueeze(1) - taken).clamp(min=0)
+    chances = (left / (1 - taken).clamp(min=ROUNDING)).prod(1)
+    chances[-1] = 1
+    return chances.cummax(0).values
+
+
+def _kl_of_best_of_n(
+    probability: torch.Tensor, of_best: torch.Tensor, is_tied: torch.Tensor, n: int
+) -> torch.Tensor:
     """Return the KL of the best of n by the distribution of rewards (values,), in their order.
+
+    of_best: how often the best has each value, see _best_at_most.
 
     A value that several samples have is one that ties, as in best_of_n. One that a single sample
     has stands for an interval of values, over which the density n F^(n - 1) is integrated: without
@@ -289,8 +299,7 @@ def _kl_of_best_of_n(probability: torch.Tensor, is_tied: torch.Tensor, n: int) -
         powers = share**n
         return powers * (math.log(n) - (n - 1) / n) + (n - 1) / n * torch.xlogy(powers, powers)
 
-    chosen = up_to**n - below**n
-    of_tied = torch.xlogy(chosen, torch.where(probability > 0, chosen / probability, 1))
+    of_tied = torch.xlogy(of_best, torch.where(probability > 0, of_best / probability, 1))
     return torch.where(is_tied, of_tied, integral(up_to) - integral(below)).sum()
 
 

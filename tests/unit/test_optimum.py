@@ -248,15 +248,31 @@ def test_sampled_best_of_n_is_the_mean_over_all_choices(n):
         close(found, sum(bests) / len(bests))
 
 
-def test_choices_of_samples_count_by_their_weights():
-    """Three of four samples are the same number of draws as their weights say."""
-    weights = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
-    rewards = torch.tensor([[5.0, 1.0, 2.0, 4.0]])
-    choices = list(itertools.combinations(range(4), 3))
-    products = [math.prod(weights[0, i].item() for i in choice) for choice in choices]
-    bests = [max(rewards[0, i].item() for i in choice) for choice in choices]
-    found, _ = optimum.sampled_best_of_n(weights.log(), rewards, 3)
-    close(found, [sum(map(math.prod, zip(products, bests))) / sum(products)])
+@pytest.mark.parametrize('n', [4, 16, 64])
+@pytest.mark.parametrize('kind', ['normal', '0/1'])
+def test_best_of_n_is_right_whatever_the_policy_whose_samples_help(kind, n):
+    """Rewards N(0, 1), or 1 with probability .01; those of the policy are N(2.4, 1), or 1."""
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(400, 128, generator=generator).double()
+    if kind == 'normal':
+        shift = math.sqrt(6)  # a KL of 3
+        draws[:, 64:] += shift
+        rewards, log_ratios = draws, shift * draws - shift**2 / 2
+        expected = {4: 1.0294, 16: 1.7660, 64: 2.3437}[n]
+        expected_kl = math.log(n) - (n - 1) / n
+    else:
+        rewards = (torch.rand(400, 128, generator=generator) < 0.01).double()
+        rewards[:, 64:] = 1
+        log_ratios = torch.where(rewards == 1, -math.log(0.01), -math.inf)
+        expected = 1 - 0.99**n
+        expected_kl = expected * math.log(expected / 0.01) + 0.99**n * math.log(0.99 ** (n - 1))
+    reference, _ = optimum.of_mixture(log_ratios)
+    found, kl = optimum.sampled_best_of_n(reference, rewards, n)
+    close(found.mean(), expected, 0.01 * expected + 3 * optimum.standard_error(found).item())
+    close(kl.mean(), expected_kl, 0.01 * expected_kl + 3 * optimum.standard_error(kl).item())
+    if kind == '0/1':  # the best of n is the best policy at its KL, and no better
+        frontier = optimum.frontier_reward_at(kl.mean(), reference, rewards)
+        assert found.mean() <= frontier + 1e-6
 
 
 @pytest.mark.parametrize('ties', [False, True])
