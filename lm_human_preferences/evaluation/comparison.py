@@ -223,8 +223,8 @@ def own_optimum(
             effective = optimum.effective_samples(ref_logprobs, rewards, beta)
             curve['standard_errors'].append(optimum.standard_error(reward).item())
             curve['effective_samples'].append(effective)
-            if effective < FEW_SAMPLES:
-                continue
+            if min(curve['effective_samples']) < FEW_SAMPLES:
+                continue  # also where they are enough again, near the policy, beyond a gap
         of_queries.append(reward)
     rounding = ROUNDING * judge.abs().max().item()
 

@@ -240,6 +240,20 @@ def test_effective_samples_by_hand():
     assert optimum.effective_samples(even[:2], two, 1 / LN3) == pytest.approx(expected)
 
 
+def test_a_fall_beyond_a_gap_between_the_samples_is_not_placed_in_the_gap():
+    """64 samples of N(0, 1) and of N(4.5, 1), a KL of 10, leave little between; true: KL 5.5."""
+    shift = math.sqrt(20)
+    rewards = torch.randn(16, 128, generator=torch.Generator().manual_seed(0)).double()
+    rewards[:, 64:] += shift
+    reference, _ = optimum.of_mixture(shift * rewards - shift**2 / 2)
+    judge = rewards - 4 * (rewards - 4).clamp(min=0)
+    curve = comparison.own_optimum(reference, rewards, judge, exact=False)
+    is_enough = [size >= 30 for size in curve['effective_samples']]
+    assert any(is_enough[is_enough.index(False) :])
+    assert curve['rises']
+    assert curve['trusted_up_to'] is None
+
+
 @pytest.mark.parametrize('n', [1, 3, 6])
 def test_sampled_best_of_n_is_the_mean_over_all_choices(n):
     rewards = drawn(2, 6)[1]
