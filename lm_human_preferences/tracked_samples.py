@@ -91,7 +91,7 @@ class TrackedSamples(Hook):
         records = self._records(step, rollout)
         lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in records]
         try:
-            with open(self.path, 'ab', buffering=0) as file:
+            with open(self.path, 'ab', buffering=0, opener=storage.open_nofollow) as file:
                 storage.append(file, ''.join(lines).encode(errors='replace'), sync=False)
         except OSError as e:
             raise UserError(f'{self.path} cannot be written: {e.strerror}') from e

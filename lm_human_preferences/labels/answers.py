@@ -7,8 +7,10 @@ import os
 import unicodedata
 import uuid as uuids
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value, is_number
 from lm_human_preferences.labels import json_lines
@@ -26,6 +28,17 @@ LABELLER = 'labeller'  # the field of a label that says who gave it
 LONGEST_REMARK = 200  # characters
 # They change the direction of writing: marks, embeddings, overrides and isolates
 DIRECTIONS = '\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069'
+
+
+def files_of(folder: str) -> list[Path]:
+    """Return the files of answers, NAME before copies of it; UserError for a link elsewhere."""
+    if os.path.islink(folder) and not storage.is_within(folder, os.path.dirname(folder)):
+        raise UserError(
+            f'{folder} is a link to a folder elsewhere, in which answers would be written: put the'
+            ' folder itself in its place'
+        )
+    # Copies have longer names
+    return sorted(Path(folder).glob('*.jsonl'), key=lambda file: (len(file.stem), file.stem))
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:

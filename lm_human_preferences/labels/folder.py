@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from lm_human_preferences import shell, storage
@@ -28,7 +27,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import LABELLER as GIVEN_BY
-from lm_human_preferences.labels.answers import REMARK, Answer, AnswerLog, question_id
+from lm_human_preferences.labels.answers import REMARK, Answer, AnswerLog, files_of, question_id
 from lm_human_preferences.labels.task_file import FORMAT, check_same_task, label_type_of, read_task
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
@@ -116,9 +115,7 @@ class LabelFolder:
             self.lacks_questions = True
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
-        files = Path(self.path, ANSWERS).glob('*.jsonl')
-        # NAME before copies of it, which have longer names
-        for file in sorted(files, key=lambda file: (len(file.stem), file.stem)):
+        for file in files_of(os.path.join(self.path, ANSWERS)):
             name = file.stem
             is_left_out = self.lines is not None and name not in self.lines
             if is_left_out or not LABELLER.fullmatch(name):

@@ -110,8 +110,9 @@ class TokeniserEncoder(Encoder):
     @functools.cached_property
     def _texts(self) -> list[str]:
         """Return the text of each token, with U+FFFD for parts of characters."""
-        decode = self._tokenizer.decode
-        return [decode([token], skip_special_tokens=False) for token in range(self.padding_token)]
+        decode, ids = self._tokenizer.decode, range(self.padding_token)
+        with _explained(self.encoding.file(TOKENISER)):
+            return [decode([token], skip_special_tokens=False) for token in ids]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -166,7 +166,9 @@ def _digests(run: str) -> list[tuple[str, str]]:
     for files in run_files.COMMANDS.values():
         with contextlib.suppress(OSError, UnicodeError, ValueError):
             indices = pathlib.Path(run, files.finished).glob('*.index')
-            newest = max(indices, key=os.path.getmtime)  # ValueError where there is none
+            newest = max(
+                filter(os.path.isfile, indices), key=os.path.getmtime
+            )  # ValueError where there is none
             digest = hashlib.sha256(newest.read_bytes()).hexdigest()
             name = f'{files.network}, the index of its last checkpoint'
             found.append((f'{name} (it has a checksum of each tensor)', digest))

@@ -107,7 +107,8 @@ def _files(run: str, events: str) -> list[str]:
 
 
 def _files_in(directory: str) -> list[str]:
-    return sorted(glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*')))
+    # A pipe would be waited for.
+    return sorted(filter(os.path.isfile, glob.glob(f'{glob.escape(directory)}/{_PREFIX}*')))
 
 
 class Mark(NamedTuple):

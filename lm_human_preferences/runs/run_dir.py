@@ -48,11 +48,10 @@ def check_directory(directory: str | None) -> None:
 
 def _check_links(directory: str) -> None:
     """Raise UserError for a folder in a run that is a link to one outside, as of another run."""
-    inside = os.path.join(os.path.realpath(directory), '')
     for folder, names_there, _ in os.walk(directory):
         for name in names_there:
             path = os.path.join(folder, name)
-            if os.path.islink(path) and not os.path.realpath(path).startswith(inside):
+            if os.path.islink(path) and not storage.is_within(path, directory):
                 raise UserError(
                     f'--save_dir: {path} is a link to a folder outside of the run, in which files'
                     ' would be written and deleted: put the folder itself in its place'

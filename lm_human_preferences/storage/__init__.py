@@ -22,6 +22,7 @@ from lm_human_preferences.storage.files import (
     atomic_write,
     existing_part,
     free_bytes,
+    is_within,
     local_files,
     lock_file,
     md5,

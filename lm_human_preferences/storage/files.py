@@ -24,14 +24,24 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system th
 
 
 def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open without following links, for open(..., opener=...); OSError for a link."""
+    """Open without following links, for open(..., opener=...); OSError for a link or a pipe."""
     try:
         # A pipe is not waited for, either.
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+        number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as e:
         if e.errno == errno.ELOOP:  # 'Too many levels of symbolic links'
             e.strerror = 'it is a symbolic link: put the file itself in its place'
         raise
+    kind = os.fstat(number).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # of a directory, `open` tells
+        os.close(number)
+        raise OSError(errno.EINVAL, 'it is a pipe or a device: put a file in its place', path)
+    return number
+
+
+def is_within(path: str, directory: str) -> bool:
+    """Return whether a local path leads to what is below a directory, whatever links it has."""
+    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ''))
 
 
 def open_private(path: str, flags: int) -> int:

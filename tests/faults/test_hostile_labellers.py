@@ -5,12 +5,13 @@ import json
 import uuid
 
 import pytest
-from label_page import answers_of, served, write_texts, written
-from page_client import id_of_token
+from label_page import answers_of, served, web_options, write_texts, written
+from page_client import Client, id_of_token
 
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.assignments import MOST_LEASES
+from lm_human_preferences.labels.page.server import LabelServer
 
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(40)]
 
@@ -107,21 +108,33 @@ def test_the_server_shows_a_page_that_it_is_the_one_it_knew(path):
     """Also after a restart; browsers are in commands/test_label_browser.py."""
     nonce = '0f' * 32
 
-    def code(client, **fields):
+    def code(client, origin=None, **fields):
         body = json.dumps({'labeller': 'anna', 'nonce': nonce, **fields})
+        more = {'Host': origin.partition('//')[2], 'Origin': origin} if origin else {}
         status, _, text = client.request(
-            'POST', '/greeting', body, Cookie=None, Labelling_Proof=None
+            'POST', '/greeting', body, Cookie=None, Labelling_Proof=None, **more
         )
         return json.loads(text)['code'] if status == 200 else status
 
-    with served(path, 'anna', 'bob') as (_, anna, bob):
-        greeting = anna.task()['greeting']
+    with served(path, 'anna', 'bob') as (page, anna, bob):
+        greeting, port = anna.task()['greeting'], page.port
         shown = code(anna)
-        assert shown == hmac.digest(greeting.encode(), nonce.encode(), 'sha256').hex()
+        asked = f'{nonce} http://127.0.0.1:{port}'.encode()
+        assert shown == hmac.digest(greeting.encode(), asked, 'sha256').hex()
+        own = code(anna, f'http://localhost:{port}')
+        assert isinstance(own, str) and own != shown
         assert greeting != bob.task()['greeting'] and shown != code(bob, labeller='bob')
         assert code(anna, nonce='') == code(anna, nonce='0f' * 31) == code(anna, labeller=7) == 400
-    with served(path, 'anna') as (_, anna):
+    with served(path, 'anna', port=port) as (_, anna):
         assert code(anna) == shown
+    # A program at that port does not get it from the server at another one, whatever it says.
+    options = web_options(public_url='https://label.example/at/')
+    with LabelServer(str(path), ['anna'], options) as page:
+        anna = Client(f'http://127.0.0.1:{page.port}', signed_in=False)
+        assert code(anna, f'http://127.0.0.1:{port}') == code(anna, 'http://127.0.0.1') == 403
+        assert code(anna) != shown
+        public = code(anna, 'https://label.example')
+        assert isinstance(public, str) and public != shown
 
 
 def asked(path, *names):

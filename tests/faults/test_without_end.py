@@ -8,6 +8,7 @@ import time
 
 import pytest
 from command_line import invoke, last_error_of
+from label_folders import make_folder
 from label_page import served, write_texts
 from launched import eventually
 from tiny_tokenisers import write_byte_level
@@ -24,6 +25,54 @@ from lm_human_preferences.utils import time_limit
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/big'
 NEW = ['train_policy', 'test', '--mpi=1', '--rewards.train_new_model=off']
 NEW += ['--rewards.trained_model=test', '--ppo.total_episodes=64', '--run.console=original']
+
+
+@pytest.mark.parametrize('leads', ['to files', 'nowhere'])
+def test_the_answers_of_a_folder_are_not_written_elsewhere(tmp_path, leads):
+    make_folder(tmp_path / 'f', 2)
+    (tmp_path / 'f/answers').rmdir()
+    (tmp_path / 'f/answers').symlink_to(tmp_path / 'elsewhere')
+    if leads == 'to files':
+        (tmp_path / 'elsewhere').mkdir()
+    for words in (['label', '--labeller=anna'], ['labels']):
+        line = last_error_of(invoke([*words, f'{tmp_path}/f']))
+        assert line.startswith(f'{tmp_path}/f/answers is a link to a folder elsewhere')
+    assert not [*(tmp_path / 'elsewhere').glob('*')]
+    (tmp_path / 'f/answers').unlink()
+    (tmp_path / 'f/kept').mkdir()
+    (tmp_path / 'f/answers').symlink_to('kept')
+    assert invoke(['label', '--labeller=anna', f'{tmp_path}/f']).exit_code == 0
+
+
+@pytest.mark.parametrize('name', ['questions.jsonl', 'answers/anna.jsonl'])
+def test_a_pipe_in_a_folder_is_a_line(tmp_path, name):
+    make_folder(tmp_path / 'f', 2)
+    (tmp_path / 'f' / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / 'f' / name)
+    for words in (['label', '--labeller=anna'], ['labels']):
+        line = last_error_of(invoke([*words, f'{tmp_path}/f']))
+        assert line.startswith(f'{tmp_path}/f/{name} cannot be read: it is a pipe or a device')
+
+
+def test_a_report_waits_for_no_pipe(tmp_path):
+    assert invoke([*NEW, 'x', f'--save_dir={tmp_path}']).exit_code == 0
+    for kind in ('policy/checkpoints/*.index', 'tb/ppo/*'):
+        (file,) = (tmp_path / 'x').glob(kind)
+        file.unlink()
+        os.mkfifo(file)
+    done = invoke(['report', f'{tmp_path}/x', f'--output={tmp_path}/report.html'])
+    assert done.exit_code == 0, done.output
+
+
+def test_samples_of_a_run_are_not_written_elsewhere(tmp_path):
+    """Not through a link that leads nowhere yet, either."""
+    new = [*NEW, 'x', f'--save_dir={tmp_path}', '--run.sample_interval=1']
+    assert invoke(new).exit_code == 0
+    (tmp_path / 'x/samples.jsonl').unlink()
+    (tmp_path / 'x/samples.jsonl').symlink_to(tmp_path / 'elsewhere')
+    line = last_error_of(invoke(['resume', f'{tmp_path}/x', '--ppo.total_episodes=128']))
+    assert line.startswith(f'{tmp_path}/x/samples.jsonl cannot be written: it is a symbolic link')
+    assert not (tmp_path / 'elsewhere').exists()
 
 
 @pytest.mark.parametrize('link', ['policy/checkpoints', 'policy', 'tb'])
@@ -106,6 +155,8 @@ def test_a_panic_of_a_tokeniser_is_a_line(monkeypatch, tmp_path):
     ):
         with pytest.raises(UserError, match='unwrap'):
             fails()
+    with pytest.raises(UserError, match='is no tokeniser: .*unwrap'):
+        encoder.tokens_holding('a')
     monkeypatch.setattr(tokenisers, 'TokeniserEncoder', panic)
     tokenisers._encoder.cache_clear()
     with pytest.raises(UserError, match='is no tokeniser: .*unwrap'):

@@ -231,7 +231,21 @@ class Guard:
             return _unread(403, 'The request is from another page.')
         if headers.get('content-type', '').partition(';')[0].strip().lower() != 'application/json':
             return _unread(415, 'The request is not JSON.')
+        if scope['path'].endswith('/greeting') and headers.get('origin', '').lower() not in (
+            self.public_origin,
+            *self._own_origins(match[1], scope),
+        ):
+            # Else a program at the port of a page could pass on to this server what that asks.
+            return _unread(403, 'This server is not at the port of that page.')
         return None
+
+    def _own_origins(self, name: str, scope: Scope) -> list[str]:
+        """Return the origins of pages that come from this server, under the `name` of its host."""
+        port = (scope.get('server') or ('', 0))[1]
+        origins = [f'{self.scheme}://{name}:{port}']
+        if port == {'http': 80, 'https': 443}[self.scheme]:  # which browsers leave out
+            origins.append(f'{self.scheme}://{name}')
+        return origins
 
 
 def _unread(status: int, text: str) -> Response:
@@ -284,7 +298,8 @@ class _Routes:
         """Show a page of this server, or of one before it, that this is no other program."""
         values = await _read(request)
         labeller, nonce = _field(values, 'labeller', _is_text), _field(values, 'nonce', _is_nonce)
-        return Json({'code': self.access.greeting(labeller, nonce)})
+        origin = request.headers['origin'].lower()
+        return Json({'code': self.access.greeting(labeller, f'{nonce} {origin}')})
 
     async def act(self, request: Request) -> Response:
         """Do what a labeller asks for: one of ACTIONS."""

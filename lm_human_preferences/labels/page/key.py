@@ -107,10 +107,13 @@ class Access:
     def code(self, kind: str, labeller: str) -> str:
         return self._derive(f'{kind} of {labeller}')
 
-    def greeting(self, labeller: str, nonce: str) -> str:
-        """Return what shows the page of a labeller, which knows their code, that this is ours."""
+    def greeting(self, labeller: str, asked: str) -> str:
+        """Return what shows the page of a labeller, which knows their code, that this is ours.
+
+        asked: a random number and the origin of the page.
+        """
         key = self.code('greeting', labeller).encode()
-        return hmac.digest(key, nonce.encode(), 'sha256').hex()
+        return hmac.digest(key, asked.encode(), 'sha256').hex()
 
     def owner(self, kind: str, given: str) -> str | None:
         """Return whose code `given` is; how long this takes reveals nothing about the codes."""
