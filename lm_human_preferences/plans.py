@@ -117,7 +117,8 @@ def reward_memory(hparams: reward_options.HParams, sizes: Sizes, ranks: int) -> 
     steps = hparams.epochs * ceil_div(labels, hparams.batch_size)
     is_saved = hparams.run.save_dir is not None and steps > hparams.run.save_interval
     step = _reward_step(hparams, sizes, ranks)
-    return dataclasses.replace(step, snapshot=3 if is_saved else 0)
+    copies = 3 + (hparams.keep == reward_options.BEST)
+    return dataclasses.replace(step, snapshot=copies if is_saved else 0)
 
 
 def _reward_step(hparams: reward_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
@@ -125,7 +126,7 @@ def _reward_step(hparams: reward_options.HParams, sizes: Sizes, ranks: int) -> M
     task = hparams.task
     return MemoryEstimate(
         sizes,
-        networks=len(REWARD_NETWORKS.scopes),
+        networks=len(REWARD_NETWORKS.scopes) + (hparams.keep == reward_options.BEST),
         learning=len(REWARD_NETWORKS.learning),
         rows=exact_div(hparams.batch_size, ranks),
         tokens=task.query_length + _responses_of(hparams) * task.response_length,

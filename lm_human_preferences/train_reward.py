@@ -1,11 +1,11 @@
 """Training a reward model from human labels: the command (paper, section 2.1)."""
 
 import copy
+import dataclasses
 import itertools
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variab
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
-from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.reward_options import BEST, HParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
 from lm_human_preferences.labels import label_files, simulated
@@ -106,7 +106,7 @@ def train_in_run(
     return _measure_mean(hparams, comm, held_out, last_step) if comm.rank == 0 else None
 
 
-@dataclass
+@dataclasses.dataclass
 class _Members:
     """Training of the reward models of a run, one after another."""
 
@@ -313,6 +313,7 @@ def _measure_mean(
         model = TrainedRewardModel(place.directory, encoding, scope=place.scope)
         found.append(rewards_of(model.get_rewards, labels, label_type, size))
     prediction = prediction_of(torch.stack(found).mean(0), labels, label_type)
+    prediction = dataclasses.replace(prediction, is_selected=hparams.keep == BEST)
     logger = Logger(
         directory,
         run_files.REWARD.network,

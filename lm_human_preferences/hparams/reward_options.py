@@ -15,6 +15,7 @@ from lm_human_preferences.utils.integers import check_multiple
 
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ON_ANOMALY = ('off', 'warn', 'stop')
+LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
 CONSOLES = ('summary', 'original', 'quiet')
 QUERY, QUESTION = 'query', 'question'  # what is held out as a whole
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
@@ -208,6 +209,12 @@ class HParams(hyperparams.HParams):
         'passes over the labels, each in another order; few labels need several',
         at_least=1,
     )
+    keep: str = own_option(
+        LAST,
+        'epoch whose reward model is kept: last, or best on the labels held out, of equals the'
+        ' earlier; then the accuracy on these is too high',
+        one_of=(LAST, BEST),
+    )
     ensemble: int = own_option(
         1,
         'reward models to train on the same labels with other seeds; the reward is their mean',
@@ -256,6 +263,11 @@ class HParams(hyperparams.HParams):
         yield (
             self.lora is not None and self.task.policy.lora is None,
             '{lora} has no effect without --task.policy.lora on',
+        )
+        yield (
+            self.keep == BEST and not self.labels.held_out,
+            '{keep=} chooses an epoch by labels that are held out: give {labels.held_out} a share,'
+            ' such as 0.1',
         )
         yield (
             (self.normalize_before or self.normalize_after)

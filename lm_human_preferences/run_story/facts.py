@@ -32,7 +32,7 @@ KNOWN = 'mock'  # of --rewards.trained_model
 # Prefixes of the tags of these measurements: of the mean of an ensemble, of a single reward model
 # (of an ensemble, the first), and of one that is retrained while the policy trains.
 OF_MEAN = 'train_reward/held_out_of_mean/'
-HELD_OUT = (OF_MEAN, 'train_reward/held_out/', 'online/held_out_')
+HELD_OUT = (OF_MEAN, 'train_reward/held_out_of_kept/', 'train_reward/held_out/', 'online/held_out_')
 _MADE_HERE = {'mock': KNOWN_REWARD, 'test': MADE_UP}
 
 

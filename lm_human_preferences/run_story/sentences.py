@@ -7,8 +7,9 @@ from typing import Any
 
 from lm_human_preferences.evaluation.report import margin, value_of
 from lm_human_preferences.hparams.command_options import EvaluationHParams
+from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.labels.report import wording
-from lm_human_preferences.labels.report.agreement import wilson_interval
+from lm_human_preferences.labels.report.agreement import SELECTED, wilson_interval
 from lm_human_preferences.run_story.commands import shortened, shown
 from lm_human_preferences.run_story.facts import (
     FILE,
@@ -254,6 +255,7 @@ def held_out(facts: RunFacts) -> Iterator[str]:
     part = f' (a share of {share:g} of all)' if share else ''
     is_online = facts.labels is not None and facts.labels.reward_models > 0
     members = 1 if hparams is None or is_online else hparams.members
+    warning = SELECTED if facts.reward is not None and facts.reward.keep == BEST else ''
     model = 'The reward model'
     if members > 1:  # logs of earlier versions have the first model's
         which = 'mean' if found.prefix == OF_MEAN else 'first'
@@ -261,7 +263,7 @@ def held_out(facts: RunFacts) -> Iterator[str]:
     if found.name != 'accuracy':
         yield (
             f'{model} gives rewards that correlate by {found.value:.3f} with the labels that were'
-            f' held out of its training{part}.'
+            f' held out of its training{part}{warning}.'
         )
         return
     interval = ''
@@ -272,7 +274,7 @@ def held_out(facts: RunFacts) -> Iterator[str]:
         interval += ', for independent queries'
     yield (
         f'{model} likes best what the labeller liked best in {_percent(found.value)} of the labels'
-        f' that were held out of its training{part}{interval}.'
+        f' that were held out of its training{part}{interval}{warning}.'
     )
 
 

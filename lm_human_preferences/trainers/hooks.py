@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.trainers import health
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
@@ -223,18 +224,28 @@ class HeldOut(Hook):
             return
         trainer.prediction = prediction
         trainer.logger.log(prediction.statistics(), step - 1, tag_prefix='train_reward/held_out/')
-        measured = trainer.held_out_by_epoch
         if ends_epoch:
-            accuracy = prediction.accuracy
-            measured.append(prediction.agreement if accuracy is None else accuracy)
-        if step < trainer.total_steps or trainer.comm.rank != 0:
+            trainer.end_epoch(prediction)
+        if step == trainer.total_steps:
+            self._end(step)
+
+    def _end(self, step: int) -> None:
+        """Choose the epoch, and print how well it predicts; collective."""
+        trainer, kept = self.trainer, 'the last is kept'
+        if trainer.hparams.keep == BEST:
+            kept = f'that of epoch {trainer.best_epoch} is kept'
+            trainer.restore_best()
+            assert trainer.prediction is not None
+            numbers = trainer.prediction.statistics()
+            trainer.logger.log(numbers, step - 1, tag_prefix='train_reward/held_out_of_kept/')
+        if trainer.comm.rank != 0:
             return
-        log_line(f'held out: {prediction}')
+        log_line(f'held out: {trainer.prediction}')
         if trainer.hparams.epochs > 1:
-            numbers = ', '.join(format(number, '.3f') for number in measured)
+            measured = ', '.join(format(number, '.3f') for number in trainer.held_out_by_epoch)
             log_line(
-                f'held out, after each epoch: {numbers}; the last is kept, and differences within'
-                ' the interval are chance'
+                f'held out, after each epoch: {measured}; {kept}, and differences within the'
+                ' interval are chance'
             )
 
 

@@ -304,6 +304,15 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, tmp_path, mo
                 assert not row['learned'] and row['low'] < row['high']
             elif row is not None:
                 assert row['learned'] and row['low'] is None
+    monkeypatch.setattr(
+        reward_on_labels.run_settings,
+        'read_settings',
+        lambda hparams, directory: hparams.override_from_dict(
+            {'labels.held_out': 0.5, 'labels.type': 'best_of_4', 'keep': 'best'}
+        ),
+    )
+    _, printed = report_of(answered, tmp_path, f'--reward {run}')
+    assert 'held out, and its epoch was selected by them, so this is too high: ' in printed
     constant = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'
     (tmp_path / 'const.py').write_text(constant)
     report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')

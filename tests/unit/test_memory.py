@@ -508,7 +508,7 @@ def test_work_of_each_phase():
     assert work({f'{new}.labels.num_train': None})['reward model'] == 3 * 13 * 5000
     assert work({f'{new}.labels.type': 'scalar_compare'})['reward model'] == 3 * 9 * 100
     assert work({'task.query_dataset': 'reviews'})['evaluation'] == every['evaluation'] / 2
-    assert work({}, n_vocab=1000)['evaluation'] == 5 * 7 * 64 * 1024
+    assert work({}, n_vocab=1000)['evaluation'] == 6 * 7 * 64 * 1024
     for settings in ({new: 'off'}, {'rewards.online': 'on'}):
         assert list(work(settings)) == ['policy', 'evaluation']
     for settings in ({'run.evaluate': False}, {'run.save_dir': None}):
