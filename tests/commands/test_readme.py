@@ -55,7 +55,7 @@ OTHER_TOOLS = set(
     '--dev --hostfile --logdir --kill-on-bad-exit --nodes --ntasks --ntasks-per-node'
     ' --gpus-per-node --gpus-per-task --nproc-per-node --nnodes --node-rank --master-addr'
     ' --master-port --rdzv-backend --rdzv-id --rdzv-endpoint --rdzv-conf --max-restarts --mca'
-    ' --shutdown-timeout --standalone --signal --initial --ends --quick --seeds'.split()
+    ' --shutdown-timeout --signals-to-handle --standalone --signal --initial --ends --quick --seeds'.split()
 )
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
 
