@@ -25,17 +25,21 @@ from lm_human_preferences.utils import hyperparams
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
-    for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md'))]
-}
 # What was measured; guides link to it.
 RESULTS = ('benchmarks/labels.md', 'benchmarks/quality.md', 'benchmarks/real/README.md')
+PAGES = {
+    name: (ROOT / name).read_text(encoding='utf-8')
+    for name in (
+        'README.md',
+        *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob('docs/*.md')),
+        *RESULTS,
+    )
+}
 LINKING = {
     **PAGES,
     **{
         name: (ROOT / name).read_text(encoding='utf-8')
-        for name in ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md', *RESULTS)
+        for name in ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md')
     },
 }
 FIRST = (
@@ -55,7 +59,8 @@ OTHER_TOOLS = set(
     '--dev --hostfile --logdir --kill-on-bad-exit --nodes --ntasks --ntasks-per-node'
     ' --gpus-per-node --gpus-per-task --nproc-per-node --nnodes --node-rank --master-addr'
     ' --master-port --rdzv-backend --rdzv-id --rdzv-endpoint --rdzv-conf --max-restarts --mca'
-    ' --shutdown-timeout --signals-to-handle --standalone --signal --initial --ends --quick --seeds'.split()
+    ' --shutdown-timeout --signals-to-handle --standalone --signal --initial --ends --quick'
+    ' --seeds'.split()
 )
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
 
