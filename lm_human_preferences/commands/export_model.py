@@ -27,6 +27,9 @@ from lm_human_preferences.training import precision
 
 def export(model_dir: str, output_dir: str, experiments: Experiments, form: str = 'model') -> None:
     """Save a model as transformers (or with form 'adapter' PEFT) reads it, with its card."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # in a file, too, it would show one
     with outputs.new_directory(output_dir, SafetensorError):
         if is_classifier(model_dir):
             raise UserError(

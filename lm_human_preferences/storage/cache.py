@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
@@ -167,9 +168,17 @@ def cached_paths(paths: Collection[str]) -> list[str]:
             max_workers=blobs.MAX_CONNECTIONS,
             unit='file',
             leave=False,
-            desc=f'fetching {missing[0].url} ...',
+            **_progress_of(f'fetching {missing[0].url} ...'),
         )
     return [cached_path(path) for path in paths]
+
+
+def _progress_of(what: str) -> dict[str, Any]:
+    """Return settings of a progress bar on a terminal; elsewhere, print a line in its place."""
+    is_terminal = sys.stderr.isatty()
+    if not is_terminal:
+        print(what, file=sys.stderr)
+    return {'desc': what, 'disable': not is_terminal}
 
 
 def make_cache_folder(path: str) -> None:
@@ -218,18 +227,14 @@ def _download(blob: Blob, stat: Stat, show_progress: bool) -> None:
         raise blob.error(
             f'no room for its {stat.size / 2**20:.0f} MiB in the cache, which LMHP_CACHE moves'
         )
+    is_shown = show_progress and stat.size >= NO_PROGRESS_BELOW
+    progress = _progress_of(f'fetching {blob.url}') if is_shown else {'disable': True}
     with (
         blobs.open_for_reading(blob, stat) as source,
         # The lock may not reach other machines that share the disk; they write parts of other
         # names.
         atomic_write(blob.cached, by=os.uname().nodename) as (file,),
-        tqdm(
-            total=stat.size,
-            desc=f'fetching {blob.url}',
-            unit='B',
-            unit_scale=True,
-            disable=not show_progress or stat.size < NO_PROGRESS_BELOW,
-        ) as bar,
+        tqdm(total=stat.size, unit='B', unit_scale=True, **progress) as bar,
     ):
         digest = hashlib.md5(usedforsecurity=False)
         while block := source.read(blobs.BLOCK_SIZE):

@@ -392,6 +392,7 @@ def test_each_member_is_exported(trained, policy, tmp_path):
         for number, name in enumerate(MEMBERS, 1)
     ]
     assert result.stdout.endswith(f' {" && ".join(uploads)}\n')
+    assert '%' not in result.stderr  # no progress bar in a file
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == list(MEMBERS)
     weights = [(tmp_path / 'out' / name / 'model.safetensors').read_bytes() for name in MEMBERS]
     assert len(set(weights)) == 3

@@ -190,16 +190,21 @@ def test_many_files_at_once(server, cache, capsys):
         b'x%d' % i for i in range(40)
     ]
     assert server.count('GET') == 40 and len(files(cache)) == 40
-    assert f'fetching {BASE}/d/000.story ...: ' in capsys.readouterr().err
+    assert capsys.readouterr().err == f'fetching {BASE}/d/000.story ...\n'
     with pytest.raises(storage.NotFound, match='d/999.story'):
         storage.cached_paths([*urls, BASE + '/d/999.story'])
 
 
-def test_what_takes_a_while_is_not_fetched_in_silence(server, blobs, capsys):
-    """A download of less than 64 KiB is over before anybody reads of it."""
+@pytest.mark.parametrize('is_terminal', [False, True])
+def test_what_takes_a_while_is_not_fetched_in_silence(
+    is_terminal, server, blobs, capsys, monkeypatch
+):
+    """A download of less than 64 KiB is over before anybody reads of it; a log has no bars."""
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)
     blobs['openaipublic/lm-human-preferences'].update(long=bytes(64 << 10), short=bytes(60 << 10))
     storage.cached_path(BASE + '/long')
-    assert f'fetching {BASE}/long: 100%' in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f'fetching {BASE}/long' in told and ('100%' in told) == is_terminal
     storage.cached_path(BASE + '/short')
     assert not capsys.readouterr().err
 
