@@ -189,6 +189,18 @@ def test_all_votes_without_a_name_count(tmp_path):
     assert folder.logs['anna'].answer_to(*folder.questions).value == 1
 
 
+@pytest.mark.parametrize(
+    'name, more', [('imported', '; if that was somebody else, give --labeller NAME'), ('anna', '')]
+)
+def test_a_line_says_that_a_second_file_has_changed_an_answer(tmp_path, name, more):
+    for best, worst in ((GOOD, BAD), (BAD, GOOD)):
+        records = [preference('abc', best, worst), preference('bca', GOOD, BAD)]
+        said, _ = bring(tmp_path / 'f', records, name)
+    changed = f'{name} has changed the answer to 1 questions: the last one counts{more}'
+    assert said[-1] == changed
+    assert changed not in bring(tmp_path / 'f', records, name)[0]
+
+
 @pytest.fixture
 def answered(tmp_path):
     """Four questions, which anna and bob have answered here, and carl has decided one of them.

@@ -234,7 +234,10 @@ def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, 
 
 @pytest.mark.parametrize(
     'labeller, name',
-    [('', None), (' ', None), (None, None), (1, '1'), ('1', '1'), (1.0, '1'), (' anna', 'anna')],
+    [
+        *(('', None), (' ', None), (None, None)),
+        *((1, '1'), ('1', '1'), (1.0, '1'), ('1.0', '1'), (' anna', 'anna')),
+    ],
 )
 def test_a_labeller_has_one_name_or_none(labeller, name):
     record = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 0, 'labeller': labeller}

@@ -241,13 +241,19 @@ def _new_answers(
         if id in given_here:  # maybe later than what is imported, which does not say when
             left_out += len(answers)
             continue
-        changed += any(answer.value != answers[-1].value for answer in answers)
-        new += _not_imported(answers, last.get(id), log)
+        before = last.get(id)
+        added = _not_imported(answers, before, log)
+        known = answers if before is None or not added else [before, *answers]
+        changed += any(answer.value != answers[-1].value for answer in known)
+        new += added
     notes = []
     if left_out:
         notes.append(f'{left_out} answers of {name} were left out: those given here count')
     if changed:
-        notes.append(f'{name} has changed the answer to {changed} questions: the last one counts')
+        note = f'{name} has changed the answer to {changed} questions: the last one counts'
+        if name.startswith(UNKNOWN):
+            note += '; if that was somebody else, give --labeller NAME'
+        notes.append(note)
     return sorted(new, key=lambda answer: answer.time), notes
 
 

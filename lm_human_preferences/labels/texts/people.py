@@ -9,12 +9,12 @@ from lm_human_preferences.runs import run_files
 
 
 def labeller(value: Any) -> str | None:
-    """Return the name of who answered, the same for 1, 1.0 and '1'; None for nobody."""
+    """Return the name of who answered, the same for 1, 1.0, '1' and '1.0'; None for nobody."""
     if is_empty(value):
         return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    name = str(value).strip()
+    name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # as tables write a number
     return name if run_files.LABELLER.fullmatch(name) else annotator(value)
 
 
