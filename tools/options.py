@@ -6,6 +6,7 @@
 
 import dataclasses
 import sys
+import textwrap
 from pathlib import Path
 
 import click
@@ -112,9 +113,8 @@ def _commands(group: click.Group) -> dict[str, Command]:
 
 def page() -> str:
     """The whole page as Markdown."""
-    contents = '\n'.join(
-        f'- [{heading}](#{heading.lower().replace(" ", "-")})' for heading in tables()
-    )
+    links = ' · '.join(f'[{heading}](#{heading.lower().replace(" ", "-")})' for heading in tables())
+    contents = textwrap.fill(links, 125, break_long_words=False, break_on_hyphens=False)
     parts = [INTRODUCTION, contents + '\n']
     for heading, fields in tables().items():
         note = f'{NOTES[heading]}\n\n' if heading in NOTES else ''
