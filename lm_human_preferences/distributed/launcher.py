@@ -108,6 +108,8 @@ def rank_environment(directory: str, size: int, is_open_mpi: bool) -> dict[str, 
         if name.startswith(_RANK_PREFIXES) and not name.startswith('PMIX_MCA_'):
             del variables[name]
     variables.update(LMHP_RANKS=str(size), TMPDIR=directory)
+    # MPICH's ranks would listen on all networks, for others that there are not.
+    variables.setdefault('UCX_NET_DEVICES', 'lo')
     paths = filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')])
     variables['PYTHONPATH'] = os.pathsep.join(paths)
     if is_open_mpi and os.geteuid() == 0 and 'OMPI_ALLOW_RUN_AS_ROOT' not in os.environ:

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 from launched import eventually, set_launcher
 
-from lm_human_preferences.distributed import launch_methods, lifeline, rendezvous
+from lm_human_preferences.distributed import launch_methods, launcher, lifeline, rendezvous
 
 SLURM = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '0', 'SLURM_STEP_NODELIST': 'node[1-2]'}
 TORCH = {'RANK': '0', 'WORLD_SIZE': '2', 'MASTER_ADDR': 'node1', 'MASTER_PORT': '29500'}
@@ -82,6 +82,35 @@ def test_ranks_of_one_host_have_a_store_of_that_host(here, addresses):
     assert addresses is None or listening_at(place.port) == addresses
     foreign = dist.PrefixStore('mpi', dist.TCPStore('127.0.0.1', place.port, timeout=SOON))
     assert not foreign.check(['key']) and not foreign.delete_key('key')
+
+
+LISTENING = """
+import os
+from mpi4py import MPI
+MPI.COMM_WORLD.allgather(os.getpid())
+sockets = {os.readlink(f'/proc/self/fd/{each}') for each in os.listdir('/proc/self/fd')
+           if os.path.exists(f'/proc/self/fd/{each}')}
+rows = [line.split() for line in [*open('/proc/net/tcp'), *open('/proc/net/tcp6')]]
+print(*(row[1][:-5] for row in rows if row[3] == '0A' and f'socket:[{row[9]}]' in sockets))
+"""
+
+
+def test_mpi_listens_for_this_host_alone(tmp_path, monkeypatch):
+    """But for the port of mpiexec, which ranks inherit."""
+    mpiexec, is_open_mpi = launcher.find_mpiexec()
+    if is_open_mpi:
+        pytest.skip('MPICH is not installed')
+    monkeypatch.delenv('UCX_NET_DEVICES', raising=False)
+    done = subprocess.run(
+        [mpiexec, *launcher.mpiexec_options(False, 2, None), sys.executable, '-c', LISTENING],
+        env=launcher.rank_environment(str(tmp_path), 2, False),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    addresses = done.stdout.split()
+    assert len(addresses) > 2 and set(addresses) <= {'00000000', '0100007F'}
 
 
 def test_the_store_of_ranks_without_mpi_too():
