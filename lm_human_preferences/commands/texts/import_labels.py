@@ -52,7 +52,8 @@ def import_labels(
         keeps_columns=True,
     )
     if not labels:
-        raise UserError(f'{file} holds no label that could be brought in')
+        why = [f'{file} holds no label that could be brought in', *notes]
+        raise UserError('. '.join(why))
     if task is None:
         label_type = label_types.get(reward_hparams.labels.type)
         shuffled = [into_folder.shuffled(*label, label_type) for label in labels]
