@@ -442,7 +442,9 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
             f'{DIRECT} 64 --rewards.trained_model {STORE}/reward/run --overwrite --run.seed {seed}'
         )
         place = os.path.join(cache, CONTAINER)
-        scorer = Bundle(os.path.join(place, 'reward/run/reward_model/checkpoints/model.ckpt'))
+        saved = checkpoints.latest(os.path.join(place, 'reward/run/reward_model/checkpoints'))
+        assert saved is not None
+        scorer = Bundle(saved)
         (tmp_path / str(seed)).mkdir()
         for name in ('index', 'data-00000-of-00001'):
             (tmp_path / str(seed) / f'x.{name}').write_bytes(
