@@ -21,8 +21,8 @@ SMALL = (
 )
 
 
-def commands(section):
-    (text,) = re.findall(rf'^## {section}\n(.*?)^## ', page('docs/models.md'), re.M | re.S)
+def commands(section, path='docs/models.md'):
+    (text,) = re.findall(rf'^## {section}\n(.*?)^## ', page(path), re.M | re.S)
     return re.findall(r'^    pipenv run (.*)$', text, re.MULTILINE)
 
 
@@ -49,7 +49,7 @@ def test_how_a_model_is_used(tmp_path, monkeypatch):
 @pytest.fixture(scope='module')
 def reviews(tmp_path_factory):
     folder = tmp_path_factory.mktemp('reviews')
-    make, train = commands('Proof')
+    make, train = commands('A Llama', 'benchmarks/quality.md')
     script, directory = make.removeprefix('python ').split()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
