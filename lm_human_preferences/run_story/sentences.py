@@ -326,11 +326,24 @@ def _not_known_of_reward(facts: RunFacts, kind: str) -> Iterator[str]:
         yield f'How well the reward model predicts labels it has not seen: {why}.'
 
 
+def older_step(facts: RunFacts) -> str:
+    """Return the step of a policy's evaluation and its last one; '' where they are the same."""
+    step, last = (facts.evaluation or {}).get('step'), facts.last('elapsed/updates')
+    is_older = isinstance(step, int) and last is not None and step < last
+    return f'step {step} of {last:.0f}' if is_older else ''
+
+
 def evaluation_settings(facts: RunFacts) -> str:
-    """Return the settings of an evaluation that are not the defaults, by its file's name."""
+    """Return the settings of an evaluation that are not the defaults, by its file's name.
+
+    They begin with the step, where the policy was trained on since.
+    """
     names = '|'.join(field.name for field in dataclasses.fields(EvaluationHParams))
     settings = facts.evaluation_file.removesuffix('.json').removeprefix('evaluation')
-    return re.sub(rf'-({names})_', r', \1 ', settings).removeprefix(', ')
+    settings = re.sub(rf'-({names})_', r', \1 ', settings).removeprefix(', ')
+    step = older_step(facts)
+    of_older = f'{step}, after which it was trained on' if step else ''
+    return ', '.join(filter(None, [of_older, settings]))
 
 
 def evaluated(results: dict[str, Any]) -> list[str] | None:

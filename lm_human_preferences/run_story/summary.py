@@ -86,9 +86,8 @@ def _outcome(facts: RunFacts) -> str:
     by_others = f' ({"; ".join(also)})' if also else ''
     kl = sentences.with_interval(own['policy'], 'kl', queries)
     reward = sentences.with_interval(own['policy'], 'reward', queries)
-    step, last = facts.evaluation.get('step'), facts.last('elapsed/updates')
-    if isinstance(step, int) and last is not None and step < last:
-        kl = f'{kl} (at step {step} of {last:.0f}, when it was evaluated)'
+    if step := sentences.older_step(facts):
+        kl = f'{kl} (at {step}, when it was evaluated)'
     meaning = ' Each ± is a 95 % interval.' if '±' in f'{kl}{reward}{share}{by_others}' else ''
     return (
         f'It has a KL of {kl} nats from its initial model and a mean reward of {reward}: {share} of'

@@ -528,5 +528,8 @@ def test_an_evaluation_says_of_which_step_it_is(tmp_path):
     (run / run_files.RESULTS).write_text(json.dumps({**EVALUATION, 'step': 12}))
     told = ' '.join(summary.summary(facts.of_run(str(run))))
     assert '(at step 12 of 20, when it was evaluated)' in told
+    page = sections_of(render.page([str(run)], EXPERIMENTS))['How far from the best possible']
+    for shown in (card_of(run)[0], page):  # whose table is that of an earlier policy
+        assert 'ith these settings: step 12 of 20, after which it was trained on.' in shown
     (run / run_files.RESULTS).write_text(json.dumps({**EVALUATION, 'step': 20}))
     assert 'when it was evaluated' not in ' '.join(summary.summary(facts.of_run(str(run))))
