@@ -1,5 +1,6 @@
 """Report on a folder of labels, and their export."""
 
+import itertools
 import json
 from collections.abc import Collection
 from typing import Any
@@ -11,9 +12,9 @@ from lm_human_preferences.errors import about_option
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder, parse_names
 from lm_human_preferences.labels.report import wording
-from lm_human_preferences.labels.report.label_report import report
+from lm_human_preferences.labels.report.label_report import disagreements, report
 from lm_human_preferences.labels.texts import token_ids
-from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
+from lm_human_preferences.labels.texts.token_ids import DISAGREEMENTS, PREFERENCES, TEXT, TOKENS
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.terminal import printable
@@ -84,9 +85,12 @@ def _on_reward_model(
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
     answers = folder.counted(without=without)
-    kept = [answer for answer in answers if form == TEXT or answer.value != TIE]
+    if form == DISAGREEMENTS:
+        answers = list(itertools.chain(*disagreements(folder, without).values()))
+    in_full = form in (TEXT, DISAGREEMENTS)
+    kept = [answer for answer in answers if in_full or answer.value != TIE]
     labels = []
-    for answer, label in zip(kept, folder.as_labels(kept, in_full=form == TEXT), strict=True):
+    for answer, label in zip(kept, folder.as_labels(kept, in_full=in_full), strict=True):
         labels.append({**label, **folder.questions[answer.question].columns})
     inexact = 0
     if form == TOKENS:
@@ -98,7 +102,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
         written = list(token_ids.preferences(written, folder.label_type))
     with about_option('--export'):
         outputs.write_file(path, token_ids.as_file(written, path).encode())
-    what = 'preferences' if form == PREFERENCES else 'labels'
+    what = {PREFERENCES: 'preferences', DISAGREEMENTS: 'answers'}.get(form, 'labels')
     click.echo(f'{len(written)} {what} are in {path}')
     if len(kept) < len(answers):
         name = 'a label file' if form == TOKENS else 'a preference'

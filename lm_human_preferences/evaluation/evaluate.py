@@ -208,27 +208,27 @@ def fitted(
     models: measure.Models, queries: torch.Tensor, settings: HParams
 ) -> tuple[torch.Tensor, HParams]:
     """Return the queries and the settings to evaluate with; what the user has given stays."""
-    if settings.samples is not None and settings.queries is not None:
-        return queries, settings
     probe = dataclasses.replace(settings, samples=1)
     some = queries[:PROBE]
     seconds, spread = 0.0, 0.0
     with torch.random.fork_rng():
         for _ in range(2):  # the first one is a warm-up, in which weights are prepacked
             started = time.monotonic()
-            responses = measure.sample_many(models, some, probe)
+            responses = measure.sample_many(models, some, probe, 'first samples, for their time')
             seconds = (time.monotonic() - started) / len(some)
             spread = next(iter(responses.scores.values()))[0].std().item()
     count, samples = affordable_sizes(
         len(queries), settings.samples, DEFAULT_SECONDS / seconds, may_cut=settings.queries is None
     )
     usual = (len(queries), settings.samples or MOST_SAMPLES)
+    width = 1.96 * spread / count**0.5
+    log_line(
+        f'A sample of both models takes {seconds:.2g} s: {count} queries with {samples} samples'
+        f' each, in about {as_text(count * samples * seconds)}, give mean rewards within about'
+        f' ± {width:.2g} (95 %)'
+    )
     if (count, samples) != usual:
-        width = 1.96 * spread / count**0.5
         log_line(
-            f'A sample of both models takes {seconds:.2g} s: {count} queries with {samples} samples'
-            f' each, in about {as_text(count * samples * seconds)}, give mean rewards within about'
-            f' ± {width:.2g} (95 %)',
             f'--queries {usual[0]} --samples {usual[1]} would take'
             f' {as_text(usual[0] * usual[1] * seconds)}, within about'
             f' ± {1.96 * spread / usual[0] ** 0.5:.2g}',

@@ -169,7 +169,9 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
     ref_logprobs = []
     kls = []
     scores = {name: ([], []) for name in judges}
-    for query in progress(queries.split(1), comm=LocalComm(), desc='all responses', unit='query'):
+    for query in progress(
+        queries.split(1), comm=LocalComm(), desc='all responses, by both models', unit='query'
+    ):
         of_reference = optimum.all_logprobs(reference, query, length)
         of_policy = optimum.all_logprobs(policy, query, length)
         ref_logprobs.append(of_reference)
@@ -202,11 +204,13 @@ def _all_scores(
     return optimum.all_scores(rewards.make_score_fn(task, model), query, n_vocab, length)
 
 
-def sample_many(models: Models, queries: torch.Tensor, settings: HParams) -> Responses:
+def sample_many(
+    models: Models, queries: torch.Tensor, settings: HParams, bar: str = 'samples of both models'
+) -> Responses:
     """Return samples of both models to `queries (queries, query_length)`, as a distribution.
 
     Of each query's 2 * settings.samples responses, the first half is the reference's; see
-    optimum.of_mixture.
+    optimum.of_mixture. bar: name of the progress bar.
     """
     policy, reference, judges, task = models
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
@@ -217,7 +221,7 @@ def sample_many(models: Models, queries: torch.Tensor, settings: HParams) -> Res
     parts = rows.split(settings.batch_size)
     same = math.gcd(settings.samples, settings.batch_size)  # neighbours of a part, at least
     length = task.response_length
-    for part in progress(parts, comm=LocalComm(), desc='samples', unit='batch'):
+    for part in progress(parts, comm=LocalComm(), desc=bar, unit='batch'):
         for model in (reference, policy):
             drawn = model.respond(part, length, same)
             other = reference if model is policy else policy

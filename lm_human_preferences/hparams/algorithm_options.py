@@ -43,3 +43,7 @@ class PpoHParams(hyperparams.HParams):
     def steps_after(self, episodes: int) -> int:
         """Return the number of steps that are left after `episodes`, rounded up."""
         return ceil_div(max(0, self.total_episodes - episodes), self.batch_size)
+
+    def in_whole_batches(self, episodes: int) -> int:
+        """Return the episodes of a whole training that has taken `episodes` so far."""
+        return episodes + self.steps_after(episodes) * self.batch_size

@@ -198,9 +198,10 @@ class ReportHParams(hyperparams.HParams):
     )
     export_as: str = option(
         'tokens',
-        'format: tokens (the label file of the original), text (the same with texts) or preferences'
-        ' (prompt, chosen and rejected)',
-        one_of=('tokens', 'text', 'preferences'),
+        'format: tokens (the label file of the original), text (the same with texts),'
+        ' preferences (prompt, chosen and rejected) or disagreements (each answer, as text, to the'
+        ' questions on which labellers disagree)',
+        one_of=('tokens', 'text', 'preferences', 'disagreements'),
     )
     output: str | None = option(None, 'write the report to this file, as JSON')
     without: str | None = option(

@@ -198,9 +198,10 @@ class LabelFolder:
         """Return whether a question is not asked any more as too many have skipped it."""
         return question.is_retired(self.answers_to(question))
 
-    def answers_to(self, question: Question) -> list[Answer]:
+    def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
         """Return the last answer, or skip, of each labeller to a question."""
-        answers = [log.answer_to(question.id) for log in self.logs.values()]
+        logs = [log for name, log in self.logs.items() if name not in without]
+        answers = [log.answer_to(question.id) for log in logs]
         return [answer for answer in answers if answer is not None]
 
     def is_open_for(self, question: Question, labeller: str) -> bool:
@@ -225,25 +226,23 @@ class LabelFolder:
                 decisions += log.decisions.get(question.id, ())[-1:]
         return max(decisions, key=operator.attrgetter('age'), default=None)
 
-    def is_disputed(self, question: Question) -> bool:
+    def is_disputed(self, question: Question, without: Collection[str] = ()) -> bool:
         """Return whether labellers disagree on a question, and nobody knows or has decided."""
         if question.kind == GOLD:
             return False
-        values = [answer.value for answer in self.answers_to(question) if answer.value is not None]
+        answers = self.answers_to(question, without)
+        values = [answer.value for answer in answers if answer.value is not None]
         if all(self.label_type.matches(value, values[0]) for value in values):
             return False
-        return self.decision_on(question) is None
+        return self.decision_on(question, without) is None
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
         """Return the decision, else the first answer (and imported ones), or all of several."""
         decision = self.decision_on(question, without)
         if decision is not None:
             return [decision]
-        answers = [
-            answer
-            for answer in self.answers_to(question)
-            if answer.value is not None and answer.labeller not in without
-        ]
+        answers = self.answers_to(question, without)
+        answers = [answer for answer in answers if answer.value is not None]
         answers.sort(key=operator.attrgetter('age'))
         if question.labellers > 1:
             return answers

@@ -87,7 +87,7 @@ def policy_training(facts: RunFacts) -> Iterator[str]:
     if rewards.adaptive_kl is not None:
         price += f' that adapted to a target of {rewards.adaptive_kl.target:g} nats'
     yield (
-        f'PPO was to take {ppo.total_episodes} episodes in batches of {ppo.batch_size}, with'
+        f'PPO was to take {total_episodes(facts)} episodes in batches of {ppo.batch_size}, with'
         f' {price}.'
     )
     yield from changes(facts)
@@ -100,6 +100,12 @@ def policy_training(facts: RunFacts) -> Iterator[str]:
     values = last_values(facts)
     if values:
         yield f'The last step in its log had {values}.'
+
+
+def total_episodes(facts: RunFacts) -> int:
+    """Return the episodes that a policy's run is to take, in whole batches."""
+    assert facts.policy is not None
+    return facts.policy.ppo.in_whole_batches(round(facts.last('elapsed/episodes') or 0))
 
 
 def changes(facts: RunFacts) -> Iterator[str]:

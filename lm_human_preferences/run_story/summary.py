@@ -31,8 +31,7 @@ def summary(facts: RunFacts) -> list[str]:
 
 
 def _policy_training(facts: RunFacts) -> str:
-    assert facts.policy is not None
-    total = facts.policy.ppo.total_episodes
+    total = sentences.total_episodes(facts)
     done = facts.last('elapsed/episodes')
     episodes = f'{done or total:,.0f} episodes'
     if done is not None and round(done) < total:
@@ -111,7 +110,7 @@ def _troubles(facts: RunFacts) -> Iterator[str]:
     if facts.policy is not None and done is None:
         yield 'no step of the policy that its log knows of'
     elif facts.policy is not None and done is not None:
-        total = facts.policy.ppo.total_episodes
+        total = sentences.total_episodes(facts)
         if done < total and run_lock.is_held(facts.directory):
             yield f'no end yet: it is still training, after {done:,.0f} of {total:,} episodes'
         elif done < total:

@@ -271,8 +271,7 @@ class PPOTrainer:
     @property
     def total_episodes(self) -> int:
         """Episodes of the whole training, in whole batches."""
-        ppo = self.hparams.ppo
-        return self.episodes_done + ppo.steps_after(self.episodes_done) * ppo.batch_size
+        return self.hparams.ppo.in_whole_batches(self.episodes_done)
 
     @property
     def share_done(self) -> float:

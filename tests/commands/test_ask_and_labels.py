@@ -226,6 +226,7 @@ def test_report_by_hand(answered, tmp_path):
     counts = {'all': 4, 'for_several': 4, 'answered': 3, 'retired': 1}
     assert report['questions'] == {**counts, 'comparisons': 0, 'gold': 0}
     assert report['training_labels'] == 7
+    assert 'retired: skipped by two labellers, so not asked any more' in printed
     agreement = report['agreement']
     assert (agreement['pairs'], agreement['raw'], agreement['chance']) == (5, 4 / 5, 1 / 4)
     # 3 of 3, 1 of 1 and 0 of 1: fewer than 5 independent pairs.

@@ -7,6 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
+from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.agreement import (
     best_of_share,
     chi_square,
@@ -266,3 +267,9 @@ def test_chi_square_of_positions():
     """Expected 25 each: (25 + 121 + 81 + 9) / 25 = 9.44; p as scipy.stats.chisquare has it."""
     assert chi_square([30, 14, 34, 22]) == pytest.approx(0.023978301316485748, rel=1e-10)
     assert chi_square([25, 25, 25, 25]) == chi_square([0, 0]) == chi_square([7]) == 1.0
+
+
+def test_what_is_not_defined_says_why():
+    counts = {'pairs': 2, 'questions': 2, 'raw': 1.0, 'low': 0.2, 'high': 1.0, 'chance': 0.5}
+    _, told = wording.agreement({**counts, 'alpha': None})
+    assert told.endswith('alpha is undefined, because all these answers are the same.')

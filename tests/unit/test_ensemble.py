@@ -22,8 +22,9 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import measure, reward_on_labels
+from lm_human_preferences.evaluation import evaluate, measure, reward_on_labels
 from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import predict
@@ -353,6 +354,23 @@ def test_texts_are_scored_by_all_members(trained, tmp_path):
     printed = invoke(f'score {trained}/reward_model_1 {file} --too_long skip').stdout
     one = json.loads(printed.splitlines()[0])
     assert one == {'score': pytest.approx(members[1].item(), abs=1e-6)}
+
+
+def test_bars_of_an_evaluation_say_whose_responses_they_count(policy, monkeypatch):
+    run, _ = policy
+    hparams = run_settings.load_run_hparams(str(run))
+    hparams.task.response_length = 1
+    models = measure.load_models(str(run), hparams)
+    bars = []
+    monkeypatch.setattr(
+        measure, 'progress', lambda parts, desc, **settings: bars.append(desc) or parts
+    )
+    queries = torch.tensor([[1, 2, 3], [3, 2, 1]])
+    measure.enumerate_all(models, queries)
+    queries, settings = evaluate.fitted(models, queries, EvaluationHParams(queries=2, samples=2))
+    measure.sample_many(models, queries, settings)
+    probes = ['first samples, for their time'] * 2
+    assert bars == ['all responses, by both models', *probes, 'samples of both models']
 
 
 def test_an_evaluation_and_labels_take_the_mean(trained, policy, tmp_path):

@@ -121,6 +121,25 @@ def test_a_decision_counts_instead_of_the_answers(disputed):
     assert report(folder, ['carl'])['training_labels'] == 8
 
 
+def test_disagreements_are_listed_and_exported(disputed, tmp_path):
+    """Until they are decided, and without the labellers who are left out."""
+    ids = list(LabelFolder(str(disputed)).questions)
+    found = report(LabelFolder(str(disputed)))['disagreements']
+    assert found == {ids[1]: {'anna': 1, 'bob': 2}, ids[3]: {'anna': 3, 'bob': 1}}
+    assert report(LabelFolder(str(disputed)), ['bob'])['disagreements'] == {}
+    file = tmp_path / 'd.jsonl'
+    result = succeed(f'labels {disputed} --export {file} --export_as disagreements')
+    assert '\n2 disagreements (--export FILE --export_as disagreements' in result.stdout
+    assert f'  {ids[1][:8]}: anna 1, bob 2\n  {ids[3][:8]}: anna 3, bob 1\n' in result.stdout
+    assert f'4 answers are in {file}' in result.stdout
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    told = [(record['labeller'], record['best']) for record in written]
+    assert told == [('anna', 1), ('bob', 2), ('anna', 3), ('bob', 1)]
+    assert all(isinstance(record['sample3'], str) for record in written)
+    say(disputed, 'carl', None, 2, decides=True)
+    assert list(report(LabelFolder(str(disputed)))['disagreements']) == ids[3:]
+
+
 def test_who_decides_sees_who_said_what_and_may_take_it_back(disputed):
     with Labeller(LabelFolder(str(disputed)), 'anna') as anna:
         question = list(anna.folder.questions.values())[3]

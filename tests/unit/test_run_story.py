@@ -22,7 +22,7 @@ from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.report_page import label_section, render
 from lm_human_preferences.run_story import commands, facts, model_card, sentences, summary
-from lm_human_preferences.runs import run_files, run_lock
+from lm_human_preferences.runs import curves, run_files, run_lock
 from lm_human_preferences.utils.hyperparams import option
 
 NEW = '--rewards.train_new_model'
@@ -533,3 +533,16 @@ def test_an_evaluation_says_of_which_step_it_is(tmp_path):
         assert 'ith these settings: step 12 of 20, after which it was trained on.' in shown
     (run / run_files.RESULTS).write_text(json.dumps({**EVALUATION, 'step': 20}))
     assert 'when it was evaluated' not in ' '.join(summary.summary(facts.of_run(str(run))))
+
+
+@pytest.mark.parametrize(
+    ('done', 'told'), [(None, '5,056'), (128, '128 of 5,056'), (5056, '5,056')]
+)
+def test_episodes_are_counted_in_whole_batches(done, told):
+    """The console counts so, too."""
+    hparams = policy_options.HParams()
+    hparams.override_from_dict({'ppo.total_episodes': 5000, 'ppo.batch_size': 64})
+    taken = {} if done is None else {'elapsed/episodes': curves.Curve((1,), (done,))}
+    found = dataclasses.replace(run_facts(hparams, 'x'), logs={'train_policy': curves.Log(taken)})
+    assert f' learned in {told} episodes of PPO' in summary.summary(found)[0]
+    assert 'was to take 5056 episodes' in ' '.join(sentences.policy_training(found))

@@ -35,6 +35,7 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
     for question, given in answers.items():
         if folder.questions[question].kind != GOLD:
             not_gold[question] = given
+    disputed = disagreements(folder, without)
     return {
         'label_type': folder.label_type.name,
         'questions': _questions(folder, answers),
@@ -42,17 +43,30 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         'agreement': _agreement(folder, not_gold),
         'labellers': {name: _labeller(folder, name, not_gold) for name in names},
         'comparisons': comparisons(folder, folder.counted(VALIDATION, without)),
-        **_review(folder, names),
+        'disagreements': {
+            question: {answer.labeller: answer.value for answer in given}
+            for question, given in disputed.items()
+        },
+        **_review(folder, names, len(disputed)),
         **_remarks(folder, names),
     }
 
 
-def _review(folder: LabelFolder, names: Collection[str]) -> dict[str, Any]:
+def disagreements(folder: LabelFolder, without: Collection[str]) -> dict[str, list[Answer]]:
+    """Return {question: its answers} where labellers disagree, and nobody knows or has decided."""
+    found = {}
+    for question in folder.questions.values():
+        if folder.is_disputed(question, without):
+            given = folder.answers_to(question, without)
+            found[question.id] = [answer for answer in given if answer.value is not None]
+    return found
+
+
+def _review(folder: LabelFolder, names: Collection[str], disputed: int) -> dict[str, Any]:
     """Return the numbers of disputed and of decided questions; nothing if none was decided."""
     deciding = [name for name in names if folder.logs[name].decisions]
     if not deciding:
         return {}
-    disputed = sum(map(folder.is_disputed, folder.questions.values()))
     decided = {name: len(folder.logs[name].decisions) for name in deciding}
     return {'review': {'disputed': disputed, 'decided': decided}}
 

@@ -57,7 +57,9 @@ def agreement(found: Facts) -> list[str]:
         return []
     where = f'{found["pairs"]} pairs of answers to {found["questions"]} questions'
     chance = '' if found['raw'] is None else f'Chance is {100 * found["chance"]:.1f} %; '
-    alpha = 'undefined' if found['alpha'] is None else f'{found["alpha"]:.3f}'
+    alpha = 'undefined, because all these answers are the same'
+    if found['alpha'] is not None:
+        alpha = f'{found["alpha"]:.3f}'
     told = f'Labellers rated the same question in {where}.'
     if found['raw'] is not None:
         share = f'{100 * found["raw"]:.1f} %'

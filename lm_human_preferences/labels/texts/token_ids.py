@@ -12,6 +12,7 @@ from lm_human_preferences.language.encodings import Encoder, Encoding
 
 FIELD = 'encoding'
 TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # what labels are exported as
+DISAGREEMENTS = 'disagreements'
 NO_TIES = 'note: {count} answers without a preference are left out: {form} has no place for them'
 
 
