@@ -1,11 +1,12 @@
 """Held-out labels, and their prediction by a reward model.
 
-A query is held out or not by the digest of its tokens: all that was asked about it is on one side,
+A query is held out or not by the digest of its text: all that was asked about it is on one side,
 on every rank and in every run, and stays there when labels are added.
 """
 
 import dataclasses
 import hashlib
+import unicodedata
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -38,21 +39,29 @@ def is_held_out(
     mask = []
     for row in range(len(labels['query'])):
         fields = [labels[field][row].numpy() for field in ('query', *label_type.samples)]
-        if options.held_out_by != QUESTION:
-            fields = _subject(fields, encoder)
-        # A number from 0 to 1 that looks random and depends on the tokens alone.
-        tokens = np.concatenate(fields).astype('<i8')
-        digest = hashlib.sha256(b'held out' + tokens.tobytes()).digest()
+        if options.held_out_by == QUESTION:
+            decisive = np.concatenate(fields).astype('<i8').tobytes()
+        else:
+            decisive = _subject(fields, encoder).encode(errors='replace')
+        # A number from 0 to 1 that looks random and depends on this alone.
+        digest = hashlib.sha256(b'held out' + decisive).digest()
         mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < options.held_out)
     return torch.tensor(mask, dtype=torch.bool)
 
 
-def _subject(fields: Sequence[np.ndarray], encoder: Encoder) -> Sequence[np.ndarray]:
-    """Return the tokens of a query, not padded, or where it is empty those of its samples."""
-    query, *samples = [tokens[tokens != encoder.padding_token] for tokens in fields]
-    if query.tolist() == [encoder.eot_token]:
-        return sorted(samples, key=np.ndarray.tolist)
-    return [query]
+def _subject(fields: Sequence[np.ndarray], encoder: Encoder) -> str:
+    """Return the text of a query, or where it is empty the texts of its samples in any order.
+
+    Texts that differ only in white space or in how accents are composed are the same.
+    """
+    real = [tokens[tokens != encoder.padding_token].tolist() for tokens in fields]
+    texts = []
+    for tokens in real:
+        text = unicodedata.normalize('NFC', encoder.decode(tokens))
+        texts.append(' '.join(text.split()))
+    query, *samples = texts
+    is_empty = real[0] == [encoder.eot_token] or not query
+    return '\0'.join(sorted(samples)) if is_empty else query
 
 
 def parted(

@@ -51,7 +51,7 @@ def held_out_by(labels, share, **options):
     return is_held_out(labels, PAIRS, given, LETTERS)
 
 
-def test_a_query_is_held_out_by_its_tokens_alone():
+def test_a_query_is_held_out_by_its_text_alone():
     labels = pairs(4000)
     mask = held_out_by(labels, 0.1)
     assert 0.08 < mask.double().mean() < 0.12
@@ -70,13 +70,29 @@ def test_where_there_is_no_query_a_pair_in_any_order_is_held_out_as_a_whole():
     labels = pairs(500)
     labels['query'] = torch.tensor([[50256, 50259]]).expand(500, 2)  # as texts without one become
     swapped = {**labels, 'sample0': labels['sample1'], 'sample1': labels['sample0']}
-    encoder: Any = SimpleNamespace(padding_token=50259, eot_token=50256)
+    encoder: Any = SimpleNamespace(padding_token=50259, eot_token=50256, decode=str)
     given = LabelHParams(held_out=0.2)
     mask, other = (is_held_out(each, PAIRS, given, encoder) for each in (labels, swapped))
     assert 0.1 < mask.double().mean() < 0.3 and mask.tolist() == other.tolist()
     # The queries tell nothing apart, so the interval counts questions.
     prediction = predict(rewards_are_first_tokens, labels, PAIRS, 64, LocalComm())
     assert (prediction.queries, prediction.effective) == (500, 500)
+
+
+def test_white_space_and_composed_accents_make_no_other_query():
+    """Of the same prompt in two files, one side learns from neither."""
+    texts = ['the caf\u00e9 was', ' the  caf\u00e9 was\n', 'the cafe\u0301 was', 'the cafe was']
+    encoder: Any = SimpleNamespace(
+        padding_token=99, eot_token=98, decode=lambda tokens: ''.join(texts[i] for i in tokens)
+    )
+    numbers = torch.arange(4)[:, None]
+    labels = {'query': numbers, 'sample0': numbers, 'sample1': numbers, 'best': numbers[:, 0]}
+    sides = []
+    for share in torch.linspace(0.05, 0.9, 18).tolist():
+        mask = is_held_out(labels, PAIRS, LabelHParams(held_out=share), encoder)
+        assert mask[:3].unique().numel() == 1
+        sides.append(mask[0].item() == mask[3].item())
+    assert not all(sides)
 
 
 def test_what_earlier_versions_held_out():
