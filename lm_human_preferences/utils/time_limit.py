@@ -1,6 +1,7 @@
 """Limit of the time that code of others takes."""
 
 import contextlib
+import functools
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,3 +28,16 @@ def within(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+@functools.lru_cache(maxsize=8)
+def check_template(template: str) -> None:
+    """Raise ValueError if a chat template computes a power: 9**9**9 cannot be interrupted."""
+    import jinja2
+
+    before = ''
+    for _, kind, word in jinja2.Environment().lex(template):
+        # After ( or a comma, it begins arguments.
+        if kind == 'operator' and word == '**' and before not in '(,':
+            raise ValueError('it computes a power (**), which may take for ever')
+        before = before if kind == 'whitespace' else word

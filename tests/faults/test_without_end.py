@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from command_line import invoke, last_error_of
@@ -16,6 +17,7 @@ from tiny_tokenisers import write_byte_level
 from lm_human_preferences import errors, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards import classifier
+from lm_human_preferences.external_rewards.texts import Texts
 from lm_human_preferences.labels.page import server as page_server
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
@@ -126,6 +128,28 @@ def test_a_template_has_two_seconds(tmp_path):
         ChatTemplate(encoder, '', '', 4)
     assert time.process_time() - begin < 10
     assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+POWERS = ['{{ 9**9**9 }}', '{% set x = 7 ** (8) ** 9 %}', '{% if 9**9**9 > (2)**3 %}{% endif %}']
+
+
+@pytest.mark.parametrize('template', POWERS)
+def test_a_template_computes_no_power(tmp_path, template):
+    """A single one could not be interrupted."""
+    directory = write_byte_level(tmp_path, bos_token='<s>', chat_template=template)
+    encoder = tokenisers.read(directory).get_encoder()
+    with pytest.raises(UserError, match=r'template of the model fails: it computes a power'):
+        ChatTemplate(encoder, '', '', 4)
+    reward = object.__new__(classifier.Classifier)
+    reward.name = 'it'
+    reward._tokeniser = SimpleNamespace(get_chat_template=lambda: template)
+    with pytest.raises(UserError, match='its chat template fails: it computes a power'):
+        reward._dialogue(Texts('a', 'b', 'ab'))
+
+
+def test_stars_in_a_template_are_no_powers():
+    for template in ('**{{ a }}**', '{{ "**" }}', '{# 9**9 #}', '{{ f(**a) }}', '{{ f(a, ** b) }}'):
+        time_limit.check_template(template)
 
 
 class PanicException(BaseException):
