@@ -62,8 +62,9 @@ def task(facts: RunFacts) -> Iterator[str]:
         return
     yield (
         f'Queries are texts of up to {found.query_length} tokens of the data set'
-        f' {shortened(found.query_dataset)!r}; responses have up to {found.response_length} tokens,'
-        f' sampled at temperature {found.policy.temperature:g}.'
+        f' {shortened(found.query_dataset)!r}; responses have up to {found.response_length} tokens'
+        f'{_at_first(facts, "task.response_length")}, sampled at temperature'
+        f' {found.policy.temperature:g}{_at_first(facts, "task.policy.temperature")}.'
     )
     if found.query_prefix or found.query_suffix:
         yield (
@@ -81,14 +82,15 @@ def policy_training(facts: RunFacts) -> Iterator[str]:
     if facts.policy is None:
         return
     rewards, ppo = facts.policy.rewards, facts.policy.ppo
-    price = f'a KL coefficient of {rewards.kl_coef:g}'
+    price = f'a KL coefficient of {rewards.kl_coef:g}{_at_first(facts, "rewards.kl_coef")}'
     if rewards.relative_kl_coef:
         price += " times the deviation of the first step's scores"
     if rewards.adaptive_kl is not None:
         price += f' that adapted to a target of {rewards.adaptive_kl.target:g} nats'
+        price += _at_first(facts, 'rewards.adaptive_kl.target')
     yield (
-        f'PPO was to take {total_episodes(facts)} episodes in batches of {ppo.batch_size}, with'
-        f' {price}.'
+        f'PPO was to take {total_episodes(facts)} episodes in batches of {ppo.batch_size}'
+        f'{_at_first(facts, "ppo.batch_size")}, with {price}.'
     )
     yield from changes(facts)
     adapters = facts.policy.task.policy.lora
@@ -108,6 +110,14 @@ def total_episodes(facts: RunFacts) -> int:
     return facts.policy.ppo.in_whole_batches(round(facts.last('elapsed/episodes') or 0))
 
 
+def _at_first(facts: RunFacts, key: str) -> str:
+    """Return the first value of a setting that was changed on the way, in brackets, else none."""
+    for name, before, _ in facts.changed:
+        if name == key:
+            return f' (at first {shown(key, before)})'
+    return ''
+
+
 def changes(facts: RunFacts) -> Iterator[str]:
     """Say which settings were changed when the run was resumed."""
     parts = []
@@ -122,10 +132,12 @@ def reward_training(facts: RunFacts) -> Iterator[str]:
     hparams = facts.reward
     if hparams is None:
         return
+    own = '' if facts.policy is None else 'rewards.train_new_model.'
     epochs = 'once' if hparams.epochs == 1 else f'{hparams.epochs} times'
     yield (
-        f'It learned each label {epochs}, {hparams.batch_size} at a time, at a learning rate of'
-        f' {hparams.lr:g} that fell to 0.'
+        f'It learned each label {epochs}, {hparams.batch_size} at a time'
+        f'{_at_first(facts, f"{own}batch_size")}, at a learning rate of {hparams.lr:g}'
+        f'{_at_first(facts, f"{own}lr")} that fell to 0.'
     )
     if facts.policy is None:
         yield from changes(facts)

@@ -13,7 +13,7 @@ _FAR = 0.25  # from the target of the KL, as a share of it
 
 
 def summary(facts: RunFacts) -> list[str]:
-    """Return three sentences: the training, its outcome, and its troubles."""
+    """Return sentences on the training, its outcome, its troubles, and changed settings."""
     if facts.policy is not None:
         training, outcome = _policy_training(facts), _outcome(facts)
     else:
@@ -23,11 +23,11 @@ def summary(facts: RunFacts) -> list[str]:
         training = f'A reward model learned from {labels}.'
         unknown = 'How well it predicts labels that it has not seen was not measured.'
         outcome = next(sentences.held_out(facts), unknown)
+    last = 'Its files record nothing that went wrong: no alarm and no interruption.'
     troubles = '; '.join(_troubles(facts))
     if troubles:
-        return [training, outcome, f'On the way: {troubles}.']
-    nothing = 'Its files record nothing that went wrong: no alarm and no interruption.'
-    return [training, outcome, nothing]
+        last = f'On the way: {troubles}.'
+    return [training, outcome, last, *sentences.changes(facts)]
 
 
 def _policy_training(facts: RunFacts) -> str:

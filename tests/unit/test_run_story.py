@@ -546,3 +546,29 @@ def test_episodes_are_counted_in_whole_batches(done, told):
     found = dataclasses.replace(run_facts(hparams, 'x'), logs={'train_policy': curves.Log(taken)})
     assert f' learned in {told} episodes of PPO' in summary.summary(found)[0]
     assert 'was to take 5056 episodes' in ' '.join(sentences.policy_training(found))
+
+
+def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
+    """On the card and in the summary, which the report shows, too."""
+    before = {
+        'rewards.adaptive_kl.target': 8.0,
+        'rewards.kl_coef': 0.3,
+        'ppo.batch_size': 32,
+        'task.response_length': 7,
+        'task.policy.temperature': 0.5,
+        'rewards.train_new_model.lr': 0.25,
+        'rewards.train_new_model.batch_size': 16,
+    }
+    hparams = policy_options.HParams()
+    hparams.override_from_dict(EXPERIMENTS['train_policy/test'])
+    changed = tuple([key, value, 'x'] for key, value in before.items())
+    found = dataclasses.replace(run_facts(hparams, 'test'), reward=hparams.rewards.train_new_model)
+    plain = [said(found) for said in (sentences.policy_training, sentences.reward_training)]
+    assert 'at first' not in str([list(each) for each in plain])
+    found = dataclasses.replace(found, changed=changed)
+    told = [*sentences.task(found), *sentences.policy_training(found)]
+    told = ' '.join([*told, *sentences.reward_training(found)])
+    assert all(told.count(f' (at first {value})') == 1 for value in before.values())
+    assert 'nats (at first 8.0)' in told and 'temperature 1 (at first 0.5)' in told
+    line = '--rewards.adaptive_kl.target x (before: 8.0)'
+    assert line in summary.summary(found)[-1] and line in told
