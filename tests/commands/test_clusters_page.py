@@ -39,7 +39,7 @@ def test_messages_are_those_of_the_program():
 
 def test_manifest(monkeypatch):
     yaml = pytest.importorskip('yaml')
-    service, job = yaml.safe_load_all(documentation.fenced('docs/clusters.md', 'yaml'))
+    service, job = yaml.safe_load_all(documentation.page('docs/kubernetes.yaml'))
     assert [each['kind'] for each in (service, job)] == ['Service', 'Job']
     spec = job['spec']
     pod = spec['template']['spec']
@@ -80,7 +80,7 @@ def on_this_machine(script, directory):
 def test_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):
     """The signal is sent by `scancel --batch`: Slurm itself needs half a minute for it."""
     script = tmp_path / 'job.sh'
-    script.write_text(on_this_machine(documentation.fenced('docs/clusters.md', 'bash'), tmp_path))
+    script.write_text(on_this_machine(documentation.page('docs/slurm.sh'), tmp_path))
     output = tmp_path / 'output'
     submitted = slurm.run('sbatch', '--parsable', f'--output={output}', str(script), cwd=REPOSITORY)
     assert submitted.returncode == 0, submitted.stderr

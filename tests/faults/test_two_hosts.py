@@ -162,7 +162,7 @@ class Pod:
 def test_pods(hosts, tmp_path):
     """A pod dies, and both go on from the last checkpoint. The first starts last."""
     yaml = pytest.importorskip('yaml')
-    _, job = yaml.safe_load_all(documentation.fenced('docs/clusters.md', 'yaml'))
+    _, job = yaml.safe_load_all(documentation.page('docs/kubernetes.yaml'))
     (container,) = job['spec']['template']['spec']['containers']
     changes = {
         '.venv/bin/torchrun': f'{sys.executable} -m torch.distributed.run',
