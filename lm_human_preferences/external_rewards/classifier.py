@@ -7,6 +7,8 @@ and so they do here: a model whose template ends with that token was trained so.
 code or can hold any is read: no pickles, and nothing that `auto_map` names.
 """
 
+import inspect
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +39,8 @@ CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'
 KIND = 'ForSequenceClassification'  # what the names of such models end with
 MOST_LABELS = 10_000  # of a config that can be meant
+TYPES = 'token_type_ids'  # of the segments of a text
+Tokens = list[tuple[int, int]]  # (token, type)
 _AS_SAVED = {'sinusoidal_pos_embds': False}  # where positions are in the file, none are made
 
 
@@ -62,7 +66,7 @@ class Classifier:
         if settings.pad_token_id is None:
             settings.pad_token_id = NO_TOKEN
         with explained(directory):
-            found = self._logits_of([[0, 0]])
+            found = self._logits_of([[(0, 0), (0, 0)]])
         if found.shape != (1, config.num_labels) or not found.isfinite().all():
             raise UserError(f'{directory} gives no {config.num_labels} finite scores of a text')
 
@@ -82,8 +86,8 @@ class Classifier:
             raise UserError(f'{self.name} gives scores that are not finite')
         return scores
 
-    def _tokens(self, texts: Sequence[Texts]) -> list[list[int]]:
-        """Return the token ids of the texts, cut to the classifier's limit."""
+    def _tokens(self, texts: Sequence[Texts]) -> list[Tokens]:
+        """Return the (token, type) pairs of the texts, cut to the classifier's limit."""
         whole = [self._dialogue(each) if self._chat else each.whole for each in texts]
         # A template has the special tokens in it; elsewhere what spells one is text.
         try:
@@ -97,10 +101,13 @@ class Classifier:
         except Exception as e:  # of the library tokenizers, which raises no other
             reason = ' '.join(str(e).split())
             raise UserError(f'{self.name}: its tokeniser cannot read a text: {reason:.200}') from e
-        for text, row in zip(whole, rows['input_ids'], strict=True):
+        pairs = []
+        all_types = rows.get(TYPES, itertools.repeat(itertools.repeat(0)))
+        for text, row, types in zip(whole, rows['input_ids'], all_types):
             if not row:
                 raise UserError(f'{self.name}: its tokeniser makes no token of {text!r:.60}')
-        return rows['input_ids']
+            pairs.append(list(zip(row, types)))
+        return pairs
 
     def _dialogue(self, texts: Texts) -> str:
         dialogue = messages.as_messages(texts.query)
@@ -116,7 +123,7 @@ class Classifier:
             reason = ' '.join(str(e).split())
             raise UserError(f'{self.name}: its chat template fails: {reason:.200}') from e
 
-    def _scores_of(self, rows: list[list[int]]) -> torch.Tensor:
+    def _scores_of(self, rows: list[Tokens]) -> torch.Tensor:
         """Return the scores of sequences of the same length, on the CPU."""
         logits = self._logits_of(rows)
         if self._class is None:
@@ -128,11 +135,14 @@ class Classifier:
         return chosen - others.logsumexp(1)
 
     @torch.no_grad()
-    def _logits_of(self, rows: list[list[int]]) -> torch.Tensor:
+    def _logits_of(self, rows: list[Tokens]) -> torch.Tensor:
         """Return the classifier's logits for sequences of the same length, on the CPU."""
-        tokens = torch.tensor(rows, device=self._model.device)
+        tokens, types = torch.tensor(rows, device=self._model.device).unbind(2)
+        inputs = {'input_ids': tokens, 'attention_mask': torch.ones_like(tokens)}
+        if types.any() and TYPES in inspect.signature(self._model.forward).parameters:
+            inputs[TYPES] = types  # as XLNet's tokeniser gives its last token one of its own
         with torch.autocast(tokens.device.type, enabled=False):
-            output: Any = self._model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+            output: Any = self._model(**inputs)
         return output.logits.float().cpu()
 
 

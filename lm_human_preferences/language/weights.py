@@ -82,14 +82,15 @@ class SafetensorsWeights:
         from safetensors import safe_open
 
         files, fetched = [SAFETENSORS], [SAFETENSORS]
-        if storage.exists(storage.join(directory, SAFETENSORS_INDEX)):
+        # The one file comes first, as for transformers, which leaves an older index beside it.
+        if not storage.exists(storage.join(directory, SAFETENSORS)):
+            if not storage.exists(storage.join(directory, SAFETENSORS_INDEX)):
+                raise UserError(
+                    f'{directory} has a config.json but no {SAFETENSORS}; pickled weights are not'
+                    ' read: save it again with save_pretrained'
+                )
             files = _files_of_index(storage.join(directory, SAFETENSORS_INDEX))
             fetched = [*files, SAFETENSORS_INDEX]
-        elif not storage.exists(storage.join(directory, SAFETENSORS)):
-            raise UserError(
-                f'{directory} has a config.json but no {SAFETENSORS}; pickled weights are not read:'
-                ' save it again with save_pretrained'
-            )
         self._directory = self.local_path = directory
         if storage.is_remote(directory):
             paths = [storage.join(directory, name) for name in ('config.json', *fetched)]

@@ -600,6 +600,12 @@ HOSTILE = {
 }
 
 
+def test_an_adapter_without_tensors_is_not_its_base(tmp_path):
+    directory = adapter(make_model(tmp_path / 'model', 'llama'), tmp_path / 'adapter', {})
+    save_file({}, f'{directory}/adapter_model.safetensors')
+    assert 'holds no adapters' in error_of(invoke(f'export {directory} {tmp_path}/out'))
+
+
 @pytest.mark.parametrize('case', HOSTILE)
 def test_hostile_adapters_are_refused_in_one_line(tmp_path, case):
     tensors, settings, told = HOSTILE[case]

@@ -202,6 +202,7 @@ def test_a_model_in_several_files_is_read(tmp_path, family, is_remote, cache, se
 def test_a_damaged_index_is_named(tmp_path, index, told):
     save(tiny('llama'), tmp_path)
     storage.write_json(str(tmp_path / 'encoding'), 'test')
+    (tmp_path / 'model.safetensors').unlink()
     storage.write_json(str(tmp_path / 'model.safetensors.index.json'), index)
     with pytest.raises(UserError) as e:
         TrainedModel(str(tmp_path)).build(scope='policy')

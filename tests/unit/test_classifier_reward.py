@@ -56,6 +56,30 @@ def test_the_token_that_is_read_is_that_of_transformers(tmp_path, family, paddin
     torch.testing.assert_close(Classifier(directory).score(TEXTS), expected)
 
 
+@pytest.mark.parametrize('family', ['bert', 'llama'])
+def test_types_of_tokens_are_those_of_the_tokeniser(tmp_path, family):
+    """As XLNet's gives the last token one of its own; models that know none do without."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    directory = write_classifier(tmp_path, family)
+    pieces = {
+        'single': [{'Sequence': {'id': 'A', 'type_id': 1}}],
+        'pair': [{'Sequence': {'id': 'A', 'type_id': 1}}, {'Sequence': {'id': 'B', 'type_id': 1}}],
+    }
+    template = {'type': 'TemplateProcessing', **pieces, 'special_tokens': {}}
+    change_json(tmp_path / 'tokenizer.json', post_processor=template)
+    names = ['input_ids', 'token_type_ids', 'attention_mask']
+    change_json(tmp_path / 'tokenizer_config.json', model_input_names=names)
+    inputs = AutoTokenizer.from_pretrained(directory)(TEXTS[0].whole, return_tensors='pt')
+    assert inputs['token_type_ids'].all()
+    if family == 'llama':
+        del inputs['token_type_ids']
+    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    with torch.no_grad():
+        expected = model(**inputs).logits[:, 0]
+    torch.testing.assert_close(Classifier(directory).score(TEXTS[:1]), expected)
+
+
 @pytest.mark.parametrize('side', ['left', 'right'])
 def test_a_token_that_ends_texts_and_pads_them_is_not_read(tmp_path, side):
     """Nor by transformers in a padded batch, as in the trainings of such models."""

@@ -1,6 +1,7 @@
 """Models come in and go out whole: every tensor of a file counts, as transformers computes it."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -159,6 +160,27 @@ def test_a_tensor_without_a_place_is_named(tmp_path, family, name):
     with pytest.raises(UserError) as e:
         TrainedModel(str(directory)).build(scope='policy')
     assert f' has {name} and 0 more tensors that' in str(e.value) and '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('family', ['gpt2', 'llama'])
+@pytest.mark.parametrize('is_whole', [True, False])
+def test_an_index_of_an_earlier_save_is_not_followed(tmp_path, family, is_whole):
+    from transformers import AutoModelForCausalLM
+
+    directory = tmp_path / 'model'
+    write(family, directory)
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    model.save_pretrained(tmp_path / 'shards', max_shard_size='20KB')
+    parts = sorted((tmp_path / 'shards').glob('*safetensors*'))
+    assert len(parts) > 2
+    for part in parts:
+        if is_whole or part.suffix == '.json':
+            shutil.copy(part, directory)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(-2)
+    model.save_pretrained(tmp_path / 'one')
+    shutil.copy(tmp_path / 'one/model.safetensors', directory)
+    assert_whole(directory, tmp_path / 'out')
 
 
 def test_tensors_of_no_use_are_left_out(tmp_path):

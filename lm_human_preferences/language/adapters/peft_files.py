@@ -78,6 +78,8 @@ class PeftWeights:
             if not tensor.is_floating_point() or not tensor.isfinite().all():
                 raise UserError(f'{self.path}: {name} has values that are no finite numbers')
             self._changes.setdefault(own, {})[part] = tensor.float()
+        if not self._changes:  # as some ways to train on several GPUs have saved it
+            raise UserError(f'{self.path} holds no adapters: merged, they would be {base.path}')
 
     def __len__(self) -> int:
         return len(self._base)
