@@ -182,7 +182,8 @@ def best_of_n(
             values = torch.where(possible, total / probability, 0)  # mean over equally good ones
         for n in ns:
             chosen = torch.where(possible, up_to**n * -torch.expm1(n * log_rest), 0)
-            kl = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1)).sum()
+            terms = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1))
+            kl = terms.sum().clamp(min=0)  # else rounding could show -0.000
             results.append(torch.stack([chosen @ values, kl]))
     return torch.stack(results).reshape(len(rewards), len(ns), 2).permute(2, 1, 0)
 
@@ -300,7 +301,7 @@ def _kl_of_best_of_n(
         return powers * (math.log(n) - (n - 1) / n) + (n - 1) / n * torch.xlogy(powers, powers)
 
     of_tied = torch.xlogy(of_best, torch.where(probability > 0, of_best / probability, 1))
-    return torch.where(is_tied, of_tied, integral(up_to) - integral(below)).sum()
+    return torch.where(is_tied, of_tied, integral(up_to) - integral(below)).sum().clamp(min=0)
 
 
 def all_responses(n_vocab: int, length: int) -> torch.Tensor:

@@ -240,6 +240,17 @@ def test_effective_samples_by_hand():
     assert optimum.effective_samples(even[:2], two, 1 / LN3) == pytest.approx(expected)
 
 
+def test_the_best_of_equal_rewards_has_no_negative_kl():
+    """Also not by rounding, which would be shown as -0.000."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(100, 64, generator=generator).double().log_softmax(-1)
+    equal = torch.ones(100, 64)
+    kls = [optimum.best_of_n(weights, equal, 4)[1], optimum.sampled_best_of_n(weights, equal, 4)[1]]
+    for kl in kls:
+        assert kl.min() >= 0
+        assert kl.max() < 1e-12
+
+
 def test_a_fall_beyond_a_gap_between_the_samples_is_not_placed_in_the_gap():
     """64 samples of N(0, 1) and of N(4.5, 1), a KL of 10, leave little between; true: KL 5.5."""
     shift = math.sqrt(20)
