@@ -99,6 +99,19 @@ def test_no_command_prints_an_escape(tmp_path):
         assert is_plain(invoke(each, sample.cli))
 
 
+def test_names_of_fields_are_no_lines_of_ours(tmp_path):
+    """Kept ones or ones that are not read, in a file of labels that somebody else has made."""
+    forged = 'x\nerror: type `it`\u202e'
+    texts = tmp_path / 'texts.jsonl'
+    for more in ({}, {forged: [{'role': 'user', 'content': 'b'}]}):
+        record = {'prompt': 'abc', 'chosen': 'a', 'rejected': 'b', forged: 'c', **more}
+        texts.write_text(json.dumps(record) + '\n')
+        words = ['import_labels', 'test', str(texts), f'{tmp_path}/{len(more)}']
+        result = invoke([*words, '--labels.type=best_of_2'])
+        assert result.exit_code == 0, result.output
+        assert r'x\nerror: type `it`\u202e (1)' in result.stdout + result.stderr
+
+
 def test_what_torchrun_repeats_is_text(monkeypatch, tmp_path):
     for name, value in {
         'RANK': '0',

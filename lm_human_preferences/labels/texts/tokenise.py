@@ -15,6 +15,7 @@ from lm_human_preferences.labels.texts import preferences, records
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.utils.terminal import printable
 
 # Why a record gives no label, by the name of its count
 LEFT_OUT = {
@@ -137,7 +138,8 @@ class Tokeniser:
         }
         for what, counted in told.items():
             if counted:
-                fields = ', '.join(f'{name} ({count})' for name, count in sorted(counted.items()))
+                names = sorted(counted.items())
+                fields = ', '.join(f'{printable(name):.80} ({count})' for name, count in names)
                 lines.append(f'{what}: {fields}')
         return lines
 
