@@ -259,7 +259,7 @@ def test_labels_are_given_and_predicted_by_any_reward(tmp_path):
 
 
 def test_a_classifier_of_reviews_tells_praise(tmp_path):
-    """The one that docs/rewards.md trains a policy on, after a few of its steps."""
+    """The one that benchmarks/quality.md trains a policy on, after a few of its steps."""
     directory = classifier_of_reviews.write(tmp_path, steps=300)
     texts = [joined('the plot was', word) for word in ('wonderful', 'great', 'awful', 'stale')]
     scores = Classifier(directory, 'POSITIVE').score(texts)
