@@ -122,7 +122,9 @@ def changes(facts: RunFacts) -> Iterator[str]:
     """Say which settings were changed when the run was resumed."""
     parts = []
     for key, before, now in facts.changed:
-        parts.append(f'--{key} {shown(key, now)} (before: {shown(key, before)})')
+        value, former = shown(key, now), shown(key, before)
+        if value != former:  # as that of the run's own reward model, in a run that was moved
+            parts.append(f'--{key} {value} (before: {former})')
     if parts:
         yield f'These settings were changed when it was resumed: {", ".join(parts)}.'
 

@@ -82,6 +82,15 @@ def test_what_only_follows_a_query_is_told():
     )
 
 
+def test_a_setting_that_reads_the_same_is_no_change():
+    """The reward model of a run that was moved is in another folder, of which cards say nothing."""
+    moved = ['rewards.trained_model', '/a/run/reward_model', '/b/run/reward_model']
+    changed = (moved, ['run.seed', 1, 7])
+    (told,) = sentences.changes(facts.RunFacts('run', changed=changed))
+    assert told.endswith('resumed: --run.seed 7 (before: 1).')
+    assert not list(sentences.changes(facts.RunFacts('run', changed=(moved,))))
+
+
 def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
     hparams = reward_options.HParams()
     hparams.override_from_dict(EXPERIMENTS['train_reward/test'])
