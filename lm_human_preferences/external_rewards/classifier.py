@@ -18,7 +18,7 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError, no_panics
-from lm_human_preferences.external_rewards.texts import Texts
+from lm_human_preferences.external_rewards.texts import Texts, TextScorer
 from lm_human_preferences.hparams.model_sizes import FLOAT
 from lm_human_preferences.language.causal_lm.library import (
     PretrainedWeights,
@@ -44,7 +44,7 @@ Tokens = list[tuple[int, int]]  # (token, type)
 _AS_SAVED = {'sinusoidal_pos_embds': False}  # where positions are in the file, none are made
 
 
-class Classifier:
+class Classifier(TextScorer):
     """Frozen classifier (path or hf://ORG/NAME): its one output, or the log odds of a class."""
 
     def __init__(

@@ -72,7 +72,7 @@ class FunctionScorer:
     def _columns(self, texts: Sequence[Texts]) -> dict[str, list[Any]]:
         """Return the columns that the function asks for, a value for each text."""
         there = dict.fromkeys(name for each in texts for name in each.columns)
-        asked = [] if not self.asks_for_columns else self._parameters[2:]
+        asked = self._parameters[2:]
         takes_all = any(each.kind is each.VAR_KEYWORD for each in asked)
         names = {each.name for each in asked}
         for each in asked:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -33,16 +33,11 @@ class TextScorer(Protocol):
         """Return scores (texts,), float32."""
         ...
 
-
-@runtime_checkable
-class PartScorer(TextScorer, Protocol):
-    """Reward that may name parts of a score."""
-
     def score_and_parts(
         self, texts: Sequence[Texts]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores, and their parts by name, (texts,) each."""
-        ...
+        """Return scores, and their parts by name if it has any, (texts,) each."""
+        return self.score(texts), {}
 
 
 class TextReward:
@@ -68,8 +63,6 @@ class TextReward:
         """Return scores (batch,), and the parts (batch,) that a function has named."""
         rows = zip(queries.tolist(), responses.tolist(), strict=True)
         texts = [self._texts(query, response) for query, response in rows]
-        if not isinstance(self.scorer, PartScorer):
-            return self.scorer.score(texts).to(queries.device), {}
         scores, parts = self.scorer.score_and_parts(texts)
         return scores.to(queries.device), parts
 

@@ -237,13 +237,10 @@ class PPOTrainer:
         }
         self.last_time = now
         self.response_means = self.comm.all_reduce_mean(as_numbers(self._response_stats(rollout)))
-        logged = dict(means)
         task = self.hparams.task
-        if (
-            task.stops or task.truncate_text or self.score_parts[0]
-        ):  # none of which the original has
-            logged |= self.response_means
-        self.logger.log(logged, self.steps_done)
+        is_original = not (task.stops or task.truncate_text or self.score_parts[0])
+        more = {} if is_original else self.response_means
+        self.logger.log({**means, **more}, self.steps_done)
         return means
 
     def _response_stats(self, rollout: Rollout) -> dict[str, torch.Tensor]:

@@ -94,7 +94,8 @@ class RewardModelTrainer:
         self.prediction: Prediction | None = None  # the last on held-out labels
         self.batches: list[LearnedBatch] = []  # learned by this process
         self.networks = {'reward_model': reward_model, 'ref_policy': policy}
-        self.optimizer = optimizer or Adam(self._learning(), comm=comm)
+        learning = plans.REWARD_NETWORKS.learning_parameters(self.networks)
+        self.optimizer = optimizer or Adam(learning, comm=comm)
         self.logger = Logger(
             hparams.run.directory,
             member_name('reward_model', member),
@@ -194,18 +195,16 @@ class RewardModelTrainer:
 
     def restore_best(self) -> None:
         """Go back to the best epoch, after the last one, and measure it; collective."""
-        for name, parameter in self._learning().items():
+        for name, parameter in self.optimizer.parameters.items():
             parameter.detach().copy_(self.best[name])
         self.best = {}
         prediction = self.predict_held_out()
         assert prediction is not None
         self.prediction = dataclasses.replace(prediction, is_selected=True)
 
-    def _learning(self) -> dict[str, torch.nn.Parameter]:
-        return plans.REWARD_NETWORKS.learning_parameters(self.networks)
-
     def _copy(self) -> dict[str, torch.Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self._learning().items()}
+        learning = self.optimizer.parameters
+        return {name: parameter.detach().clone() for name, parameter in learning.items()}
 
     def _differentiable_rewards(
         self, queries: torch.Tensor, responses: torch.Tensor
