@@ -12,7 +12,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import re
@@ -26,6 +25,12 @@ from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.released import released_name
+from lm_human_preferences.language.tokeniser_rules import digest as digest_of
+from lm_human_preferences.language.tokeniser_rules import (
+    encoding_rules,
+    tokens_of,
+    without_prefix_space,
+)
 from lm_human_preferences.runs import run_files
 
 TOKENISER = run_files.TOKENISER
@@ -56,7 +61,7 @@ class TokeniserEncoder(Encoder):
         self.special_texts = frozenset(
             each['content'] for each in added if each.get('special') and not special_tokens
         )
-        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(_without_prefix_space(rules)))
+        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(without_prefix_space(rules)))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = not special_tokens
@@ -146,7 +151,7 @@ class TokeniserEncoding(Encoding):
         self.copy_files(directory)
 
     def rules(self) -> dict[str, Any]:
-        return _without_prefix_space(storage.read_json(self.file(TOKENISER)))
+        return without_prefix_space(storage.read_json(self.file(TOKENISER)))
 
 
 def find(name: Any, directory: str) -> Encoding:
@@ -182,6 +187,7 @@ def of_directory(directory: str) -> Encoding:
 def read(directory: str, base: str | None = None) -> TokeniserEncoding:
     """Return the encoding of the tokenizer.json in `directory`, or else in `base`."""
     summary = _summary_of(_file(TOKENISER, directory, base))
+    _check_added(summary.token_of, _file(SETTINGS, directory, base))
     return TokeniserEncoding(
         f'{PREFIX}{summary.digest[:12]}',
         n_vocab=summary.n_vocab,
@@ -189,6 +195,21 @@ def read(directory: str, base: str | None = None) -> TokeniserEncoding:
         directory=directory,
         base=base,
     )
+
+
+def _check_added(token_of: Mapping[str, int], settings: str) -> None:
+    """Raise UserError for a token that transformers adds from a tokeniser's settings alone."""
+    added = read_object(settings).get('added_tokens_decoder')
+    if not isinstance(added, dict):
+        return
+    for number, token in added.items():
+        text = token.get('content') if isinstance(token, dict) else None
+        if isinstance(text, str) and str(token_of.get(text)) != number:
+            raise UserError(
+                f'{settings} adds the token {text!r:.80} as {number:.20}, which {TOKENISER} does'
+                ' not: make both again with'
+                ' transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)'
+            )
 
 
 def of_adapter(directory: str, of_base: Encoding) -> Encoding:
@@ -290,10 +311,10 @@ def _summary(path: str, md5: str) -> _Summary:
     with _explained(path):
         token_of = tokens_of(rules)
         n_vocab = max(token_of.values()) + 1
-        digest = _digest(_encoding_rules(rules))
+        digest = digest_of(encoding_rules(rules))
     n_gpt2 = encodings.Main.n_vocab
     first = {text: token for text, token in token_of.items() if token < n_gpt2}
-    is_gpt2 = len(first) == n_gpt2 and _digest(first) == GPT2_VOCABULARY
+    is_gpt2 = len(first) == n_gpt2 and digest_of(first) == GPT2_VOCABULARY
     return _Summary(digest, n_vocab, is_gpt2, token_of)
 
 
@@ -313,58 +334,6 @@ def _explained(path: str) -> Iterator[None]:
             yield
     except Exception as e:  # the library raises no other
         raise UserError(f'{path} is no tokeniser: {e!r:.80}') from e
-
-
-def tokens_of(rules: Mapping[str, Any]) -> dict[str, int]:
-    """Return {token as the file spells it: its id}, added tokens included."""
-    vocab = rules['model']['vocab']
-    if isinstance(vocab, list):  # of a unigram model: [token, score] in the order of the ids
-        token_of = {token: number for number, (token, _) in enumerate(vocab)}
-    else:
-        token_of = {token: int(number) for token, number in vocab.items()}
-    added = {token['content']: int(token['id']) for token in rules.get('added_tokens') or []}
-    return {**token_of, **added}
-
-
-def _encoding_rules(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a tokenizer.json that affect encoding, with merges as 'a b'."""
-    names = ('added_tokens', 'normalizer', 'pre_tokenizer', 'decoder', 'model')
-    parts = {name: rules.get(name) for name in names}
-    model = parts['model']
-    assert isinstance(model, dict)  # it has a vocabulary
-    merges = model.get('merges') or []
-    spelled = [pair if isinstance(pair, str) else ' '.join(pair) for pair in merges]
-    return {**parts, 'model': {**model, 'merges': spelled}}
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(',', ':'))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rules without the space that SentencePiece puts before a text."""
-    parts = ('normalizer', 'pre_tokenizer', 'decoder')
-    return {**rules, **{name: _bare(rules.get(name)) for name in parts}}
-
-
-def _bare(rule: Any) -> Any:
-    """Return a rule, or a sequence of rules, without the space before a text."""
-    if not isinstance(rule, dict):
-        return rule
-    bare = dict(rule)
-    kind = rule.get('type')
-    if kind == 'Prepend' or (kind == 'Strip' and rule.get('content') == ' '):
-        return None
-    if kind in ('Metaspace', 'ByteLevel'):
-        bare['add_prefix_space'] = False
-    if kind == 'Metaspace':
-        bare['prepend_scheme'] = 'never'
-    if kind == 'Sequence':
-        for name, value in rule.items():
-            if isinstance(value, list):
-                bare[name] = [part for part in map(_bare, value) if part is not None]
-    return bare
 
 
 def _eot_token(summary: _Summary, directory: str, base: str | None) -> int | None:

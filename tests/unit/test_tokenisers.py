@@ -184,3 +184,19 @@ def test_damaged_files_are_told(tmp_path, content):
     (tmp_path / 'tokenizer.json').write_text(content)
     with pytest.raises(UserError, match=rf'^{tmp_path}/tokenizer.json is (no tokeniser|not JSON)'):
         tokenisers.read(str(tmp_path)).get_encoder()
+
+
+def test_a_token_that_the_settings_alone_add_is_refused(tmp_path):
+    """transformers would add it; here its text would be letters."""
+    write_byte_level(tmp_path)
+    settings = json.loads((tmp_path / 'tokenizer_config.json').read_text())
+    rules = json.loads((tmp_path / 'tokenizer.json').read_text())
+    known = {str(each['id']): {'content': each['content']} for each in rules['added_tokens']}
+    for added, is_known in ((known, True), ({**known, '9999': {'content': '<think>'}}, False)):
+        text = json.dumps({**settings, 'added_tokens_decoder': added})
+        (tmp_path / 'tokenizer_config.json').write_text(text)
+        if is_known:
+            tokenisers.read(str(tmp_path))
+            continue
+        with pytest.raises(UserError, match=r"adds the token '<think>' as 9999, which tokenizer"):
+            tokenisers.read(str(tmp_path))

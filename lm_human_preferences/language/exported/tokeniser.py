@@ -17,7 +17,7 @@ import tokenizers
 from lm_human_preferences import storage
 from lm_human_preferences.datasets.letters import LETTERS
 from lm_human_preferences.errors import no_panics
-from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language import tokeniser_rules, tokenisers
 from lm_human_preferences.language.encodings import (
     BYTE_PAIR_FILES,
     END_OF_TEXT,
@@ -36,7 +36,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
     settings: dict[str, Any] = {}
     if isinstance(encoding, TokeniserEncoding):
         rules = encoding.rules()
-        known = tokenisers.tokens_of(rules)
+        known = tokeniser_rules.tokens_of(rules)
         for name, text in tokenisers.special_tokens(
             encoding.file(tokenisers.SETTINGS), _NAMED
         ).items():
@@ -46,7 +46,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
         rules = json.loads(_of_own(encoding).to_str())
     rules |= {'truncation': None, 'padding': None, 'post_processor': None}
     padding = PADDING
-    while padding in tokenisers.tokens_of(rules):
+    while padding in tokeniser_rules.tokens_of(rules):
         padding = f'<{padding}>'
     flags = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
     token = {'id': encoding.n_vocab, 'content': padding, **flags, 'special': True}
