@@ -66,7 +66,11 @@ class DryRun:
         elif self.policy is not None:
             function = rewards.function_of_training(self.policy, LocalComm())
             if function is not None:
-                self._try(FunctionScorer(function))
+                scorer = FunctionScorer(function)
+                self._try(scorer)
+                if scorer.asks_for_columns and encoding is not None and self.query_notes:
+                    # Notes are only made of queries that are here.
+                    lm_tasks.query_columns(self.hparams.task, encoding.get_encoder())
             self._check_trained_model(self.policy.rewards, encoding)
 
     def _check_directory(self, overwrite: bool, explicitly_set: Collection[str]) -> None:

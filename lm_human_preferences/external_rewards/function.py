@@ -32,6 +32,9 @@ FRAMES = 3  # of the function's own traceback, the innermost
 # sys.exit() in the file would end the rank as if all were well.
 _ITS_ERRORS = (Exception, SystemExit)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# Names by which a function says that it takes the two lists in the other order, or not both first.
+_OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
+_OF_QUERIES = ('queries', 'query', 'prompts', 'prompt')
 _NO_NUMBERS = np.empty(0, dtype=object)
 
 
@@ -108,12 +111,15 @@ class FunctionScorer:
             self._parameters = list(signature.parameters.values())
             named = [each.name for each in self._parameters[2:] if each.kind in _NAMED]
             signature.bind([], [], **dict.fromkeys(named))
+            for parameter, others in zip(self._parameters, (_OF_RESPONSES, _OF_QUERIES)):
+                if parameter.name in others:
+                    raise TypeError(f'{parameter.name} in the place of the other list')
         except ValueError:  # of code that is not Python: it has no signature
             self._parameters = []
         except TypeError as e:
             raise self._error(
                 f' takes {inspect.signature(function)}, but is called with two lists of texts,'
-                ' queries and responses'
+                ' queries and responses, in this order'
             ) from e
         return function
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 
 from lm_human_preferences.storage.cache import read_text, without_bom
@@ -20,26 +21,23 @@ def is_table(path: str) -> bool:
 def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
     """Return (place for messages, {column: text}) of each row of a local or remote file.
 
+    Rows of empty cells are left out: spreadsheets write them where rows were emptied.
+
     StorageError for a row that is not as wide as the header.
     """
     text = without_bom(read_text(path))
-    header, _, _ = text.partition('\n')
     csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(
-        io.StringIO(text),
-        delimiter=max(',;\t', key=header.count),
-        strict=True,
-    )
     found: list[tuple[str, dict[str, str]]] = []
     names: list[str] = []
     where = f'{path}, line 1'
     try:
+        reader = csv.reader(io.StringIO(text), delimiter=_delimiter(text), strict=True)
         for row in reader:
             if not names:
                 names = [name.strip() for name in row]
                 if len(set(names)) < len(names) or '' in names:
                     raise StorageError(f'{where}: a header must give each column a name of its own')
-            elif row:
+            elif any(row):
                 if len(row) != len(names):
                     raise StorageError(
                         f'{where} has {len(row)} values for {len(names)} columns: put values with'
@@ -50,3 +48,10 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
     except csv.Error as e:
         raise StorageError(f'{where} is no row of a table: {e}') from e
     return found
+
+
+def _delimiter(text: str) -> str:
+    """Return the separator that is most frequent in a table's header, outside quotes."""
+    unquoted = re.sub(r'(?<![^,;\t\r\n])"(?:[^"]|"")*"', '', text)
+    header, _, _ = unquoted.lstrip('\r\n').partition('\n')
+    return max(',;\t', key=header.count)

@@ -129,6 +129,9 @@ def test_mistakes_of_a_call_are_one_line(write, body, told):
         ('score = 3', 'score is no function, but a int'),
         ('def score(text): pass', 'takes (text), but is called with two lists of texts'),
         ('def score(a, b, *, c): pass', 'takes (a, b, *, c), but is called with two lists'),
+        ('def score(responses, queries): pass', 'queries and responses, in this order'),
+        ('def score(completions, answer, **more): pass', 'queries and responses, in this order'),
+        ('def score(texts, prompts): pass', 'queries and responses, in this order'),
         ('def score(:', 'the file cannot be run: SyntaxError: invalid syntax'),
         ('import nothing_of_that_name', 'the file cannot be run: ModuleNotFoundError: No module'),
         ('raise SystemExit(0)', 'the file cannot be run: SystemExit: 0 (my_reward.py, line 1'),
@@ -407,3 +410,13 @@ def test_the_reward_function_is_called_once(tmp_path, body, told):
         f' --rewards.function {tmp_path}/r.py:score --task.query_dataset {tmp_path}/q.csv'
     )
     assert (told is None and result.exit_code == 0) or told in last_error_of(result)
+
+
+def test_queries_whose_columns_a_function_could_not_be_told(write, tmp_path):
+    (tmp_path / 'q.csv').write_text('id,query\n1,abc\n2,abd\n3,abc\n')
+    name = write('def score(queries, responses, id): return [*map(int, id)]')
+    words = (
+        f'train_policy test first --dry_run --save_dir {tmp_path}/runs --rewards.function'
+        f' {name} {DIRECT} --task.query_dataset {tmp_path}/q.csv'
+    )
+    assert 'q.csv, line 4: another record has the same query' in last_error_of(invoke(words))

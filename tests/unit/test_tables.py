@@ -50,6 +50,21 @@ def test_what_is_no_table(tmp_path, text, message):
         storage.read_table(write(tmp_path / 'x.csv', text))
 
 
+@pytest.mark.parametrize(
+    'text',
+    [
+        'a,"b; c; d"\n1,2\n',
+        'a;"b; c, d, e"\n1;2\n',
+        '\n\na\t"b;\n c, d"\n1\t2\n',
+        'a;b\n;\n1;2\n;\n;\n',
+    ],
+)
+def test_one_row_is_read(tmp_path, text):
+    """Not separators in quotes, nor rows of empty cells, which spreadsheets leave."""
+    ((_, row),) = storage.read_table(write(tmp_path / 'x.csv', text))
+    assert list(row.values()) == ['1', '2']
+
+
 def test_a_long_text_is_one_value(tmp_path):
     text = 'word ' * 40_000
     ((_, row),) = storage.read_table(write(tmp_path / 'x.csv', f'query\n{text}\n'))
@@ -73,8 +88,9 @@ def test_queries_of_records_are_messages_too(tmp_path):
     said = {'prompt': [{'role': 'user', 'content': 'Hi'}], 'system': 'Be brief.'}
     ((_, text, _),) = jsonl.read_queries(write(tmp_path / 'q.jsonl', json.dumps(said)))
     assert text == 'system: Be brief.\n\nuser: Hi'
-    with pytest.raises(UserError, match='nor does it have a field prompt or query'):
-        jsonl.read_queries(write(tmp_path / 'q.jsonl', '{"text": "Hi"}'))
+    for path, text in (('q.jsonl', '{"Prompt": "Hi"}'), ('q.csv', 'Prompt\nHi\n')):
+        with pytest.raises(UserError, match='no field prompt or query.*its fields are Prompt'):
+            jsonl.read_queries(write(tmp_path / path, text))
 
 
 @pytest.mark.parametrize(
