@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -324,19 +324,29 @@ def query_columns(
     UserError where two records with the same query differ in these.
     """
     name = hparams.query_dataset
-    found: dict[tuple[int, ...], Mapping[str, Any]] = {}
+    found: list[tuple[list[int], jsonl.Query]] = []
     if name in registry.DATASETS:
-        return found
+        return {}
     options = make_query_sampler(hparams=hparams, encoder=encoder, batch_size=1).options
     for file in filter(None, (name, jsonl.file_of_test_part(name))):
         for query in jsonl.read_queries(file):
             of_one = datasets.Dataset(name, lambda mode, text=query.text, **_: iter([text]))
-            for tokens in of_one.sequences(**options, repeat_count=1):
-                if found.setdefault(tuple(tokens), query.columns) != query.columns:
-                    raise UserError(
-                        f'{query.where}: another record has the same query and other columns, so a'
-                        ' reward function cannot be told which: leave one of them out'
-                    )
+            sequences = of_one.sequences(**options, repeat_count=1)
+            found += [(tokens, query) for tokens in sequences]
+    return columns_by_tokens(found)
+
+
+def columns_by_tokens(
+    queries: Iterable[tuple[Sequence[int], jsonl.Query]],
+) -> dict[tuple[int, ...], Mapping[str, Any]]:
+    """Return {tokens: other fields of the record} of (tokens, query) pairs; see query_columns."""
+    found: dict[tuple[int, ...], Mapping[str, Any]] = {}
+    for tokens, query in queries:
+        if found.setdefault(tuple(tokens), query.columns) != query.columns:
+            raise UserError(
+                f'{query.where}: another record has the same query and other columns, so a'
+                ' reward function cannot be told which: leave one of them out'
+            )
     return found
 
 

@@ -1,7 +1,7 @@
 """Reward models: language models with a head that scores responses (the original's rewards.py)."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences.datasets.jsonl import Query
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.by_name import text_scorer
@@ -272,6 +273,19 @@ def _give_columns(scorer: TextScorer, reward: TextReward, task: TaskHParams) -> 
     """Let a function that asks for columns have those of the task's queries."""
     if isinstance(scorer, FunctionScorer) and scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
+
+
+def give_more_columns(
+    reward: FrozenRewardModel, queries: Iterable[tuple[Sequence[int], Query]]
+) -> None:
+    """Let a function that asks for columns have those of (tokens, query) pairs, rather than others.
+
+    UserError as query_columns.
+    """
+    if not isinstance(reward, TextReward) or not isinstance(reward.scorer, FunctionScorer):
+        return
+    if reward.scorer.asks_for_columns:
+        reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(queries)}
 
 
 def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:

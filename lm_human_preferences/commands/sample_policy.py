@@ -73,7 +73,7 @@ def sample_policy(
         given = given_queries(prompt, queries)
         encoded = [encoded_query(query.where, query.text, task, encoder) for query in given]
 
-        judge = Judge(save_dir, hparams, scopes) if output is not None else None
+        judge = None if output is None else Judge(save_dir, hparams, scopes, encoded, given)
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = _policy(trained_model, task, temperature)
@@ -300,8 +300,18 @@ class Judge:
     None, with a note.
     """
 
-    def __init__(self, save_dir: str, hparams: HParams, scopes: Sequence[str]) -> None:
-        """scopes: the models in the policy's checkpoint, see _checked_scopes."""
+    def __init__(
+        self,
+        save_dir: str,
+        hparams: HParams,
+        scopes: Sequence[str],
+        encoded: Sequence[Sequence[int]],
+        given: Sequence[Query],
+    ) -> None:
+        """scopes: the models in the policy's checkpoint, see _checked_scopes.
+
+        given: queries of the command line, whose columns a function gets; encoded: their tokens.
+        """
         policy_dir = storage.join(save_dir, 'policy')
         model = trained_models.TrainedModel('judge', policy_dir, 'ref_policy')
         self.reference = self.score_fn = None
@@ -312,6 +322,8 @@ class Judge:
                 print(f'note: {policy_dir} has no ref_policy, so kl is null', file=sys.stderr)
             reward_model = self._reward_model(save_dir, hparams, model.encoding)
             if reward_model is not None:
+                rows = zip(encoded, given, strict=True)
+                rewards.give_more_columns(reward_model, [row for row in rows if row[1].columns])
                 self.score_fn = rewards.make_score_fn(hparams.task, reward_model)
 
     def _reward_model(

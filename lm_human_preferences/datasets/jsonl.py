@@ -46,15 +46,11 @@ def _query(where: str, value: Any) -> Query:
                 value = [*fields.system_message(record), *value]
     if messages.are_messages(value):
         value = messages.query_text(value, where)
-    if isinstance(value, dict):
-        raise UserError(
-            f'{where} has no field {" or ".join(fields.QUERIES)}, in small letters, which would be'
-            f' the query: its fields are {", ".join(map(str, value)):.80}'
-        )
     if not isinstance(value, str):
+        has = f': its fields are {", ".join(value):.80}' if isinstance(value, dict) else ''
         raise UserError(
             f'{where} is not a JSON string, as every line must be, nor a list of messages, nor does'
-            f' it have a field {" or ".join(fields.QUERIES)}'
+            f' it have a field {" or ".join(fields.QUERIES)}{has}'
         )
     return Query(where, value, columns)
 

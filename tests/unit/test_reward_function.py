@@ -14,6 +14,7 @@ from ranks import on_ranks
 from lm_human_preferences import lm_tasks, rewards, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.datasets import jsonl
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
@@ -389,6 +390,20 @@ def test_columns_reach_a_function_by_the_tokens_of_their_query(tmp_path):
     (tmp_path / 'q.csv').write_text('query,answer\nabcd,1\nabc,2\n')
     with pytest.raises(UserError, match='line 3: another record has the same query'):
         lm_tasks.query_columns(task, encoder)
+
+
+def test_columns_of_queries_that_are_given_come_first(write):
+    """Before those of the run's own file, when samples are scored."""
+    name = write('def score(queries, responses, answer):\n    return [*map(int, answer)]')
+    reward = rewards.load_reward_model(name, encodings.Test)
+    reward.columns = {(1, 2): {'answer': '1'}, (1, 3): {'answer': '2'}}
+    given = [((1, 2), jsonl.Query('here', 'ab', {'answer': '5'}))]
+    rewards.give_more_columns(reward, given)
+    found = reward.score(torch.tensor([[1, 2], [1, 3]]), torch.tensor([[1], [1]]))
+    assert found.tolist() == [5, 2]
+    other = [((1, 2), jsonl.Query('there', 'ab', {'answer': '6'}))]
+    with pytest.raises(UserError, match='there: another record has the same query'):
+        rewards.give_more_columns(reward, given + other)
 
 
 @pytest.mark.parametrize(

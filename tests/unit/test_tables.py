@@ -89,7 +89,9 @@ def test_queries_of_records_are_messages_too(tmp_path):
     ((_, text, _),) = jsonl.read_queries(write(tmp_path / 'q.jsonl', json.dumps(said)))
     assert text == 'system: Be brief.\n\nuser: Hi'
     for path, text in (('q.jsonl', '{"Prompt": "Hi"}'), ('q.csv', 'Prompt\nHi\n')):
-        with pytest.raises(UserError, match='no field prompt or query.*its fields are Prompt'):
+        with pytest.raises(
+            UserError, match='nor does it have a field prompt or query.*its fields are Prompt'
+        ):
             jsonl.read_queries(write(tmp_path / path, text))
 
 
