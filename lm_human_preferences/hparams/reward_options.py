@@ -211,8 +211,8 @@ class HParams(hyperparams.HParams):
     )
     keep: str = own_option(
         LAST,
-        'epoch whose reward model is kept: last, or best on the labels held out, of equals the'
-        ' earlier; then the accuracy on these is too high',
+        'epoch whose reward model is kept: last, or best on held-out labels, whose accuracy is then'
+        ' too high',
         one_of=(LAST, BEST),
     )
     ensemble: int = own_option(

@@ -17,7 +17,7 @@ from lm_human_preferences.trainers.reward_trainer import (
 )
 from lm_human_preferences.training.loop import Hook, Trainer
 from lm_human_preferences.utils.core import weighted_mean
-from lm_human_preferences.utils.logging import ALARMS, announce
+from lm_human_preferences.utils.logging import ALARMS, announce, console_is
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
@@ -226,8 +226,9 @@ class RewardHealth(HealthMonitor):
         guessing_loss = trainer.label_type.guessing_loss(trainer.labels)
         alarms = reward_alarms(stats, judged, guessing_loss)
         self.raise_alarms(step, alarms)
-        is_made_up = trainer.hparams.labels.source == 'test'  # of which nothing can be learned
-        is_shown = self.mode != 'off' and trainer.comm.rank == 0 and not is_made_up
+        # The original's lines are as they were recorded, and of labels made up nothing is learned.
+        is_left_out = console_is('original') or trainer.hparams.labels.source == 'test'
+        is_shown = self.mode != 'off' and trainer.comm.rank == 0 and not is_left_out
         if judged and not alarms and is_shown and (loss := mean_loss(judged)) >= guessing_loss:
             # No alarm: labels on which people disagree allow little more.
             announce(

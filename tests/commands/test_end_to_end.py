@@ -180,7 +180,7 @@ def test_hosts_that_do_not_see_the_reward_model_get_it_from_rank_0(tmp_path, mon
 
 def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        lm_tasks, 'filter_fn_from_hparams', lambda *_: lambda responses: responses[:, 0] < 0
+        lm_tasks, 'filter_fn_from_hparams', lambda *_, **__: lambda responses: responses[:, 0] < 0
     )
     base = (
         f'train_policy test first --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64'

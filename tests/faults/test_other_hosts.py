@@ -91,7 +91,8 @@ MPI.COMM_WORLD.allgather(os.getpid())
 sockets = {os.readlink(f'/proc/self/fd/{each}') for each in os.listdir('/proc/self/fd')
            if os.path.exists(f'/proc/self/fd/{each}')}
 rows = [line.split() for line in [*open('/proc/net/tcp'), *open('/proc/net/tcp6')]]
-print(*(row[1][:-5] for row in rows if row[3] == '0A' and f'socket:[{row[9]}]' in sockets))
+found = [row[1][:-5] for row in rows if row[3] == '0A' and f'socket:[{row[9]}]' in sockets]
+os.write(1, ''.join(f'{each}\\n' for each in found).encode())  # at once: two ranks do
 """
 
 

@@ -335,7 +335,15 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     hparams.task.policy.initial_model = 'test'
     hparams.run.precision = 'bf16'
     with pytest.raises(Begun):
-        session.start(begin, hparams, kept(), LocalComm(), records={}, model_dir='reward_model')
+        session.start(
+            begin,
+            hparams,
+            kept(),
+            LocalComm(),
+            records={},
+            command='train_reward',
+            network='reward_model',
+        )
     assert calls == [(768, 'bf16', 'onednn')]
 
 
