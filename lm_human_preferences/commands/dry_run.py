@@ -16,6 +16,7 @@ from lm_human_preferences import (
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards import classifier
 from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
@@ -194,7 +195,10 @@ class DryRun:
             locations.reward_model_dir(name)
 
     def _try(self, scorer: TextScorer) -> None:
-        """Ask a reward once, about the first two queries, if they are here, as their responses."""
+        """Ask a reward once, about the first two queries, if they are here, as their responses.
+
+        If an evaluation follows, also about the first two in the file of the test part.
+        """
         name = self.hparams.task.query_dataset
         if f'--task.query_dataset {name}' in self.unchecked:
             queries = [jsonl.Query('', 'A query.', {})] * 2
@@ -203,6 +207,19 @@ class DryRun:
             queries = [jsonl.Query('', str(text), {}) for text in texts]
         else:
             queries = jsonl.read_queries(name)[:2]
+            self._try_on_test_part(scorer, name)
+        self._ask(scorer, queries)
+
+    def _try_on_test_part(self, scorer: TextScorer, name: str) -> None:
+        file = jsonl.file_of_test_part(name)
+        if file is None or self.policy is None or not self.policy.run.evaluate:
+            return
+        try:
+            self._ask(scorer, jsonl.read_queries(file)[:2])
+        except UserError as e:
+            raise UserError(f'{file}, on which --run.evaluate needs the reward: {e}') from e
+
+    def _ask(self, scorer: TextScorer, queries: Iterable[jsonl.Query]) -> None:
         scorer.score([joined(query.text, query.text, query.columns) for query in queries])
 
     def lines(self) -> list[str]:
