@@ -278,10 +278,7 @@ def _give_columns(scorer: TextScorer, reward: TextReward, task: TaskHParams) -> 
 def give_more_columns(
     reward: FrozenRewardModel, queries: Iterable[tuple[Sequence[int], Query]]
 ) -> None:
-    """Let a function that asks for columns have those of (tokens, query) pairs, rather than others.
-
-    UserError as query_columns.
-    """
+    """Let a function that asks for columns have those of (tokens, query) pairs before others."""
     if not isinstance(reward, TextReward) or not isinstance(reward.scorer, FunctionScorer):
         return
     if reward.scorer.asks_for_columns:

@@ -195,10 +195,7 @@ class DryRun:
             locations.reward_model_dir(name)
 
     def _try(self, scorer: TextScorer) -> None:
-        """Ask a reward once, about the first two queries, if they are here, as their responses.
-
-        If an evaluation follows, also about the first two in the file of the test part.
-        """
+        """Ask a reward about the first two queries of each file here, as their responses."""
         name = self.hparams.task.query_dataset
         if f'--task.query_dataset {name}' in self.unchecked:
             queries = [jsonl.Query('', 'A query.', {})] * 2

@@ -308,10 +308,7 @@ class Judge:
         encoded: Sequence[Sequence[int]],
         given: Sequence[Query],
     ) -> None:
-        """scopes: the models in the policy's checkpoint, see _checked_scopes.
-
-        given: queries of the command line, whose columns a function gets; encoded: their tokens.
-        """
+        """scopes: see _checked_scopes. given: the queries named; encoded: their tokens."""
         policy_dir = storage.join(save_dir, 'policy')
         model = trained_models.TrainedModel('judge', policy_dir, 'ref_policy')
         self.reference = self.score_fn = None
