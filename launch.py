@@ -238,7 +238,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
     run_settings.read_settings(hparams, directory)
     unknown = settings.keys() - hyperparams.fields(type(hparams)).keys()
     if unknown:
-        raise UserError(f'--{min(unknown)} is no option of {command}')
+        raise UserError(f'--{min(unknown)} is not an option of {command}')
     settings = user_settings.settings_with_own_token(settings, hparams.task)
     if hparams.policy is not None:
         settings, notes = policy_options.complete(settings, hparams.policy, None)
@@ -279,7 +279,7 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
         if storage.exists(storage.join(directory, name)):
             return command, directory
         if storage.exists(storage.join(directory, run_files.COMMANDS[command].commands)):
-            missing = name  # of a policy's run, which is no run of its reward model
+            missing = name  # of a policy's run, which is not a run of its reward model
             break
     raise UserError(f'{save_dir} holds no run that could go on: it has no {missing}')
 

@@ -87,7 +87,7 @@ def set_up(variant, size, library=None):
     """Set the precision and the library of matrix products for a variant.
 
     Ours get `library`, or the one that a training of this size takes; plain gets PyTorch's default.
-    What follows a dash in a variant's name is no precision.
+    What follows a dash in a variant's name is not a precision.
     """
     name = variant.partition('-')[0]
     if name in PRECISIONS:

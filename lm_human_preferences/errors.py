@@ -47,7 +47,7 @@ def disks_are_told() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_panics() -> Iterator[None]:
-    """Raise what Rust raises when it panics, which is no Exception, as a RuntimeError."""
+    """Raise what Rust raises when it panics, which is not an Exception, as a RuntimeError."""
     try:
         yield
     except BaseException as e:

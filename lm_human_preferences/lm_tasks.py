@@ -293,7 +293,7 @@ def make_query_sampler(
         seed = torch.randint(2**31, ()).item()
         if comm:  # all ranks share one stream
             seed = comm.all_gather_object(seed)[0]
-    # Simulated labels and folders are no file of queries.
+    # Simulated labels and folders are not a file of queries.
     encoder = text_encoder(encoder, hparams.special_tokens)
     no_file = labels is None or labels == 'test' or os.path.isdir(labels)
     stand_in = None if no_file else labels

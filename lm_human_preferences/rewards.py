@@ -176,7 +176,9 @@ class TrainedRewardModel(Scorer):
         missing = load_parameters(weights, parameters, scope)
         variables = {name: weights.name_of(f'{scope}/{name}') for name in parameters}
         if missing:
-            raise UserError(f'{weights.path} is no reward model: it lacks {variables[missing[0]]}')
+            raise UserError(
+                f'{weights.path} is not a reward model: it lacks {variables[missing[0]]}'
+            )
         for variable in sorted(variables.values()):
             log_as_original(f'setting {variable}')
 

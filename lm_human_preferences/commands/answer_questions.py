@@ -277,7 +277,7 @@ class Session:
         self._shown_at = time.monotonic()
 
     def _show_others(self, question: Question, order: Sequence[int]) -> None:
-        """Show what others have said, where that is no secret."""
+        """Show what others have said, where that is not a secret."""
 
     def _show_pressed(self) -> None:
         numbers = ' '.join(map(str, self.pressed)) or 'nothing'

@@ -35,11 +35,11 @@ def are_messages(value: Any) -> TypeGuard[list[Message]]:
 
 
 class NotTextError(UserError):
-    """A message with a call of a tool, or with a part that is no text."""
+    """A message with a call of a tool, or with a part that is not text."""
 
 
 def as_plain(value: Any, where: str) -> list[Message] | None:
-    """Return chat messages of JSON with texts as contents; None if `value` is no messages.
+    """Return chat messages of JSON with texts as contents; None if `value` is not messages.
 
     A content may be a list of parts. NotTextError for parts that are not texts.
     """
@@ -51,7 +51,7 @@ def as_plain(value: Any, where: str) -> list[Message] | None:
         if not isinstance(message, dict) or not isinstance(message.get('role'), str):
             return None
         if message.get('tool_calls') or message.get('function_call'):
-            raise NotTextError(f'{where}: a message has a call of a tool, which is no text')
+            raise NotTextError(f'{where}: a message has a call of a tool, which is not text')
         content = message.get('content')
         if isinstance(content, list):
             content = ''.join(_text_of_part(part, where) for part in content)
@@ -73,7 +73,7 @@ def _text_of_part(part: Any, where: str) -> str:
     text = part.get('text') if isinstance(part, dict) else part
     is_text = not isinstance(part, dict) or part.get('type', 'text') == 'text'
     if not is_text or not isinstance(text, str):
-        raise NotTextError(f'{where}: a message has a part that is no text')
+        raise NotTextError(f'{where}: a message has a part that is not text')
     return text
 
 

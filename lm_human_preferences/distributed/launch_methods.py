@@ -270,7 +270,7 @@ def first_host(hosts: str) -> str:
 
 def _checked_port(port: str) -> int:
     if not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise UserError(f'MASTER_PORT {port!r} is no TCP port: set it to a number below 65536')
+        raise UserError(f'MASTER_PORT {port!r} is not a TCP port: set it to a number below 65536')
     return int(port)
 
 

@@ -10,7 +10,7 @@ from lm_human_preferences.utils import student
 BEST_OF = (4, 16, 64)
 JUDGE = 'judge'  # what the reward is called that --judge names
 OWN_OPTIMUM = 'own_optimum'  # the curve in the results of a reward that was not trained on
-CURVES = ('frontier', OWN_OPTIMUM)  # what is no point among those of a reward
+CURVES = ('frontier', OWN_OPTIMUM)  # what is not a point among those of a reward
 OWN_BEST = 'optimum_by_reward_model'  # the point of OWN_OPTIMUM at the policy's KL
 FEW_SAMPLES = 30  # effective ones, below which nothing is said about the best there is
 MOST_SHARE = 1 + 1e-5  # more than all is rounding up to here

@@ -28,7 +28,7 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = True) -> TextScore
             raise OptionError('--rewards.trained_model', f'{directory}: there is no such directory')
         raise OptionError(
             '--rewards.class_name',
-            f'{class_name}: {directory} is no classifier of transformers, which has classes',
+            f'{class_name}: {directory} is not a classifier of transformers, which has classes',
         )
     if not storage.is_remote(name) and run_files.has_reward_function(name):
         return FunctionScorer(reward_function.of_run(name))

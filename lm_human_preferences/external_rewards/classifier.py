@@ -57,7 +57,7 @@ class Classifier(TextScorer):
         self._constant = getattr(config, 'reward_constant', 0.0)  # of `export`
         if type(self._constant) not in (int, float) or not abs(self._constant) < LARGEST:
             raise UserError(
-                f'{directory}: reward_constant {self._constant!r:.20} is no number to be added'
+                f'{directory}: reward_constant {self._constant!r:.20} is not a number to be added'
             )
         self._model = read_model(folder, config).to(default_device())
         self._tokeniser = read_tokeniser(folder, self._model)
@@ -169,7 +169,7 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
     if name not in names:
         raise UserError(f'{directory} has no class {name!r:.60}, but {listed}')
     if config.problem_type == 'regression':
-        raise UserError(f'{directory} has several outputs that are no classes: {listed}')
+        raise UserError(f'{directory} has several outputs that are not classes: {listed}')
     return names.index(name)
 
 

@@ -105,7 +105,7 @@ class FunctionScorer:
             raise self._error(f': the file has no function {source.function}')
         if not callable(function):
             kind = type(function).__name__
-            raise self._error(f': {source.function} is no function, but a {kind}')
+            raise self._error(f': {source.function} is not a function, but a {kind}')
         try:
             signature = inspect.signature(function)
             self._parameters = list(signature.parameters.values())

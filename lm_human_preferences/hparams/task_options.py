@@ -31,7 +31,7 @@ class LoraHParams(hyperparams.HParams):
             try:
                 re.compile(getattr(self, name) or '')
             except re.error as e:
-                yield True, f'{{{name}=}} is no pattern of names: {e}'
+                yield True, f'{{{name}=}} is not a pattern of names: {e}'
 
 
 @dataclass

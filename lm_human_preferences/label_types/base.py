@@ -98,7 +98,7 @@ class LabelType(ABC):
         return [(best, other) for other in range(len(self.samples)) if other != best]
 
     def of_preference(self, chosen: int) -> Value | None:
-        """Return the answer that prefers one of two samples; None if that is no whole answer."""
+        """Return the answer that prefers one of two samples; None if that is not a whole answer."""
         return None
 
     def moved(self, value: Value, places: Sequence[int]) -> Value:
@@ -201,7 +201,7 @@ class LabelType(ABC):
         return self.loss_of(torch.stack(rewards, dim=1), labels)
 
     def without_ties(self, labels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the labels {field: (labels, ...)} that are no ties."""
+        """Return the labels {field: (labels, ...)} that are not ties."""
         if self.tied is None:
             return labels
         is_choice = labels[self.field] != self.tied

@@ -225,7 +225,9 @@ class AnswerLog:
             )
             check_answer(answer, self.label_type)
         except (KeyError, OverflowError, TypeError, ValueError) as e:
-            raise UserError(f'{where} is no answer of the type {self.label_type.name}: {e}') from e
+            raise UserError(
+                f'{where} is not an answer of the type {self.label_type.name}: {e}'
+            ) from e
         return answer
 
     def last(self, decides: bool = False) -> Answer | None:

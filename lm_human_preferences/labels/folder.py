@@ -84,7 +84,9 @@ class LabelFolder:
             )
         if not is_folder(path):
             command = shell.typed('./launch.py ask EXPERIMENT', os.path.abspath(path))
-            raise UserError(f'{path} is no folder of labels: it has no {TASK}; {command} makes one')
+            raise UserError(
+                f'{path} is not a folder of labels: it has no {TASK}; {command} makes one'
+            )
         self.task = read_task(path)
         self.label_type = label_type_of(self.task)
         self.samples = self.label_type.samples
@@ -341,7 +343,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
             columns=dict(record.get('columns', {})),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as e:
-        raise UserError(f'{where} is no question: {e}') from e
+        raise UserError(f'{where} is not a question: {e}') from e
 
 
 class QuestionWriter:

@@ -196,7 +196,7 @@ def _problem_of_tokens(value: Any, length: int) -> str | None:
 
 
 def _check_tokens(label: str, field: str, tokens: np.ndarray, encoding: Encoding) -> None:
-    """Raise UserError for numbers (labels, length) that are no tokens, or an empty query."""
+    """Raise UserError for numbers (labels, length) that are not tokens, or an empty query."""
     padding = encoding.get_encoder().padding_token
     unknown = ((tokens < 0) | (tokens >= encoding.n_vocab)) & (tokens != padding)
     if unknown.any():

@@ -37,7 +37,7 @@ def check_name(labeller: str) -> None:
 
 
 def names_in(text: str) -> list[str]:
-    """Return the names in NAME,NAME; OptionError for one that is no name or comes twice."""
+    """Return the names in NAME,NAME; OptionError for one that is not a name or comes twice."""
     names = [name.strip() for name in text.split(',')]
     for name in names:
         check_name(name)

@@ -206,7 +206,7 @@ def _query_of(
 
 
 def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
-    """Return the query of a label without its padding; UserError for an id that is no token."""
+    """Return the query of a label without its padding; UserError for an id that is not a token."""
     own = encodings.Main.get_encoder() if unnamed_ids_are_of_gpt2(encoder) else encoder
     n_tokens = own.padding_token if own.eot_token is None else own.eot_token + 1
     query = [token for token in tokens if token != own.padding_token]

@@ -48,7 +48,7 @@ GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca
 
 
 class TokeniserEncoder(Encoder):
-    """Encoder of a tokenizer.json; padding is the first id that is no token."""
+    """Encoder of a tokenizer.json; padding is the first id that is not a token."""
 
     def __init__(
         self, encoding: TokeniserEncoding, rules: Mapping[str, Any], special_tokens: bool = False
@@ -76,7 +76,7 @@ class TokeniserEncoder(Encoder):
             raise UserError(f'the tokeniser of the model cannot encode {text!r:.80}: {e}') from e
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return text with special tokens spelled out; KeyError for an id that is no token.
+        """Return text with special tokens spelled out; KeyError for an id that is not a token.
 
         UserError where the tokeniser fails.
         """
@@ -333,7 +333,7 @@ def _explained(path: str) -> Iterator[None]:
         with no_panics():
             yield
     except Exception as e:  # the library raises no other
-        raise UserError(f'{path} is no tokeniser: {e!r:.80}') from e
+        raise UserError(f'{path} is not a tokeniser: {e!r:.80}') from e
 
 
 def _eot_token(summary: _Summary, directory: str, base: str | None) -> int | None:

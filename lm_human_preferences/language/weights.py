@@ -202,7 +202,7 @@ def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
 
 
 def scoped(scope: str, name: str) -> str:
-    """Return the name of a parameter below a scope; '' is no scope."""
+    """Return the name of a parameter below a scope; '' is not a scope."""
     return f'{scope}/{name}' if scope else name
 
 

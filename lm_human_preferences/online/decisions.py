@@ -67,7 +67,7 @@ class Decisions:
         elif matches_schema(record, TRAINED):
             self._trained.add(record['step'])
         else:
-            raise UserError(f'{where} is no decision of an online run')
+            raise UserError(f'{where} is not a decision of an online run')
 
     def asked_again(self, step: int) -> int:
         """Return the number of questions asked by `step` in place of skipped ones."""

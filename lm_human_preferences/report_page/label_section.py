@@ -69,7 +69,7 @@ def _calibration(
     except (*_DAMAGED, RuntimeError) as e:
         return None, f'The calibration cannot be computed: {e}'
     if found is None:
-        return None, 'These labels are no choices, so there is no preference to predict.'
+        return None, 'These labels are not choices, so there is no preference to predict.'
     chart = charts.draw(
         'Calibration of the reward model',
         'predicted chance that a response is chosen',

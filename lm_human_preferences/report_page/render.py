@@ -39,7 +39,7 @@ def page(
     has_names: bool = True,
     calibrate: bool = False,
 ) -> str:
-    """Return the page of `runs`, paths or URLs. UserError where one of them is no run."""
+    """Return the page of `runs`, paths or URLs. UserError where one of them is not a run."""
     found = [_facts(run) for run in runs]
     names = _names(runs)
     stories = [
@@ -78,7 +78,7 @@ def _facts(run: str) -> RunFacts:
         why = 'it has no settings of a training'
         if not storage.is_remote(run) and not os.path.isdir(run):
             why = 'there is no such directory'
-        raise UserError(f'{run} is no run of this program: {why}')
+        raise UserError(f'{run} is not a run of this program: {why}')
     return found
 
 

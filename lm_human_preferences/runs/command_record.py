@@ -127,7 +127,7 @@ def read(directory: str) -> list[dict[str, Any]]:
 def _read(directory: str, files: CommandFiles) -> list[dict[str, Any]]:
     try:
         records = storage.readable_json_lines(storage.join(directory, files.commands))
-    except storage.StorageError:  # there is none, or it is no text
+    except storage.StorageError:  # there is none, or it is not text
         return []
     latest: dict[Any, dict[str, Any]] = {}
     found = []

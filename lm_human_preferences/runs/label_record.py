@@ -40,7 +40,7 @@ def read(path: str | None, comm: Comm) -> dict[str, Any] | None:
     if path is not None and comm.rank == 0 and storage.exists(path):
         record = storage.read_json(path)
         if not isinstance(record, dict) or not isinstance(record.get('digest'), str):
-            raise UserError(f'{path} is no record of labels')
+            raise UserError(f'{path} is not a record of labels')
     return comm.all_gather_object(record)[0]
 
 

@@ -136,7 +136,7 @@ def _recorded(directory: str) -> tuple[str, str]:
     found = record if isinstance(record, dict) else {}
     name, digest = found.get('function'), found.get('digest')
     if not isinstance(name, str) or not is_one(name) or not isinstance(digest, str):
-        raise UserError(f'{path} is no record of a reward function')
+        raise UserError(f'{path} is not a record of a reward function')
     return name, digest
 
 

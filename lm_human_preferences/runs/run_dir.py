@@ -37,7 +37,7 @@ def check_directory(directory: str | None) -> None:
         existing = os.path.dirname(existing)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
         raise UserError(
-            f'--save_dir: {directory} cannot be made: {existing} is no directory that you may'
+            f'--save_dir: {directory} cannot be made: {existing} is not a directory that you may'
             ' write to'
         )
     _check_links(directory)

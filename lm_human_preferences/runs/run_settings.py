@@ -143,7 +143,7 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
     except storage.NotFound as e:
         raise OptionError(
             '--save_dir',
-            f'{save_dir} is no run of train_policy: it has no {run_files.POLICY.settings}',
+            f'{save_dir} is not a run of train_policy: it has no {run_files.POLICY.settings}',
         ) from e
     return hparams
 

@@ -55,7 +55,7 @@ def model_path(name: str) -> str | None:
     if is_hub(name):
         hub = HubPath(name)
         if hub.kind != 'model' or hub.name:
-            raise hub.error('this is no model: give hf://ORG/NAME')
+            raise hub.error('this is not a model: give hf://ORG/NAME')
         return name
     return HUB + name if is_model_name(name) and not os.path.lexists(name) else None
 
@@ -174,7 +174,7 @@ def _small_files(hub: HubPath, commit: str) -> str:
             _snapshot(hub, commit)
     files = _listing(hub, commit)
     if files is not None and CONFIG not in files:
-        raise hub.error(f'it has no {CONFIG}, so it is no model of transformers')
+        raise hub.error(f'it has no {CONFIG}, so it is not a model of transformers')
     if files is not None and not any(map(WEIGHTS.fullmatch, files)):
         others = [name for name in files if name.endswith(OTHER_WEIGHTS)]
         found = f' but {others[0]}' if others else ''

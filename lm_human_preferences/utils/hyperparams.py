@@ -349,7 +349,7 @@ def parse(ty: Any, s: str | float) -> Any:
 
 
 def check_accepted(name: str, field: dataclasses.Field, value: Any) -> None:
-    """Raise ValueError for a value that no tensor holds, is out of range, or is no choice."""
+    """Raise ValueError for a value that no tensor holds, is out of range, or is not a choice."""
     if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
         raise ValueError(f'{name} must be a number of at most 64 bits, its sign included')
     if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails this too

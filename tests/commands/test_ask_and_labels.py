@@ -528,7 +528,7 @@ def test_mistakes_of_labels_are_one_line(answered, tmp_path):
     for option in ('--export', '--output'):
         error = error_of(invoke(f'labels {answered} {option} {tmp_path}/there'))
         assert error == f'{option} {tmp_path}/there exists: give another name'
-    assert 'is no folder of labels' in error_of(invoke(f'labels {tmp_path}/none'))
+    assert 'is not a folder of labels' in error_of(invoke(f'labels {tmp_path}/none'))
 
 
 FILES = {  # that the page's commands read

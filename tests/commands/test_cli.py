@@ -368,7 +368,7 @@ sample --save_dir x --output /dev/null/x
 sample --save_dir x --output=
     --output '': you may not write there, give another name
 sample --save_dir x
-    --save_dir x is no run of train_policy: it has no train_policy_hparams.json
+    --save_dir x is not a run of train_policy: it has no train_policy_hparams.json
 sample --save_dir x --nsamples -1
     --nsamples must be at least 0, got -1
 sample --save_dir x --batch_size 0

@@ -201,8 +201,14 @@ def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeyp
 @pytest.mark.parametrize(
     'save_dir, told',
     [
-        ('{}/file', '{}/file/first cannot be made: {}/file is no directory that you may write to'),
-        ('{}/link', '{}/link/first cannot be made: {}/link is no directory that you may write to'),
+        (
+            '{}/file',
+            '{}/file/first cannot be made: {}/file is not a directory that you may write to',
+        ),
+        (
+            '{}/link',
+            '{}/link/first cannot be made: {}/link is not a directory that you may write to',
+        ),
         (
             's3://bucket',
             (

@@ -174,7 +174,7 @@ def test_skip_with_a_reason_and_help(window, path):
         assert window.text('#instructions') == 'Choose.'  # before any help is asked for
         window.press('h')
         assert window.until("document.getElementById('help-dialog').open")
-        window.press('1')  # is no answer while help is shown
+        window.press('1')  # is not an answer while help is shown
         window.driver.find_element('id', 'use-keys').click()
         window.press(ESCAPE, '1')
         assert window.text('#count') == '1 of 9'

@@ -233,8 +233,8 @@ def test_answers_whose_file_was_changed_are_not_said_to_be_saved(path, monkeypat
 
 def test_mistakes_are_one_line(tmp_path):
     assert error_of(invoke(f'label {tmp_path}/none --labeller a')) == (
-        f'{tmp_path}/none is no folder of labels: it has no task.json; ./launch.py ask EXPERIMENT'
-        f' {tmp_path}/none makes one'
+        f'{tmp_path}/none is not a folder of labels: it has no task.json; ./launch.py ask'
+        f' EXPERIMENT {tmp_path}/none makes one'
     )
     for command in ('label az://account/box/f --labeller a', 'labels az://account/box/f'):
         assert 'az://account/box/f is remote, and a folder' in error_of(invoke(command))

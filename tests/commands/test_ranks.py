@@ -459,11 +459,11 @@ def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path, settings):
     assert talk.output().splitlines() == ['rank 0 of [0, 1] speaks']
     # Once in the warning, once in the line of code that it shows.
     assert talk.errors().count('everybody warns') == 2
-    assert 'error: /labels.json is no label file' in talk.errors().splitlines()
+    assert 'error: /labels.json is not a label file' in talk.errors().splitlines()
     assert talk.errors().count('label file') == 1
     assert talk.process.returncode == 2
     if 'started_by' not in settings:
-        assert talk.errors().splitlines()[-1] == 'error: /labels.json is no label file'
+        assert talk.errors().splitlines()[-1] == 'error: /labels.json is not a label file'
 
 
 @needs_mpi

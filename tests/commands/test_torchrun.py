@@ -48,7 +48,7 @@ def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path):
     second.process.terminate()
     assert (first.wait(), second.wait()) == (2, 2)
     assert first.output().splitlines() == ['rank 0 of [0, 1] speaks']
-    assert first.errors().splitlines()[-1] == 'error: /labels.json is no label file'
+    assert first.errors().splitlines()[-1] == 'error: /labels.json is not a label file'
     assert first.errors().count('label file') == 1
     assert second.output() == second.errors() == ''
 

@@ -148,8 +148,8 @@ def head_of(size):
         (config(id2label=None, num_labels=10**9), 'it must have 1 to 10000 classes'),
         (config(id2label={}), 'it must have 1 to 10000 classes, not'),
         (config(id2label={'0': 'a', '1': 'b'}), 'has several classes'),
-        (config(reward_constant='much'), "reward_constant 'much' is no number"),
-        (config(reward_constant=1e400), 'reward_constant inf is no number'),
+        (config(reward_constant='much'), "reward_constant 'much' is not a number"),
+        (config(reward_constant=1e400), 'reward_constant inf is not a number'),
         (weights(set_nan), 'classifier.weight has values that are not finite'),
         (weights(lambda tensors: tensors.pop('classifier.weight')), 'lacks classifier.weight'),
         (

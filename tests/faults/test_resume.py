@@ -158,7 +158,7 @@ def test_checkpoints_that_are_gone(interval, is_lost, tmp_path):
 
 
 def test_settings_of_a_policy_that_are_gone(tmp_path):
-    """What is left is no run of its reward model."""
+    """What is left is not a run of its reward model."""
     succeed(
         f'train_policy test run --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64'
         ' --rewards.train_new_model.labels.num_train 64'
@@ -292,7 +292,7 @@ def test_option_of_the_other_training(tmp_path):
     hparams = resolved('train_policy', 'test').to_nested_dict()
     (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(hparams))
     refusal = error_of(invoke(f'resume {tmp_path} --normalize_samples 3'))
-    assert refusal == '--normalize_samples is no option of train_policy'
+    assert refusal == '--normalize_samples is not an option of train_policy'
 
 
 def test_finished_name_is_refused(tmp_path):

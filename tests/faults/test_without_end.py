@@ -179,11 +179,11 @@ def test_a_panic_of_a_tokeniser_is_a_line(monkeypatch, tmp_path):
     ):
         with pytest.raises(UserError, match='unwrap'):
             fails()
-    with pytest.raises(UserError, match='is no tokeniser: .*unwrap'):
+    with pytest.raises(UserError, match='is not a tokeniser: .*unwrap'):
         encoder.tokens_holding('a')
     monkeypatch.setattr(tokenisers, 'TokeniserEncoder', panic)
     tokenisers._encoder.cache_clear()
-    with pytest.raises(UserError, match='is no tokeniser: .*unwrap'):
+    with pytest.raises(UserError, match='is not a tokeniser: .*unwrap'):
         tokenisers.read(directory).get_encoder()
     with pytest.raises(KeyboardInterrupt), errors.no_panics():
         raise KeyboardInterrupt

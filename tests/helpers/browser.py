@@ -29,7 +29,7 @@ class Window:
         return self.driver.execute_script(f'return {code}', *arguments)
 
     def open(self, link):
-        self.driver.get('about:blank')  # a new fragment alone is no new page
+        self.driver.get('about:blank')  # a new fragment alone is not a new page
         self.driver.get(link)
 
     def begin(self, link):

@@ -48,7 +48,7 @@ def fail(comm):
 def talk(comm):
     print(f'rank {comm.rank} of {comm.all_gather_object(comm.rank)} speaks')
     warnings.warn('everybody warns', stacklevel=1)
-    raise UserError('/labels.json is\nno label file')
+    raise UserError('/labels.json is\nnot a label file')
 
 
 def draw(comm):

@@ -113,7 +113,7 @@ def test_layers_and_their_gradients_are_those_of_a_dense_layer(kind):
 def test_a_pattern_that_is_none_is_refused():
     words = 'train_policy mock_sentiment run --dry_run --task.policy.lora on'
     refused = error_of(invoke(f'{words} --task.policy.lora.targets ('))
-    assert refused.startswith('--task.policy.lora.targets ( is no pattern of names: missing )')
+    assert refused.startswith('--task.policy.lora.targets ( is not a pattern of names: missing )')
 
 
 @pytest.mark.parametrize(
@@ -575,11 +575,15 @@ HOSTILE = {
     'shape': ({A_NAME: torch.ones(2, 31)}, {}, 'has adapters'),
     'rank': ({}, {'r': 10**12}, 'has adapters'),
     'no rank': ({}, {'r': True}, 'does not describe adapters'),
-    'nan': ({A_NAME: torch.full((2, 32), torch.nan)}, {}, 'no finite numbers'),
-    'integers': ({A_NAME: torch.ones(2, 32, dtype=torch.int64)}, {}, 'no finite numbers'),
-    'other layer': ({'base_model.model.../../x.lora_A.weight': torch.ones(2)}, {}, 'is no adapter'),
+    'nan': ({A_NAME: torch.full((2, 32), torch.nan)}, {}, 'not finite numbers'),
+    'integers': ({A_NAME: torch.ones(2, 32, dtype=torch.int64)}, {}, 'not finite numbers'),
+    'other layer': (
+        {'base_model.model.../../x.lora_A.weight': torch.ones(2)},
+        {},
+        'is not an adapter',
+    ),
     'kind': ({}, {'peft_type': 'LOHA'}, "of the kind 'LOHA' are not supported"),
-    'bias': ({A_NAME.replace('lora_A.weight', 'bias'): torch.ones(48)}, {}, 'is no adapter'),
+    'bias': ({A_NAME.replace('lora_A.weight', 'bias'): torch.ones(48)}, {}, 'is not an adapter'),
     'tied': ({EMBEDDING: torch.ones(2, 308)}, {'ensure_weight_tying': True}, 'ensure_weight_tying'),
     'pattern': ({}, {'rank_pattern': {'up_proj': 4}}, 'has adapters'),
     'no pattern': ({}, {'alpha_pattern': {'(': 4}}, 'does not describe adapters'),

@@ -116,7 +116,7 @@ class Imports(ast.NodeVisitor):
 
 
 def imports_of(files):
-    """{module: dotted names that it imports}; a name may end in what is no module."""
+    """{module: dotted names that it imports}; a name may end in what is not a module."""
     return {
         module: _names_imported(module, path.name == '__init__.py', path.read_text('utf-8'))
         for module, path in files.items()

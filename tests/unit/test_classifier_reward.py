@@ -239,7 +239,7 @@ def test_texts_are_scored(tmp_path, classes):
     odd = shutil.copytree(classes, tmp_path / 'a#b')
     assert invoke(['score', f'{odd}#good', str(texts)]).stdout == result.stdout
     told = error_of(invoke(f'score {tmp_path}#good {texts}'))
-    assert told == f'RUN good: {tmp_path} is no classifier of transformers, which has classes'
+    assert told == f'RUN good: {tmp_path} is not a classifier of transformers, which has classes'
     told = error_of(invoke(f'score {tmp_path}/gone#good {texts}'))
     assert told == f'RUN {tmp_path}/gone: there is no such directory'
 

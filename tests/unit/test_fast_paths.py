@@ -211,7 +211,7 @@ def test_log_probabilities_of_a_large_vocabulary_are_exact(temperature):
 @pytest.mark.parametrize('rows', [(1,), (7,), (5, 3)], ids=str)
 def test_logits_by_pieces_of_the_vocabulary(rows, library, monkeypatch):
     monkeypatch.setattr(precision, '_VOCABULARY_PIECE', 16)
-    h, table = torch.randn(*rows, 8), torch.randn(50, 8)  # 50 is no multiple of a piece
+    h, table = torch.randn(*rows, 8), torch.randn(50, 8)  # 50 is not a multiple of a piece
     products = []
     multiply = torch.mm
     monkeypatch.setattr(

@@ -103,7 +103,7 @@ def test_a_branch_that_moves_is_followed_by_the_next_process(hub_server):
 
 
 def test_what_was_interrupted_is_completed(hub_server):
-    """config.json alone, as another program may have fetched it, is no model."""
+    """config.json alone, as another program may have fetched it, is not a model."""
     path = f'hf://org/model@{commit_of(MODEL)}'
     storage.cached_path(f'{path}/config.json')
     assert files_in(storage.cached_directory(path)) == WANTED
@@ -158,7 +158,7 @@ def test_names_of_models(tmp_path, monkeypatch):
         assert storage.model_path(name) == f'hf://{name}'
     assert storage.model_path('hf://org/model') == 'hf://org/model'
     for path in ('hf://org/model/config.json', 'hf://datasets/org/data/labels.json'):
-        assert 'this is no model: give hf://ORG/NAME' in failure(storage.model_path, path)
+        assert 'this is not a model: give hf://ORG/NAME' in failure(storage.model_path, path)
     others = ('model', './org/model', '/org/model', 'org/model/x', '../model', 'a/b--c', 'a/b.git')
     for name in others:
         assert storage.model_path(name) is None
@@ -304,7 +304,10 @@ def test_what_the_hub_refuses(hub_server):
             ' read; give a model that save_pretrained has written',
         ),
         ({'config.json': b'{}'}, 'it has no model.safetensors: pickles and other formats are not'),
-        ({'model.safetensors': b'x'}, 'it has no config.json, so it is no model of transformers'),
+        (
+            {'model.safetensors': b'x'},
+            'it has no config.json, so it is not a model of transformers',
+        ),
     ],
 )
 def test_what_is_no_model_that_can_be_read(hub_server, files, told):
@@ -382,4 +385,4 @@ def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
         ' such model, or it is private: then set HF_TOKEN to a token that may read it'
     )
     told = failure(TrainedModel, 'hf://datasets/org/labels/sentiment/offline.json')
-    assert told.endswith('this is no model: give hf://ORG/NAME')
+    assert told.endswith('this is not a model: give hf://ORG/NAME')

@@ -623,7 +623,7 @@ def test_names_that_are_no_names(tmp_path, name):
 
 
 def test_what_is_no_folder(tmp_path):
-    with pytest.raises(UserError, match=r'is no folder of labels: it has no task.json'):
+    with pytest.raises(UserError, match=r'is not a folder of labels: it has no task.json'):
         LabelFolder(str(tmp_path))
     for text in ('[]', '{"format": 2}', '{"format": 1}', '{"format": 1, "label_type": 4}'):
         (tmp_path / 'task.json').write_text(text)
@@ -660,7 +660,7 @@ GOOD = {'answer': 'u', 'best': 1, 'order': [0, 1, 2, 3], 'seconds': 1, 'time': 1
         ({'order': [0, 1, 2]}, 'order must hold 0 to 3'),
         ({'order': 3}, 'not iterable'),
         ({'seconds': 'x'}, 'seconds must be a number'),
-        ({'seconds': 10**400}, 'no answer'),
+        ({'seconds': 10**400}, 'not an answer'),
         ({'answer': 5}, 'must be texts'),
         ({'undo': 'x'}, 'takes back the answer x, which is not there'),
         ({'question': 'x'}, 'answers the question x, which is not in'),
@@ -698,9 +698,9 @@ def test_lines_that_are_no_answers(tmp_path, text):
     [
         ({'gold': 'x'}, 'gold must be a whole number from 0 to 3'),
         ({'policies': ['initial']}, 'policies must name the policy of each of 4 samples'),
-        ({'policies': 3}, 'is no question'),
+        ({'policies': 3}, 'is not a question'),
         ({'weights': ['abc']}, 'weights must be those of the policy of each of 4 samples'),
-        ({'labellers': None}, 'is no question'),
+        ({'labellers': None}, 'is not a question'),
     ],
 )
 def test_damaged_questions_are_named_by_file_and_line(tmp_path, change, message):

@@ -463,7 +463,7 @@ def test_decisions_are_read_again(tmp_path):
 )
 def test_damaged_decisions_are_named(tmp_path, line):
     (tmp_path / 'used.jsonl').write_text(f'{line}\n')
-    with pytest.raises(UserError, match='used.jsonl, line 1 is no decision of an online run'):
+    with pytest.raises(UserError, match='used.jsonl, line 1 is not a decision of an online run'):
         Decisions(str(tmp_path))
 
 

@@ -58,8 +58,8 @@ def test_endpoint(monkeypatch, variables, expected):
 @pytest.mark.parametrize(
     'variables, message',
     [
-        ({**TORCHRUN, 'MASTER_PORT': 'http'}, "^MASTER_PORT 'http' is no TCP port: set it to"),
-        ({**TORCHRUN, 'MASTER_PORT': '70000'}, "^MASTER_PORT '70000' is no TCP port"),
+        ({**TORCHRUN, 'MASTER_PORT': 'http'}, "^MASTER_PORT 'http' is not a TCP port: set it to"),
+        ({**TORCHRUN, 'MASTER_PORT': '70000'}, "^MASTER_PORT '70000' is not a TCP port"),
         ({**SLURM, 'SLURM_STEP_NODELIST': ''}, '^SLURM_STEP_NODELIST names no host: set MASTER'),
     ],
 )

@@ -127,7 +127,7 @@ def test_mistakes_of_a_call_are_one_line(write, body, told):
     'text, told',
     [
         ('def scores(queries, responses): pass', 'the file has no function score'),
-        ('score = 3', 'score is no function, but a int'),
+        ('score = 3', 'score is not a function, but a int'),
         ('def score(text): pass', 'takes (text), but is called with two lists of texts'),
         ('def score(a, b, *, c): pass', 'takes (a, b, *, c), but is called with two lists'),
         ('def score(responses, queries): pass', 'queries and responses, in this order'),

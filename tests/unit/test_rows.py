@@ -148,7 +148,7 @@ def test_what_a_model_computes_in_float32_stays_so():
 
 @pytest.mark.parametrize('family', ['nemotron', 'stablelm', 'gpt_neo'])
 def test_other_families_keep_their_own_pass(family):
-    """Whose attention is another class, has no interface, or is no plain softmax of products."""
+    """Whose attention is another class, has no interface, or is not a plain softmax of products."""
     network = network_of(family)
     with torch.no_grad():
         tokens, mask = network.mask_padding(padded(2, 8), PADDING)

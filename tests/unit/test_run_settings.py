@@ -177,7 +177,9 @@ def test_a_second_file_that_is_damaged_is_named(tmp_path):
 
 
 def test_what_is_no_run_of_a_policy_is_told(tmp_path):
-    with pytest.raises(ValueError, match='is no run of train_policy: it has no train_policy_hpara'):
+    with pytest.raises(
+        ValueError, match='is not a run of train_policy: it has no train_policy_hpara'
+    ):
         run_settings.load_run_hparams(str(tmp_path))
 
 

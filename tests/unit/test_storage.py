@@ -149,7 +149,7 @@ def test_exists_asks_and_does_not_fetch(server, cache):
 )
 @pytest.mark.parametrize('name', ['run', 'bucket/run'])
 def test_a_url_without_its_bucket_is_no_folder(path, name, tmp_path, monkeypatch):
-    """As with an empty variable in --save_dir gs://$BUCKET; the name is no bucket, either."""
+    """As with an empty variable in --save_dir gs://$BUCKET; the name is not a bucket, either."""
     monkeypatch.chdir(tmp_path)
     joined = storage.join(path, name)
     assert storage.is_remote(path) and storage.is_remote(path.rstrip('/'))

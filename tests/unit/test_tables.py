@@ -42,7 +42,7 @@ def test_a_table_of_a_spreadsheet(tmp_path, separator, name):
         ('a,b\n1\n', 'line 2 has 1 values for 2 columns'),
         ('a,a\n1,2\n', 'line 1: a header must give each column a name'),
         ('a,\n1,2\n', 'line 1: a header must give each column a name'),
-        ('a,b\n1,"2\n', 'line 2 is no row of a table'),
+        ('a,b\n1,"2\n', 'line 2 is not a row of a table'),
     ],
 )
 def test_what_is_no_table(tmp_path, text, message):

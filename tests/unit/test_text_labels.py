@@ -121,7 +121,7 @@ PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
         ),
         ({'prompt': 'Why?', 'chosen': 'Why?Because.', 'rejected': 'Why?No.'}, 'Why?'),
         ({'prompt': None, 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, 'Why?'),
-        # contents in parts, and a message that is no list
+        # contents in parts, and a message that is not a list
         ({'prompt': USER, 'chosen': {**GOOD, 'content': PARTS}, 'rejected': BAD}, 'Why?'),
     ],
 )
@@ -272,7 +272,7 @@ def test_what_is_no_text_is_left_out_whole(message, field, tmp_path):
     found = [('here', record), ('here', {**record, field: [{'role': 'user', 'content': 'x'}]})]
     labels, notes = tokenise.tokenise(found, hparams(query=40, response=40), bytes_of(tmp_path))
     assert len(labels) == 1
-    assert 'Left out: 1 records with calls of tools, or parts that are no text' in notes
+    assert 'Left out: 1 records with calls of tools, or parts that are not text' in notes
 
 
 def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
@@ -440,7 +440,7 @@ def test_a_query_of_label_studio_by_another_name_is_refused(query):
             'differ before the first turn of the assistant',
         ),
         ({'chosen': [GOOD], 'rejected': [BAD]}, "field 'prompt' is missing"),
-        ({'annotations': []}, 'no task of Label Studio'),
+        ({'annotations': []}, 'not a task of Label Studio'),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 'tie'}, 'for ties, give --ties on'),
         ({'query': [1], 'sample0': [2], 'sample1': [3], 'best': 0}, 'holds token ids'),
         (task_of_label_studio('both'), "selects 'both', not left or right"),

@@ -182,7 +182,7 @@ def test_a_tokeniser_with_the_vocabulary_of_gpt2_is_main(tmp_path):
 )
 def test_damaged_files_are_told(tmp_path, content):
     (tmp_path / 'tokenizer.json').write_text(content)
-    with pytest.raises(UserError, match=rf'^{tmp_path}/tokenizer.json is (no tokeniser|not JSON)'):
+    with pytest.raises(UserError, match=rf'^{tmp_path}/tokenizer.json is not (a tokeniser|JSON)'):
         tokenisers.read(str(tmp_path)).get_encoder()
 
 

@@ -334,7 +334,7 @@ def test_export_keeps_what_is_there(tmp_path, model_dir):
     [
         ({}, 'transformers knows no model None'),
         ({'model_type': 'bert_of_mine'}, "transformers knows no model 'bert_of_mine'"),
-        ({'model_type': 't5'}, 't5 is no causal language model of transformers'),
+        ({'model_type': 't5'}, 't5 is not a causal language model of transformers'),
         (
             {'model_type': 'own', 'auto_map': {'AutoModel': 'code.Model'}},
             "model 'own' (its own code, which auto_map names, is not run)",

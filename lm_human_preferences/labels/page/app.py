@@ -103,7 +103,7 @@ async def _read(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise HTTPException(400, 'The request is not JSON.') from None
     if not isinstance(values, dict):
-        raise HTTPException(400, 'The request is no object.')
+        raise HTTPException(400, 'The request is not an object.')
     return {'remark': '', **values}
 
 
@@ -221,7 +221,7 @@ class Guard:
         address = (scope.get('server') or ('', 0))[0].removeprefix('::ffff:')
         is_own = match and (match[1] in self.names or match[1].strip('[]') == address)
         if match is None or not (is_own or match[1] == self.public_host):
-            return _unread(403, 'This is no address of this page: see --web.public_url.')
+            return _unread(403, 'This is not an address of this page: see --web.public_url.')
         if scope['method'] in ('GET', 'HEAD'):
             return None
         origins = [self.public_origin]
@@ -295,7 +295,7 @@ class _Routes:
         return Json({'folder': folder, 'greeting': greeting, **task})
 
     async def greeting(self, request: Request) -> Response:
-        """Show a page of this server, or of one before it, that this is no other program."""
+        """Show a page of this server, or of one before it, that this is not another program."""
         values = await _read(request)
         labeller, nonce = _field(values, 'labeller', _is_text), _field(values, 'nonce', _is_nonce)
         origin = request.headers['origin'].lower()

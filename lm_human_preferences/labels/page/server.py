@@ -211,7 +211,7 @@ def _listen(options: WebHParams) -> socket.socket:
         )
     except (OSError, UnicodeError) as e:
         raise UserError(
-            f'{options.option_name("host")} {host!r:.80} is no address of this machine: {e}'
+            f'{options.option_name("host")} {host!r:.80} is not an address of this machine: {e}'
         ) from e
     try:
         both = host == '::' and socket.has_dualstack_ipv6()  # the name in links may be of IPv4

@@ -275,8 +275,8 @@ def _of_label_studio(
     data, annotations = record.get('data'), record['annotations']
     if not isinstance(data, dict) or not isinstance(annotations, list):
         raise UserError(
-            f"{where} is no task of Label Studio: its 'data' must be an object, and 'annotations' a"
-            ' list'
+            f"{where} is not a task of Label Studio: its 'data' must be an object, and"
+            " 'annotations' a list"
         )
     for annotation, result in _results(annotations):
         value = result.get('value')

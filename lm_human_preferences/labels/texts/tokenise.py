@@ -21,7 +21,7 @@ from lm_human_preferences.utils.terminal import printable
 LEFT_OUT = {
     'unanswered': 'without an answer',
     'empty': 'with an empty query or response',
-    'no text': 'with calls of tools, or parts that are no text',
+    'no text': 'with calls of tools, or parts that are not text',
     'equal': 'whose two responses are the same tokens',
     'other query': 'whose dialogues differ before the assistant answers, in their query',
 }
@@ -148,7 +148,7 @@ class Tokeniser:
             text.encode()  # JSON can hold half a character
             return self.encoder.encode(text)
         except UnicodeEncodeError as e:
-            raise UserError(f'{where} holds what is no text: {e.reason}') from e
+            raise UserError(f'{where} holds what is not text: {e.reason}') from e
         except UserError as e:
             raise UserError(f'{where}: {e}') from e
 

@@ -71,12 +71,12 @@ class PeftWeights:
             if own not in parameters:
                 own = CAUSAL_LM + own
             if own not in parameters:
-                raise UserError(f'{self.path}: {name} is no adapter of a layer of {base.path}')
+                raise UserError(f'{self.path}: {name} is not an adapter of a layer of {base.path}')
             if part.startswith('lora_embedding') and self._config.get('ensure_weight_tying'):
                 raise UserError(f'{self.path}: {name} with ensure_weight_tying is not supported')
             tensor = file.get_tensor(name)
             if not tensor.is_floating_point() or not tensor.isfinite().all():
-                raise UserError(f'{self.path}: {name} has values that are no finite numbers')
+                raise UserError(f'{self.path}: {name} has values that are not finite numbers')
             self._changes.setdefault(own, {})[part] = tensor.float()
         if not self._changes:  # as some ways to train on several GPUs have saved it
             raise UserError(f'{self.path} holds no adapters: merged, they would be {base.path}')

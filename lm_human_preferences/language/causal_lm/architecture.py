@@ -77,7 +77,9 @@ def _config_of(content: Any, path: str) -> Any:
 
     config = config_of(content, path)
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise UserError(f'{path}: {config.model_type} is no causal language model of transformers')
+        raise UserError(
+            f'{path}: {config.model_type} is not a causal language model of transformers'
+        )
     if not getattr(config, 'num_attention_heads', None):
         raise UserError(
             f'{path}: models of the family {config.model_type} are not supported: they have no'

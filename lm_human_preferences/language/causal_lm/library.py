@@ -28,7 +28,7 @@ _one_at_a_time = threading.RLock()
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
     """Raise errors of transformers about files at `path` as UserErrors; keep random numbers."""
-    # Outside of the try below: a failing import is no fault of a model's files.
+    # Outside of the try below: a failing import is not a fault of a model's files.
     import transformers.modeling_utils
 
     transformers.utils.logging.set_verbosity_error()

@@ -42,7 +42,7 @@ def check(network: TransformersNetwork, name: str, loaded: Any = None) -> None:
 
 
 def _empty_window(network: TransformersNetwork, name: str) -> str | None:
-    """Return an error message if the config's window is no token, as `sliding_window: -1`."""
+    """Return an error message if the config's window is not a token, as `sliding_window: -1`."""
     for setting in WINDOWS:
         window = getattr(network.causal_lm.config, setting, None)
         if isinstance(window, int) and window < 1:

@@ -79,7 +79,7 @@ def is_own(config: Any, n_vocab: int) -> bool:
         return False
     width = config.get('n_embd', 768)
     if not isinstance(width, int):
-        return True  # and load_config says that it is no size
+        return True  # and load_config says that it is not a size
     name_of_vocabulary, tokens = HUGGING_FACE_SIZES['n_vocab']
     return (
         config.get(name_of_vocabulary, tokens) == n_vocab
