@@ -228,7 +228,9 @@ def _download(blob: Blob, stat: Stat, show_progress: bool) -> None:
             f'no room for its {stat.size / 2**20:.0f} MiB in the cache, which LMHP_CACHE moves'
         )
     is_shown = show_progress and stat.size >= NO_PROGRESS_BELOW
-    progress = _progress_of(f'fetching {blob.url}') if is_shown else {'disable': True}
+    progress: dict[str, Any] = {'disable': True}
+    if is_shown:
+        progress = _progress_of(f'fetching {blob.url}')
     with (
         blobs.open_for_reading(blob, stat) as source,
         # The lock may not reach other machines that share the disk; they write parts of other
