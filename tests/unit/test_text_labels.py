@@ -244,6 +244,13 @@ def test_a_labeller_has_one_name_or_none(labeller, name):
     assert records.parse(record, 'here', PAIRS)[0].labeller == name
 
 
+@pytest.mark.parametrize('field', ['labeler', 'annotator', 'Labeller'])
+def test_a_labeller_is_read_under_the_names_that_tables_have(field):
+    record = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', field: 'anna'}
+    (label,) = records.parse(record, 'here', PAIRS)
+    assert label.labeller == 'anna' and not label.columns
+
+
 def test_a_prompt_that_responses_begin_with_by_chance_is_no_repetition():
     record = {'prompt': 'a', 'chosen': 'able', 'rejected': 'about'}
     assert records.parse(record, 'here', PAIRS) == [pair('a', 'able', 'about')]

@@ -2,14 +2,20 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences.datasets.fields import is_empty
+from lm_human_preferences.labels.answers import LABELLER
 from lm_human_preferences.runs import run_files
 
+# Names of the field that says who answered
+FIELDS = (LABELLER, 'labeler', 'annotator', 'Labeller', 'Labeler', 'Annotator')
 
-def labeller(value: Any) -> str | None:
+
+def labeller(record: Mapping[str, Any]) -> str | None:
     """Return the name of who answered, the same for 1, 1.0, '1' and '1.0'; None for nobody."""
+    value = next((record[name] for name in FIELDS if name in record), None)
     if is_empty(value):
         return None
     if isinstance(value, float) and value.is_integer():

@@ -23,7 +23,7 @@ from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
-from lm_human_preferences.labels.answers import LABELLER, REMARK
+from lm_human_preferences.labels.answers import REMARK
 from lm_human_preferences.labels.texts import people
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
 
@@ -154,7 +154,7 @@ def parse(
                 query,
                 samples,
                 label_type.of_preference(0),
-                labeller=people.labeller(record.get(LABELLER)),
+                labeller=people.labeller(record),
                 is_ordered=False,
                 remark=_remark(record),
                 columns=columns(record, label_type),
@@ -192,7 +192,7 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
 
 def columns(record: Mapping[str, Any], label_type: LabelType) -> dict[str, Any]:
     """Return what a record holds besides texts, answer, labeller and remark."""
-    known = {*QUERIES, *SYSTEMS, LABELLER, REMARK}
+    known = {*QUERIES, *SYSTEMS, *people.FIELDS, REMARK}
     known |= set(PAIR) if is_pair(record) else {*label_type.samples, label_type.field}
     return {name: record[name] for name in _filled(record) - known}
 
@@ -248,7 +248,7 @@ def _of_label(
         query,
         samples,
         answer=answer,
-        labeller=people.labeller(record.get(LABELLER)),
+        labeller=people.labeller(record),
         remark=_remark(record),
         columns=columns(record, label_type),
     )
