@@ -17,6 +17,7 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
+from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.external_rewards.texts import Texts, TextScorer
 from lm_human_preferences.hparams.model_sizes import FLOAT
@@ -28,6 +29,7 @@ from lm_human_preferences.language.causal_lm.library import (
 )
 from lm_human_preferences.language.weights import SLACK_BYTES
 from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.time_limit import TEMPLATE_SECONDS, check_template, within
 
 BATCH = 16_384  # tokens that go through it at a time
@@ -168,6 +170,8 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
         )
     if name not in names:
         raise UserError(f'{directory} has no class {name!r:.60}, but {listed}')
+    if names.count(name) > 1:
+        raise UserError(f'{directory} has several classes {name!r:.60}: rename all but one')
     if config.problem_type == 'regression':
         raise UserError(f'{directory} has several outputs that are not classes: {listed}')
     return names.index(name)
@@ -220,6 +224,12 @@ def read_model(directory: str, config: Any) -> Any:
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(f'{directory}: {name} has values that are not finite')
+    left_out = weights.unread(())
+    if left_out and launch_methods.current().rank == 0:
+        note(
+            f'note: {directory}: {len(left_out)} tensors are left out, the first {left_out[0]}: a'
+            f' {type(model).__name__} of transformers has no place for them'
+        )
     return model.eval().requires_grad_(False)
 
 

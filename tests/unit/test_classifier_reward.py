@@ -9,6 +9,7 @@ import torch
 from command_line import error_of, invoke, last_error_of, succeed
 from label_folders import make_folder
 from reward_models import save_reward_model
+from safetensors.torch import load_file, save_file
 from tiny_classifiers import OF_FAMILY, change_config, change_json, write_classifier
 from tiny_tokenisers import END
 
@@ -133,6 +134,24 @@ def test_classes_that_are_not_there(tmp_path, names, name, told):
         with pytest.raises(UserError, match=told):
             read(directory, name)
     check(directory, None if len(names) == 1 else names[0])
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path):
+    directory = write_classifier(tmp_path, names=('bad', 'good', 'good'))
+    for read in (Classifier, check):
+        with pytest.raises(UserError, match="has several classes 'good': rename all but one"):
+            read(directory, 'good')
+
+
+def test_tensors_that_a_classifier_has_no_place_for_are_said(tmp_path, capsys):
+    directory = write_classifier(tmp_path)
+    Classifier(directory)
+    assert capsys.readouterr().err == ''
+    tensors = load_file(tmp_path / 'model.safetensors')
+    tensors['score.bias'] = torch.ones(1)
+    save_file(tensors, tmp_path / 'model.safetensors', {'format': 'pt'})
+    Classifier(directory)
+    assert '1 tensors are left out, the first score.bias' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('family', ['gpt2', 'roberta'])
