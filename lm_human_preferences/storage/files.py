@@ -141,8 +141,8 @@ def open_to_others(path: str) -> str | None:
     """Return why other users could exchange what is at a local `path`, as text; None if not.
 
     They could if everybody may write to it or to a folder above it, or if they have made one of
-    these in a folder like /tmp. Owners of folders elsewhere, groups, and
-    mounts of root or this user, are trusted.
+    these in a folder like /tmp. Owners of folders elsewhere, groups, and mounts of root or this
+    user are trusted.
     """
     for chain in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         parts = [*reversed(pathlib.Path(chain).parents), pathlib.Path(chain)]

@@ -220,7 +220,9 @@ class PPOTrainer:
     ) -> dict[str, float]:
         """Log and return the statistics of this step, averaged over ranks; see ppo.step_stats."""
         stats = ppo.step_stats(rollout, kl_coef, non_score_reward, train_stats)
-        means = self.comm.all_reduce_mean(as_numbers(stats))
+        of_responses = self._response_stats(rollout)
+        means = self.comm.all_reduce_mean(as_numbers({**stats, **of_responses}))
+        self.response_means = {name: means.pop(name) for name in of_responses}
         means['ppo/val/var_explained'] = ppo.explained_variance(
             means['ppo/val/error'], means['ppo/returns/var']
         )
@@ -236,7 +238,6 @@ class PPOTrainer:
             'elapsed/time': now - self.start_time,
         }
         self.last_time = now
-        self.response_means = self.comm.all_reduce_mean(as_numbers(self._response_stats(rollout)))
         task = self.hparams.task
         is_original = not (task.stops or task.truncate_text or self.score_parts[0])
         more = {} if is_original else self.response_means
