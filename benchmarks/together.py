@@ -9,7 +9,7 @@
     ranks            an update of two ranks with --threads each
     page             twenty labellers of a page beside updates
 
-spins: values of GOMP_SPINCOUNT, or `ours`, which is what a training does. libgomp by itself spins
+spins: values of GOMP_SPINCOUNT; `ours`: that which a training sets. libgomp by itself spins
 300,000 times, about 3 ms. Alone, a process of each setting is there, and they take turns; ratios
 are those to the first setting. Two at once have the same setting.
 """
@@ -35,6 +35,7 @@ import torch
 import workload
 
 from lm_human_preferences.distributed import comm
+from lm_human_preferences.distributed.launch_methods import SPIN_COUNT
 from lm_human_preferences.policy import Policy
 
 EPISODES = 4
@@ -93,7 +94,7 @@ def work_when_told(work, size):
 def variables(spin, args):
     """The environment of a setting."""
     threads = {'OMP_NUM_THREADS': str(args.threads)}
-    return threads if spin == 'ours' else {**threads, 'GOMP_SPINCOUNT': spin}
+    return {**threads, 'GOMP_SPINCOUNT': SPIN_COUNT if spin == 'ours' else spin}
 
 
 def here(work, args):

@@ -19,6 +19,11 @@ _PORT_COUNT = 20480
 # What torch.distributed calls env://. torchrun sets them, and so do Azure ML and Kubernetes'
 # operators without torchrun.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+# By which a user decides how OpenMP's threads wait, and how often they look before they sleep. With
+# libgomp's own number, of 3 ms, they keep from running those that they wait for, where another
+# program computes beside this one (benchmarks/README.md).
+_WAITING_VARIABLES = ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')
+SPIN_COUNT = '10000'
 _LOCAL_RANK_VARIABLES = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID')
 
 
@@ -95,7 +100,9 @@ class LaunchMethod:
         raise NotImplementedError(f'ranks of {self.words} meet through MPI')
 
     def prepare(self) -> None:
-        """Correct the launcher's environment variables, before OpenMP is loaded."""
+        """Set the environment variables of OpenMP, before torch loads that."""
+        if not any(map(os.environ.get, _WAITING_VARIABLES)):
+            os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
 
     def keep_status(self) -> None:
         """Let this rank, which is about to end, do so with its own status."""
@@ -215,7 +222,8 @@ class Torchrun(LaunchMethod):
         )
 
     def prepare(self) -> None:
-        """Drop OMP_NUM_THREADS=1, which torchrun sets by itself, and which looks like a user's."""
+        """Drop OMP_NUM_THREADS=1 besides, which torchrun sets, and which looks like a user's."""
+        super().prepare()
         if 'TORCHELASTIC_RUN_ID' in os.environ and os.environ.get('OMP_NUM_THREADS') == '1':
             del os.environ['OMP_NUM_THREADS']
 

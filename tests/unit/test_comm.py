@@ -291,7 +291,6 @@ def test_hyperthreads_are_of_one_core(monkeypatch, tmp_path):
     assert processors.thread_count([{0, 1, 4, 7}], 0, cores, None) == 3
     counts = []
     monkeypatch.delenv('OMP_NUM_THREADS')
-    monkeypatch.setattr(threads, 'spin_less_where_crowded', lambda: None)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
     monkeypatch.setattr(processors, 'cpu_quota', lambda: None)

@@ -116,8 +116,19 @@ def test_a_port_that_is_taken():
 )
 def test_threads_that_torchrun_sets(monkeypatch, variables, left):
     set_launcher(monkeypatch, variables)
+    monkeypatch.setenv('GOMP_SPINCOUNT', '')  # which this sets
     launch_methods.current().prepare()
     assert os.environ.get('OMP_NUM_THREADS') == left
+
+
+@pytest.mark.parametrize('launcher', [{}, TORCHRUN])
+@pytest.mark.parametrize('given', [{}, {'OMP_WAIT_POLICY': 'active'}, {'GOMP_SPINCOUNT': '7'}])
+def test_threads_wait_asleep_unless_the_user_says_how(monkeypatch, launcher, given):
+    unset = {'OMP_WAIT_POLICY': '', 'GOMP_SPINCOUNT': '', 'OMP_NUM_THREADS': '2'}
+    set_launcher(monkeypatch, {**launcher, **unset, **given})
+    launch_methods.current().prepare()
+    expected = launch_methods.SPIN_COUNT if not given else given.get('GOMP_SPINCOUNT', '')
+    assert os.environ['GOMP_SPINCOUNT'] == expected
 
 
 @pytest.mark.parametrize(
