@@ -1,24 +1,19 @@
 """`benchmarks/figures`: its runs, each done once, its tables and its pictures."""
 
-import collections
-import contextlib
 import copy
 import csv
 import dataclasses
 import os
-import signal
 from pathlib import Path
 
 import pytest
 import worker_jobs
 from experiments import resolved
 from figures import draw, jobs, worker_pool
-from launched import PYTHONPATH, REPOSITORY, Launch, eventually
 
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import measure
-from lm_human_preferences.hparams.policy_options import AdaptiveKLParams
 
 TINY = jobs.Scale(labels=(64, 32), targets=(1.0, 2.0), curve=1.0, episodes=(512, 1024), seeds=2)
 
@@ -42,35 +37,6 @@ def test_plan(scale, experiment):
     curves = [run for run in runs if run.points > 1]  # Figure 2's are among Figure 3's
     assert len(curves) == (1 + len(scale.labels)) * scale.seeds
     assert {(run.target, run.episodes) for run in curves} == {(scale.curve, max(scale.episodes))}
-
-
-def test_runs_differ_from_the_experiment_in_what_they_say(experiment):
-    for run, hparams in runs_of(TINY, experiment).items():
-        assert (hparams.run.seed, hparams.ppo.total_episodes) == (run.seed, run.episodes)
-        assert hparams.rewards.adaptive_kl == AdaptiveKLParams(run.target, jobs.HORIZON)
-        new = hparams.rewards.train_new_model
-        if run.access == 'direct':
-            assert (new, hparams.rewards.trained_model) == (None, 'mock')
-        else:
-            assert (new.labels.num_train, new.labels.source, new.run.seed) == (
-                int(run.access),
-                'mock',
-                run.seed,
-            )
-        hparams.run, hparams.rewards = experiment.run, experiment.rewards
-        hparams.ppo.total_episodes = experiment.ppo.total_episodes
-        assert hparams == experiment
-    assert experiment == resolved('train_policy', 'mock_sentiment')
-
-
-def test_reward_models_are_shared(experiment):
-    first, second, files, frontier = jobs.jobs_of(runs_of(TINY, experiment), 'out')
-    used = collections.Counter(job[2] for job in second.values())
-    assert used.pop('mock') == 2 * 2 * 2  # targets, budgets, seeds
-    assert len(used) == 2 * 2 and set(used.values()) == {
-        2 * 2
-    }  # sizes and seeds; targets and budgets
-    assert set(first) == {*used, frontier} and set(files.values()) == set(second)
 
 
 def test_other_settings_are_other_files(experiment, monkeypatch):
@@ -119,20 +85,6 @@ def test_jobs_are_done_once(tmp_path):
     assert sorted(name[0] for name in os.listdir(marks)) == ['1', '1', '2']
 
 
-def test_as_many_processes_as_asked_for(monkeypatch):
-    asked = []
-
-    def executor(count, **_):
-        asked.append(count)
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr(worker_pool.concurrent.futures, 'ProcessPoolExecutor', executor)
-    for processes in (3, None):
-        with worker_pool.pool(processes):
-            pass
-    assert asked == [3, len(os.sched_getaffinity(0))]
-
-
 @pytest.fixture
 def faked(monkeypatch):
     monkeypatch.setattr(jobs, 'QUICK', TINY)
@@ -146,23 +98,6 @@ def read_csv(path):
             {key: value if key == 'access' else float(value) for key, value in row.items()}
             for row in csv.DictReader(file)
         ]
-
-
-def test_interrupted_set_continues(tmp_path, faked, experiment, capsys):
-    (tmp_path / 'stop').touch()
-    with pytest.raises(
-        UserError, match='^12 of 24 runs failed, the first with .*seed2.*: stopped$'
-    ):
-        draw.figures(experiment, str(tmp_path), quick=True, processes=1)
-    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob('runs/*.json')}
-    assert len(finished) == 12 + 1 and not list(tmp_path.glob('*.png'))
-    (tmp_path / 'stop').unlink()
-    draw.figures(experiment, str(tmp_path), quick=True, processes=1)
-    assert len(list(tmp_path.glob('runs/*.json'))) == 24 + 1
-    assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    draw.figures(experiment, str(tmp_path / 'other'), quick=True, processes=1)
-    for name in ('figure2.csv', 'figure3.csv', 'frontier.csv', 'figure2.png', 'figure3.png'):
-        assert (tmp_path / name).read_bytes() == (tmp_path / 'other' / name).read_bytes(), name
 
 
 def test_tables(tmp_path, faked, experiment, capsys):
@@ -191,19 +126,6 @@ def test_tables(tmp_path, faked, experiment, capsys):
         if line.split()[:3] == ['64', '512', '2']
     )
     assert ' '.join(line.split()) == '64 512 2 2.00 2.00 6.00 20.1% 0.1% to 40.1%'
-
-
-def test_the_end_says_what_is_there_and_what_comes_next(tmp_path, faked, experiment, capsys):
-    draw.figures(experiment, str(tmp_path), quick=True, processes=1)
-    assert capsys.readouterr().out.splitlines()[-3:] == [
-        (
-            'Each run starts at the KL coefficient at which the exact optimum has the target KL:'
-            ' the runs are too short to look for it.'
-        ),
-        f'figure2.png, figure3.png and the tables they show are in {tmp_path}',
-        'More seeds, without redoing these runs: python benchmarks/figures/draw.py'
-        f' {tmp_path} --quick --seeds 4',
-    ]
 
 
 @pytest.mark.slow
@@ -240,24 +162,3 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     assert rows['64', 256]['known_reward'] == pytest.approx(
         enumerated.scores['known reward'][1].mean().item(), rel=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    'number, status', [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 128 + signal.SIGTERM)]
-)
-def test_workers_end_with_a_parent_that_is_ended(tmp_path, number, status):
-    """In the midst of jobs that would never end. After SIGTERM Python reports no leak."""
-    launch = Launch(
-        tmp_path,
-        str(tmp_path / 'out'),
-        command=('tests/helpers/worker_jobs.py',),
-        PYTHONPATH=f'{PYTHONPATH}:{REPOSITORY}/benchmarks',
-    )
-    eventually(
-        lambda: len(list(tmp_path.glob('out/*.log'))) == 2 or launch.process.poll() is not None
-    )
-    launch.process.send_signal(number)
-    assert launch.wait() == status, launch.stderr.read_text()
-    launch.assert_nothing_left(10)
-    unwanted = ['Traceback'] if number == signal.SIGKILL else ['Traceback', 'leaked', 'Warning']
-    assert not any(word in launch.stderr.read_text() for word in unwanted)

@@ -17,7 +17,7 @@ import launch
 import sample
 from lm_human_preferences import plans
 from lm_human_preferences.cli import launch as jobs
-from lm_human_preferences.cli import option_help, program
+from lm_human_preferences.cli import program
 from lm_human_preferences.cli.arguments import convert
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.runs import run_dir, run_settings
@@ -70,24 +70,6 @@ def test_options_page_is_up_to_date():
     assert PAGES['docs/options.md'] == page, 'write it anew: pipenv run python tools/options.py'
 
 
-def test_options_page_has_every_option_of_every_command():
-    tables = tool('options').tables()
-    shown = set().union(*tables.values())
-    for cli in (launch.cli, sample.cli):
-        for command in cli.commands.values():
-            new = f'{option_help.NEW_REWARD_MODEL}.'  # train_reward's once more
-            fields = option_help.shown(command.fields)
-            assert {name.removeprefix(new) for name in fields} <= shown
-    assert set(option_help.HEADINGS.values()) <= tables.keys()
-    rows = re.findall(
-        r'^\| `--([\w.]+)` \| (.*?) \| (.*) \|$', PAGES['docs/options.md'], re.MULTILINE
-    )
-    assert len(rows) == sum(map(len, tables.values()))
-    assert ('ppo.lr', '`5e-06`', 'learning rate of the first step; it falls linearly to 0') in rows
-    length = 'tokens of a query: longer texts are cut, shorter ones padded'
-    assert ('task.query_length', 'required', length) in rows
-
-
 def test_a_bar_in_a_help_text_does_not_end_its_cell(monkeypatch):
     module = tool('options')
     field = dataclasses.make_dataclass('Options', [('x', str, hyperparams.option('a', 'one|two'))])
@@ -99,18 +81,6 @@ def test_readme_is_short_and_its_first_command_installs():
     assert len(README.splitlines()) < 250
     blocks = code_blocks(README)
     assert blocks[0] == f'    {FIRST}\n' and blocks[1] == f'    {TESTS}\n'
-
-
-def test_readme_leads_to_every_page():
-    links = set(re.findall(r'\]\(([^)#]*)', README))
-    assert {name for name in LINKING if name not in ('README.md', *RESULTS)} <= links
-
-
-@pytest.mark.parametrize('page', RESULTS)
-def test_results_are_linked_from_guides_and_benchmarks(page):
-    name = page.removeprefix('benchmarks/')
-    assert f']({name}' in LINKING['benchmarks/README.md']
-    assert any(f'](../{page}' in text for text in PAGES.values())
 
 
 def test_memory_in_readme_is_what_the_program_estimates():
@@ -253,19 +223,6 @@ def test_links_lead_somewhere(page):
             assert heading in anchors(target.read_text(encoding='utf-8')), (path, heading)
 
 
-def test_pages_list_all_their_sections():
-    for page, text in PAGES.items():
-        contents = set(re.findall(r'\]\(#([^)]*)\)', text))
-        sections = anchors('\n'.join(re.findall(r'^## .*$', text, re.MULTILINE)))
-        if page not in ('docs/clusters.md', 'docs/cloud.md', 'docs/troubleshooting.md'):
-            assert sections <= contents, page
-
-
-def test_pictures_are_small():
-    assert all(picture.stat().st_size < 150_000 for picture in ROOT.glob('docs/*.png'))
-    assert '](docs/evaluation.png)' in README
-
-
 def test_defects_that_the_code_cites_are_listed():
     page = PAGES['docs/original-defects.md']
     listed = {int(number) for number in re.findall(r'^\| (\d+) \|', page, re.MULTILINE)}
@@ -277,13 +234,3 @@ def test_defects_that_the_code_cites_are_listed():
     )
     cited = set(map(int, re.findall(r'\b(?:[Oo]riginal-)?[Dd]efects? (\d+)', source)))
     assert cited and cited <= listed
-
-
-def test_variables_are_documented():
-    source = '\n'.join(
-        p.read_text(encoding='utf-8') for p in (ROOT / 'lm_human_preferences').rglob('*.py')
-    )
-    used = set(re.findall(r'\benviron\b.*?(LMHP_\w+)', source))
-    used -= {'LMHP_RANKS'}  # set by the launcher, not by users
-    documented = set(re.findall(r'LMHP_\w+', '\n'.join(LINKING.values())))
-    assert used and used | {'LMHP_GOLDEN', 'LMHP_TEST_GPU'} == documented

@@ -1,12 +1,10 @@
-"""Quick jobs for the workers of `figures`, without torch; as a program, a pool that never ends."""
+"""Quick jobs for the workers of `figures`, without torch."""
 
 import json
 import os
 import sys
 import time
 from pathlib import Path
-
-from figures import worker_pool
 
 from lm_human_preferences.errors import UserError
 
@@ -21,9 +19,7 @@ def write_number(path, number, folder):
 
 
 def run_policy(path, hparams, reward_model, task):
-    """Write numbers that show of which run they are; seed 2 fails if there is a file `stop`."""
-    if Path(path).parents[1].joinpath('stop').exists() and hparams.run.seed == 2:
-        raise RuntimeError('stopped')
+    """Write numbers that show of which run they are."""
     reward = hparams.run.seed + hparams.rewards.adaptive_kl.target / hparams.ppo.total_episodes
     Path(path).write_text(
         json.dumps(
@@ -46,13 +42,3 @@ def write_frontier(path, task):
     Path(path).write_text(
         json.dumps([{'kl': kl, 'known_reward': kl**0.5} for kl in (0.0, 1.0, 2.0, 4.0)])
     )
-
-
-def wait(path):
-    while True:
-        time.sleep(1)
-
-
-if __name__ == '__main__':
-    with worker_pool.pool(2) as pool:
-        worker_pool.finish(pool, {f'{sys.argv[1]}/{name}': (wait,) for name in 'ab'}, lambda: None)

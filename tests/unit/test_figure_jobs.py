@@ -99,17 +99,3 @@ def test_the_frontier_has_the_highest_reward_at_each_kl(tmp_path, monkeypatch):
         rest = 1 - share
         kl = share * math.log(2 * share) + (rest * math.log(2 * rest) if rest > 0 else 0)
         assert point['kl'] == pytest.approx(kl, abs=1e-6)
-
-
-def test_a_reward_model_is_there_when_it_is_finished(tmp_path, monkeypatch):
-    def train(hparams, comm):
-        assert not (tmp_path / 'x.part').exists() and not (tmp_path / 'x').exists()
-        (tmp_path / 'x.part').mkdir()
-        (tmp_path / 'x.part' / 'new').touch()
-        assert (hparams.run.save_dir, comm.size) == (f'{tmp_path}/x.part', 1)
-
-    monkeypatch.setattr(train_reward, 'train', train)
-    (tmp_path / 'x.part').mkdir()  # of a run that was killed
-    (tmp_path / 'x.part' / 'old').touch()
-    jobs.run_reward(f'{tmp_path}/x', train_reward.HParams())
-    assert [path.name for path in (tmp_path / 'x').iterdir()] == ['new']
