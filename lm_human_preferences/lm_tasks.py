@@ -248,12 +248,13 @@ class QuerySampler:
         batch_size: int,
         comm: Comm | None,
         dataset: datasets.Dataset,
-        **options: Any,
+        rules: datasets.QueryRules,
     ) -> None:
         self.hparams = hparams
         self.batch_size = batch_size
+        self.comm = comm
         self.dataset = dataset
-        self.options = {**options, 'comm': comm}
+        self.rules = rules
         self.taken_by_others = comm.size - 1 if comm else 0
         self.seek((0, 0))
 
@@ -262,20 +263,16 @@ class QuerySampler:
         batch = list(itertools.islice(self.sequences, self.batch_size))
         if len(batch) < self.batch_size:
             name = self.hparams.query_dataset
-            why = '; '.join(_left_out(self.usage(), self.hparams))
+            usage, _ = self.dataset.usage(self.rules)
+            why = '; '.join(_left_out(usage, self.hparams))
             raise UserError(f'--task.query_dataset {name} has no usable text: {why}')
         self.position = self.dataset.texts_read, self.taken_by_others
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
-    def usage(self) -> datasets.Usage:
-        """Return the numbers of texts that make queries, and of others by reason."""
-        options = {name: value for name, value in self.options.items() if name != 'comm'}
-        return self.dataset.usage(**options)
-
     def seek(self, position: tuple[int, int]) -> None:
         """Continue from rank 0's `position`, even one of another number of ranks."""
         self.position = position
-        self.sequences = self.dataset.sequences(**self.options, skip=position)
+        self.sequences = self.dataset.sequences(self.rules, comm=self.comm, skip=position)
 
 
 def make_query_sampler(
@@ -299,14 +296,10 @@ def make_query_sampler(
     stand_in = None if no_file else labels
     chat = chat_template(hparams, encoder)
     has_affix = bool(hparams.query_prefix or hparams.query_suffix)
-    return QuerySampler(
-        hparams,
-        batch_size,
-        comm,
-        datasets.get_dataset(hparams.query_dataset, labels=stand_in),
-        sequence_length=hparams.query_length,
-        mode=mode,
-        encoder=encoder,
+    rules = datasets.QueryRules(
+        hparams.query_length,
+        mode,
+        encoder,
         seed=seed,
         start_token=_tokens_holding(encoder, hparams, 'start_text'),
         end_token=_tokens_holding(encoder, hparams, 'end_text'),
@@ -314,6 +307,8 @@ def make_query_sampler(
         allow_empty=has_affix and chat is None,
         chat=chat,
     )
+    dataset = datasets.get_dataset(hparams.query_dataset, labels=stand_in)
+    return QuerySampler(hparams, batch_size, comm, dataset, rules)
 
 
 def query_columns(
@@ -327,11 +322,11 @@ def query_columns(
     found: list[tuple[list[int], jsonl.Query]] = []
     if name in registry.DATASETS:
         return {}
-    options = make_query_sampler(hparams=hparams, encoder=encoder, batch_size=1).options
+    rules = make_query_sampler(hparams=hparams, encoder=encoder, batch_size=1).rules
     for file in filter(None, (name, jsonl.file_of_test_part(name))):
         for query in jsonl.read_queries(file):
             of_one = datasets.Dataset(name, lambda mode, text=query.text, **_: iter([text]))
-            sequences = of_one.sequences(**options, repeat_count=1)
+            sequences = of_one.sequences(rules, repeat_count=1)
             found += [(tokens, query) for tokens in sequences]
     return columns_by_tokens(found)
 
@@ -356,33 +351,33 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
     if name in registry.DATASETS:
         return []
     sampler = make_query_sampler(hparams=hparams, encoder=encoder, batch_size=1, mode=mode)
-    usage = sampler.usage()
-    if usage.used == 0:
+    usage, is_all = sampler.dataset.usage(sampler.rules)
+    if usage['used'] == 0:
         sampler()  # an error, unless a text further on makes a query
-    texts = f'{usage.texts} texts' if usage.is_all else f'its first {usage.texts} texts'
-    lines = [f'Queries are from {jsonl.part_of(name, mode)}: {usage.used} of {texts} are used']
+    texts = f'{usage["texts"]} texts' if is_all else f'its first {usage["texts"]} texts'
+    lines = [f'Queries are from {jsonl.part_of(name, mode)}: {usage["used"]} of {texts} are used']
     cuts = {
-        f'cut up to their first --task.start_text {hparams.start_text!r}': usage.cut_at_start,
-        f'cut at --task.query_length {hparams.query_length}': usage.cut_at_length,
-        f'cut after their last --task.end_text {hparams.end_text!r}': usage.cut_at_end,
+        f'cut up to their first --task.start_text {hparams.start_text!r}': usage['cut_at_start'],
+        f'cut at --task.query_length {hparams.query_length}': usage['cut_at_length'],
+        f'cut after their last --task.end_text {hparams.end_text!r}': usage['cut_at_end'],
     }
     lines += [f'  {how}: {count}' for how, count in cuts.items() if count]
-    if usage.special:
+    if usage['special']:
         lines.append(
-            f'  spell special tokens, read as ordinary letters: {usage.special};'
+            f'  spell special tokens, read as ordinary letters: {usage["special"]};'
             ' give lists of messages with --task.chat on, or --task.special_tokens on'
         )
     return lines + [f'  left out, {reason}' for reason in _left_out(usage, hparams)]
 
 
-def _left_out(usage: datasets.Usage, hparams: TaskHParams) -> list[str]:
+def _left_out(usage: Mapping[str, int], hparams: TaskHParams) -> list[str]:
     """Return the reasons for unused texts with their counts."""
     length = f'--task.query_length {hparams.query_length}'
     reasons = {
-        f'without --task.start_text {hparams.start_text!r}': usage.no_start,
-        f'without --task.end_text {hparams.end_text!r} in {length}': usage.no_end,
-        'empty': usage.empty,
-        f'too long for {length} in the chat template': usage.too_long,
-        'refused by the chat template': usage.refused,
+        f'without --task.start_text {hparams.start_text!r}': usage['no_start'],
+        f'without --task.end_text {hparams.end_text!r} in {length}': usage['no_end'],
+        'empty': usage['empty'],
+        f'too long for {length} in the chat template': usage['too_long'],
+        'refused by the chat template': usage['refused'],
     }
     return [f'{reason}: {count}' for reason, count in reasons.items() if count]

@@ -157,7 +157,7 @@ def count_trained_on(
     if name in registry.DATASETS:
         return None
     sampler = lm_tasks.make_query_sampler(hparams=hparams.task, encoder=encoder, batch_size=1)
-    once = sampler.dataset.sequences(**sampler.options, repeat_count=1)
+    once = sampler.dataset.sequences(sampler.rules, repeat_count=1)
     trained_on = set(map(tuple, once))
     return sum(tuple(query) in trained_on for query in queries.tolist())
 

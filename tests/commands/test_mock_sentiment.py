@@ -12,6 +12,7 @@ import torch
 from command_line import invoke, last_error_of, succeed
 from console import printed, responses
 from experiments import resolved
+from query_sequences import sequences_of
 
 import sample
 from lm_human_preferences import lm_tasks
@@ -57,9 +58,9 @@ def test_grammar_and_encoding():
 def test_queries_end_where_the_response_begins():
     """The task's settings cut reviews into exactly the queries of the grammar, padded."""
     task = resolved('train_policy', 'mock_sentiment').task
-    sequences = get_dataset(task.query_dataset).sequences(
-        task.query_length, mode='train', encoder=ENCODER, end_token=ENCODER.encode(task.end_text)[0]
-    )
+    end = ENCODER.encode(task.end_text)[0]
+    dataset = get_dataset(task.query_dataset)
+    sequences = sequences_of(dataset, task.query_length, encoder=ENCODER, end_token=end)
     found = list(itertools.islice(sequences, 1000))
     assert task.query_length == max(len(query.split()) for query in reviews.queries())
     assert {len(tokens) for tokens in found} == {task.query_length}

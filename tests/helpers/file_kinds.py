@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from query_sequences import sequences_of
 from sample_files import LABELS, label_hparams, write_byte_pairs, write_hugging_face, write_model
 
 import launch
@@ -57,7 +58,7 @@ def read_queries(folder):
 
 def queries_of(dataset):
     encoder = encodings.Test.get_encoder()
-    sequences = list(dataset.sequences(3, mode='train', encoder=encoder, repeat_count=1))
+    sequences = list(sequences_of(dataset, 3, mode='train', encoder=encoder, repeat_count=1))
     for tokens in sequences:
         torch.tensor(tokens, dtype=torch.int64)
         assert len(tokens) == 3 and all(0 <= token <= 27 for token in tokens)

@@ -4,10 +4,12 @@ import itertools
 import json
 import random
 import types
+from collections import Counter
 
 import numpy as np
 import pytest
 from golden_data import json_if_there, load_json, load_npz, npz_keys, require, require_bpe
+from query_sequences import sequences_of
 from ranks import on_ranks
 
 from lm_human_preferences import lm_tasks, storage
@@ -95,7 +97,8 @@ def recorded_sequences(setting, **options):
         assert setting[token] == (
             None if setting[text] is None else encoder.encode(setting[text])[0]
         )
-    return datasets.get_dataset(setting['dataset']).sequences(
+    return sequences_of(
+        datasets.get_dataset(setting['dataset']),
         setting['sequence_length'],
         mode=setting['mode'],
         encoder=encoder,
@@ -207,7 +210,7 @@ def test_how_texts_are_cut(encoder, text, start, end, expected):
     start_token, end_token = (x and encoder.encode(x)[0] for x in (start, end))
     dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter([text]))
     options = dict(start_token=start_token, end_token=end_token, repeat_count=1)
-    sequences = list(dataset.sequences(8, mode='train', encoder=encoder, **options))
+    sequences = list(sequences_of(dataset, 8, mode='train', encoder=encoder, **options))
     padded = []
     if expected is not None:
         padding = [encoder.padding_token] * (8 - len(expected))
@@ -219,20 +222,20 @@ def test_several_tokens_may_begin_and_end_a_query(encoder):
     dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter(['xya.yb.c', 'bxab']))
     options = dict(mode='train', encoder=encoder, repeat_count=1)
     starts, ends = ({*encoder.encode(texts)} for texts in ('yx', '.b'))
-    sequences = dataset.sequences(5, start_token=starts, end_token=ends, **options)
+    sequences = sequences_of(dataset, 5, start_token=starts, end_token=ends, **options)
     assert [encoder.decode(tokens) for tokens in sequences] == ['ya.yb', 'ab<unk><unk><unk>']
 
 
 def test_a_stream_without_usable_texts_ends(encoder):
     dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter(['abc']))
     (start,) = encoder.encode('z')
-    assert list(dataset.sequences(8, mode='train', encoder=encoder, start_token=start)) == []
+    assert list(sequences_of(dataset, 8, mode='train', encoder=encoder, start_token=start)) == []
 
 
 def test_the_test_data_set_is_reproducible_and_ranks_are_disjoint(encoder):
     def stream(count, **options):
         options = {'mode': 'train', 'encoder': encoder, **options}
-        return take(count, datasets.get_dataset('test').sequences(40, **options))
+        return take(count, sequences_of(datasets.get_dataset('test'), 40, **options))
 
     state = random.getstate()
     both = stream(20)
@@ -263,7 +266,7 @@ def test_a_file_of_texts(tmp_path, encoder):
     random.seed(3)
     random.shuffle(texts)
     assert shuffled == texts
-    first = take(1, dataset.sequences(3, mode='train', encoder=encoder, seed=3))
+    first = take(1, sequences_of(dataset, 3, mode='train', encoder=encoder, seed=3))
     assert first == [encoder.encode(texts[0])]
 
 
@@ -299,12 +302,13 @@ def test_no_query_is_in_both_parts_though_many_texts_begin_alike(tmp_path, optio
     path = write(tmp_path / 'x.jsonl', map(json.dumps, texts))
     parts = {}
     for mode in ('train', 'test'):
-        found = datasets.get_dataset(path).sequences(
-            4, mode=mode, encoder=encoder, repeat_count=1, **options
+        found = sequences_of(
+            datasets.get_dataset(path), 4, mode=mode, encoder=encoder, repeat_count=1, **options
         )
         parts[mode] = list(map(tuple, found))
-        usage = datasets.get_dataset(path).usage(4, mode=mode, encoder=encoder, **options)
-        assert usage.used == usage.texts == len(parts[mode])
+        rules = datasets.QueryRules(4, mode, encoder, **options)
+        usage, is_all = datasets.get_dataset(path).usage(rules)
+        assert is_all and usage['used'] == usage['texts'] == len(parts[mode])
     assert len(parts['train']) + len(parts['test']) == 600
     assert 1 < len(set(parts['test'])) < 20 and not set(parts['train']) & set(parts['test'])
 
@@ -314,7 +318,9 @@ def test_a_text_that_is_not_cut_stays_in_its_part(tmp_path):
     texts = [f'Text {number}' for number in range(300)]
     path = write(tmp_path / 'x.jsonl', map(json.dumps, texts))
     encoder = encodings.Test.get_encoder()
-    found = datasets.get_dataset(path).sequences(8, mode='test', encoder=encoder, repeat_count=1)
+    found = sequences_of(
+        datasets.get_dataset(path), 8, mode='test', encoder=encoder, repeat_count=1
+    )
     expected = [text for text in texts if jsonl.is_test_text(text)]
     assert sum(1 for _ in found) == len(expected) > 10
 
@@ -366,7 +372,7 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
     queries += [[20, dot, padding, padding], [0, dot, 7, dot]]
     path = label_file(tmp_path, queries)
     options = dict(mode='train', encoder=encoder, start_token=dot, end_token=dot, repeat_count=2)
-    ours = list(datasets.get_dataset('books', labels=path).sequences(4, **options))
+    ours = list(sequences_of(datasets.get_dataset('books', labels=path), 4, **options))
     expected = queries[:13]
     random.Random(0).shuffle(expected)
     assert ours == expected + expected
@@ -376,7 +382,7 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
     used = f'Using the 13 queries of {path} instead, for training and for tests alike.\n'
     assert printed.endswith(used) and printed.count('\n') == 1
     # other lengths are cut and padded like texts
-    shorter = datasets.get_dataset('books', labels=path).sequences(3, **options)
+    shorter = sequences_of(datasets.get_dataset('books', labels=path), 3, **options)
     assert min(shorter) == [0, dot, padding]
 
 
@@ -385,7 +391,7 @@ def test_own_ids_cannot_stand_in_for_books(empty_store, tmp_path, encoder):
     path.write_text(json.dumps([{'query': [0, 1], 'encoding': 'tokenizer-0123456789ab'}]))
     dataset = datasets.get_dataset('books', labels=str(path))
     with pytest.raises(UserError, match="ids of encoding 'tokenizer-0123456789ab', which cannot"):
-        next(dataset.sequences(8, mode='train', encoder=encoder))
+        next(sequences_of(dataset, 8, mode='train', encoder=encoder))
 
 
 def test_prompts_of_preferences_stand_in_for_books(empty_store, tmp_path, encoder):
@@ -396,7 +402,7 @@ def test_prompts_of_preferences_stand_in_for_books(empty_store, tmp_path, encode
     dot = encoder.encode('.')[0]
     options = dict(mode='train', encoder=encoder, start_token=dot, end_token=dot, repeat_count=1)
     dataset = datasets.get_dataset('books', labels=str(path))
-    assert list(dataset.sequences(3, **options)) == [encoder.encode('bc.')]
+    assert list(sequences_of(dataset, 3, **options)) == [encoder.encode('bc.')]
 
 
 def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
@@ -434,5 +440,5 @@ def test_cuts_are_counted_where_something_is_lost(text, counts):
     dataset = datasets.Dataset('one', lambda mode, **settings: iter([text]))
     (start,) = encoder.encode('x') if 'x' in text else (None,)
     (end,) = encoder.encode('.') if '.' in text else (None,)
-    usage = dataset.usage(3, mode='train', encoder=encoder, start_token=start, end_token=end)
-    assert usage == datasets.Usage(texts=1, used=1, **counts)
+    rules = datasets.QueryRules(3, 'train', encoder, start_token=start, end_token=end)
+    assert dataset.usage(rules) == (Counter(texts=1, used=1, **counts), True)

@@ -121,7 +121,8 @@ def test_a_turn_that_the_template_does_not_show_is_left_out(tmp_path):
     begun = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'the lazy dog.'}]
     hparams = task(write_queries(tmp_path / 'x.jsonl', begun, 'a dog'))
     sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=2)
-    assert sampler.usage().refused == sampler.usage().used == 1
+    usage, _ = sampler.dataset.usage(sampler.rules)
+    assert usage['refused'] == usage['used'] == 1
 
 
 def test_prefix_and_suffix_belong_to_the_message(tmp_path):

@@ -86,7 +86,7 @@ def test_each_run_may_read_it_in_another_order(add_poems):
         samplers.append(
             lm_tasks.make_query_sampler(hparams=task_of_poems(), encoder=encoder, batch_size=1)
         )
-    assert samplers[0].options['seed'] != samplers[1].options['seed']
+    assert samplers[0].rules.seed != samplers[1].rules.seed
 
 
 def test_queries_may_be_listed(add_poems):

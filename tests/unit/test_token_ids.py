@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from query_sequences import sequences_of
 from sample_files import label_hparams
 from tiny_tokenisers import write_byte_level, write_words
 
@@ -147,5 +148,5 @@ def test_queries_of_labels_of_gpt2_are_read_as_texts(own):
     encoder = own.get_encoder()
     dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter([letters('a', 4)]))
     options = dict(mode='train', encoder=encoder, repeat_count=1, start_token=own.eot_token)
-    found = dataset.sequences(3, **options)
+    found = sequences_of(dataset, 3, **options)
     assert list(found) == [words('a', 3)]
