@@ -256,21 +256,20 @@ def build_trainer(
     encoding = initial_model.encoding
     encoder = encoding.get_encoder()
     source = hparams.labels.source
-    folder = label_files.open_folder(source, comm, answers)
-    labels, notes = None, []
+    loaded = None
     if source != 'mock':
-        labels, notes = label_files.load_labels(hparams, encoding, folder)
+        loaded = label_files.load_labels(hparams, encoding, comm, answers)
 
     settings = lm_tasks.policy_settings(hparams.task, encoder)
     ref_policy = Policy(initial_model, scope='ref_policy', **settings)
     reward_model = RewardModel(initial_model)
     plans.REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
 
-    if labels is None:
+    if loaded is None:
         labels = simulated.simulated_labels(hparams, ref_policy, comm)
-    of_folder = label_files.to_record(folder, hparams) if folder is not None else {}
-    record = label_record.record_of(source, labels, of_folder)
-    labels, held_out, split_notes = split(labels, hparams, encoder)
+        loaded = label_files.LoadedLabels(labels, [], {})
+    record = label_record.record_of(source, loaded.tensors, loaded.folder)
+    labels, held_out, split_notes = split(loaded.tensors, hparams, encoder)
 
     if member > 0:
         set_seed(member_seed(hparams.run.seed, member), comm.rank)
@@ -290,7 +289,7 @@ def build_trainer(
         query_sampler=query_sampler,
         labels=labels,
         held_out=held_out,
-        label_notes=[*notes, *split_notes],
+        label_notes=[*loaded.notes, *split_notes],
         label_record=record,
         hparams=hparams,
         comm=comm,

@@ -162,8 +162,8 @@ class DryRun:
             self._check_known_reward(encoding)
             simulated.check_num_train(hparams)
         elif not elsewhere and encoding is not None and encoding.is_here:
-            labels, _ = label_files.load_labels(hparams, encoding)
-            held_out.split(labels, hparams, encoding.get_encoder())
+            labels = label_files.load_labels(hparams, encoding)
+            held_out.split(labels.tensors, hparams, encoding.get_encoder())
 
     def _check_online(self, online: OnlineHParams, encoding: Encoding | None) -> None:
         """Check the collecting of labels, which needs no source but may take a source's queries."""

@@ -85,6 +85,27 @@ class Answer:
     decides: bool = False  # whether it counts instead of answers that disagree
     is_imported: bool = False  # whether it was given elsewhere
 
+    def record(self, label_type: LabelType) -> dict[str, Any]:
+        """Return the line of a file of answers, which AnswerLog reads."""
+        said: dict[str, Any] = {'skip': self.reason}
+        if self.value is not None:
+            said = {label_type.field: self.value}
+        record = {
+            'answer': self.uuid,
+            'question': self.question,
+            **said,
+            'order': self.order,
+            'seconds': self.seconds,
+            'time': self.time,
+        }
+        if self.remark is not None:
+            record[REMARK] = self.remark
+        if self.decides:
+            record['decides'] = True
+        if self.is_imported or is_derived(self.uuid):
+            record[IMPORTED] = self.is_imported
+        return record
+
     @property
     def said(self) -> tuple[str, Value | None, str | None]:
         """Return question and answer, whenever it was given."""

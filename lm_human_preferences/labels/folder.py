@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import UserError
@@ -165,26 +165,38 @@ class LabelFolder:
             if reader.torn
         ]
 
-    def tokens(self, question: Question) -> dict[str, list[int]]:
-        """Return {field: token ids} of query and samples; UserError if they are damaged."""
+    def tokens(self, question: Question, file: BinaryIO | None = None) -> dict[str, list[int]]:
+        """Return {field: token ids} of query and samples; UserError if they are damaged.
+
+        file: that of the questions, if the caller has opened it.
+        """
         try:
-            return self._tokens(question)
+            if file is not None:
+                return self._tokens(question, file)
+            with self._opened() as file:
+                return self._tokens(question, file)
         except UserError as e:
             if isinstance(e.__cause__, OSError):
                 raise
         with self.lock:
             self.lacks_questions = True  # its line may be elsewhere by now
             self.refresh()
-            return self._tokens(self.questions.get(question.id, question))
+            with self._opened() as file:
+                return self._tokens(self.questions.get(question.id, question), file)
 
-    def _tokens(self, question: Question) -> dict[str, list[int]]:
-        begin, length = question.span
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        """Open the file of questions; UserError where it cannot be read."""
         try:
             with open(self._reader.path, 'rb', opener=storage.open_nofollow) as file:
-                file.seek(begin)
-                line = file.read(length)
+                yield file
         except OSError as e:
             raise UserError(f'{self._reader.path} cannot be read: {e.strerror or e}') from e
+
+    def _tokens(self, question: Question, file: BinaryIO) -> dict[str, list[int]]:
+        begin, length = question.span
+        file.seek(begin)
+        line = file.read(length)
         where = f'{self._reader.path}, question {printable(question.id)}'
         record = json_lines.parse(line, where)
         # Any: a field that is missing or no list has another digest
@@ -263,14 +275,15 @@ class LabelFolder:
         self, answers: Iterable[Answer], in_full: bool = False
     ) -> Iterator[dict[str, Any]]:
         """Yield answers as objects of a label file. in_full: with labellers and remarks."""
-        for answer in answers:
-            tokens = self.tokens(self.questions[answer.question])
-            label = {**tokens, self.label_type.field: answer.value}
-            if in_full:
-                label[GIVEN_BY] = answer.labeller
-            if in_full and answer.remark is not None:
-                label[REMARK] = answer.remark
-            yield label
+        with self._opened() as file:
+            for answer in answers:
+                tokens = self.tokens(self.questions[answer.question], file)
+                label = {**tokens, self.label_type.field: answer.value}
+                if in_full:
+                    label[GIVEN_BY] = answer.labeller
+                if in_full and answer.remark is not None:
+                    label[REMARK] = answer.remark
+                yield label
 
     def time_of_next_answer(self) -> float:
         """Return the time, in seconds since 1970, for an answer now: later than any before."""

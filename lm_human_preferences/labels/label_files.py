@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lm_human_preferences import label_types
 from lm_human_preferences.datasets import books
-from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.distributed.comm import Comm, LocalComm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE, TIED, LabelType
@@ -22,16 +22,40 @@ from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.core import Schema
 
 
+class LoadedLabels(NamedTuple):
+    """Labels of a training, in order.
+
+    tensors: {field: (labels, *schema.shape)}. folder: what to record of a folder: how many lines of
+    answers were read, and [question, labeller, uuid] of each label; {} for a file.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    notes: list[str]
+    folder: dict[str, Any]
+
+
 def load_labels(
     hparams: HParams,
     encoding: Encoding,
-    folder: LabelFolder | None = None,
-) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return labels {field: (num_train, *shape)} and notes (the original's download_labels)."""
+    comm: Comm | None = None,
+    lines: Mapping[str, int] | None = None,
+) -> LoadedLabels:
+    """Load, and check, the labels of --labels.source (the original's download_labels).
+
+    Of a folder the `lines` of each labeller, None: as many as rank 0 sees.
+    """
     if hparams.labels.source == 'test':
-        return simulated.generate_labels(hparams, encoding), []
+        return LoadedLabels(simulated.generate_labels(hparams, encoding), [], {})
     source = hparams.labels.setting('source')
-    objects, text_notes = _objects(hparams, encoding, folder)
+    record: dict[str, Any] = {}
+    if is_folder(hparams.labels.source):
+        folder = _open_folder(hparams, encoding, comm or LocalComm(), lines)
+        answers = folder.counted(without=parse_names(hparams.labels.without))
+        objects, notes = list(folder.as_labels(answers)), []
+        ids = [[answer.question, answer.labeller, answer.uuid] for answer in answers]
+        record = {'answers': folder.lines_read(), 'ids': ids[: hparams.labels.num_train]}
+    else:
+        objects, notes = _of_file(hparams, encoding)
     if not objects:
         raise UserError(f'{source} has no labels')
     num_train = hparams.labels.num_train
@@ -40,8 +64,9 @@ def load_labels(
         raise UserError(f'{source} has {len(objects)} labels, too few for {wanted}')
     label_type = label_types.get(hparams.labels.type).allow_ties()
     schemas = label_type.schemas(**hparams.task.lengths())
-    labels = _as_tensors(source, objects[:num_train], label_type, schemas, encoding)
-    return labels, [f'Num labels found in source: {len(objects)}', *text_notes]
+    tensors = _as_tensors(source, objects[:num_train], label_type, schemas, encoding)
+    notes = [f'Num labels found in source: {len(objects)}', *notes]
+    return LoadedLabels(tensors, notes, record)
 
 
 def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
@@ -68,23 +93,29 @@ def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
 # ---------------------------------------------------------------- folders
 
 
-def open_folder(
-    source: str, comm: Comm, lines: Mapping[str, int] | None = None
-) -> LabelFolder | None:
-    """Open the folder of labels at `source` as rank 0 sees it, up to `lines`; None for a file."""
-    if not is_folder(source):
-        return None
-    folder = LabelFolder(source, lines) if comm.rank == 0 else None
+def _open_folder(
+    hparams: HParams, encoding: Encoding, comm: Comm, lines: Mapping[str, int] | None
+) -> LabelFolder:
+    """Open the folder of labels as rank 0 sees it, or as far as `lines`; UserError if it lacks any.
+
+    UserError, too, for a folder of another task.
+    """
+    path = hparams.labels.source
+    folder = LabelFolder(path, lines) if comm.rank == 0 else None
     if lines is None:
         lines = comm.all_gather_object(folder.lines_read() if folder is not None else None)[0]
-    return folder if folder is not None else LabelFolder(source, lines)
-
-
-def to_record(folder: LabelFolder, hparams: HParams) -> dict[str, Any]:
-    """Return what to record: lines read, and [question, labeller, uuid] of each label in order."""
-    answers = folder.counted(without=parse_names(hparams.labels.without))
-    ids = [[answer.question, answer.labeller, answer.uuid] for answer in answers]
-    return {'answers': folder.lines_read(), 'ids': ids[: hparams.labels.num_train]}
+    folder = folder if folder is not None else LabelFolder(path, lines)
+    source = f'{hparams.labels.option_name("source")} {path}'
+    there_are = folder.lines_read()
+    for name, count in (folder.lines or {}).items():
+        if there_are.get(name, 0) < count:
+            raise UserError(
+                f'{source} has fewer answers of {name} than when the run was begun:'
+                ' restore them, or begin again with --overwrite'
+            )
+    here = {'label_type': hparams.labels.type, 'encoding': encoding.name}
+    check_same_task(source, folder.task, {**here, 'task': hparams.task.lengths()})
+    return folder
 
 
 def of_answers(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torch.Tensor]:
@@ -95,31 +126,12 @@ def of_answers(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torc
     return _as_tensors(folder.path, objects, folder.label_type, schemas, folder.encoding())
 
 
-def _of_folder(folder: LabelFolder, hparams: HParams, encoding: Encoding) -> list[dict[str, Any]]:
-    source = f'{hparams.labels.option_name("source")} {folder.path}'
-    there_are = folder.lines_read()
-    for name, count in (folder.lines or {}).items():
-        if there_are.get(name, 0) < count:
-            raise UserError(
-                f'{source} has fewer answers of {name} than when the run was begun:'
-                ' restore them, or begin again with --overwrite'
-            )
-    here = {'label_type': hparams.labels.type, 'encoding': encoding.name}
-    check_same_task(source, folder.task, {**here, 'task': hparams.task.lengths()})
-    answers = folder.counted(without=parse_names(hparams.labels.without))
-    return list(folder.as_labels(answers))
-
-
 # ---------------------------------------------------------------- files
 
 
-def _objects(
-    hparams: HParams, encoding: Encoding, folder: LabelFolder | None
-) -> tuple[list[Any], list[str]]:
-    """Return the labels as objects of token ids, unchecked, and notes on texts."""
+def _of_file(hparams: HParams, encoding: Encoding) -> tuple[list[Any], list[str]]:
+    """Return the labels of a file as objects of token ids, unchecked, and notes on texts."""
     path, option = hparams.labels.source, hparams.labels.option_name('source')
-    if is_folder(path):
-        return _of_folder(folder or LabelFolder(path), hparams, encoding), []
     with about_option(option):
         records.check_kind_of_file(path)
     with books.mirror_named_on_failure(path):

@@ -13,14 +13,10 @@ from typing import Any
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.label_types import Value
 from lm_human_preferences.labels.answers import (
-    IMPORTED,
-    REMARK,
     Answer,
     AnswerLog,
     asking_rank,
-    check_answer,
     clean_remark,
-    is_derived,
     shown_order,
 )
 from lm_human_preferences.labels.folder import LabelFolder, Question
@@ -181,7 +177,6 @@ class Labeller:
             remark=clean_remark(remark),
             decides=self.decides,
         )
-        check_answer(answer, self.folder.label_type)
         with self._one_at_a_time:
             with self.folder.lock:
                 before = self.log.uuids.get(answer.uuid)
@@ -195,38 +190,16 @@ class Labeller:
                 return before
             if only_once and other is not None:
                 raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
-            self._append(self._line_of(answer))
+            self._append(answer.record(self.folder.label_type))
             return answer
 
     def add(self, answers: Iterable[Answer]) -> int:
         """Record answers that were given elsewhere, and are not there; return how many were new."""
         with self._one_at_a_time:
             new = [answer for answer in answers if answer.uuid not in self.log.uuids]
-            for answer in new:
-                check_answer(answer, self.folder.label_type)
             if new:
-                self._append(*map(self._line_of, new))
+                self._append(*(answer.record(self.folder.label_type) for answer in new))
             return len(new)
-
-    def _line_of(self, answer: Answer) -> dict[str, Any]:
-        said = {'skip': answer.reason}
-        if answer.value is not None:
-            said = {self.folder.label_type.field: answer.value}
-        record = {
-            'answer': answer.uuid,
-            'question': answer.question,
-            **said,
-            'order': answer.order,
-            'seconds': answer.seconds,
-            'time': answer.time,
-        }
-        if answer.remark is not None:
-            record[REMARK] = answer.remark
-        if answer.decides:
-            record['decides'] = True
-        if answer.is_imported or is_derived(answer.uuid):
-            record[IMPORTED] = answer.is_imported
-        return record
 
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back the answer `uuid`, or the last one; AlreadyUsed if it was learned from."""
@@ -244,6 +217,7 @@ class Labeller:
             return answer
 
     def _append(self, *records: dict[str, Any]) -> None:
+        """Write lines, which the log then reads and checks as those of other programs."""
         self._writer.check()  # else the log below would be read from another file
         try:
             self._writer.append(records)

@@ -492,10 +492,10 @@ def test_training_takes_from_a_folder_what_is_exported_from_it(answered, tmp_pat
         file = tmp_path / f'{without}.json'
         option = f'--without {without}' if without else ''
         succeed(f'labels {answered} --export {file} {option}')
-        from_file, _ = label_files.load_labels(hparams_of(file), encodings.Test)
+        from_file, *_ = label_files.load_labels(hparams_of(file), encodings.Test)
         settings = {'labels.without': without}
         hparams = hparams_of(answered, **settings)
-        from_folder, notes = label_files.load_labels(hparams, encodings.Test)
+        from_folder, notes, _ = label_files.load_labels(hparams, encodings.Test)
         count = {None: 7, 'bob': 4, 'bob,carl': 3}[without]
         assert notes[0] == f'Num labels found in source: {count}'
         assert from_file.keys() == from_folder.keys()

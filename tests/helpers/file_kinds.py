@@ -45,7 +45,7 @@ def write_labels(folder):
 
 def read_labels(label_type, folder):
     hparams = label_hparams(folder / 'labels.json', **{'labels.type': label_type})
-    labels, _ = label_files.load_labels(hparams, encodings.Test)
+    labels, *_ = label_files.load_labels(hparams, encodings.Test)
     queries = labels['query']
     assert queries.shape[1:] == (3,) and 0 <= queries.min() <= queries.max() <= 27
     return {name: values.tolist() for name, values in labels.items()}

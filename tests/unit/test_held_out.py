@@ -274,7 +274,7 @@ def test_nobody_predicts_held_out_coin_flips(way, tmp_path):
 
 def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypatch):
     hparams = of_source(SOURCES['a folder of several labellers'](tmp_path))
-    labels, _ = label_files.load_labels(hparams, encodings.Test)
+    labels, *_ = label_files.load_labels(hparams, encodings.Test)
     policy = Policy(TrainedModel('test'), scope='ref_policy')
     model = RewardModel(TrainedModel('test'))
     parts = {'reward_models': [model], 'ref_policy': policy}

@@ -43,7 +43,7 @@ def load(tmp_path):
     def write_and_load(labels, **settings):
         path = tmp_path / 'labels.json'
         path.write_text(labels if isinstance(labels, str) else json.dumps(labels))
-        return label_files.load_labels(hparams(path, **settings), encodings.Test)
+        return label_files.load_labels(hparams(path, **settings), encodings.Test)[:2]
 
     return write_and_load
 
@@ -208,7 +208,7 @@ def test_a_policy_is_told_of_the_labels_of_its_reward_model_by_their_names(tmp_p
 
 @pytest.mark.parametrize('label_type', ANSWERS)
 def test_generated_labels_like_small_token_ids(label_type):
-    labels, notes = label_files.load_labels(
+    labels, notes, _ = label_files.load_labels(
         hparams('test', label_type=label_type, num_train=100), encodings.Test
     )
     assert notes == [] and {len(values) for values in labels.values()} == {100}

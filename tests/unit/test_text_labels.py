@@ -513,7 +513,7 @@ SHORT = {'prompt': 'ab', 'chosen': 'x', 'rejected': 'y'}
 def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
     path = tmp_path / 'pairs.jsonl'
     path.write_text(f'{json.dumps(LONG)}\n{json.dumps(SHORT)}\n')
-    labels, notes = label_files.load_labels(hparams(path, too_long), encodings.Test)
+    labels, notes, _ = label_files.load_labels(hparams(path, too_long), encodings.Test)
     encoder = encodings.Test.get_encoder()
 
     def texts(field):
@@ -663,7 +663,7 @@ def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mir
 def test_token_ids_one_a_line_are_read_too(tmp_path):
     label = {'query': [0, 1, 2], 'sample0': [3, 4], 'sample1': [5, 6], 'best': 1}
     (tmp_path / 'a.jsonl').write_text(json.dumps(label) + '\n')
-    labels, _ = label_files.load_labels(hparams(tmp_path / 'a.jsonl'), encodings.Test)
+    labels, *_ = label_files.load_labels(hparams(tmp_path / 'a.jsonl'), encodings.Test)
     assert {field: values[0].tolist() for field, values in labels.items()} == label
 
 

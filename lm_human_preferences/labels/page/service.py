@@ -168,37 +168,22 @@ class LabellingService:
     # ------------------------------------------------------------ what a labeller does
 
     def answer(
-        self,
-        name: str,
-        answer: str,
-        question: str,
-        choice: int | Sequence[int],
-        seconds: float,
-        remark: str = '',
+        self, name: str, question: str, choice: int | Sequence[int], **given: Any
     ) -> dict[str, Any]:
-        """Record an answer with its uuid to the question of a token; on the disk on return."""
+        """Record an answer to the question of a token; on the disk on return. given: of _record."""
         label_type = self.folder.label_type
         numbers = [choice] if isinstance(choice, int) else choice
         if len(numbers) != label_type.control.keys or not label_type.control.accepts(numbers):
             raise HTTPException(400, 'There is no such choice.')
         asked = self._question(question)
         value = label_type.answer_of(numbers, self.labellers[name].order(asked))
-        return self._record(name, asked, answer, seconds, remark, value=value)
+        return self._record(name, asked, value, None, **given)
 
-    def skip(
-        self,
-        name: str,
-        answer: str,
-        question: str,
-        reason: str,
-        seconds: float,
-        remark: str = '',
-    ) -> dict[str, Any]:
+    def skip(self, name: str, question: str, reason: str, **given: Any) -> dict[str, Any]:
         """Record that a labeller skips a question; see `answer`."""
         if reason not in REASONS:
             raise HTTPException(400, 'There is no such reason.')
-        asked = self._question(question)
-        return self._record(name, asked, answer, seconds, remark, reason=reason)
+        return self._record(name, self._question(question), None, reason, **given)
 
     def _question(self, token: str) -> Question:
         with self.folder.lock:
@@ -214,21 +199,23 @@ class LabellingService:
         self,
         name: str,
         question: Question,
-        uuid: str,
+        value: Value | None,
+        reason: str | None,
+        *,
+        answer: str,
         seconds: float,
-        remark: str,
-        value: Value | None = None,
-        reason: str | None = None,
+        remark: str = '',
     ) -> dict[str, Any]:
+        """Record an answer or a skip with its uuid, `answer`, and the seconds that it took."""
         with self.folder.lock:
-            if uuid not in self.labellers[name].log.uuids:  # else it is only sent again
+            if answer not in self.labellers[name].log.uuids:  # else it is only sent again
                 since = self.assignments.seconds_since(name, question.id)
                 if since is None:
                     raise HTTPException(409, 'That question does not wait for you any more.')
                 seconds = min(seconds, since + CLOCK_SECONDS)
         try:
             self.labellers[name].answer(
-                question, value, seconds, reason=reason, uuid=uuid, only_once=True, remark=remark
+                question, value, seconds, reason=reason, uuid=answer, only_once=True, remark=remark
             )
         except AlreadyAnswered as e:
             raise HTTPException(409, 'You have answered this question already.') from e
