@@ -105,15 +105,13 @@ class Writer:
         self._rescue: tuple[str, str] | None = None  # change of a lost file, and advice
         try:
             is_new = not os.path.exists(path)
-            self.file = open(path, 'ab+', buffering=0, opener=opener)
-            storage.lock_file(self.file)
+            self.file = storage.open_locked(path, 'ab+', opener=opener)
             self.dropped = self._drop_torn_line()
             self._size = os.fstat(self.file.fileno()).st_size
             self._lines = bytearray(self._content()) if keeps_lines else None
             if is_new:
                 storage.sync_directory(os.path.dirname(path))
         except BlockingIOError:
-            self.file.close()
             raise UserError(in_use) from None
         except OSError as e:
             raise self._unwritable(e) from e

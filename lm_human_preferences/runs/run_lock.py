@@ -1,12 +1,12 @@
-"""SAVE_DIR/lock, locked while the process lives that writes a run; filelock names no holder."""
+"""SAVE_DIR/lock, locked while the process lives that writes a run, which is named in it."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import time
-from typing import TextIO
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -21,49 +21,43 @@ def describe_process(size: int) -> str:
     return f'process {os.getpid()} on {_HOST}, since {time.strftime("%F %T")}, {size} rank(s)'
 
 
-def acquire(directory: str) -> tuple[TextIO, str]:
+def acquire(directory: str) -> tuple[io.FileIO, str]:
     """Make and lock a run directory; return (file to close, name of a killed holder or '')."""
     path = os.path.join(directory, LOCK)
     try:
         os.makedirs(directory, exist_ok=True)
-        lock = open(path, 'a+', encoding='utf-8', errors='replace', opener=storage.open_nofollow)
+        with open(path, 'ab+', buffering=0, opener=storage.open_nofollow) as file:
+            file.seek(0)
+            holder = file.read(_MAX_LENGTH).decode(errors='replace')
+        lock = storage.open_locked(path, 'ab+')
+    except BlockingIOError:
+        raise _held(path, holder) from None
     except OSError as e:
         raise UserError(f'--save_dir: {path} cannot be written: {e.strerror}') from e
     try:
-        return lock, _lock(lock, path)
+        if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
+            raise _held(path, holder)  # another process has deleted it, and perhaps made it anew
+        if holder and f' on {_HOST}, ' not in holder:
+            # The file system may not pass locks on to other hosts.
+            raise UserError(
+                f'{path}: {holder} is writing this run; if it has ended there, delete this file'
+            )
+        return lock, holder
     except BaseException:  # Ctrl-C too: nobody else could close the file
         lock.close()
         raise
 
 
-def _lock(lock: TextIO, path: str) -> str:
-    """Lock the open file at `path`; return the name of a killed holder."""
-    lock.seek(0)
-    holder = lock.read(_MAX_LENGTH)
-    try:
-        storage.lock_file(lock)
-        if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
-            raise BlockingIOError  # another process has deleted it, and perhaps made it anew
-    except BlockingIOError:
-        who = holder or 'a process'
-        raise UserError(
-            f'{path}: {who} is writing this run: wait for its end, or use another NAME'
-        ) from None
-    except OSError as e:
-        raise UserError(f'--save_dir: {path} cannot be written: {e.strerror}') from e
-    if holder and f' on {_HOST}, ' not in holder:
-        # The file system may not pass locks on to other hosts.
-        raise UserError(
-            f'{path}: {holder} is writing this run; if it has ended there, delete this file'
-        )
-    return holder
+def _held(path: str, holder: str) -> UserError:
+    who = holder or 'a process'
+    return UserError(f'{path}: {who} is writing this run: wait for its end, or use another NAME')
 
 
-def name_holder(lock: TextIO, process: str) -> None:
+def name_holder(lock: io.FileIO, process: str) -> None:
     """Write into the locked file which process holds it; UserError on a full disk."""
     try:
         lock.truncate(0)
-        os.write(lock.fileno(), process.encode())  # what a buffer keeps would fail again
+        lock.write(process.encode())
     except OSError as e:
         raise UserError(f'--save_dir: {lock.name} cannot be written: {e.strerror}') from e
 

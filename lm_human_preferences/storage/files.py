@@ -14,8 +14,9 @@ import pathlib
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from lm_human_preferences.errors import UserError
 
@@ -102,13 +103,29 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
         raise
 
 
-def lock_file(file: io.FileIO | TextIO) -> None:
-    """Lock a file until it is closed, if the file system can; BlockingIOError if another has it."""
+def open_locked(
+    path: str, mode: str, *, opener: Opener = open_nofollow, seconds: float = 0.0
+) -> io.FileIO:
+    """Open a file, locked until it is closed; BlockingIOError if another has it for so long.
+
+    Not by filelock, which would need a second file beside each, and follows links.
+    """
+    file = open(path, mode, buffering=0, opener=opener)
+    until = time.monotonic() + seconds
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        if e.errno not in NO_LOCKS:
-            raise
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
+    except BaseException as e:  # Ctrl-C too: nobody else could close the file
+        if isinstance(e, OSError) and e.errno in NO_LOCKS:
+            return file
+        file.close()
+        raise
 
 
 def write_bytes(path: str, data: bytes, opener: Opener = open_nofollow) -> None:

@@ -1,5 +1,6 @@
 """Interrupted trainings go on: nothing is lost, nothing differs from an uninterrupted run."""
 
+import fcntl
 import functools
 import itertools
 import json
@@ -18,7 +19,7 @@ from experiments import resolved
 from interrupted import assert_same, result_anywhere, result_of, run, start
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
-from lm_human_preferences import storage, train_policy, train_reward
+from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
@@ -401,27 +402,27 @@ def test_lock_of_a_killed_process_is_taken_over(tmp_path):
 @pytest.mark.parametrize('is_made_anew', [False, True])
 def test_lock_that_was_deleted_before_it_was_taken(tmp_path, monkeypatch, is_made_anew):
     """As by another process, which has ended, and perhaps by one that has begun since."""
-    take = storage.lock_file
+    take = fcntl.flock
 
-    def take_late(file):
+    def take_late(file, kind):
         (tmp_path / 'lock').unlink()
         if is_made_anew:
             (tmp_path / 'lock').touch()
-        take(file)
+        take(file, kind)
 
-    monkeypatch.setattr(storage, 'lock_file', take_late)
+    monkeypatch.setattr(fcntl, 'flock', take_late)
     with pytest.raises(UserError, match='a process is writing this run'):
         run_lock.acquire(str(tmp_path))
 
 
 def test_ctrl_c_while_the_lock_is_taken_leaves_none(tmp_path, monkeypatch):
-    take = storage.lock_file
+    take = fcntl.flock
 
-    def interrupted(file):
-        monkeypatch.setattr(storage, 'lock_file', take)
+    def interrupted(file, kind):
+        monkeypatch.setattr(fcntl, 'flock', take)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage, 'lock_file', interrupted)
+    monkeypatch.setattr(fcntl, 'flock', interrupted)
     with pytest.raises(KeyboardInterrupt), run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
         pass
     assert not (tmp_path / 'lock').exists()

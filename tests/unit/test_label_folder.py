@@ -1,6 +1,7 @@
 """Folder of labels: exact after a kill, one writer a file, and the answers that count."""
 
 import errno
+import fcntl
 import functools
 import json
 import operator
@@ -776,7 +777,7 @@ def test_only_what_is_shown_is_parsed(tmp_path, monkeypatch):
 def test_a_key_that_another_program_is_making_is_waited_for(tmp_path, monkeypatch):
     with open(tmp_path / key.KEY_FILE, 'wb+', buffering=0) as file:
         os.fchmod(file.fileno(), 0o600)
-        storage.lock_file(file)
+        fcntl.flock(file, fcntl.LOCK_EX)
 
         def make_it(seconds):
             file.write(b'0123456789abcdef' * 4 + b'\n')
@@ -793,7 +794,7 @@ def test_a_key_that_stays_locked_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(time, 'monotonic', lambda: next(times))
     monkeypatch.setattr(time, 'sleep', lambda seconds: None)
     with open(tmp_path / key.KEY_FILE, 'wb', buffering=0) as file:
-        storage.lock_file(file)
+        fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UserError, match=f'{key.KEY_FILE} cannot be used: '):
             key.folder_key(str(tmp_path))
     assert next(times, None) is None

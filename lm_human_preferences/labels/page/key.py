@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Iterable, Sequence
 
 from lm_human_preferences import storage
@@ -40,24 +39,14 @@ def folder_key(folder: str) -> FolderKey:
     """Return the key of a folder, made if there is none; UserError if that is unsafe."""
     path = os.path.join(folder, KEY_FILE)
     try:
-        with open(path, 'ab+', buffering=0, opener=storage.open_private) as file:
-            _wait_for_lock(file)
+        with storage.open_locked(
+            path, 'ab+', opener=storage.open_private, seconds=LOCK_SECONDS
+        ) as file:
             return _read_or_make(file, path)
     except PermissionError as e:
         return _temporary(f'{path} cannot be opened ({e.strerror})')
     except OSError as e:
         raise UserError(f'{path} cannot be used: {e.strerror or e}') from e
-
-
-def _wait_for_lock(file: io.FileIO) -> None:
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return storage.lock_file(file)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
 
 
 def _read_or_make(file: io.FileIO, path: str) -> FolderKey:

@@ -163,16 +163,13 @@ def _locked(folder: str) -> io.FileIO:
     # Some shared disks lock for those only who may write.
     mode = 'rb+' if os.access(path, os.W_OK) else 'rb'
     try:
-        file = open(path, mode, buffering=0, opener=storage.open_nofollow)
-        storage.lock_file(file)
+        return storage.open_locked(path, mode)
     except BlockingIOError:
-        file.close()
         raise UserError(
             f'{folder} has a page already: name all labellers where it was started'
         ) from None
     except OSError as e:
         raise UserError(f'{path} cannot be used: {e.strerror or e}') from e
-    return file
 
 
 def is_local(host: str) -> bool:
