@@ -72,7 +72,8 @@ def reward_trainer(model, batch):
         policy=reward_step.NOT_USED,
         query_sampler=reward_step.NOT_USED,
         labels=reward_step.labels(batch),
-        hparams=hparams,
+        settings=hparams,
+        logger=train_reward.logger_of(hparams, comm.init_comm()),
         comm=comm.init_comm(),
     )
     trainer.steps_done = 1

@@ -24,7 +24,6 @@ import torch
 from ppo_update import Ours, hparams_of
 from workload import QUERY_LENGTH, SIZES, VOCABULARY, library_for
 
-from lm_human_preferences import plans
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams import policy_options
@@ -103,7 +102,7 @@ def main():
             directory,
             world,
             resume=False,
-            frozen_scopes=plans.policy_networks(trainer.hparams).frozen,
+            frozen_scopes=trainer.roles.frozen,
             max_to_keep=2,
         ) as checkpointer,
     ):

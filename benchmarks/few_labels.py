@@ -200,7 +200,8 @@ def _trained(hparams: train_reward.HParams, count: int, members: int) -> Iterato
             policy=of_all.policy,
             query_sampler=of_all.query_sampler,
             labels={field: values[:count] for field, values in of_all.labels.items()},
-            hparams=hparams,
+            settings=hparams,
+            logger=of_all.logger,
             comm=LocalComm(),
         )
         trainer.prepare()

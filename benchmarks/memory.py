@@ -99,7 +99,8 @@ def reward_trainer(args, hparams):
         policy=Policy(model_of(args)),
         query_sampler=reward_step.NOT_USED,
         labels=reward_step.labels(args.batch),
-        hparams=hparams,
+        settings=hparams,
+        logger=train_reward.logger_of(hparams, comm.init_comm()),
         comm=comm.init_comm(),
     )
     trainer.steps_done = 1  # step 0 would print

@@ -32,6 +32,7 @@ from figures.tables import groups, write_table
 from lm_human_preferences import lm_tasks, storage, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum, plots
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.rewards import RewardModel, load_reward_model
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import random_stream
@@ -181,7 +182,7 @@ def run_online(path: str, hparams: train_policy.HParams, task: str) -> None:
     known = jobs.known_responses(task)
     with jobs.Curve(known) as curve:
         trainer = train_policy.start(hparams, curve, LocalComm())
-        train_policy.take_steps(trainer, curve, TimeLeft({'policy': 1}))
+        train_policy.take_steps(trainer, hparams, curve, TimeLeft({'policy': 1}))
     base, last = curve.points
     best = optimum.frontier_reward_at(last['kl'], known.ref_logprobs, known.scores)
     result = {
@@ -190,17 +191,17 @@ def run_online(path: str, hparams: train_policy.HParams, task: str) -> None:
         'known_reward': last['known_reward'],
         'optimal_reward': best,
         'share': (last['known_reward'] - base['known_reward']) / (best - base['known_reward']),
-        'own_accuracy': own_accuracy(trainer),
+        'own_accuracy': own_accuracy(trainer, hparams.task),
     }
     storage.write_json(path, result)
 
 
-def own_accuracy(trainer: train_policy.PPOTrainer) -> float:
+def own_accuracy(trainer: train_policy.PPOTrainer, task: TaskHParams) -> float:
     """Return how often the reward model chooses as the known reward does; chance is 0.25.
 
     They choose among four responses of the policy that are not all equal.
     """
-    policy, task = trainer.policy, trainer.hparams.task
+    policy = trainer.policy
     members = [network for network in trainer.networks.values() if isinstance(network, RewardModel)]
     with random_stream('own questions'):
         sampler = lm_tasks.make_query_sampler(

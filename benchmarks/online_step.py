@@ -81,7 +81,7 @@ def measure(args):
     checkpointer = Checkpointer(None, world, resume=False)
     checkpointer.set_seed(1)
     steps, asked, idle = [], [], []
-    collection = Collection(trainer, checkpointer, TimeLeft({'policy': 1}))
+    collection = Collection(trainer, hparams, checkpointer, TimeLeft({'policy': 1}))
     collection.schedule = AlternateSchedule(**vars(collection.schedule))
     with checkpointer, collection:
         for step in range(2, 2 * args.steps + 4):

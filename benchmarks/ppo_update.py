@@ -22,10 +22,10 @@ import trl_ppo
 import workload
 from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel, SameQueries
 
-from lm_human_preferences import train_policy
+from lm_human_preferences import plans, train_policy
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.rewards import EnsembleReward, RewardModel
+from lm_human_preferences.rewards import EnsembleReward, RewardModel, networks_of
 
 TEMPERATURE = 0.7
 ENSEMBLE = 'fp32-ensemble'  # a variant
@@ -73,12 +73,13 @@ class Ours:
             scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
             policy=Policy(trained_model, temperature=TEMPERATURE),
-            reward_model=scorer,
-            hparams=hparams,
+            reward_networks=networks_of(scorer),
+            roles=plans.policy_networks(hparams),
             comm=world,
             ref_policy=Policy(trained_model, scope='ref_policy', temperature=TEMPERATURE),
             query_sampler=SameQueries(queries),
             score_fn=train_policy.make_score_fn(hparams.task, scorer),
+            **train_policy.learning_settings(hparams, scorer.encoder, world),
         )
         self.trainer.steps_done = 1  # step 0 would print
 

@@ -53,7 +53,8 @@ def ours(args, batch):
         policy=NOT_USED,
         query_sampler=NOT_USED,
         labels=batch,
-        hparams=hparams,
+        settings=hparams,
+        logger=train_reward.logger_of(hparams, comm.init_comm()),
         comm=comm.init_comm(),
     )
     trainer.steps_done = 1  # step 0 would print

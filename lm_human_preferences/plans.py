@@ -3,31 +3,25 @@
 import dataclasses
 import os
 
-from lm_human_preferences import label_types, rewards
+from lm_human_preferences import label_types
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.policy import responses_in_a_row
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
-from lm_human_preferences.training.networks import Networks
+from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
 from lm_human_preferences.utils.core import ceil_div, exact_div
 
 UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on
-REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
 
 
 def policy_networks(hparams: policy_options.HParams) -> Networks:
     """Return the networks that train a policy."""
-    members = range(hparams.rewards.members)
-    reward_models = tuple(run_files.member_name('reward_model', member) for member in members)
-    if hparams.rewards.online is not None:
-        return Networks(learning=('policy',), frozen=('ref_policy',), retrained=reward_models)
-    if not rewards.has_network(hparams):
-        reward_models = ()
-    return Networks(learning=('policy',), frozen=('ref_policy', *reward_models))
+    return source_of(hparams).networks
 
 
 def reward_phases(members: int) -> list[str]:

@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm_human_preferences.language.adapters.record import digest_of
 from lm_human_preferences.language.attention import Unpadding
 from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.core import default_device, digest_of
 
 if TYPE_CHECKING:
     from lm_human_preferences.language.network import Cache

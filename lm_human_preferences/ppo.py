@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,16 @@ from lm_human_preferences.training.micro_batches import TensorBatch
 from lm_human_preferences.utils.core import whiten
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.policy_options import PpoHParams
+    from lm_human_preferences.hparams.algorithm_options import PpoHParams
+
+# (queries (batch, query_length), responses (batch, response_length)) ->
+# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original; an
+# ensemble's scores also have 'score_std' (batch,): deviation over its models, penalty or not
+ScoreFn = Callable[
+    [torch.Tensor, torch.Tensor],
+    tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
+]
+PART = 'score/'  # of the names of parts of a score among statistics
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Reward models: language models with a head that scores responses (the original's rewards.py)."""
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,35 +9,23 @@ from torch import nn
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets.jsonl import Query
-from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.by_name import text_scorer
-from lm_human_preferences.external_rewards.classifier import is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
-from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters import layers as adapters
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import Weights, check_size, load_parameters
+from lm_human_preferences.ppo import PART, ScoreFn
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import log_as_original
-
-# (queries (batch, query_length), responses (batch, response_length)) ->
-# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original; an
-# ensemble's scores also have 'score_std' (batch,): deviation over its models, penalty or not
-ScoreFn = Callable[
-    [torch.Tensor, torch.Tensor],
-    tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
-]
-# Asked often while a run goes on
-_is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
 class Scorer(nn.Module):
@@ -208,7 +195,6 @@ class EnsembleReward:
 LearnedReward = TrainedRewardModel | EnsembleReward
 FrozenRewardModel = KnownReward | TextReward | LearnedReward
 # What a policy learns from
-PART = 'score/'  # of the names of parts of a score among statistics
 ScoringModel = KnownReward | TextReward | Scorer | EnsembleReward
 
 
@@ -252,19 +238,10 @@ def load_learned(
     return EnsembleReward(models)
 
 
-def load_reward_of_run(save_dir: str, hparams: HParams, encoding: Encoding) -> FrozenRewardModel:
-    """Return the reward that the run in `save_dir` learned from. hparams: train_policy's."""
-    chat = hparams.task.chat
-    if hparams.rewards.function is not None:
-        return _of_function(reward_function.of_run(save_dir), encoding, hparams.task)
-    directory = locations.reward_model_of(save_dir, hparams)
-    members = hparams.rewards.members
-    return load_reward_model(directory, encoding, chat=chat, members=members, may_be_code=False)
-
-
-def _of_function(
+def reward_of_function(
     source: reward_function.Source, encoding: Encoding, task: TaskHParams
 ) -> TextReward:
+    """Return the reward by a function of the user's, for queries of `task`."""
     scorer = FunctionScorer(source)
     reward = TextReward(scorer, encoding, chat=task.chat)
     _give_columns(scorer, reward, task)
@@ -304,63 +281,12 @@ def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
     """Return {scope in checkpoints: network} of a policy's reward."""
     if not isinstance(reward_model, EnsembleReward):
         return {SCOPE: reward_model}
-    members = enumerate(reward_model.members)
-    return {run_files.member_name(SCOPE, number): member for number, member in members}
+    return dict(zip(scopes_of(len(reward_model.members)), reward_model.members, strict=True))
 
 
-def has_network(hparams: HParams) -> bool:
-    """Return whether the reward of a policy's run is a network of ours, saved with the policy."""
-    name = hparams.rewards.trained_model
-    if hparams.new_reward_model is not None:
-        return True
-    return name is not None and name != 'mock' and not _is_classifier(name)
-
-
-def scoring_model(
-    hparams: HParams,
-    initial_model: trained_models.TrainedModel,
-    comm: Comm,
-    function: reward_function.Source | None = None,
-) -> ScoringModel:
-    """Return the reward model that a policy learns from, before rank 0 broadcasts its weights."""
-    chat, members = hparams.task.chat, hparams.rewards.members
-    is_new = hparams.new_reward_model is not None
-    if hparams.rewards.online is not None:
-        scorers: list[Scorer] = [RewardModel(initial_model) for _ in range(members)]
-    elif function is not None:
-        return _of_function(function, initial_model.encoding, hparams.task)
-    elif is_new and comm.rank != 0:  # other hosts may not see its directory
-        scorers = [_without_values(initial_model) for _ in range(members)]
-    else:
-        directory = locations.local_reward_model(hparams)
-        return load_reward_model(
-            directory,
-            initial_model.encoding,
-            chat=chat,
-            members=members,
-            base=initial_model,
-            may_be_code=False,
-        )
-    return scorers[0] if members == 1 else EnsembleReward(scorers)
-
-
-def _without_values(initial_model: trained_models.TrainedModel) -> Scorer:
-    """Return an uninitialised reward model, whose weights rank 0 will broadcast."""
-    scorer = Scorer(initial_model.create(['reward'], SCOPE), initial_model.encoding)
-    return scorer.requires_grad_(False).to(default_device())
-
-
-def function_of_training(hparams: HParams, comm: Comm) -> reward_function.Source | None:
-    """Return the user's reward function of a policy's run as rank 0 reads it; None without one."""
-    name = hparams.rewards.function
-    if name is None:
-        return None
-    parts: tuple[str, ...] = ()
-    if comm.rank == 0:
-        directory, is_resumed = hparams.run.directory, hparams.run.resume
-        own = reward_function.of_training(name, directory, is_resumed=is_resumed)
-        parts = own.name, own.text, own.place
-    return reward_function.Source(*comm.all_gather_object(parts)[0])
+def scopes_of(members: int) -> tuple[str, ...]:
+    """Return the scopes in checkpoints of the models of an ensemble."""
+    return tuple(run_files.member_name(SCOPE, number) for number in range(members))
 
 
 def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:

@@ -8,17 +8,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lm_human_preferences import lm_tasks, rewards, storage
+from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.language import weights
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.hardware import hardware
 from lm_human_preferences.machine.products import Library
-from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import command_record, run_files, run_settings
 from lm_human_preferences.training import console, loop, memory, precision
 from lm_human_preferences.utils import hyperparams
@@ -70,11 +69,7 @@ def pinned_members(hparams: Training) -> dict[str, int]:
     policy = hparams.policy
     if policy is None or policy.rewards.ensemble is not None:
         return {}
-    name = policy.rewards.trained_model
-    is_new = policy.new_reward_model is not None
-    if is_new or name in (None, 'test') or not rewards.has_network(policy):
-        return {}
-    members = locations.recorded_members(name)
+    members = source_of(policy).recorded_members()
     return {'rewards.ensemble': members} if members > 1 else {}
 
 
@@ -145,10 +140,7 @@ def _files(hparams: Training) -> list[str]:
         return list(hparams.reward_training.labels.sources().values())
     policy = hparams.policy
     assert policy is not None
-    directory = (policy.rewards.trained_model or '').rstrip('/')
-    if not directory.endswith(f'/{run_files.REWARD.network}'):
-        return []
-    return weights.files_in(directory)
+    return source_of(policy).files()
 
 
 def check_queries(hparams: Training, encoder: Encoder) -> list[str]:
@@ -174,11 +166,13 @@ def start(
     records: Mapping[str, Any],
     command: str,
     network: str,
+    saves: Callable[[AnyTrainer], int],
 ) -> AnyTrainer:
     """Return a trainer before its next step.
 
     records: {name: JSON or text} of the run's files. command: the whole command, which may train
-    a policy after this. network: folder of the trained network in the run.
+    a policy after this. network: folder of the trained network in the run. saves: returns the
+    number of checkpoints of the whole training.
     """
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     width = initial_model.hparams().n_embd
@@ -188,7 +182,7 @@ def start(
     initial_model = shared.on_one_base(initial_model, hparams, network, comm)
     checkpointer.set_seed(hparams.run.seed)  # whether a base was read now or before
     trainer = build(initial_model)
-    checkpointer.restore(trainer, saves=trainer.planned_saves)
+    checkpointer.restore(trainer, saves=saves(trainer))
     comm.barrier()
     directory = hparams.run.directory
     if directory is not None and comm.rank == 0:

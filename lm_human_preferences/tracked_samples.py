@@ -12,7 +12,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.reward_models.locations import label_source
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
@@ -33,7 +33,10 @@ _TRIES = 20  # draws for each query; a data set may have fewer different ones
 def fixed_queries(hparams: HParams, encoder: Encoder, count: int) -> torch.Tensor:
     """Return the first `count` different queries of the data set: (at most count, query_length)."""
     sampler = lm_tasks.make_query_sampler(
-        hparams=hparams.task, encoder=encoder, batch_size=1, labels=label_source(hparams)
+        hparams=hparams.task,
+        encoder=encoder,
+        batch_size=1,
+        labels=source_of(hparams).label_source(),
     )
     found: dict[tuple[int, ...], None] = {}
     for _ in range(_TRIES * count):
@@ -43,30 +46,38 @@ def fixed_queries(hparams: HParams, encoder: Encoder, count: int) -> torch.Tenso
     return torch.tensor(list(found))
 
 
-def hooks(trainer: PPOTrainer, seed: int | None, reader: Decoder) -> list[Hook]:
+def hooks(trainer: PPOTrainer, hparams: HParams, seed: int | None, reader: Decoder) -> list[Hook]:
     """Return the hook of a run that keeps samples, on rank 0; none where nothing is saved."""
-    run = trainer.hparams.run
+    run = hparams.run
     if trainer.comm.rank != 0 or run.directory is None or run.sample_queries == 0:
         return []
-    return [TrackedSamples(trainer, run.directory, seed, reader)]
+    with random_stream(seed, 'queries of samples'):
+        queries = fixed_queries(hparams, trainer.policy.encoder, run.sample_queries)
+    interval = run.sample_interval or ceil_div(trainer.total_steps, TIMES)
+    path = os.path.join(run.directory, run_files.SAMPLES)
+    return [TrackedSamples(trainer, path, seed, reader, queries, interval, hparams.task.truncates)]
 
 
 class TrackedSamples(Hook):
     """Samples of the same queries in a training, on rank 0, with random numbers of their own."""
 
     def __init__(
-        self, trainer: PPOTrainer, directory: str, seed: int | None, reader: Decoder
+        self,
+        trainer: PPOTrainer,
+        path: str,
+        seed: int | None,
+        reader: Decoder,
+        queries: torch.Tensor,
+        interval: int,
+        has_ends: bool,
     ) -> None:
-        run = trainer.hparams.run
         self.trainer = trainer
-        self.path = os.path.join(directory, run_files.SAMPLES)
+        self.path = path
         self.seed = seed
         self.reader = reader
-        self.interval = run.sample_interval or ceil_div(trainer.total_steps, TIMES)
-        with random_stream(seed, 'queries of samples'):
-            self.queries = fixed_queries(
-                trainer.hparams, trainer.policy.encoder, run.sample_queries
-            )
+        self.queries = queries
+        self.interval = interval  # steps
+        self.has_ends = has_ends  # before a response's last token
 
     def __enter__(self) -> TrackedSamples:
         """Drop the samples of steps that a resumed run repeats."""
@@ -98,7 +109,6 @@ class TrackedSamples(Hook):
         self.trainer.logger.log_text('samples', _as_markdown(records), step)
 
     def _records(self, step: int, rollout: Rollout) -> list[dict[str, Any]]:
-        has_ends = self.trainer.hparams.task.truncates
         kls = (rollout.logprobs.double() - rollout.ref_logprobs.double()).sum(1)
         rows = zip(
             rollout.queries.cpu(),
@@ -116,7 +126,7 @@ class TrackedSamples(Hook):
                 'response': self._text(scored),
                 'query_tokens': query.tolist(),
                 'response_tokens': response.tolist(),
-                **({'tokens_after_end': int((response != scored).sum())} if has_ends else {}),
+                **({'tokens_after_end': int((response != scored).sum())} if self.has_ends else {}),
                 'score': score,
                 **({} if spread is None else {'score_std': spread}),
                 'kl': kl,

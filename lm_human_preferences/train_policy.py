@@ -1,5 +1,8 @@
 """Training of a policy by PPO (the original's train_policy.py; paper, section 2.2)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from lm_human_preferences import (
     lm_tasks,
     plans,
@@ -13,34 +16,37 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
-from lm_human_preferences.hparams.policy_options import AdaptiveKLParams as AdaptiveKLParams
+from lm_human_preferences.hparams.algorithm_options import AdaptiveKLParams as AdaptiveKLParams
+from lm_human_preferences.hparams.algorithm_options import PpoHParams as PpoHParams
 from lm_human_preferences.hparams.policy_options import HParams
-from lm_human_preferences.hparams.policy_options import PpoHParams as PpoHParams
 from lm_human_preferences.hparams.policy_options import RewardHParams as RewardHParams
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import shared
+from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models.locations import label_source
+from lm_human_preferences.reward_sources import RewardSource, source_of
 from lm_human_preferences.rewards import make_score_fn
-from lm_human_preferences.runs import curves, reward_function, run_dir, run_files, run_settings
+from lm_human_preferences.runs import curves, run_dir, run_files, run_settings
+from lm_human_preferences.trainers import health
 from lm_human_preferences.trainers.hooks import policy_hooks
-from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, counted
+from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, Responses, counted
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.kl_control import AdaptiveKLController as AdaptiveKLController
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
+from lm_human_preferences.training.kl_control import make_kl_controller
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div, exact_div
-from lm_human_preferences.utils.logging import announce
+from lm_human_preferences.utils.logging import Logger, announce
 
 
 def build_trainer(
     hparams: HParams,
     initial_model: TrainedModel,
     comm: Comm,
-    function: reward_function.Source | None = None,
+    source: RewardSource,
 ) -> PPOTrainer:
     """Return the trainer of a policy that starts as `initial_model`, the same on all ranks."""
     encoding = initial_model.encoding
@@ -49,25 +55,44 @@ def build_trainer(
     ref_policy = Policy(initial_model, scope='ref_policy', **settings)
     policy = Policy(initial_model, scope='policy', **settings)
     policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
-    reward_model = rewards.scoring_model(hparams, initial_model, comm, function)
+    reward_model = source.for_training(initial_model, comm)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
         comm=comm,
-        labels=label_source(hparams),
+        labels=source.label_source(),
         batch_size=exact_div(hparams.ppo.batch_size, comm.size * hparams.ppo.samples_per_query),
     )
     trainer = PPOTrainer(
         policy=policy,
         ref_policy=ref_policy,
         query_sampler=query_sampler,
-        hparams=hparams,
-        comm=comm,
-        reward_model=reward_model,
         score_fn=make_score_fn(hparams.task, reward_model),
+        roles=source.networks,
+        reward_networks=rewards.networks_of(reward_model),
+        comm=comm,
+        **learning_settings(hparams, encoder, comm),
     )
-    plans.policy_networks(hparams).broadcast(trainer.networks, comm)
+    trainer.roles.broadcast(trainer.networks, comm)
     return trainer
+
+
+def learning_settings(hparams: HParams, encoder: Encoder, comm: Comm) -> dict[str, Any]:
+    """Return the arguments of a PPOTrainer that say how it learns, and from which responses."""
+    task, run = hparams.task, hparams.run
+    responses = Responses(
+        task.response_length,
+        has_end=lm_tasks.filter_fn_from_hparams(task, encoder, anywhere=True),
+        is_valid=lm_tasks.filter_fn_from_hparams(task, encoder),
+        are_logged=task.stops or bool(task.truncate_text),
+    )
+    return dict(
+        responses=responses,
+        ppo=hparams.ppo,
+        kl_ctl=make_kl_controller(hparams.rewards.kl_coef, hparams.rewards.adaptive_kl),
+        relative_kl_coef=hparams.rewards.relative_kl_coef,
+        logger=Logger(run.directory, 'ppo', log_interval=run.log_interval, comm=comm),
+    )
 
 
 def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
@@ -94,7 +119,7 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
         schema=STATE,
         frozen_scopes=plans.policy_networks(hparams).frozen,
         stop_timeout=hparams.run.stop_timeout,
-        complete=lambda state: counted(state, run_settings.as_recorded(hparams)),
+        complete=lambda state: _counted(state, run_settings.as_recorded(hparams)),
     ) as checkpointer:
         state = checkpointer.state.get('trainer')
         if state is None and comm.rank == 0:
@@ -110,6 +135,15 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
         more = 'of' if done == steps else 'steps, more than'
         announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
     return False
+
+
+def _counted(state: Mapping[str, Any], recorded: HParams) -> dict[str, Any]:
+    return counted(
+        state,
+        batch_size=recorded.ppo.batch_size,
+        response_length=recorded.task.response_length,
+        relative_kl_coef=recorded.rewards.relative_kl_coef,
+    )
 
 
 def _tell_lost_steps(hparams: HParams) -> None:
@@ -144,7 +178,7 @@ def _train_both(
         if hparams.reward_training is not None:
             hparams = train_reward.train_for_policy(hparams, directory, comm, clock, experiment)
         trainer = start(hparams, checkpointer, comm, experiment)
-    take_steps(trainer, checkpointer, clock)
+    take_steps(trainer, hparams, checkpointer, clock)
 
 
 def start(
@@ -152,27 +186,32 @@ def start(
 ) -> PPOTrainer:
     """Return the trainer of a run before its next step; see session.start."""
     console.dump(hparams)
-    function = rewards.function_of_training(hparams, comm)
+    source = source_of(hparams).pinned(hparams.run, comm)
     settings = run_settings.records(
         hparams, experiment=experiment, ranks=comm.size, commands=[run_files.POLICY.command]
     )
     return session.start(
-        lambda initial_model: build_trainer(hparams, initial_model, comm, function),
+        lambda initial_model: build_trainer(hparams, initial_model, comm, source),
         hparams,
         checkpointer,
         comm,
-        records={**(reward_function.records(function) if function else {}), **settings},
+        records={**source.records(), **settings},
         command=hparams.command,
         network=run_files.POLICY.network,
+        saves=lambda _: plans.policy_saves(hparams),
     )
 
 
-def take_steps(trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft) -> None:
+def take_steps(
+    trainer: PPOTrainer, hparams: HParams, checkpointer: Checkpointer, clock: TimeLeft
+) -> None:
     """Take the remaining steps. clock: of the whole command, with a phase 'policy'."""
-    reader = tokenisers.reader(trainer.policy.encoder, trainer.hparams.task.chat)
+    reader = tokenisers.reader(trainer.policy.encoder, hparams.task.chat)
+    limits = health.policy_limits(hparams.task, hparams.rewards.adaptive_kl)
+    has_spread = hparams.rewards.members > 1
     hooks = [
-        *collection.hooks(trainer, checkpointer, clock),
-        *tracked_samples.hooks(trainer, checkpointer.seed, reader),
-        *policy_hooks(trainer, checkpointer, clock, reader),
+        *collection.hooks(trainer, hparams, checkpointer, clock),
+        *tracked_samples.hooks(trainer, hparams, checkpointer.seed, reader),
+        *policy_hooks(trainer, checkpointer, clock, reader, hparams.run, limits, has_spread),
     ]
     training_loop(trainer, hooks)

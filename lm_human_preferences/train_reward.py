@@ -34,6 +34,7 @@ from lm_human_preferences.trainers.hooks import reward_hooks
 from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrainer, counted
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.loop import training_loop
+from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import exact_div, random_stream, set_seed
 from lm_human_preferences.utils.logging import Logger, announce, log_line
@@ -134,7 +135,7 @@ class _Members:
                 self.comm,
                 resume=run.resume,
                 schema=STATE,
-                frozen_scopes=plans.REWARD_NETWORKS.frozen,
+                frozen_scopes=REWARD_NETWORKS.frozen,
                 max_to_keep=2,
                 stop_timeout=run.stop_timeout,
                 complete=self._counted,
@@ -143,7 +144,7 @@ class _Members:
             trainer = self._start(member, checkpointer)
             trainer.prepare()
             phase = plans.reward_phases(hparams.ensemble)[member]
-            hooks = reward_hooks(trainer, checkpointer, run.on_anomaly, self.clock, phase)
+            hooks = reward_hooks(trainer, checkpointer, run, self.clock, phase)
             training_loop(trainer, hooks)
             trainer.finish()
             if 0 < member == hparams.ensemble - 1 and trainer.is_normalized:
@@ -215,6 +216,7 @@ class _Members:
             records=self.records,
             command=self.command.command,
             network=run_files.REWARD.of_member(member).network,
+            saves=lambda trainer: 1 + trainer.total_steps // hparams.run.save_interval,
         )
         if comm.rank == 0 and is_first:
             if is_whole_run:
@@ -263,7 +265,7 @@ def build_trainer(
     settings = lm_tasks.policy_settings(hparams.task, encoder)
     ref_policy = Policy(initial_model, scope='ref_policy', **settings)
     reward_model = RewardModel(initial_model)
-    plans.REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
+    REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
 
     if loaded is None:
         labels = simulated.simulated_labels(hparams, ref_policy, comm)
@@ -291,9 +293,20 @@ def build_trainer(
         held_out=held_out,
         label_notes=[*loaded.notes, *split_notes],
         label_record=record,
-        hparams=hparams,
+        settings=hparams,
+        logger=logger_of(hparams, comm, member),
         comm=comm,
-        member=member,
+    )
+
+
+def logger_of(hparams: HParams, comm: Comm, member: int = 0) -> Logger:
+    """Return the log of the training of model `member`."""
+    return Logger(
+        hparams.run.directory,
+        run_files.REWARD.of_member(member).network,
+        log_interval=hparams.run.log_interval,
+        comm=comm,
+        tag_prefix='train_reward/minibatch/',
     )
 
 

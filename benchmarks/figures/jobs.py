@@ -183,7 +183,7 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
     hparams.rewards.kl_coef = _kl_coef(hparams, reward_model, known)
     with Curve(known) as curve:
         trainer = train_policy.start(hparams, curve, LocalComm())
-        train_policy.take_steps(trainer, curve, TimeLeft({'policy': 1}))
+        train_policy.take_steps(trainer, hparams, curve, TimeLeft({'policy': 1}))
     last_kl = curve.points[-1]['kl']
     result = {
         'kl_coef': hparams.rewards.kl_coef,
@@ -219,11 +219,11 @@ class Curve(Checkpointer):
 
     def save(self, trainer: train_policy.PPOTrainer) -> None:
         """Add a measurement of the policy of `trainer` to `points`."""
-        length = trainer.hparams.task.response_length
+        length = trainer.responses.length
         logprobs = optimum.all_logprobs(trainer.policy, self.known.queries, length)
         self.points.append(
             {
-                'episodes': trainer.steps_done * trainer.hparams.ppo.batch_size,
+                'episodes': trainer.steps_done * trainer.ppo.batch_size,
                 'kl': optimum.kl(logprobs, self.known.ref_logprobs).mean().item(),
                 'known_reward': optimum.expected(logprobs, self.known.scores).mean().item(),
             }

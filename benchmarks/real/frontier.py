@@ -16,7 +16,7 @@ from lm_human_preferences import rewards
 from lm_human_preferences.evaluation import comparison, measure, optimum, plots, report
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.rewards import ScoreFn
+from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils import student

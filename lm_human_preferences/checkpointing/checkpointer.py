@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, stopping_message
@@ -94,7 +95,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.seed: int | None = None
         # Library of the matrix products, and the processor that the run began on.
         self.products: dict[str, Any] = {}
-        if checkpoints.matches_schema(self.state.get('products'), PRODUCTS):
+        if matches_schema(self.state.get('products'), PRODUCTS):
             self.products = self.state['products']
         self.saved_step: int | None = None
         self.writing: concurrent.futures.Future[str] | None = None

@@ -31,6 +31,7 @@ from lm_human_preferences.checkpointing.names import (
     resumable,
     step_of,
 )
+from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import torch
 
 SIZE_OF_OTHER_FILES = 1 << 20  # bytes: more than all of a checkpoint but its values takes
-COUNT = range(2**63)
 MANIFEST = {'index_sha256': str, 'sizes': {INDEX: COUNT, DATA: COUNT}, 'state': object}
 
 
@@ -247,20 +247,3 @@ def restore_state(prefix: str) -> Any:
     if size != expected:
         raise tf_bundle.BundleError(f'{prefix}{DATA} is damaged: it has {size} of {expected} bytes')
     return manifest['state']
-
-
-def matches_schema(value: Any, schema: Any) -> bool:
-    """Return whether a JSON `value` has `schema`: types, ranges of integers, lists and dicts."""
-    if isinstance(schema, dict):
-        return isinstance(value, dict) and all(
-            name in value and matches_schema(value[name], part) for name, part in schema.items()
-        )
-    if isinstance(schema, list):
-        is_list = isinstance(value, list) and len(value) > 0
-        return is_list and all(matches_schema(part, schema[0]) for part in value)
-    if isinstance(schema, tuple):
-        is_list = isinstance(value, list) and len(value) == len(schema)
-        return is_list and all(map(matches_schema, value, schema))
-    if isinstance(schema, range):
-        return type(value) is int and value in schema  # True is not an integer here
-    return isinstance(value, schema)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable
 from lm_human_preferences import (
     lm_tasks,
     plans,
-    rewards,
     session,
     storage,
     train_policy,
@@ -33,6 +32,7 @@ from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_sources import FunctionSource, SavedSource, source_of
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training import memory
@@ -65,9 +65,9 @@ class DryRun:
         elif self.hparams.reward_training is not None:
             self._check_labels(self.hparams.reward_training, encoding)
         elif self.policy is not None:
-            function = rewards.function_of_training(self.policy, LocalComm())
-            if function is not None:
-                scorer = FunctionScorer(function)
+            source = source_of(self.policy).pinned(self.policy.run, LocalComm())
+            if isinstance(source, FunctionSource) and source.code is not None:
+                scorer = FunctionScorer(source.code)
                 self._try(scorer)
                 if scorer.asks_for_columns and encoding is not None and self.query_notes:
                     # Notes are only made of queries that are here.
@@ -93,7 +93,7 @@ class DryRun:
         if name is None or storage.is_remote(name) or not storage.exists(name):
             return
         self.policy.override_from_dict(session.pinned_members(self.policy))
-        if self.policy.members > 1 and rewards.has_network(self.policy):
+        if self.policy.members > 1 and isinstance(source_of(self.policy), SavedSource):
             locations.locations_of(name, self.policy.members)
 
     def _check_model(self) -> Encoding | None:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
-from lm_human_preferences import lm_tasks, plans, rewards, storage
+from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets.jsonl import Query, read_queries
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError, about_option
@@ -22,7 +22,7 @@ from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory
@@ -66,7 +66,7 @@ def sample_policy(
         if is_original:
             print('hparams', hparams)
             hyperparams.dump(sizes, name='model_hparams')
-        networks = 1 if output is None else len(plans.policy_networks(hparams).scopes)
+        networks = 1 if output is None else len(source_of(hparams).networks.scopes)
         _prepare_to_sample(sizes, task, batch_size, networks, precision, comm)
         lm_tasks.check_lengths(task, encoder, sizes)
         scopes = _checked_scopes(trained_model)
@@ -228,7 +228,7 @@ def endless_rounds(
         comm=comm,
         batch_size=batch_size,
         mode='test',
-        labels=locations.label_source(hparams),
+        labels=source_of(hparams).label_source(),
     )
     rows = batch_size * comm.size
     waiting: list[torch.Tensor] = []
@@ -328,7 +328,7 @@ class Judge:
     ) -> rewards.FrozenRewardModel | None:
         """Load the run's reward, or the copy beside the policy; None with a note if that fails."""
         try:
-            return rewards.load_reward_of_run(save_dir, hparams, encoding)
+            return source_of(hparams).of_run(save_dir, encoding)
         except UserError as e:
             error = e
         with contextlib.suppress(UserError):

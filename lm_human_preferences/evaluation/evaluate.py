@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_human_preferences import lm_tasks, rewards, shell, storage
+from lm_human_preferences import lm_tasks, shell, storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.names import step_of
 from lm_human_preferences.datasets import registry
@@ -22,6 +22,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.command_options import MOST_SAMPLES
 from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
 from lm_human_preferences.machine.hardware import hardware
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import command_record, curves
 from lm_human_preferences.runs.run_files import POLICY, RESULTS
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
@@ -93,7 +94,7 @@ def _results(
                 models.policy.model.hparams,
                 hparams.task,
                 options.batch_size,
-                networks=2 + (hparams.rewards.members if rewards.has_network(hparams) else 0),
+                networks=len(source_of(hparams).networks.scopes),
                 sampling=2,
                 precision='fp32',
             ),

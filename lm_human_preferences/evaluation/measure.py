@@ -29,7 +29,7 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
@@ -90,7 +90,7 @@ def _reward_models(
     save_dir: str, hparams: policy_options.HParams, encoding: Encoding
 ) -> RewardModels:
     """Return {name: reward} of a run; reviews have a known reward, too."""
-    trained_on = rewards.load_reward_of_run(save_dir, hparams, encoding)
+    trained_on = source_of(hparams).of_run(save_dir, encoding)
     if isinstance(trained_on, KnownReward):
         return {'known reward': trained_on}
     models: RewardModels = {REWARD_MODEL: trained_on}
@@ -117,7 +117,7 @@ def queries_of(
         encoder=encoder,
         batch_size=DRAWS if is_enumerable else count or QUERIES,
         mode='test',
-        labels=locations.label_source(hparams),
+        labels=source_of(hparams).label_source(),
     )
     queries = sampler()['tokens']
     if hparams.task.query_dataset not in registry.DATASETS:

@@ -6,6 +6,18 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import ceil_div
 
+MOST_KL_ERROR = 0.2  # in proportion to the target, that one step corrects
+
+
+@dataclass
+class AdaptiveKLParams(hyperparams.HParams):
+    target: float = option(
+        None,
+        'target of the KL divergence from the initial policy, in nats per response',
+        at_least=1e-6,
+    )
+    horizon: int = option(10000, 'episodes over which kl_coef adapts', at_least=1)
+
 
 @dataclass
 class PpoHParams(hyperparams.HParams):

@@ -10,7 +10,11 @@ from typing import Any, ClassVar
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.hparams.algorithm_options import PpoHParams
+from lm_human_preferences.hparams.algorithm_options import (
+    MOST_KL_ERROR,
+    AdaptiveKLParams,
+    PpoHParams,
+)
 from lm_human_preferences.hparams.online_options import PEOPLE, OnlineHParams, ServeHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
@@ -18,7 +22,6 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
-MOST_KL_ERROR = 0.2  # in proportion to the target, that one step corrects
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
@@ -39,16 +42,6 @@ _OFFLINE = {
     'keep': 'the last epoch',
 }
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
-
-
-@dataclass
-class AdaptiveKLParams(hyperparams.HParams):
-    target: float = option(
-        None,
-        'target of the KL divergence from the initial policy, in nats per response',
-        at_least=1e-6,
-    )
-    horizon: int = option(10000, 'episodes over which kl_coef adapts', at_least=1)
 
 
 @dataclass

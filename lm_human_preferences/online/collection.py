@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lm_human_preferences import plans, shell
+from lm_human_preferences import shell
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.retraining import Retrainer
@@ -22,6 +22,7 @@ from lm_human_preferences.utils.logging import log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+    from lm_human_preferences.hparams.policy_options import HParams
     from lm_human_preferences.training.time_left import TimeLeft
 
 POLL_SECONDS = 1.0  # between two looks for answers
@@ -31,25 +32,29 @@ HOUR = 3600.0
 STEPS_TO_REACT = 2
 
 
-def hooks(trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft) -> list[Hook]:
+def hooks(
+    trainer: PPOTrainer, hparams: HParams, checkpointer: Checkpointer, clock: TimeLeft
+) -> list[Hook]:
     """Return the hook that collects labels; none without --rewards.online."""
-    if trainer.hparams.rewards.online is None:
+    if hparams.rewards.online is None:
         return []
-    return [Collection(trainer, checkpointer, clock)]
+    return [Collection(trainer, hparams, checkpointer, clock)]
 
 
 class Collection(Hook):
     """Collects labels while `trainer` trains a policy; entered on every rank."""
 
-    def __init__(self, trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft) -> None:
-        hparams = trainer.hparams
+    def __init__(
+        self, trainer: PPOTrainer, hparams: HParams, checkpointer: Checkpointer, clock: TimeLeft
+    ) -> None:
+        self.hparams = hparams
         online, new_model = hparams.rewards.online, hparams.new_reward_model
         assert online is not None and new_model is not None and checkpointer.seed is not None
         self.trainer, self.checkpointer, self.comm = trainer, checkpointer, trainer.comm
         self.clock, self.online, self.seed = clock, online, checkpointer.seed
         self.schedule = online.schedule(trainer.total_steps)
         reward_models = []
-        for scope in plans.policy_networks(hparams).retrained:
+        for scope in trainer.roles.retrained:
             reward_model = trainer.networks[scope]
             assert isinstance(reward_model, RewardModel)
             reward_models.append(reward_model)
@@ -67,7 +72,7 @@ class Collection(Hook):
     def __enter__(self) -> Collection:
         if self.comm.rank == 0:
             with contextlib.ExitStack() as stack:
-                self.labels = RunLabels(self.trainer, self.schedule, self.seed, stack)
+                self.labels = RunLabels(self.trainer, self.hparams, self.schedule, self.seed, stack)
                 self._stack = stack.pop_all()
         return self
 
@@ -114,7 +119,7 @@ class Collection(Hook):
         self.checkpointer.save(self.trainer)
         self.checkpointer.wait()
         self.comm.barrier()
-        run = self.trainer.hparams.run
+        run = self.hparams.run
         how = 'nothing is saved, because --save_dir is None'
         if run.directory is not None:
             folder = os.path.join(run.directory, LABELS)

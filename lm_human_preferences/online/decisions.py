@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from lm_human_preferences.checkpointing.checkpoints import COUNT, matches_schema
+from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.folder import are_line_counts

@@ -14,7 +14,7 @@ from lm_human_preferences.online.question_sampler import (
     labellers_wanted,
 )
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models.locations import label_source
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.utils.core import random_stream
 
 PART = 'train'  # of the data set: comparisons are learned from as well
@@ -48,7 +48,7 @@ class QuestionSource:
         }
         with random_stream(seed, 'queries of questions'):
             self.queries = Queries.of_task(
-                hparams.task, policy.encoder, PART, label_source(hparams)
+                hparams.task, policy.encoder, PART, source_of(hparams).label_source()
             )
 
     def ask(self, step: int, counts: dict[str, int]) -> int:

@@ -17,6 +17,7 @@ from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mea
 from lm_human_preferences.training import memory
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import exact_div, random_stream
+from lm_human_preferences.utils.logging import Logger
 
 Labels = dict[str, torch.Tensor]
 
@@ -47,6 +48,14 @@ class Retrainer:
         self.reward_models, self.ref_policy = reward_models, ref_policy
         self.hparams, self.comm, self.seed = hparams, comm, seed
         self.reward = EnsembleReward(reward_models)
+        # To the console alone: numbers in TensorBoard are those of the policy's steps.
+        self.logger = Logger(
+            None,
+            'reward_model',
+            log_interval=hparams.run.log_interval,
+            comm=comm,
+            tag_prefix='train_reward/minibatch/',
+        )
         self.optimizers = []
         for model in reward_models:
             self.optimizers.append(Adam(model.parameters_by_name(), comm=comm))
@@ -93,7 +102,8 @@ class Retrainer:
             query_sampler=query_sampler,
             labels=labels,
             held_out=held_out,
-            hparams=self.hparams,
+            settings=self.hparams,
+            logger=self.logger,
             comm=self.comm,
             optimizer=optimizer,
         )

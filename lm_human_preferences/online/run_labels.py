@@ -31,6 +31,7 @@ from lm_human_preferences.utils.logging import announce, log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.online_options import ServeHParams
+    from lm_human_preferences.hparams.policy_options import HParams
 
 ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active
 REPORT_SECONDS = 60.0  # between two lines about missing labels
@@ -40,9 +41,14 @@ class RunLabels:
     """Folder of labels and decisions of an online run, on rank 0; `stack` closes the files."""
 
     def __init__(
-        self, trainer: PPOTrainer, schedule: Schedule, seed: int, stack: contextlib.ExitStack
+        self,
+        trainer: PPOTrainer,
+        hparams: HParams,
+        schedule: Schedule,
+        seed: int,
+        stack: contextlib.ExitStack,
     ) -> None:
-        hparams, encoding = trainer.hparams, trainer.policy.trained_model.encoding
+        encoding = trainer.policy.trained_model.encoding
         online, new_model = hparams.rewards.online, hparams.new_reward_model
         assert online is not None and new_model is not None
         self.online = online

@@ -59,12 +59,12 @@ def _calibration(
 ) -> tuple[Chart | None, str]:
     """Measure the calibration on the answers in a folder. identity: of the chart."""
     from lm_human_preferences.evaluation import reward_on_labels
-    from lm_human_preferences.reward_models import locations
+    from lm_human_preferences.reward_sources import source_of
 
     try:
         model = facts.directory
         if facts.policy is not None:
-            model = locations.reward_model_of(facts.directory, facts.policy)
+            model = source_of(facts.policy).place_in(facts.directory)
         found = reward_on_labels.calibration(LabelFolder(source), model, without)
     except (*_DAMAGED, RuntimeError) as e:
         return None, f'The calibration cannot be computed: {e}'

@@ -7,9 +7,8 @@ import os
 from typing import NamedTuple
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.hparams.policy_options import RewardHParams
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
@@ -54,44 +53,23 @@ def recorded_members(path: str) -> int:
     return run_settings.members_of(path, run_files.REWARD)
 
 
-def reward_model_of(save_dir: str, hparams: HParams) -> str:
-    """Return the directory of a run's reward model, else of the policy with a copy, or 'mock'."""
-    policy = storage.join(save_dir, run_files.POLICY.network)
-    if hparams.rewards.online is not None:
-        return policy
-    if hparams.new_reward_model is not None:
-        own = storage.join(save_dir, run_files.REWARD.network)
-        return own if storage.exists(storage.join(own, 'hparams.json')) else policy
-    name = hparams.rewards.trained_model
-    assert name is not None
-    if name == 'mock':
-        return name
-    if hparams.rewards.class_name is not None:
-        return f'{name}#{hparams.rewards.class_name}'
+def given_name(given: RewardHParams) -> str:
+    """Return the name of a given reward model, with the class of a classifier."""
+    assert given.trained_model is not None
+    if given.class_name is not None:
+        return f'{given.trained_model}#{given.class_name}'
+    return given.trained_model
+
+
+def original_or(copy: str, name: str) -> str:
+    """Return the directory of a given reward model; the copy of one that is random or gone."""
     is_there = storage.is_remote(name) or os.path.exists(name)
-    return name if is_there and name != 'test' else policy
+    return name if is_there and name != 'test' else copy
 
 
-def local_reward_model(hparams: HParams) -> str:
-    """Return the reward model of a training: a local directory of its own, or a name."""
-    name = hparams.rewards.trained_model
-    assert name is not None
-    if hparams.new_reward_model is not None:
-        name = storage.staging_dir(name)
-    if hparams.rewards.class_name is not None:
-        return f'{name}#{hparams.rewards.class_name}'
-    return name
-
-
-def label_source(hparams: HParams) -> str | None:
-    """Return --labels.source of a policy's reward if it may stand in for queries, and is known."""
-    if not registry.info(hparams.task.query_dataset).labels_stand_in:
-        return None
-    if hparams.new_reward_model is not None:
-        return hparams.new_reward_model.labels.source
-    if hparams.rewards.trained_model is None:  # but a function, which has no labels
-        return None
-    run = hparams.rewards.trained_model.rstrip('/')
+def recorded_labels(path: str) -> str | None:
+    """Return --labels.source of the reward model at `path`; None where it is not known."""
+    run = path.rstrip('/')
     for directory in (run, os.path.dirname(run)):
         try:
             record = storage.read_json(storage.join(directory, run_files.REWARD.settings))
@@ -119,9 +97,11 @@ def reward_model_dir(path: str) -> str:
     if storage.exists(storage.join(policy, 'hparams.json')):
         reward = policy
         with contextlib.suppress(UserError):
-            hparams = run_settings.load_run_hparams(path)
-            if hparams.new_reward_model is None and hparams.rewards.trained_model:
-                reward = reward_model_of(path, hparams)
+            given = run_settings.load_run_hparams(path).rewards
+            if given.train_new_model is None and given.trained_model is not None:
+                is_directory = given.class_name is None and given.trained_model != 'mock'
+                name = given_name(given)
+                reward = original_or(policy, name) if is_directory else name
         advice = f'the reward of that run is {reward}'
     raise OptionError(
         '--rewards.trained_model',

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.hparams.algorithm_options import AdaptiveKLParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.held_out import Prediction
-from lm_human_preferences.trainers.policy_trainer import VALID, PPOTrainer
+from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.trainers.reward_trainer import (
     LearnedBatch,
     RewardModelTrainer,
@@ -17,7 +18,7 @@ from lm_human_preferences.trainers.reward_trainer import (
 )
 from lm_human_preferences.training.loop import Hook, Trainer
 from lm_human_preferences.utils.core import weighted_mean
-from lm_human_preferences.utils.logging import ALARMS, announce, console_is
+from lm_human_preferences.utils.logging import ALARMS, VALID, announce, console_is
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
@@ -88,22 +89,44 @@ def not_finite(stats: Mapping[str, float], names: Iterable[str]) -> list[Alarm]:
     return []
 
 
+class PolicyLimits(NamedTuple):
+    """Limits of a policy's training, and the advice where nearly all responses are penalised."""
+
+    kl: float
+    if_penalized: str
+
+
+def policy_limits(task: TaskHParams, adaptive_kl: AdaptiveKLParams | None) -> PolicyLimits:
+    """Return the limits of a policy for `task`."""
+    kl = KL_PER_TOKEN * task.response_length
+    if adaptive_kl is not None:
+        kl = KL_TARGETS * adaptive_kl.target
+    option, end = 'truncate_token', f'token {task.truncate_token}'
+    if task.truncate_text:
+        option, end = 'truncate_text', repr(task.truncate_text)
+    elif task.truncate_token is None:
+        option, end = 'response_length', 'an end'
+    return PolicyLimits(
+        kl,
+        f'hardly any response has {end} at or after position'
+        f' {task.truncate_after}, so they score {task.penalty_reward_value}; see'
+        f' --task.{option}, --task.truncate_after and --task.penalty_reward_value',
+    )
+
+
 def policy_alarms(
-    stats: Mapping[str, float], first: Mapping[str, float], hparams: HParams
+    stats: Mapping[str, float], first: Mapping[str, float], limits: PolicyLimits
 ) -> list[Alarm]:
     """Return the alarms of a PPO step by its statistics, PENALIZED and those of the first."""
     alarms = not_finite(stats, ['ppo/loss/total', 'objective/kl', 'objective/score'])
-    task = hparams.task
-    adaptive = hparams.rewards.adaptive_kl
     kl = stats['objective/kl']
     entropy = stats['ppo/policy/entropy']
     penalized = stats[PENALIZED]
     score_rises = stats['objective/score'] > first['objective/score']
-    most_kl = KL_TARGETS * adaptive.target if adaptive else KL_PER_TOKEN * task.response_length
-    if kl > most_kl:
-        alarms.append(Alarm('objective/kl', kl, most_kl, FAR_FROM_START))
-    elif kl > most_kl / 2 and score_rises:
-        alarms.append(Alarm('objective/kl', kl, most_kl / 2, EXPLOITING))
+    if kl > limits.kl:
+        alarms.append(Alarm('objective/kl', kl, limits.kl, FAR_FROM_START))
+    elif kl > limits.kl / 2 and score_rises:
+        alarms.append(Alarm('objective/kl', kl, limits.kl / 2, EXPLOITING))
     if 'objective/score_std' in stats:
         spread = stats['objective/score_std']
         most_spread = SPREAD_GROWTH * first['objective/score_std']
@@ -112,17 +135,7 @@ def policy_alarms(
     if entropy < LEAST_ENTROPY:
         alarms.append(Alarm('ppo/policy/entropy', entropy, LEAST_ENTROPY, COLLAPSED))
     if penalized > MOST_PENALIZED:
-        option, end = 'truncate_token', f'token {task.truncate_token}'
-        if task.truncate_text:
-            option, end = 'truncate_text', repr(task.truncate_text)
-        elif task.truncate_token is None:
-            option, end = 'response_length', 'an end'
-        text = (
-            f'hardly any response has {end} at or after position'
-            f' {task.truncate_after}, so they score {task.penalty_reward_value}; see'
-            f' --task.{option}, --task.truncate_after and --task.penalty_reward_value'
-        )
-        alarms.append(Alarm(PENALIZED, penalized, MOST_PENALIZED, text))
+        alarms.append(Alarm(PENALIZED, penalized, MOST_PENALIZED, limits.if_penalized))
     return alarms
 
 
@@ -197,8 +210,11 @@ class PolicyHealth(HealthMonitor):
 
     trainer: PPOTrainer
 
-    def __init__(self, mode: str, trainer: PPOTrainer, checkpointer: Checkpointer) -> None:
+    def __init__(
+        self, mode: str, trainer: PPOTrainer, checkpointer: Checkpointer, limits: PolicyLimits
+    ) -> None:
         super().__init__(mode, trainer, checkpointer)
+        self.limits = limits
         # Of the first step with the present reward model: the scores of two models do not compare.
         self.first: Mapping[str, float] | None = None
         self.reward_version = trainer.reward_version
@@ -210,7 +226,7 @@ class PolicyHealth(HealthMonitor):
             self.reward_version, self.first = trainer.reward_version, None
         self.first = self.first or stats
         penalized = 1 - trainer.response_means[VALID]
-        alarms = policy_alarms({**stats, PENALIZED: penalized}, self.first, trainer.hparams)
+        alarms = policy_alarms({**stats, PENALIZED: penalized}, self.first, self.limits)
         self.raise_alarms(step, alarms)
 
 
@@ -227,7 +243,7 @@ class RewardHealth(HealthMonitor):
         alarms = reward_alarms(stats, judged, guessing_loss)
         self.raise_alarms(step, alarms)
         # The original's lines are as they were recorded, and of labels made up nothing is learned.
-        is_left_out = console_is('original') or trainer.hparams.labels.source == 'test'
+        is_left_out = console_is('original') or trainer.settings.labels.source == 'test'
         is_shown = self.mode != 'off' and trainer.comm.rank == 0 and not is_left_out
         if judged and not alarms and is_shown and (loss := mean_loss(judged)) >= guessing_loss:
             # No alarm: labels on which people disagree allow little more.

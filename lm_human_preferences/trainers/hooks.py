@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lm_human_preferences.hparams.reward_options import BEST
+from lm_human_preferences.hparams.reward_options import BEST, RunHParams
 from lm_human_preferences.trainers import health
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
@@ -25,9 +25,14 @@ def policy_hooks(
     checkpointer: Checkpointer,
     clock: TimeLeft,
     decoder: console.Decoder,
+    run: RunHParams,
+    limits: health.PolicyLimits,
+    has_spread: bool,
 ) -> list[Hook]:
-    """Return the hooks of a policy's training. clock: of the whole command, with 'policy'."""
-    run = trainer.hparams.run
+    """Return the hooks of a policy's training.
+
+    clock: of the whole command, with 'policy'. has_spread: the reward is an ensemble's.
+    """
     clock.begin('policy', trainer.share_done)
     bar = ProgressBar(
         trainer,
@@ -35,14 +40,14 @@ def policy_hooks(
         name='policy',
         unit='episode',
         done=trainer.episodes_done,
-        per_step=trainer.hparams.ppo.batch_size,
+        per_step=trainer.ppo.batch_size,
         shown={'score': ('objective/score', '.2f'), 'kl': ('objective/kl', '.2f')},
     )
     return [
         Samples(trainer, decoder),
         bar,
-        PolicyTable(trainer, clock),
-        health.PolicyHealth(run.on_anomaly, trainer, checkpointer),
+        PolicyTable(trainer, clock, has_spread=has_spread),
+        health.PolicyHealth(run.on_anomaly, trainer, checkpointer, limits),
         Checkpoints(trainer, checkpointer, run.save_interval, saves_end=True),
     ]
 
@@ -50,7 +55,7 @@ def policy_hooks(
 def reward_hooks(
     trainer: RewardModelTrainer,
     checkpointer: Checkpointer,
-    on_anomaly: str,
+    run: RunHParams,
     clock: TimeLeft,
     phase: str = 'reward model',
 ) -> list[Hook]:
@@ -60,10 +65,10 @@ def reward_hooks(
     return [
         ProgressBar(trainer, clock, name=phase, unit='batch', per_step=1, shown=shown),
         RewardTable(trainer, clock),
-        health.RewardHealth(on_anomaly, trainer, checkpointer),
+        health.RewardHealth(run.on_anomaly, trainer, checkpointer),
         HeldOut(trainer),
         # The model is saved once it is normalised.
-        Checkpoints(trainer, checkpointer, trainer.hparams.run.save_interval, saves_end=False),
+        Checkpoints(trainer, checkpointer, run.save_interval, saves_end=False),
     ]
 
 
@@ -92,7 +97,7 @@ class Samples(Hook):
             means=stats,
         )
         seconds = trainer.step_seconds
-        episodes_per_second = trainer.hparams.ppo.batch_size / max(seconds, 1e-9)
+        episodes_per_second = trainer.ppo.batch_size / max(seconds, 1e-9)
         log_as_original(
             f'[ppo_step {step - 1}] step_time={seconds:.2f}s, eps/s={episodes_per_second:.2f}'
         )
@@ -152,15 +157,15 @@ class ProgressBar(Hook):
 class PolicyTable(Hook):
     """Prints a line of the policy's table when one is due. clock: with a phase 'policy'."""
 
-    def __init__(self, trainer: PPOTrainer, clock: TimeLeft) -> None:
+    def __init__(self, trainer: PPOTrainer, clock: TimeLeft, *, has_spread: bool) -> None:
         self.trainer = trainer
         self.clock = clock
-        self.table = console.policy_table(has_spread=trainer.hparams.rewards.members > 1)
+        self.table = console.policy_table(has_spread=has_spread)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Print the line, on rank 0."""
-        steps, hparams = self.trainer.total_steps, self.trainer.hparams
-        is_printed = console.is_due(step, steps, hparams.run.log_interval)
+        steps = self.trainer.total_steps
+        is_printed = console.is_due(step, steps, self.trainer.logger.log_interval)
         if self.trainer.comm.rank != 0 or not is_printed:
             return
         share = self.trainer.share_done
@@ -189,7 +194,7 @@ class RewardTable(Hook):
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Print the line, on rank 0."""
         trainer, steps = self.trainer, self.trainer.total_steps
-        is_printed = console.is_due(step, steps, trainer.hparams.run.log_interval)
+        is_printed = console.is_due(step, steps, trainer.logger.log_interval)
         if trainer.comm.rank != 0 or not is_printed:
             return
         share = trainer.labels_done / trainer.total_labels
@@ -208,7 +213,7 @@ class HeldOut(Hook):
 
     def __init__(self, trainer: RewardModelTrainer) -> None:
         self.trainer = trainer
-        size, steps = trainer.hparams.batch_size, trainer.steps_of_epoch
+        size, steps = trainer.settings.batch_size, trainer.steps_of_epoch
         self.due = [steps // part * size for part in (2, 4, 8)]  # numbers of labels
         self.learned = trainer.labels_done
 
@@ -232,7 +237,7 @@ class HeldOut(Hook):
     def _end(self, step: int) -> None:
         """Choose the epoch, and print how well it predicts; collective."""
         trainer, kept = self.trainer, 'the last is kept'
-        if trainer.hparams.keep == BEST:
+        if trainer.settings.keep == BEST:
             kept = f'that of epoch {trainer.best_epoch} is kept'
             trainer.restore_best()
             assert trainer.prediction is not None
@@ -241,7 +246,7 @@ class HeldOut(Hook):
         if trainer.comm.rank != 0:
             return
         log_line(f'held out: {trainer.prediction}')
-        if trainer.hparams.epochs > 1:
+        if trainer.settings.epochs > 1:
             measured = ', '.join(format(number, '.3f') for number in trainer.held_out_by_epoch)
             log_line(
                 f'held out, after each epoch: {measured}; {kept}, and differences within the'

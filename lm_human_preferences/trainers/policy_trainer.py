@@ -1,30 +1,34 @@
 """Trainer of a policy by PPO (paper, section 2.2)."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lm_human_preferences import lm_tasks, plans, ppo, rewards
-from lm_human_preferences.checkpointing.checkpoints import COUNT, matches_schema
+from lm_human_preferences import ppo
+from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.hparams.algorithm_options import PpoHParams
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.ppo import Rollout
-from lm_human_preferences.rewards import PART, ScoreFn, ScoringModel
-from lm_human_preferences.training import kl_control, precision
-from lm_human_preferences.training.console import RESPONSES
+from lm_human_preferences.ppo import PART, Rollout, ScoreFn
+from lm_human_preferences.training import precision
+from lm_human_preferences.training.kl_control import KLController
 from lm_human_preferences.training.micro_batches import concatenate, micro_batches
+from lm_human_preferences.training.networks import (
+    POLICY_NETWORKS,
+    Networks,
+    NetworksByScope,
+)
 from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.training.queries import Queries
 from lm_human_preferences.utils.core import as_numbers, exact_div
-from lm_human_preferences.utils.logging import Logger
+from lm_human_preferences.utils.logging import ENDED, LENGTH, VALID, Logger
 
-# Statistics of responses: tokens up to their end; shares that have an end, and a valid one
-LENGTH, ENDED, VALID = map('responses/{}'.format, RESPONSES)
-# Schema of PPOTrainer.state_dict, see checkpoints.matches_schema
+# Schema of PPOTrainer.state_dict, see schema.matches_schema
 STATE = {
     'step': COUNT,
     'kl_coef': float | int,
@@ -46,37 +50,62 @@ class Done(NamedTuple):
     serial_tokens: int
 
 
-def counted(state: Mapping[str, Any], hparams: HParams) -> dict[str, Any]:
-    """Return a state_dict with what earlier versions did not count; hparams: those it was under."""
+class Responses(NamedTuple):
+    """Responses of a task: tokens of each; functions from responses (batch, length) to (batch,)."""
+
+    length: int
+    has_end: Callable[[torch.Tensor], torch.Tensor]
+    is_valid: Callable[[torch.Tensor], torch.Tensor]  # has an end where it counts
+    are_logged: bool = True  # the original did not log how many have ends
+
+
+def counted(
+    state: Mapping[str, Any], *, batch_size: int, response_length: int, relative_kl_coef: bool
+) -> dict[str, Any]:
+    """Return a state_dict with what earlier versions, under these settings, did not count."""
     if matches_schema(state, COUNTED):
         return dict(state)
-    step, length = state['step'], hparams.task.response_length
-    episodes = step * hparams.ppo.batch_size
+    step, length = state['step'], response_length
+    episodes = step * batch_size
     scale = 1.0
-    if hparams.rewards.relative_kl_coef and state['initial_kl_coef']:
+    if relative_kl_coef and state['initial_kl_coef']:
         scale = state['kl_coef'] / state['initial_kl_coef']
     return {**state, 'kl_scale': scale, 'done': [episodes, episodes * length, step * length]}
 
 
 class PPOTrainer:
-    """PPO trainer; ref_policy: the paper's rho; reward_model: used by score_fn, saved as well."""
+    """PPO trainer; ref_policy: the paper's rho.
+
+    reward_networks: what score_fn asks, saved as well. kl_ctl: with the initial coefficient, which
+    relative_kl_coef multiplies by the deviation of the first scores.
+    """
 
     def __init__(
         self,
         *,
         policy: Policy,
         ref_policy: Policy,
-        query_sampler: lm_tasks.QuerySampler,
+        query_sampler: Queries,
         score_fn: ScoreFn,
-        hparams: HParams,
+        responses: Responses,
+        ppo: PpoHParams,
+        kl_ctl: KLController,
+        logger: Logger,
         comm: Comm,
-        reward_model: ScoringModel | None = None,
+        relative_kl_coef: bool = False,
+        roles: Networks = POLICY_NETWORKS,
+        reward_networks: NetworksByScope = MappingProxyType({}),
     ) -> None:
         self.policy = policy
         self.ref_policy = ref_policy
         self.query_sampler = query_sampler
         self.score_fn = score_fn
-        self.hparams = hparams
+        self.responses = responses
+        self.ppo = ppo
+        self.kl_ctl = kl_ctl
+        self.initial_kl_coef = kl_ctl.value
+        self.relative_kl_coef = relative_kl_coef
+        self.logger = logger
         self.comm = comm
         self.steps_done = 0
         self.done_before = Done(0, 0, 0, 0)  # by other processes, maybe in batches of other sizes
@@ -84,31 +113,23 @@ class PPOTrainer:
         self.step_seconds = 0.0  # of the last step
         self.score_parts: list[dict[str, torch.Tensor]] = [{}]  # of micro-batches of the last step
         self.response_means: dict[str, float] = {}  # of the last step, see _response_stats
-        encoder = policy.encoder
-        self.has_end = lm_tasks.filter_fn_from_hparams(hparams.task, encoder, anywhere=True)
-        self.is_valid = lm_tasks.filter_fn_from_hparams(hparams.task, encoder)
         self.reward_version = 0  # retrainings of the reward model in this process
         self.start_time = self.last_time = time.monotonic()
         self.kl_scale = 1.0  # of the reward, with relative_kl_coef
-        self.kl_ctl = kl_control.make_kl_controller(hparams.rewards)
-        self.networks = dict(
-            policy=policy, ref_policy=ref_policy, **rewards.networks_of(reward_model)
-        )
-        learning = plans.policy_networks(hparams).learning_parameters(self.networks)
-        self.optimizer = Adam(learning, comm=comm)
-        run = hparams.run
-        self.logger = Logger(run.directory, 'ppo', log_interval=run.log_interval, comm=comm)
+        self.roles = roles
+        self.networks = {'policy': policy, 'ref_policy': ref_policy, **reward_networks}
+        self.optimizer = Adam(roles.learning_parameters(self.networks), comm=comm)
 
     def step(self) -> dict[str, float]:
         """Sample ppo.batch_size episodes and learn from them; return the logged statistics."""
         started = time.monotonic()
         # x ~ D
         queries = self.query_sampler()['tokens'].to(self.policy.device)
-        samples_per_query = self.hparams.ppo.samples_per_query
+        samples_per_query = self.ppo.samples_per_query
         # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
         repeated = queries.repeat_interleave(samples_per_query, dim=0)
         rollout = self.generate(repeated, samples_per_query)
-        if self.hparams.rewards.relative_kl_coef and self.steps_done == 0:
+        if self.relative_kl_coef and self.steps_done == 0:
             self.kl_scale = self._deviation(rollout.scores)
             self.kl_ctl.value *= self.kl_scale
         # Equation 2: R = r - beta log(pi / rho)
@@ -124,7 +145,7 @@ class PPOTrainer:
             rollout, kl_coef=kl_coef, non_score_reward=non_score_reward, train_stats=train_stats
         )
         # Section 2.2: an adaptive beta holds the KL divergence near its target
-        self.kl_ctl.update(stats['objective/kl'], self.hparams.ppo.batch_size)
+        self.kl_ctl.update(stats['objective/kl'], self.ppo.batch_size)
         self.rollout = rollout
         self.step_seconds = time.monotonic() - started
         self.steps_done += 1
@@ -132,9 +153,9 @@ class PPOTrainer:
 
     def done(self, steps: int) -> Done:
         """Return what is done after `steps` steps, as many as before this process or more."""
-        before, length = self.done_before, self.hparams.task.response_length
+        before, length = self.done_before, self.responses.length
         new = steps - before.steps
-        episodes = new * self.hparams.ppo.batch_size
+        episodes = new * self.ppo.batch_size
         return Done(
             steps,
             before.episodes + episodes,
@@ -147,12 +168,12 @@ class PPOTrainer:
 
         samples_per_query: see Policy.respond.
         """
-        parts = micro_batches(queries, self.hparams.ppo.micro_batch_size)
+        parts = micro_batches(queries, self.ppo.micro_batch_size)
         self.score_parts = []
         return concatenate([self._generate_micro_batch(part, samples_per_query) for part in parts])
 
     def _generate_micro_batch(self, queries: torch.Tensor, samples_per_query: int) -> Rollout:
-        sampled = self.policy.respond(queries, self.hparams.task.response_length, samples_per_query)
+        sampled = self.policy.respond(queries, self.responses.length, samples_per_query)
         responses = sampled['responses']
         reference = self.ref_policy.analyze_responses(queries, responses, samples_per_query)
         scores, scored_responses, stats = self.score_fn(queries, responses)
@@ -175,14 +196,14 @@ class PPOTrainer:
 
     def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:
         """Learn in `noptepochs` shuffled passes; return {statistic: [scalar of each minibatch]}."""
-        if self.hparams.run.precision == 'fp32':
+        if precision.autocast_dtype(torch.float32) == torch.float32:
             # Copies that sampling has made of the weights would last until the first update.
             precision.invalidate_prepacked(self.optimizer.parameters.values())
         stats: dict[str, list[torch.Tensor]] = {}
-        samples_per_query = self.hparams.ppo.samples_per_query
+        samples_per_query = self.ppo.samples_per_query
         queries = exact_div(len(rollout), samples_per_query)
-        minibatch = exact_div(queries, self.hparams.ppo.nminibatches)
-        for _ in range(self.hparams.ppo.noptepochs):
+        minibatch = exact_div(queries, self.ppo.nminibatches)
+        for _ in range(self.ppo.noptepochs):
             order = torch.from_numpy(np.random.permutation(queries))
             for part in order.split(minibatch):
                 firsts = part.unsqueeze(1) * samples_per_query
@@ -193,21 +214,21 @@ class PPOTrainer:
 
     def train_minibatch(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Update the policy on the episodes in `rollout`; return the statistics before that."""
-        minibatch = ppo.add_advantages(rollout, self.hparams.ppo)
+        minibatch = ppo.add_advantages(rollout, self.ppo)
         stats = ppo.return_stats(minibatch)
-        parts = micro_batches(minibatch, self.hparams.ppo.micro_batch_size)
-        samples_per_query = self.hparams.ppo.samples_per_query
+        parts = micro_batches(minibatch, self.ppo.micro_batch_size)
+        samples_per_query = self.ppo.samples_per_query
         mean_tokens = self.comm.all_reduce_mean({'tokens': minibatch.tokens})['tokens']
         for part in parts:
             share = part.tokens / mean_tokens  # each token counts the same on every rank
             outputs = self.policy.analyze_responses_op(
                 part.queries, part.responses, samples_per_query
             )
-            loss, part_stats = ppo.loss(part, outputs, self.hparams.ppo)
+            loss, part_stats = ppo.loss(part, outputs, self.ppo)
             self.optimizer.backward(share * loss, last=part is parts[-1])
             for name, value in part_stats.items():
                 stats[name] = stats.get(name, 0) + share * value
-        self.optimizer.update(lr=self.hparams.ppo.lr * (1 - self.share_done))
+        self.optimizer.update(lr=self.ppo.lr * (1 - self.share_done))
         return stats
 
     def record_step_stats(
@@ -228,7 +249,7 @@ class PPOTrainer:
         )
         now = time.monotonic()
         done = self.done(self.steps_done + 1)
-        tokens = self.hparams.ppo.batch_size * self.hparams.task.response_length
+        tokens = self.ppo.batch_size * self.responses.length
         means |= {
             'elapsed/updates': done.steps,
             'elapsed/steps/serial': done.serial_tokens,
@@ -238,9 +259,8 @@ class PPOTrainer:
             'elapsed/time': now - self.start_time,
         }
         self.last_time = now
-        task = self.hparams.task
-        is_original = not (task.stops or task.truncate_text or self.score_parts[0])
-        more = {} if is_original else self.response_means
+        are_logged = self.responses.are_logged or self.score_parts[0]
+        more = self.response_means if are_logged else {}
         self.logger.log({**means, **more}, self.steps_done)
         return means
 
@@ -249,8 +269,8 @@ class PPOTrainer:
         real = rollout.scored_responses != self.policy.padding_token
         means = {
             LENGTH: real.sum(1).float().mean(),
-            ENDED: self.has_end(rollout.responses).float().mean(),
-            VALID: self.is_valid(rollout.responses).float().mean(),
+            ENDED: self.responses.has_end(rollout.responses).float().mean(),
+            VALID: self.responses.is_valid(rollout.responses).float().mean(),
         }
         for name in self.score_parts[0]:
             means[name] = torch.cat([part[name] for part in self.score_parts]).mean()
@@ -259,7 +279,7 @@ class PPOTrainer:
     @property
     def total_steps(self) -> int:
         """Steps of the whole training: those taken, and those that are left."""
-        return self.steps_done + self.hparams.ppo.steps_after(self.episodes_done)
+        return self.steps_done + self.ppo.steps_after(self.episodes_done)
 
     @property
     def episodes_done(self) -> int:
@@ -269,17 +289,12 @@ class PPOTrainer:
     @property
     def total_episodes(self) -> int:
         """Episodes of the whole training, in whole batches."""
-        return self.hparams.ppo.in_whole_batches(self.episodes_done)
+        return self.ppo.in_whole_batches(self.episodes_done)
 
     @property
     def share_done(self) -> float:
         """Share of the episodes that are done, from 0 to 1."""
         return self.episodes_done / self.total_episodes
-
-    @property
-    def planned_saves(self) -> int:
-        """Number of checkpoints that the whole training writes."""
-        return plans.policy_saves(self.hparams)
 
     @property
     def variable_names(self) -> VariableNames:
@@ -290,7 +305,7 @@ class PPOTrainer:
         """Return the content of a checkpoint: all parameters, Adam's moments, counts and times."""
         epoch = time.time() - time.monotonic()  # the original keeps times of day
         return {
-            **plans.policy_networks(self.hparams).parameters(self.networks),
+            **self.roles.parameters(self.networks),
             **self.optimizer.moments(),
             'ppo/optimizer_steps': torch.tensor(self.optimizer.steps),
             'ppo/step': torch.tensor(self.steps_done),
@@ -306,19 +321,24 @@ class PPOTrainer:
             'optimizer_steps': self.optimizer.steps,
             'elapsed': self.last_time - self.start_time,
             'queries': self.query_sampler.position,
-            'initial_kl_coef': self.hparams.rewards.kl_coef,
+            'initial_kl_coef': self.initial_kl_coef,
             'kl_scale': self.kl_scale,
             'done': list(self.done(self.steps_done)[1:]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; the caller then fills in the tensors."""
-        state = counted(state, self.hparams)
+        state = counted(
+            state,
+            batch_size=self.ppo.batch_size,
+            response_length=self.responses.length,
+            relative_kl_coef=self.relative_kl_coef,
+        )
         self.steps_done = state['step']
         self.done_before = Done(state['step'], *state['done'])
         self.kl_scale = state['kl_scale']
         # An initial coefficient that was changed for a resumed run takes effect.
-        kl_coef = self.hparams.rewards.kl_coef
+        kl_coef = self.initial_kl_coef
         is_changed = kl_coef != state['initial_kl_coef']
         self.kl_ctl.value = kl_coef * self.kl_scale if is_changed else state['kl_coef']
         self.start_time = self.last_time - state['elapsed']

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lm_human_preferences import label_types, lm_tasks, plans
-from lm_human_preferences.checkpointing.checkpoints import COUNT, matches_schema
+from lm_human_preferences import label_types
+from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
@@ -21,13 +21,14 @@ from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.held_out import Prediction, predict
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, Scorer
-from lm_human_preferences.runs.run_files import member_name
 from lm_human_preferences.training.micro_batches import map_micro_batches
+from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.training.queries import Queries
 from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std, weighted_mean
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
 
-# Schema of RewardModelTrainer.state_dict, see checkpoints.matches_schema
+# Schema of RewardModelTrainer.state_dict, see schema.matches_schema
 STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
 
 
@@ -66,15 +67,15 @@ class RewardModelTrainer:
         *,
         reward_model: RewardModel,
         policy: Policy,
-        query_sampler: lm_tasks.QuerySampler,
+        query_sampler: Queries,
         labels: dict[str, torch.Tensor],
-        hparams: HParams,
+        settings: HParams,
+        logger: Logger,
         comm: Comm,
         held_out: dict[str, torch.Tensor] | None = None,
         optimizer: Adam | None = None,
         label_notes: Sequence[str] = (),
         label_record: Mapping[str, Any] | None = None,
-        member: int = 0,
     ) -> None:
         self.reward_model = reward_model
         self.policy = policy
@@ -83,9 +84,9 @@ class RewardModelTrainer:
         self.held_out = held_out
         self.label_notes = label_notes
         self.label_record = label_record
-        self.label_type = label_types.get(hparams.labels.type)
+        self.label_type = label_types.get(settings.labels.type)
         self.num_train = len(labels['query'])
-        self.hparams = hparams
+        self.settings = settings
         self.comm = comm
         self.steps_done = self.labels_done = 0  # labels of all epochs
         self.order: np.ndarray | None = None  # of the labels, one epoch after the other
@@ -94,55 +95,49 @@ class RewardModelTrainer:
         self.prediction: Prediction | None = None  # the last on held-out labels
         self.batches: list[LearnedBatch] = []  # learned by this process
         self.networks = {'reward_model': reward_model, 'ref_policy': policy}
-        learning = plans.REWARD_NETWORKS.learning_parameters(self.networks)
+        learning = REWARD_NETWORKS.learning_parameters(self.networks)
         self.optimizer = optimizer or Adam(learning, comm=comm)
-        self.logger = Logger(
-            hparams.run.directory,
-            member_name('reward_model', member),
-            log_interval=hparams.run.log_interval,
-            comm=comm,
-            tag_prefix='train_reward/minibatch/',
-        )
+        self.logger = logger
 
     def prepare(self) -> None:
         """Normalise and draw the order of the labels, unless the training was resumed."""
         if self.order is None:
-            idle = ' and '.join(self.hparams.idle_normalization())
+            idle = ' and '.join(self.settings.idle_normalization())
             if idle and self.comm.rank == 0:
-                samples = self.hparams.option_name('normalize_samples')
+                samples = self.settings.option_name('normalize_samples')
                 announce(f'WARNING: {idle} without effect: {samples} is 0')
-            if self.hparams.normalize_before:
+            if self.settings.normalize_before:
                 self.normalize(*self.target_mean_std())
             # Every rank draws, but rank 0's order counts: in an epoch each label is learned once.
-            epochs = [np.random.permutation(self.num_train) for _ in range(self.hparams.epochs)]
+            epochs = [np.random.permutation(self.num_train) for _ in range(self.settings.epochs)]
             self.order = self.comm.all_gather_object(np.concatenate(epochs))[0]
-        batch_size = exact_div(self.hparams.batch_size, self.comm.size)
+        batch_size = exact_div(self.settings.batch_size, self.comm.size)
         log_as_original(f'{self.comm.rank} training on {self.num_train} in batches of {batch_size}')
 
     def step(self) -> dict[str, float]:
         """Learn from the next batch of labels; return the logged statistics."""
         assert self.order is not None, 'see prepare'
         epoch, learned = divmod(self.labels_done, self.num_train)
-        end = epoch * self.num_train + min(learned + self.hparams.batch_size, self.num_train)
+        end = epoch * self.num_train + min(learned + self.settings.batch_size, self.num_train)
         batch = self.order[self.labels_done : end]
         # In steps of the present size: the last of an epoch may be smaller.
-        steps = epoch * self.steps_of_epoch + learned / self.hparams.batch_size
-        lr = (1 - steps / (self.hparams.epochs * self.steps_of_epoch)) * self.hparams.lr
+        steps = epoch * self.steps_of_epoch + learned / self.settings.batch_size
+        lr = (1 - steps / (self.settings.epochs * self.steps_of_epoch)) * self.settings.lr
         return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
 
     @property
     def is_normalized(self) -> bool:
         """True if rewards end with the scale of the initial policy's samples."""
-        return self.hparams.normalize_after and self.hparams.normalize_samples > 0
+        return self.settings.normalize_after and self.settings.normalize_samples > 0
 
     @property
     def total_labels(self) -> int:
         """Labels of all epochs."""
-        return self.hparams.epochs * self.num_train
+        return self.settings.epochs * self.num_train
 
     def finish(self) -> None:
         """Normalise rewards of the initial policy's samples to 0 +- 1, if the settings say so."""
-        if self.hparams.normalize_after:
+        if self.settings.normalize_after:
             self.normalize(0.0, 1.0)
 
     def train_batch(self, indices: np.ndarray, lr: float) -> dict[str, float]:
@@ -177,7 +172,7 @@ class RewardModelTrainer:
         """Return the accuracy on held-out labels; None without any. Collective."""
         if self.held_out is None:
             return None
-        size = self.hparams.micro_batch_size or self.hparams.batch_size
+        size = self.settings.micro_batch_size or self.settings.batch_size
         get_rewards = self.reward_model.get_rewards
         return predict(get_rewards, self.held_out, self.label_type, size, self.comm)
 
@@ -185,7 +180,7 @@ class RewardModelTrainer:
         """Note the prediction of held-out labels; with --keep best, copy what is the best."""
         accuracy = prediction.accuracy
         self.held_out_by_epoch.append(prediction.agreement if accuracy is None else accuracy)
-        if self.hparams.keep == BEST and self.best_epoch == len(self.held_out_by_epoch):
+        if self.settings.keep == BEST and self.best_epoch == len(self.held_out_by_epoch):
             self.best = self._copy()
 
     @property
@@ -211,7 +206,7 @@ class RewardModelTrainer:
     ) -> torch.Tensor:
         """Return rewards (batch, n); micro-batches recompute activations in the backward pass."""
         get_rewards = self.reward_model.get_rewards_op
-        size = self.hparams.micro_batch_size
+        size = self.settings.micro_batch_size
         if size is None:
             return get_rewards(queries, responses)
         recomputed = functools.partial(checkpoint, get_rewards, use_reentrant=False)
@@ -219,29 +214,29 @@ class RewardModelTrainer:
 
     def normalize(self, target_mean: float, target_std: float) -> None:
         """Scale rewards of the initial policy's samples; UserError if equal or not finite."""
-        if not self.hparams.normalize_samples:
+        if not self.settings.normalize_samples:
             return
         self.reward_model.reset_reward_scale()
-        mean, std = self.sampled_mean_std(self.hparams.normalize_samples)
+        mean, std = self.sampled_mean_std(self.settings.normalize_samples)
         if self.comm.rank == 0:
             log_as_original(
                 f'targets: {target_mean} +- {target_std}', f'before normalize: {mean} +- {std}'
             )
         if not np.isfinite((mean, std)).all():
             raise UserError(
-                f'the rewards of {self.hparams.normalize_samples} samples are {mean} +- {std}, so'
+                f'the rewards of {self.settings.normalize_samples} samples are {mean} +- {std}, so'
                 ' they cannot be normalised: lower the learning rate of the reward model'
             )
         if std == 0:
             raise UserError(
-                f'all {self.hparams.normalize_samples} sampled rewards are {mean}, so they cannot'
+                f'all {self.settings.normalize_samples} sampled rewards are {mean}, so they cannot'
                 ' be normalised; check the labels or set --normalize_samples 0'
             )
         self.reward_model.set_reward_norm(
             old_mean=mean, old_std=std, new_mean=target_mean, new_std=target_std
         )
-        if self.hparams.debug_normalize:
-            mean, std = self.sampled_mean_std(self.hparams.debug_normalize)
+        if self.settings.debug_normalize:
+            mean, std = self.sampled_mean_std(self.settings.debug_normalize)
             if self.comm.rank == 0:
                 log_line(f'after normalize: {mean} +- {std}')
 
@@ -251,9 +246,9 @@ class RewardModelTrainer:
         They get the same deviation, above 1: errors that they do not share cancel in the mean. Not
         collective: by samples of this rank, whose models are left with gain 1 and bias 0.
         """
-        size = self.hparams.micro_batch_size
+        size = self.settings.micro_batch_size
         batches = []
-        while sum(len(queries) for queries, _ in batches) < self.hparams.normalize_samples:
+        while sum(len(queries) for queries, _ in batches) < self.settings.normalize_samples:
             queries = self.query_sampler()['tokens']
             batches.append((queries, map_micro_batches(self._respond, size, queries)))
         rows = []
@@ -275,7 +270,7 @@ class RewardModelTrainer:
 
     def sampled_mean_std(self, n_samples: int) -> tuple[float, float]:
         """Return mean and deviation of the rewards of samples of the initial policy."""
-        batch_count = ceil_div(n_samples, self.hparams.rollout_batch_size)
+        batch_count = ceil_div(n_samples, self.settings.rollout_batch_size)
         batches = [self.sampled_rewards() for _ in range(batch_count)]
         of_this_rank = torch.cat(batches).cpu().numpy()
         return mean_and_std(np.concatenate(self.comm.all_gather_object(of_this_rank)))
@@ -283,37 +278,32 @@ class RewardModelTrainer:
     def sampled_rewards(self) -> torch.Tensor:
         """Return rewards (rollout_batch_size / ranks,) of responses of the initial policy."""
         queries = self.query_sampler()['tokens']
-        return map_micro_batches(self._sample_and_score, self.hparams.micro_batch_size, queries)
+        return map_micro_batches(self._sample_and_score, self.settings.micro_batch_size, queries)
 
     def _sample_and_score(self, queries: torch.Tensor) -> torch.Tensor:
         return self.reward_model.get_rewards(queries, self._respond(queries))
 
     def _respond(self, queries: torch.Tensor) -> torch.Tensor:
-        length = self.hparams.task.response_length
+        length = self.settings.task.response_length
         return self.policy.respond(queries, length=length)['responses']
 
     @property
     def total_steps(self) -> int:
         """Steps of the whole training: those taken, and those that are left."""
         epoch, learned = divmod(self.labels_done, self.num_train)
-        left = ceil_div(self.num_train - learned, self.hparams.batch_size)
-        return self.steps_done + left + (self.hparams.epochs - 1 - epoch) * self.steps_of_epoch
+        left = ceil_div(self.num_train - learned, self.settings.batch_size)
+        return self.steps_done + left + (self.settings.epochs - 1 - epoch) * self.steps_of_epoch
 
     @property
     def steps_of_epoch(self) -> int:
         """Steps of one pass over the labels."""
-        return ceil_div(self.num_train, self.hparams.batch_size)
+        return ceil_div(self.num_train, self.settings.batch_size)
 
     def judged_batches(self) -> list[LearnedBatch]:
         """Return the last quarter of an epoch's batches, by which the training is judged."""
-        whole, remainder = divmod(self.num_train, self.hparams.batch_size)
+        whole, remainder = divmod(self.num_train, self.settings.batch_size)
         count = (whole // 4 or whole) + (remainder > 0)
         return self.batches[-count:]
-
-    @property
-    def planned_saves(self) -> int:
-        """Number of checkpoints of the whole training, with that of the finished model."""
-        return 1 + self.total_steps // self.hparams.run.save_interval
 
     @property
     def variable_names(self) -> VariableNames:
@@ -323,7 +313,7 @@ class RewardModelTrainer:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the content of a checkpoint: parameters, Adam's moments and the steps."""
         return {
-            **plans.REWARD_NETWORKS.parameters(self.networks),
+            **REWARD_NETWORKS.parameters(self.networks),
             **self.optimizer.moments(),
             **{f'best_{name}': tensor for name, tensor in self.best.items()},
             'train_reward/optimizer_steps': torch.tensor(self.optimizer.steps),
@@ -344,12 +334,12 @@ class RewardModelTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; the caller then fills in the tensors."""
-        label_files.check_order(state['order'], self.num_train, self.hparams)
-        state = counted(state, self.hparams.batch_size)
+        label_files.check_order(state['order'], self.num_train, self.settings)
+        state = counted(state, self.settings.batch_size)
         self.steps_done, self.labels_done = state['step'], state['labels']
         self.order = np.array(state['order'])
         self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]
-        if self.hparams.keep == BEST and 0 < len(self.held_out_by_epoch) < self.hparams.epochs:
+        if self.settings.keep == BEST and 0 < len(self.held_out_by_epoch) < self.settings.epochs:
             self.best = self._copy()  # to be filled in
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])

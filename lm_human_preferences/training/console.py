@@ -16,7 +16,14 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
-from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
+from lm_human_preferences.utils.logging import (
+    ENDED,
+    LENGTH,
+    VALID,
+    announce,
+    console_is,
+    log_in_summary,
+)
 from lm_human_preferences.utils.terminal import columns, cut_mark
 
 if TYPE_CHECKING:
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
 NEW_MODEL = 'rewards.train_new_model'
-RESPONSES = ('length', 'ended', 'valid')  # measured of them
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
 
@@ -183,7 +189,7 @@ def show_samples(
     """Print the first few episodes of PPO step `step`; in a summary, only of the first and last.
 
     episodes: queries and truncated responses (batch, length); scores, KLs, tokens cut (batch,).
-    means: statistics of the step; in a summary, those of RESPONSES are shown.
+    means: statistics of the step; in a summary, those of all responses are shown.
     """
     in_summary = console_is('summary') and step in (0, total_steps - 1)
     in_original = console_is('original') and is_logged
@@ -191,11 +197,10 @@ def show_samples(
         return
     if in_summary:
         announce(f'samples of step {step + 1}:')
-        if means and f'responses/{RESPONSES[0]}' in means:
-            length, ended, valid = (means[f'responses/{name}'] for name in RESPONSES)
+        if means and LENGTH in means:
             announce(
-                f'  of all responses {ended:.0%} ended, {valid:.0%} where it counts, at a mean'
-                f' length of {length:.1f} tokens'
+                f'  of all responses {means[ENDED]:.0%} ended, {means[VALID]:.0%} where it counts,'
+                f' at a mean length of {means[LENGTH]:.1f} tokens'
             )
     count = SAMPLES_IN_SUMMARY if in_summary else SAMPLES_SHOWN
     shown = [values[:count].tolist() for values in episodes]

@@ -2,11 +2,7 @@
 
 import numpy as np
 
-from lm_human_preferences.hparams.policy_options import (
-    MOST_KL_ERROR,
-    AdaptiveKLParams,
-    RewardHParams,
-)
+from lm_human_preferences.hparams.algorithm_options import MOST_KL_ERROR, AdaptiveKLParams
 
 
 class FixedKLController:
@@ -22,20 +18,23 @@ class FixedKLController:
 class AdaptiveKLController:
     """A KL coefficient that is adapted to hold the KL divergence near a target."""
 
-    def __init__(self, init_kl_coef: float, hparams: AdaptiveKLParams) -> None:
+    def __init__(self, init_kl_coef: float, params: AdaptiveKLParams) -> None:
         self.value = init_kl_coef
-        self.hparams = hparams
+        self.params = params
 
     def update(self, current: float, n_steps: int) -> None:
         """Adapt to the last step. current: its KL in nats; n_steps: its number of episodes."""
         proportional_error = np.clip(
-            current / self.hparams.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
+            current / self.params.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
         )
-        self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
+        self.value *= float(1 + proportional_error * n_steps / self.params.horizon)
 
 
-def make_kl_controller(hparams: RewardHParams) -> FixedKLController | AdaptiveKLController:
+KLController = FixedKLController | AdaptiveKLController
+
+
+def make_kl_controller(kl_coef: float, adaptive_kl: AdaptiveKLParams | None) -> KLController:
     """Return the controller for --rewards.kl_coef and --rewards.adaptive_kl."""
-    if hparams.adaptive_kl is None:
-        return FixedKLController(hparams.kl_coef)
-    return AdaptiveKLController(hparams.kl_coef, hparams.adaptive_kl)
+    if adaptive_kl is None:
+        return FixedKLController(kl_coef)
+    return AdaptiveKLController(kl_coef, adaptive_kl)

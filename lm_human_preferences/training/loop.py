@@ -23,11 +23,6 @@ class Trainer(checkpointing.Trainer, Protocol):
     @property
     def total_steps(self) -> int: ...
 
-    @property
-    def planned_saves(self) -> int:
-        """Number of checkpoints of the whole training."""
-        ...
-
     def step(self) -> dict[str, float]:
         """Take the next step; return its statistics, the same on every rank."""
         ...

@@ -49,6 +49,10 @@ class Networks:
         comm.broadcast_(list(self.parameters(networks).values()))
 
 
+REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
+POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # and a reward's, if any
+
+
 def _parameters(networks: NetworksByScope, scopes: tuple[str, ...]) -> dict[str, nn.Parameter]:
     parameters: dict[str, nn.Parameter] = {}
     for scope in scopes:

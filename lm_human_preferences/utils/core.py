@@ -223,3 +223,13 @@ def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:
     """Return mean and standard deviation in float64; in two passes, which keeps digits."""
     values = np.asarray(values, np.float64)
     return float(values.mean()), float(values.std())
+
+
+def digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of names, shapes and values of parameters on the CPU, in float32."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(parameters.items()):
+        digest.update(f'{name} {tuple(parameter.shape)}\n'.encode())
+        values: Any = parameter.detach().contiguous().numpy()
+        digest.update(values)
+    return digest.hexdigest()

@@ -15,6 +15,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import streams
 
 ALARMS = 'alarms'  # the tag, in TensorBoard, of warnings about a training that goes wrong
+# Tags of means over responses: tokens up to their end; shares that have an end, and a valid one
+LENGTH, ENDED, VALID = 'responses/length', 'responses/ended', 'responses/valid'
 _console = 'summary'  # a value of --run.console
 
 

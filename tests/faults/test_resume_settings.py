@@ -314,7 +314,7 @@ def test_each_label_is_learned_once_in_an_epoch(
 
     def noted(trainer, indices, lr):
         batches.append(len(indices))
-        rates.append(lr / trainer.hparams.lr)
+        rates.append(lr / trainer.settings.lr)
         return train_batch(trainer, indices, lr)
 
     monkeypatch.setattr(RewardModelTrainer, 'train_batch', noted)

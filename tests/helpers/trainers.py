@@ -12,7 +12,7 @@ from lm_human_preferences.language import model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
-from lm_human_preferences.train_policy import HParams, PPOTrainer
+from lm_human_preferences.train_policy import HParams, PPOTrainer, learning_settings
 from lm_human_preferences.training import memory
 
 PARAMETERS_ATOL = 5e-6
@@ -68,8 +68,8 @@ def learner(policy, hparams, comm, ref_policy=None):
         ref_policy=ref_policy or policy,
         query_sampler=None,
         score_fn=None,
-        hparams=hparams,
         comm=comm,
+        **learning_settings(hparams, policy.encoder, comm),
     )
 
 
@@ -154,4 +154,4 @@ def snapshot(variables):
 def loss_of(trainer, minibatch):
     """(differentiable PPO loss of the policy as it is now, statistics), see ppo.loss."""
     outputs = trainer.policy.analyze_responses_op(minibatch.queries, minibatch.responses)
-    return ppo.loss(minibatch, outputs, trainer.hparams.ppo)
+    return ppo.loss(minibatch, outputs, trainer.ppo)

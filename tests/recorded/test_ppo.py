@@ -75,7 +75,7 @@ def test_loss_targets_and_gradients(case):
 
 
 def check_minibatch(trainer, rollouts, recorded, config):
-    minibatch = ppo.add_advantages(rollouts, trainer.hparams.ppo)
+    minibatch = ppo.add_advantages(rollouts, trainer.ppo)
     assert_close(minibatch.advantages, recorded['advantages'], atol=1e-5, name='advantages')
     assert_close(minibatch.returns, recorded['returns'], atol=1e-5, name='returns')
     trainer.policy.model.zero_grad()

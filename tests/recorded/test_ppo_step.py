@@ -124,12 +124,12 @@ class SpyController:
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_steps_tell_the_controller_their_kl_and_use_its_coefficient(folder):
     """The recorded runs stay so far below their target that any small KL would do."""
-    trainer = ppo_trainer(with_rewards(load_json(folder, 'configs.json')), comms.init_comm())
-    task, trainer.kl_ctl = trainer.hparams.task, SpyController()
-    trainer.query_sampler = lambda: {
-        'tokens': torch.arange(4 * task.query_length).reshape(4, -1) % 26
-    }
-    trainer.hparams.ppo.batch_size = 4
+    nested = with_rewards(load_json(folder, 'configs.json'))
+    query_length = nested['task']['query_length']
+    trainer = ppo_trainer(nested, comms.init_comm())
+    trainer.kl_ctl = SpyController()
+    trainer.query_sampler = lambda: {'tokens': torch.arange(4 * query_length).reshape(4, -1) % 26}
+    trainer.ppo.batch_size = 4
     trainer.score_fn = lambda queries, responses: (
         torch.ones(4),
         responses,

@@ -14,8 +14,8 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.reward_models import locations
-from lm_human_preferences.rewards import RewardModel, TrainedRewardModel, scoring_model
+from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
@@ -129,10 +129,10 @@ def test_where_the_reward_of_a_run_is_that_has_no_directory_of_its_own(tmp_path)
 
 def test_a_run_whose_reward_model_was_deleted_has_a_copy_in_its_policy(tmp_path):
     hparams = resolved('train_policy', 'test')
-    assert locations.reward_model_of(str(tmp_path), hparams) == f'{tmp_path}/policy'
+    assert source_of(hparams).place_in(str(tmp_path)) == f'{tmp_path}/policy'
     (tmp_path / 'reward_model').mkdir()
     (tmp_path / 'reward_model/hparams.json').touch()
-    assert locations.reward_model_of(str(tmp_path), hparams) == f'{tmp_path}/reward_model'
+    assert source_of(hparams).place_in(str(tmp_path)) == f'{tmp_path}/reward_model'
 
 
 @pytest.mark.parametrize('rank', [0, 1])
@@ -145,8 +145,8 @@ def test_every_rank_reads_a_saved_reward_model_and_rank_0_one_of_this_run(rank, 
     hparams.rewards.trained_model = f'{tmp_path}/reward_model'
     if rank == 0:
         with pytest.raises(UserError, match=f'--rewards.trained_model {tmp_path}'):
-            scoring_model(hparams, initial_model, comm)
+            source_of(hparams).for_training(initial_model, comm)
     else:
-        assert scoring_model(hparams, initial_model, comm).model.hparams.n_vocab == 50
+        assert source_of(hparams).for_training(initial_model, comm).model.hparams.n_vocab == 50
     hparams.rewards.train_new_model, hparams.rewards.trained_model = None, 'mock'
-    assert isinstance(scoring_model(hparams, initial_model, comm), KnownReward)
+    assert isinstance(source_of(hparams).for_training(initial_model, comm), KnownReward)

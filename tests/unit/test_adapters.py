@@ -36,6 +36,7 @@ from lm_human_preferences.language.weights import load_parameters
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
+from lm_human_preferences.utils.core import digest_of
 
 NEW = '--rewards.train_new_model'
 LORA = '--task.policy.lora on --task.policy.lora.rank 2 --ppo.lr 1e-3'
@@ -149,7 +150,7 @@ def test_networks_share_the_base_which_never_changes(model):
         optimizer.step()
     assert not torch.equal(policy.hidden(tokens), reference.hidden(tokens))
     assert all(each.grad is None for each in base.parameters.values())
-    assert record.digest_of(base.parameters) == base.digest
+    assert digest_of(base.parameters) == base.digest
 
 
 def unmerged(model, directory, scope, head):
@@ -264,8 +265,8 @@ def online_line(model, directory, more):
 
 @pytest.mark.parametrize('more', ['', f'{NEW}.run.precision bf16 --run.precision bf16'])
 def test_two_reward_models_and_a_policy_read_the_base_once(model, tmp_path, monkeypatch, more):
-    read = mock.Mock(wraps=record.digest_of)
-    monkeypatch.setattr(record, 'digest_of', read)
+    read = mock.Mock(wraps=digest_of)
+    monkeypatch.setattr(shared, 'digest_of', read)
     succeed(line(model, tmp_path, f'--rewards.ensemble 2 {more}'))
     assert read.call_count == 1
 

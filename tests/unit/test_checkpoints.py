@@ -19,6 +19,7 @@ from lm_human_preferences.checkpointing.checkpoints import (
     restore_state,
     save,
 )
+from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 
@@ -303,4 +304,4 @@ def test_golden_json_file(tmp_path, name):
     ],
 )
 def test_what_matches_a_schema(value, schema, matches):
-    assert checkpoints.matches_schema(value, schema) is matches
+    assert matches_schema(value, schema) is matches

@@ -271,7 +271,7 @@ def test_a_frozen_vocabulary_costs_no_gradient():
 
 def gradient_of(trainer, rollouts):
     trainer.optimizer.gradients.zero_grad()
-    minibatch = ppo.add_advantages(rollouts, trainer.hparams.ppo)
+    minibatch = ppo.add_advantages(rollouts, trainer.ppo)
     loss, stats = loss_of(trainer, minibatch)
     loss.backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.policy.model.parameters())

@@ -28,7 +28,7 @@ def trained(monkeypatch):
     """Policies are not trained: their last point has that KL, and half of the gain."""
     started = types.SimpleNamespace(reward_version=4)
 
-    def take_steps(trainer, curve, clock):
+    def take_steps(trainer, hparams, curve, clock):
         assert trainer is started and clock.work == {'policy': 1}
         curve.points.append({'episodes': 80, 'kl': KL, 'known_reward': 0.7})
 
@@ -74,12 +74,16 @@ def test_a_policy_begins_at_the_coefficient_of_its_target(
 
 
 def test_a_point_of_the_curve(monkeypatch):
-    trainer = types.SimpleNamespace(hparams=policy_hparams(), steps_done=3, policy='policy')
-    trainer.hparams.ppo.batch_size = 20
+    trainer = types.SimpleNamespace(
+        responses=types.SimpleNamespace(length=5),
+        ppo=types.SimpleNamespace(batch_size=20),
+        steps_done=3,
+        policy='policy',
+    )
     responses = known(2)
 
     def logprobs(policy, queries, length):
-        assert (policy, length) == ('policy', trainer.hparams.task.response_length)
+        assert (policy, length) == ('policy', 5)
         assert queries is responses.queries
         return torch.tensor([[0.1, 0.9], [0.5, 0.5]]).double().log()
 

@@ -28,7 +28,7 @@ HEALTHY = {
 NAN, INF = float('nan'), float('inf')
 
 
-def hparams(**overrides):
+def limits(**overrides):
     found = policy_options.HParams()
     found.override_from_dict(
         {
@@ -39,7 +39,7 @@ def hparams(**overrides):
         }
     )
     found.override_from_dict(overrides)
-    return found
+    return health.policy_limits(found.task, found.rewards.adaptive_kl)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_rules(changes, settings, rings):
     alarms = health.policy_alarms(
         {**HEALTHY, **changes},
         {**HEALTHY, 'objective/score': 0.9, 'objective/score_std': 0.4},
-        hparams(**settings),
+        limits(**settings),
     )
     assert [alarm.statistic for alarm in alarms] == ([rings] if rings else [])
 
@@ -75,7 +75,7 @@ def test_rules(changes, settings, rings):
 def test_no_alarm_in_the_recorded_trainings():
     """Ten trainings of the original, to three times the target KL and 1/25 of the entropy."""
     curves, settings = load_npz('curves', 'curves.npz'), load_json('curves', 'overrides.json')
-    settings = hparams(
+    settings = limits(
         **{key: settings[key] for key in ('rewards.adaptive_kl.target', 'task.response_length')}
     )
     for seed in range(10):
@@ -272,6 +272,6 @@ def test_rewards_that_are_no_numbers_are_told_in_one_line():
 )
 def test_steps_that_tell_how_a_training_of_rewards_went(labels, steps):
     """In batches of 8: a quarter of the whole ones, or all of fewer than four, and what remains."""
-    hparams = SimpleNamespace(batch_size=8)
-    trainer = SimpleNamespace(num_train=labels, hparams=hparams, batches=list(range(100)))
+    settings = SimpleNamespace(batch_size=8)
+    trainer = SimpleNamespace(num_train=labels, settings=settings, batches=list(range(100)))
     assert len(RewardModelTrainer.judged_batches(trainer)) == steps

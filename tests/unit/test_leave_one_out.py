@@ -15,7 +15,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.train_policy import PPOTrainer
+from lm_human_preferences.train_policy import PPOTrainer, learning_settings
 from lm_human_preferences.utils.core import whiten
 
 SAME, QUERY, LIMIT = 3, 3, 5  # of at most 8 tokens
@@ -128,8 +128,8 @@ def trainer_of(policy, comm, **settings):
         ref_policy=policy,
         query_sampler=lambda: {'tokens': torch.arange(24).view(8, QUERY) % 25},
         score_fn=lambda queries, responses: (responses[:, 0].float(), responses, {}),
-        hparams=hparams,
         comm=comm,
+        **learning_settings(hparams, policy.encoder, comm),
     )
 
 
@@ -191,7 +191,7 @@ def test_a_step_keeps_the_responses_to_a_query_together(policy):
     trainer.train_minibatch = lambda rollout: seen.append(rollout) or {}
     trainer.record_step_stats = lambda *args, **stats: {'objective/kl': 0}
     trainer.step()
-    assert [len(each) for each in seen] == [12] * 2 * trainer.hparams.ppo.noptepochs
+    assert [len(each) for each in seen] == [12] * 2 * trainer.ppo.noptepochs
     for minibatch in seen:
         of_each = minibatch.queries.view(-1, SAME, QUERY)
         assert torch.equal(of_each, of_each[:, :1].expand(-1, SAME, -1))
@@ -212,7 +212,7 @@ def test_an_update_is_the_same_in_micro_batches_and_leaves_the_value_head(policy
     for micro_batch in (None, 6):
         trainer = trainer_of(policy, LocalComm(), **{'ppo.micro_batch_size': micro_batch})
         trainer.optimizer.gradients.zero_grad = lambda: None  # the update would drop them
-        trainer.hparams.ppo.lr = 0
+        trainer.ppo.lr = 0
         policy.model.zero_grad()
         stats = trainer.train_minibatch(rollout)
         gradients.append({n: p.grad for n, p in policy.parameters_by_name().items()})

@@ -28,6 +28,7 @@ from lm_human_preferences.language.causal_lm import activation_memory
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import memory, optimizer, precision
 
@@ -67,7 +68,7 @@ def test_gradient_checkpointing_of_a_policy(computed_in):
     config = load_json('ppo', 'configs.json')['configs'][0]
     trainer = ppo_trainer(config['hparams'], comms.LocalComm())
     rollout = rollouts_of('ppo', config['id'], 0, 1)
-    minibatch = ppo.add_advantages(rollout, trainer.hparams.ppo)
+    minibatch = ppo.add_advantages(rollout, trainer.ppo)
     assert_checkpointing_only_saves_memory(
         trainer.policy.model, lambda: loss_of(trainer, minibatch)[0]
     )
@@ -249,7 +250,7 @@ def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
             reward = {'rewards.trained_model': f'{tmp_path}/reward_model', 'rewards.ensemble': 3}
         hparams = train_policy.HParams()
         hparams.override_from_dict({**TEST_TASK, **reward})
-        trainer = train_policy.build_trainer(hparams, start, comms.LocalComm())
+        trainer = train_policy.build_trainer(hparams, start, comms.LocalComm(), source_of(hparams))
         estimate = plans.policy_memory(hparams, start.hparams(), ranks=1)
         networks = plans.policy_networks(hparams)
         trainer.step()

@@ -12,7 +12,7 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.language import datasets, encodings
-from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_sources import source_of
 
 POEMS = """
 def generator(mode, seed=0, shuffle=False, labels=None):
@@ -65,7 +65,7 @@ def test_labels_that_stand_in_are_those_of_the_reward_model(add_poems, stand_in)
             'rewards.train_new_model.labels.source': 'labels.json',
         }
     )
-    assert locations.label_source(hparams) == ('labels.json' if stand_in else None)
+    assert source_of(hparams).label_source() == ('labels.json' if stand_in else None)
 
 
 def test_a_dry_run_does_not_fetch_what_is_downloaded(add_poems):

@@ -76,7 +76,8 @@ def reward_trainer(comm, dtype, **settings):
             policy=None,
             query_sampler=None,
             labels=labels(),
-            hparams=hparams,
+            settings=hparams,
+            logger=train_reward.logger_of(hparams, comm),
             comm=comm,
         )
     )

@@ -36,6 +36,7 @@ from lm_human_preferences.online.question_sampler import Queries, QuestionSample
 from lm_human_preferences.online.questions import QuestionSource
 from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.train_reward import RewardModelTrainer
@@ -231,7 +232,7 @@ def test_what_is_counted_is_what_is_held(monkeypatch):
     hparams = resolved('train_policy', 'test', online)
     start = TrainedModel('test')
     retraining, step = plans.memory_plans(hparams, start.hparams(), 1)
-    trainer = train_policy.build_trainer(hparams, start, LocalComm())
+    trainer = train_policy.build_trainer(hparams, start, LocalComm(), source_of(hparams))
     reward_model = trainer.networks['reward_model']
     retrainer = retrainer_of([reward_model], trainer.ref_policy, reward_hparams())
     optimizers = (trainer.optimizer, *retrainer.optimizers)
@@ -326,7 +327,9 @@ def asked_by_a_run(path, while_interrupted=None):
     hparams = resolved('train_policy', 'test', {'rewards.online': 'on', **online})
     task = {**TASK, 'task': hparams.task.to_nested_dict()}
     set_seed(1)
-    trainer = train_policy.build_trainer(hparams, TrainedModel('test'), LocalComm())
+    trainer = train_policy.build_trainer(
+        hparams, TrainedModel('test'), LocalComm(), source_of(hparams)
+    )
 
     def ask(writer, step, count):
         source = QuestionSource(

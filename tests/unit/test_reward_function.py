@@ -11,7 +11,7 @@ from command_line import error_of, invoke, last_error_of
 from experiments import resolved
 from ranks import on_ranks
 
-from lm_human_preferences import lm_tasks, rewards, train_policy
+from lm_human_preferences import lm_tasks, reward_sources, rewards, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import jsonl
@@ -22,6 +22,7 @@ from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, joined
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
@@ -244,8 +245,8 @@ def test_ranks_score_their_own_shares_alike(write):
     responses = torch.tensor([encode('not very good')])
 
     def work(comm):
-        function = rewards.function_of_training(hparams, comm)
-        reward = rewards.scoring_model(hparams, model, comm, function)
+        source = source_of(hparams).pinned(hparams.run, comm)
+        reward = source.for_training(model, comm)
         return rewards.make_score_fn(hparams.task, reward)(queries, responses)[0]
 
     known = KnownReward(model.encoding).score(queries, responses)
@@ -319,8 +320,9 @@ def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
     monkeypatch.setattr(rewards, 'TextReward', lambda *scorer, chat: told.append(chat))
     hparams = resolved('train_policy', 'test')
     hparams.task.chat = chat
-    source = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
-    rewards.scoring_model(hparams, TrainedModel('test'), LocalComm(), source)
+    code = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
+    source = reward_sources.FunctionSource(code.name, hparams.task, 1, code)
+    source.for_training(TrainedModel('test'), LocalComm())
     assert told == [chat]
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing.checkpoints import matches_schema
+from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.runs.run_files import ADAPTER, BASE
@@ -75,13 +72,3 @@ def base_of(directory: str, record: Record) -> str:
         f'{directory} holds adapters of {record.base}, which is not on this machine: put the model'
         f' there or at {copy}; a run with --run.keep_base true holds it'
     )
-
-
-def digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of names, shapes and values of parameters on the CPU, in float32."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(parameters.items()):
-        digest.update(f'{name} {tuple(parameter.shape)}\n'.encode())
-        values: Any = parameter.detach().contiguous().numpy()
-        digest.update(values)
-    return digest.hexdigest()

@@ -23,6 +23,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import allocator
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
+from lm_human_preferences.utils.core import digest_of
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
@@ -47,7 +48,7 @@ class SharedBase(TrainedModel):
         named = dict(self._base.named_parameters())
         self.parameters = {name: named[name] for name in named if not name.startswith(HEADS)}
         comm.broadcast_(list(self.parameters.values()))
-        self.digest: str = comm.all_gather_object(record.digest_of(self.parameters))[0]
+        self.digest: str = comm.all_gather_object(digest_of(self.parameters))[0]
 
     def with_adapters(self, adapters: Adapters) -> SharedBase:
         """Return this base for networks with these adapters, which are trained."""

@@ -1,0 +1,234 @@
+"""Sources of the reward that a policy learns from, a class each.
+
+What the rest asks of a source are the methods of RewardSource. Another kind of reward is a class
+here and its place in `source_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Self
+
+from lm_human_preferences import rewards, storage
+from lm_human_preferences.datasets import registry
+from lm_human_preferences.external_rewards.classifier import is_classifier
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.language import weights
+from lm_human_preferences.reward_models import locations
+from lm_human_preferences.rewards import EnsembleReward, RewardModel, Scorer
+from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
+from lm_human_preferences.utils.core import default_device
+
+if TYPE_CHECKING:
+    from lm_human_preferences.distributed.comm import Comm
+    from lm_human_preferences.hparams.policy_options import HParams, RunHParams
+    from lm_human_preferences.language.encodings import Encoding
+    from lm_human_preferences.language.trained_models import TrainedModel
+
+KNOWN = 'mock'  # of --rewards.trained_model: the known reward of reviews
+RANDOM = 'test'  # a random network, of which a run keeps a copy
+# Asked often while a run goes on
+_is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardSource(ABC):
+    """Source of a policy's reward. members: models of which it is the mean. task: the policy's."""
+
+    name: str  # of a directory, a function or a model, as the user gave it
+    task: TaskHParams
+    members: int
+
+    @property
+    def networks(self) -> Networks:
+        """Networks of a training of a policy, with those that are the reward."""
+        return POLICY_NETWORKS
+
+    def pinned(self, run: RunHParams, comm: Comm) -> Self:
+        """Return the same source as rank 0 reads it for the training of `run`."""
+        return self
+
+    def for_training(self, initial_model: TrainedModel, comm: Comm) -> rewards.ScoringModel:
+        """Return the reward model of a training, before rank 0 broadcasts its weights."""
+        return rewards.load_reward_model(
+            self.name,
+            initial_model.encoding,
+            chat=self.task.chat,
+            members=self.members,
+            base=initial_model,
+            may_be_code=False,
+        )
+
+    def of_run(self, save_dir: str, encoding: Encoding) -> rewards.FrozenRewardModel:
+        """Return the reward that the run in `save_dir` learned from."""
+        name = self.place_in(save_dir)
+        chat, members = self.task.chat, self.members
+        return rewards.load_reward_model(
+            name, encoding, chat=chat, members=members, may_be_code=False
+        )
+
+    @abstractmethod
+    def place_in(self, save_dir: str) -> str:
+        """Return the name by which the reward of a run is loaded; its own copy may be newer."""
+
+    def recorded_members(self) -> int:
+        """Return the number of models that there are, where the user has not said how many."""
+        return 1
+
+    def files(self) -> list[str]:
+        """Return the paths that a training reads, as far as they are known before."""
+        return []
+
+    def records(self) -> dict[str, Any]:
+        """Return the files of a run that say what it learned from: {name: text, or JSON}."""
+        return {}
+
+    def label_source(self) -> str | None:
+        """Return the labels that may stand in for the data set's queries, if it has some."""
+        is_needed = registry.info(self.task.query_dataset).labels_stand_in
+        return self._labels() if is_needed else None
+
+    def _labels(self) -> str | None:
+        return None
+
+
+class KnownSource(RewardSource):
+    """The known reward of reviews."""
+
+    def place_in(self, save_dir: str) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionSource(RewardSource):
+    """A function of the user's; code: what is in its file, once a training has read it."""
+
+    code: reward_function.Source | None = None
+
+    def pinned(self, run: RunHParams, comm: Comm) -> Self:
+        parts: tuple[str, ...] = ()
+        if comm.rank == 0:
+            own = reward_function.of_training(self.name, run.directory, is_resumed=run.resume)
+            parts = own.name, own.text, own.place
+        code = reward_function.Source(*comm.all_gather_object(parts)[0])
+        return dataclasses.replace(self, code=code)
+
+    def for_training(self, initial_model: TrainedModel, comm: Comm) -> rewards.ScoringModel:
+        assert self.code is not None, 'see pinned'
+        return rewards.reward_of_function(self.code, initial_model.encoding, self.task)
+
+    def of_run(self, save_dir: str, encoding: Encoding) -> rewards.FrozenRewardModel:
+        return rewards.reward_of_function(reward_function.of_run(save_dir), encoding, self.task)
+
+    def place_in(self, save_dir: str) -> str:
+        return save_dir
+
+    def records(self) -> dict[str, Any]:
+        assert self.code is not None, 'see pinned'
+        return reward_function.records(self.code)
+
+
+class ClassifierSource(RewardSource):
+    """A sequence classifier of transformers, DIRECTORY or DIRECTORY#CLASS."""
+
+    def place_in(self, save_dir: str) -> str:
+        return self.name
+
+
+class SavedSource(RewardSource):
+    """Reward models that are trained already, or a random one."""
+
+    @property
+    def networks(self) -> Networks:
+        return _with_reward_models(self.members, is_retrained=False)
+
+    def place_in(self, save_dir: str) -> str:
+        return locations.original_or(storage.join(save_dir, run_files.POLICY.network), self.name)
+
+    def recorded_members(self) -> int:
+        return 1 if self.name == RANDOM else locations.recorded_members(self.name)
+
+    def files(self) -> list[str]:
+        directory = self.name.rstrip('/')
+        is_network = directory.endswith(f'/{run_files.REWARD.network}')
+        return weights.files_in(directory) if is_network else []
+
+    def _labels(self) -> str | None:
+        return locations.recorded_labels(self.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class NewSource(RewardSource):
+    """Reward models that are trained before the policy. name: where they are once they are."""
+
+    labels: str = ''
+
+    @property
+    def networks(self) -> Networks:
+        return _with_reward_models(self.members, is_retrained=False)
+
+    def for_training(self, initial_model: TrainedModel, comm: Comm) -> rewards.ScoringModel:
+        if comm.rank == 0:
+            return super().for_training(initial_model, comm)
+        # Other hosts may not see its directory.
+        return _ensemble([_without_values(initial_model) for _ in range(self.members)])
+
+    def place_in(self, save_dir: str) -> str:
+        own = storage.join(save_dir, run_files.REWARD.network)
+        copy = storage.join(save_dir, run_files.POLICY.network)
+        return own if storage.exists(storage.join(own, 'hparams.json')) else copy
+
+    def _labels(self) -> str | None:
+        return self.labels
+
+
+class OnlineSource(NewSource):
+    """Reward models that are trained again and again while the policy trains."""
+
+    @property
+    def networks(self) -> Networks:
+        return _with_reward_models(self.members, is_retrained=True)
+
+    def for_training(self, initial_model: TrainedModel, comm: Comm) -> rewards.ScoringModel:
+        return _ensemble([RewardModel(initial_model) for _ in range(self.members)])
+
+    def place_in(self, save_dir: str) -> str:
+        return storage.join(save_dir, run_files.POLICY.network)
+
+
+def source_of(hparams: HParams) -> RewardSource:
+    """Return the source of the reward of a run of train_policy with these settings."""
+    given, task, members = hparams.rewards, hparams.task, hparams.rewards.members
+    if given.train_new_model is not None:
+        kind = NewSource if given.online is None else OnlineSource
+        # In a run that is uploaded, its staging directory
+        name = storage.staging_dir(given.trained_model or '')
+        return kind(name, task, members, labels=given.train_new_model.labels.source)
+    if given.function is not None:
+        return FunctionSource(given.function, task, members)
+    if given.trained_model in (None, KNOWN):  # None: settings that are about a task alone
+        return KnownSource(KNOWN, task, members)
+    name = locations.given_name(given)
+    is_with_classes = given.class_name is not None or _is_classifier(given.trained_model)
+    kind = ClassifierSource if is_with_classes else SavedSource
+    return kind(name, task, members)
+
+
+def _with_reward_models(members: int, *, is_retrained: bool) -> Networks:
+    scopes = rewards.scopes_of(members)
+    if is_retrained:
+        return dataclasses.replace(POLICY_NETWORKS, retrained=scopes)
+    return dataclasses.replace(POLICY_NETWORKS, frozen=(*POLICY_NETWORKS.frozen, *scopes))
+
+
+def _ensemble(scorers: list[Any]) -> rewards.ScoringModel:
+    return scorers[0] if len(scorers) == 1 else EnsembleReward(scorers)
+
+
+def _without_values(initial_model: TrainedModel) -> Scorer:
+    """Return an uninitialised reward model, whose weights rank 0 will broadcast."""
+    scorer = Scorer(initial_model.create(['reward'], rewards.SCOPE), initial_model.encoding)
+    return scorer.requires_grad_(False).to(default_device())
