@@ -305,15 +305,6 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, tmp_path, mo
                 assert not row['learned'] and row['low'] < row['high']
             elif row is not None:
                 assert row['learned'] and row['low'] is None
-    monkeypatch.setattr(
-        reward_on_labels.run_settings,
-        'read_settings',
-        lambda hparams, directory: hparams.override_from_dict(
-            {'labels.held_out': 0.5, 'labels.type': 'best_of_4', 'keep': 'best'}
-        ),
-    )
-    _, printed = report_of(answered, tmp_path, f'--reward {run}')
-    assert 'held out, and its epoch was selected by them, so this is too high: ' in printed
     constant = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'
     (tmp_path / 'const.py').write_text(constant)
     report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
@@ -342,21 +333,6 @@ def test_win_rate(tmp_path):
     assert comparison['pairwise'] == pytest.approx(pairwise_share(0.8, 2))
     assert 'better of 1 + 1, which would be\n  75.6 %, interval 49.2 to 90.4, if' in printed
     assert report['training_labels'] == 0
-
-
-def test_questions_and_not_answers_are_independent(tmp_path):
-    """Three labellers who agree on ten questions tell no more than one of them does."""
-    path = tmp_path / 'f'
-    policies = ['initial', 'run']
-    settings = {'samples': 2, 'task': {'label_type': 'best_of_2'}}
-    make_folder(path, 10, **settings, kind='validation', policies=policies, labellers=3)
-    for name in ('anna', 'bob', 'carl'):
-        answer(path, name, {number: int(number < 8) for number in range(10)})
-    report, printed = report_of(path, tmp_path)
-    (comparison,) = report['comparisons']
-    assert (comparison['n'], comparison['questions']) == (30, 10)
-    assert [round(comparison[key], 2) for key in ('low', 'high')] == [0.49, 0.94]  # of 8 of 10
-    assert comparison['pairwise'] == pytest.approx(0.8) and '1 + 1' not in printed
 
 
 def test_answers_about_one_query_are_together(tmp_path):
@@ -423,25 +399,6 @@ def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
     names = [f'{run} (weights {digest[:8]})' for digest in digests]
     assert rows == [('initial', names[0], 1.0), ('initial', names[1], 0.0)]
     assert f'{names[1]} was preferred to initial in 0 of 4' in printed
-
-
-def test_the_same_weights_have_the_same_digest_another_time(tmp_path):
-    for _ in range(2):
-        ask(tmp_path / 'f', '--count 1', 'mock_sentiment')
-    first, second = (question.weights for question in questions_of(tmp_path / 'f')[0])
-    assert first == second and re.fullmatch('[0-9a-f]{64}', first[0])
-
-
-def test_a_key_that_is_held_down_is_seen(tmp_path):
-    """Answers in no time at all are quick ones; only imported ones have no known time."""
-    path = tmp_path / 'f'
-    folder = make_folder(path, 12)
-    with Labeller(folder, 'anna') as labeller:
-        for question in folder.questions.values():
-            labeller.answer(question, 0, 0.0)
-    report, _ = report_of(path, tmp_path)
-    anna = report['labellers']['anna']
-    assert (anna['under_a_second'], anna['median_seconds']) == (12, 0.0)
 
 
 def test_names_and_answers_that_are_quoted_cannot_change_the_terminal(tmp_path):

@@ -595,7 +595,6 @@ def test_shell_completion(words, completions):
     'script, words',
     [
         ('launch.py', ['train_policy', 'test', 'nm', '--dry_run']),
-        ('launch.py', ['--help']),
         ('sample.py', ['sample', '--help']),
     ],
 )

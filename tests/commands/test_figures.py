@@ -39,24 +39,6 @@ def test_plan(scale, experiment):
     assert {(run.target, run.episodes) for run in curves} == {(scale.curve, max(scale.episodes))}
 
 
-def test_other_settings_are_other_files(experiment, monkeypatch):
-    def files():
-        first, second, *_ = jobs.jobs_of(runs_of(TINY, experiment), 'out')
-        return {*first, *second}
-
-    before = files()
-    assert files() == before
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment.ppo, 'lr', 0.5)
-        changed = files() - before
-        assert len(changed) == 24 and not any('reward_models' in path for path in changed)
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment.rewards.train_new_model, 'lr', 0.5)
-        assert len(files() - before) == 16 + 4  # direct access has no reward model
-    monkeypatch.setattr(jobs, 'VERSION', jobs.VERSION + 1)
-    assert not files() & before
-
-
 def test_jobs_are_done_once(tmp_path):
     marks = tmp_path / 'marks'
     marks.mkdir()
@@ -85,47 +67,12 @@ def test_jobs_are_done_once(tmp_path):
     assert sorted(name[0] for name in os.listdir(marks)) == ['1', '1', '2']
 
 
-@pytest.fixture
-def faked(monkeypatch):
-    monkeypatch.setattr(jobs, 'QUICK', TINY)
-    for name in ('run_policy', 'run_reward', 'write_frontier'):
-        monkeypatch.setattr(jobs, name, getattr(worker_jobs, name))
-
-
 def read_csv(path):
     with path.open(newline='') as file:
         return [
             {key: value if key == 'access' else float(value) for key, value in row.items()}
             for row in csv.DictReader(file)
         ]
-
-
-def test_tables(tmp_path, faked, experiment, capsys):
-    draw.figures(experiment, str(tmp_path), quick=True, seeds=3, processes=1)
-    rows = read_csv(tmp_path / 'figure3.csv')
-    assert len(rows) == 3 * 2 * 2 * 3
-    for row in rows:
-        assert row['known_reward'] == row['seed'] + row['target'] / row['episodes']
-        assert (row['kl'], row['optimal_reward'], row['share']) == (
-            2,
-            6,
-            (row['known_reward'] - 1) / 5,
-        )
-    curves = read_csv(tmp_path / 'figure2.csv')
-    assert [(row['access'], row['seed'], row['episodes']) for row in curves] == [
-        (access, seed, episodes)
-        for access in ('direct', '64', '32')
-        for seed in (1, 2, 3)
-        for episodes in (0, 1024)
-    ]
-    assert {row['known_reward'] - row['seed'] for row in curves if row['episodes']} == {1 / 1024}
-    assert read_csv(tmp_path / 'frontier.csv')[2] == {'kl': 2, 'known_reward': 2**0.5}
-    line = next(
-        line
-        for line in capsys.readouterr().out.splitlines()
-        if line.split()[:3] == ['64', '512', '2']
-    )
-    assert ' '.join(line.split()) == '64 512 2 2.00 2.00 6.00 20.1% 0.1% to 40.1%'
 
 
 @pytest.mark.slow

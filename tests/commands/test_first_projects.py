@@ -135,19 +135,3 @@ def test_a_reward_of_ones_own_that_sees_the_table(project, tmp_path, monkeypatch
     (project / 'prompts.csv').write_text('id;prompt\n1;Other\n')
     result = invoke(shlex.split(line)[1:])
     assert 'prompts.csv is not what it was when this run began' in result.stderr
-
-
-def test_labels_that_are_asked_for(project, tmp_path, monkeypatch):
-    (project / 'taste.py').write_text(
-        'def score(queries, responses):\n    return [len(each) for each in responses]\n'
-    )
-    output = run(f'./launch.py ask chat labels {TASK} --count 12')
-    train = printed(output, 'train_policy')
-    answer = printed(output, 'label').replace('NAME', 'robot')
-    answer += f' --simulate.reward {project}/taste.py:score'
-    run_elsewhere(answer, tmp_path, monkeypatch)
-    run_elsewhere(f'./launch.py labels {project}/labels', tmp_path, monkeypatch)
-    train = train.replace(' labels ', ' first ', 1).replace('--rewards.ensemble 4', '')
-    sizes = f'{SMALL} --save_dir {tmp_path}/runs --rewards.train_new_model.normalize_samples 64'
-    output = run_elsewhere(f'{train} {sizes}', tmp_path, monkeypatch)
-    finish(output, tmp_path, monkeypatch)

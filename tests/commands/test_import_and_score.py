@@ -141,9 +141,6 @@ def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
     scores = [json.loads(line)['score'] for line in skipped.stdout.splitlines()]
     assert scores[:2] == [None, None] and scores[2] is not None
     assert 'note: Skipped: 2 records with longer texts' in skipped.stderr
-    cut = succeed(f'score {reward_model[0]} {file} --too_long cut_start')
-    assert None not in [json.loads(line)['score'] for line in cut.stdout.splitlines()]
-    assert 'note: Cut: 1 queries to 5 tokens, 1 responses to 3' in cut.stderr
     longer = succeed(f'score {reward_model[0]} {file} --query_length 7 --response_length 4')
     assert len(longer.stdout.splitlines()) == 3 and not longer.stderr
 
@@ -175,55 +172,12 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     assert 't.jsonx' in error_of(invoke(f'score {run} {tmp_path}/t.jsonx'))
 
 
-def test_preferences_become_a_folder_and_come_back(tmp_path):
-    given = preferences(30)
-    pairs = write_lines(tmp_path / 'pairs.jsonl', given)
-    words = f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2'
-    printed = succeed(words).stdout
-    distinct = [dict(texts) for texts in {tuple(pair.items()) for pair in given}]
-    assert f'{len(distinct)} questions added, {len(distinct)} in all' in printed
-    for _ in range(2):
-        folder = LabelFolder(str(tmp_path / 'f'))
-        assert sum(len(log.uuids) for log in folder.logs.values()) == 30  # each vote, once
-        assert len(folder.logs['imported'].uuids) == len(distinct)
-        assert '0 questions added' in succeed(words).stdout
-    exported = tmp_path / 'back.jsonl'
-    result = succeed(f'labels {tmp_path}/f --export {exported} --export_as preferences')
-    back = [json.loads(line) for line in exported.read_text().splitlines()]
-    key = lambda pair: tuple(pair.values())  # noqa: E731
-    assert sorted(back, key=key) == sorted(given, key=key)
-    assert 'would be read' not in result.stdout and 'preferences are in' in result.stdout
-
-
-def test_an_answer_that_has_changed_is_brought_in_and_counts(tmp_path):
-    given = {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'}
-    file = tmp_path / 'labels.jsonl'
-    words = f'import_labels mock_sentiment {file} {tmp_path}/f --labels.type best_of_2'
-    once = [([0], 1), ([1], 1), ([1], 0), ([0], 1), ([0], 0), ([1], 1)]
-    several = [([0, 1], 0), ([1, 0], 1), ([1, 0], 0), ([0, 1], 1), ([1, 1, 1], 0)]
-    for answers, added in [*once, *several]:
-        write_lines(file, [{**given, 'best': best} for best in answers])
-        assert f'{added} answers of anna added' in succeed(f'{words} --labeller anna').stdout
-        counted = LabelFolder(str(tmp_path / 'f')).counted()
-        assert [answer.value for answer in counted] == answers[-1:], (answers, added)
-
-
 SHORT_PAIRS = {
     'label_type': 'best_of_2',
     'encoding': 'test',
     'instructions': '',
     'task': {'query_length': 1, 'response_length': 1},
 }
-
-
-def test_all_who_answered_a_question_count_where_each_has_a_file(tmp_path):
-    tokens = {'query': [0], 'sample0': [1], 'sample1': [2]}
-    for name in ('anna', 'bob'):
-        labels = [(records.TextLabel('a', ('b', 'c'), answer=0, labeller=name), tokens)]
-        with QuestionWriter(str(tmp_path / 'f'), SHORT_PAIRS) as writer:
-            into_folder.add_labels(labels, writer, ['imported'] * 2, 'imported')
-            counted = writer.folder.counted()
-    assert [answer.labeller for answer in counted] == ['anna', 'bob']
 
 
 def test_imported_labels_keep_their_order(tmp_path):
@@ -248,46 +202,6 @@ def test_imported_labels_keep_their_order(tmp_path):
     assert times == sorted(set(times))
 
 
-def test_a_label_file_has_the_tokens_that_training_would_have(tmp_path):
-    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(5))
-    output = tmp_path / 'labels.json'
-    succeed(f'import_labels mock_sentiment {pairs} {output} --labels.type best_of_2')
-    labels = json.loads(output.read_text())
-    # Preferences are shuffled: the better review is the first or the second.
-    best = [label[f'sample{label["best"]}'] for label in labels]
-    rest = [label[f'sample{1 - label["best"]}'] for label in labels]
-    assert {label['best'] for label in labels} == {0, 1}
-    assert {len(ids) for ids in (*best, *rest)} == {3}
-    assert {len(label['query']) for label in labels} == {5}
-    assert {len(label['sample1']) for label in labels} == {3}
-    words = f'import_labels mock_sentiment {pairs} {output} --labels.type best_of_2'
-    assert 'exists: give another name' in error_of(invoke(words))
-
-
-def test_annotators_of_label_studio_become_labellers(tmp_path):
-    def annotation(who, selected):
-        value = {'selected': selected}
-        result = {'type': 'pairwise', 'value': value, 'to_name': 'answer1,answer2'}
-        return {'completed_by': who, 'result': [result], 'lead_time': 2.5}
-
-    data = {'prompt': 'the film was', 'answer1': 'good', 'answer2': 'bad'}
-    tasks = [
-        {'data': data, 'annotations': [annotation(1, 'left'), annotation(2, 'right')]},
-        {'data': {**data, 'answer2': 'dull'}, 'annotations': []},
-    ]
-    (tmp_path / 'export.json').write_text(json.dumps(tasks))
-    printed = succeed(
-        f'import_labels mock_sentiment {tmp_path}/export.json {tmp_path}/f --labels.type best_of_2'
-    ).stdout
-    assert '1 answers of annotator-1 added' in printed
-    assert 'Left out: 1 records without an answer' in printed
-    succeed(f'labels {tmp_path}/f --output {tmp_path}/report.json')
-    report = json.loads((tmp_path / 'report.json').read_text())
-    assert report['agreement']['pairs'] == 1 and report['agreement']['raw'] == 0
-    assert report['training_labels'] == 2
-    assert report['labellers']['annotator-1']['median_seconds'] == 2.5
-
-
 def test_mistakes_of_import_are_one_line(tmp_path):
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(2))
 
@@ -302,14 +216,6 @@ def test_mistakes_of_import_are_one_line(tmp_path):
     assert 'holds no label' in error('--labels.type best_of_2', file=tmp_path / 'empty.json')
     assert 'the name of a label file ends in .json' in error('', output='f.jsonl')
     assert not (tmp_path / 'f').exists() and not (tmp_path / 'f.jsonl').exists()
-
-
-def test_remarks_that_are_cut_are_counted(tmp_path):
-    label = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 0}
-    texts = [{**label, 'remark': 'long ' * 50}, {**label, 'query': 'b', 'remark': 'short'}]
-    file = write_lines(tmp_path / 'texts.jsonl', texts)
-    words = f'import_labels test {file} {tmp_path}/f --labels.type best_of_2'
-    assert '1 remarks were cut to 200 characters' in succeed(words).stdout
 
 
 def test_imported_answers_have_no_places_and_no_time_unless_it_is_known(tmp_path):

@@ -17,7 +17,6 @@ from launched import eventually
 from page_client import Server
 from page_looks import sticking_out, weak_texts
 from page_proxy import free_port, needs_nginx, proxy
-from starlette.exceptions import HTTPException
 
 from lm_human_preferences.labels.answers import REASONS
 from lm_human_preferences.labels.page.server import LabelServer
@@ -242,22 +241,6 @@ def test_several_keys_or_clicks_make_a_ranking(window, path, monkeypatch):
     assert len(written(path)) == 3
 
 
-def test_a_reply_that_is_lost_makes_no_second_answer(window, path, monkeypatch):
-    with shown(window, path) as page:
-        answer = page.service.answer
-
-        def lose_the_reply(*arguments, **fields):
-            answer(*arguments, **fields)
-            monkeypatch.undo()
-            raise HTTPException(500, 'This reply stands for one that was lost.')
-
-        monkeypatch.setattr(page.service, 'answer', lose_the_reply)
-        window.answer('2', '3')
-        assert window.text('#count') == '2 of 9'
-        assert ['500' in line for line in window.console()] == [True]
-    assert len(written(path)) == 2
-
-
 def test_a_server_that_is_killed_before_it_replies(window, path):
     """The choice is kept, also when the page is loaded anew meanwhile, and recorded once."""
     make_folder(path, 5)
@@ -293,21 +276,6 @@ def test_a_server_that_is_killed_before_it_replies(window, path):
     assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [0, 2, 1]
     assert len(written(path)) == 3
     assert [line for line in window.console() if 'net::ERR' not in line] == []
-
-
-def test_a_server_that_ends_says_so_and_the_page_goes_on_with_the_next(window, path):
-    with shown(window, path) as page:
-        question = window.ready()
-        page.close()
-        window.until("main.dataset.state === 'ended'")
-        assert 'ended. Thank you!' in window.text('#ended')
-        assert window.script("document.getElementById('alert').hidden && !isReady()")
-        with served(path, 'anna', port=page.port):
-            assert window.ready() == question
-            window.answer('1')
-            window.driver.get('about:blank')
-    assert [line for line in window.console() if 'net::ERR' not in line] == []
-    assert len(written(path)) == 1
 
 
 class Thief(http.server.BaseHTTPRequestHandler):

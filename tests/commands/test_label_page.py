@@ -111,9 +111,7 @@ def test_a_request_of_the_page_is_granted(one):
     'status, headers',
     [
         (403, {'Host': 'evil.example'}),
-        (403, {'Host': 'evil.example', 'Origin': 'http://evil.example'}),
         (403, {'Host': '127.0.0.1.evil.example'}),
-        (403, {'Host': 'evil.localhost', 'Origin': 'http://evil.localhost'}),
         (403, {'Host': 'evil-localhost', 'Origin': 'http://evil-localhost'}),
         (403, {'Host': 'evil127.0.0.1', 'Origin': 'http://evil127.0.0.1'}),
         (403, {'Host': 'user@127.0.0.1'}),
@@ -123,7 +121,6 @@ def test_a_request_of_the_page_is_granted(one):
         (403, {'Origin': 'http://evil.example'}),
         (403, {'Origin': 'https://127.0.0.1'}),
         (403, {'Origin': 'http://127.0.0.1:1'}),
-        (415, {'Content_Type': None}),
         (415, {'Content_Type': 'text/plain'}),
         (415, {'Content_Type': 'application/x-www-form-urlencoded'}),
         (401, {'Cookie': None}),
@@ -174,23 +171,15 @@ GOOD = {'answer': str(uuid.uuid4()), 'question': '0' * 64, 'choice': 1, 'seconds
     'change',
     [
         {'answer': 'x'},
-        {'answer': None},
         {'answer': GOOD['answer'].upper() + '\n'},
-        {'question': 7},
         {'question': '../../etc/passwd'},
         {'choice': 0},
-        {'choice': 1001},
         {'choice': True},
-        {'choice': 1.0},
         {'choice': '1'},
-        {'choice': None},
-        {'choice': [0]},
         {'choice': ['1']},
         {'seconds': -1},
         {'seconds': 1e9},
-        {'seconds': True},
         {'seconds': float('nan')},
-        {'seconds': 10**400},
         {'labeller': 7},
     ],
 )
@@ -389,46 +378,6 @@ def test_an_answer_that_was_given_again_elsewhere_is_not_said_to_be_taken_back(p
     assert len(written(path)) == 4
 
 
-def test_what_a_retraining_has_used_is_not_taken_back(path):
-    with served(path, 'anna') as (_, anna):
-        first, second, _ = anna.questions()
-        _, one = anna.answer(first['id'], 1)
-        _, two = anna.answer(second['id'], 1)
-        (path / 'used.jsonl').write_text(json.dumps({'answers': {'anna': 1}}) + '\n{"ans')
-        status, reply = anna.undo(one['last'])
-        assert status == 409 and 'learned from it' in reply['error']
-        assert anna.undo(two['last'])[0] == 200
-    assert len(answers_of(path, 'anna')) == 1
-
-
-def test_two_labellers_get_different_questions_and_new_ones_arrive(path):
-    with served(path, 'anna', 'bob') as (page, anna, bob):
-        page.service._refreshed = 0
-        mine, yours = anna.questions(), bob.questions()
-        assert len({question['id'] for question in mine + yours}) == 6
-        assert anna.questions(held=[q['id'] for q in mine], count=3) == []
-        write_texts(path, [('new', 'a', 'b', 'c', 'd')])
-        page.service._refreshed = 0
-        (new,) = anna.questions(held=[q['id'] for q in mine], count=3)
-        assert new['query'] == 'new' and anna.task()['left'] == 7
-
-
-def test_a_lease_ends(path):
-    now = [0.0]
-    with served(path, 'anna', 'bob') as (page, anna, bob):
-        page.service.assignments.clock = lambda: now[0]
-        ids = [question['id'] for question in anna.questions()]
-        assert not {question['id'] for question in bob.questions()} & set(ids)
-        now[0] = 601.0
-        given = [question['id'] for question in bob.questions()]
-        given += [question['id'] for question in bob.questions(held=given)]
-        assert set(ids) < set(given)
-        assert anna.post('/questions', held=ids, count=0)[1]['lost'] == ids
-        # who was slow is heard all the same: of two answers the first counts
-        assert anna.answer(ids[0])[0] == bob.answer(ids[0])[0] == 200
-    assert len(LabelFolder(str(path)).counted()) == 1
-
-
 def test_the_link_and_the_cookie_outlive_the_server(path):
     with served(path, 'anna') as (page, anna):
         links, port = page.links, page.port
@@ -444,19 +393,6 @@ def test_the_link_and_the_cookie_outlive_the_server(path):
         anna.close()
     assert len(written(path)) == 1
     assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
-
-
-def test_a_deleted_file_of_answers_is_told_and_blocks(path):
-    notes = []
-    with served(path, 'anna', notes=notes) as (_, anna):
-        first, second, _ = anna.questions()
-        assert anna.answer(first['id'])[0] == 200
-        (path / 'answers/anna.jsonl').unlink()
-        replies = [anna.answer(second['id']), anna.post('/questions', held=[], count=1)]
-        assert [status for status, _ in replies] == [507, 507]
-        assert all('anna.jsonl was deleted' in reply['error'] for _, reply in replies)
-        assert 'its lines are in a new file of that name; start again' in notes[0]
-    assert len(answers_of(path, 'anna')) == 1
 
 
 def test_what_is_not_on_the_disk_is_not_acknowledged(path, monkeypatch):
@@ -477,17 +413,6 @@ def test_what_is_not_on_the_disk_is_not_acknowledged(path, monkeypatch):
     assert len(written(path)) == 1
 
 
-def test_a_damaged_question_is_left_out(path):
-    file = path / 'questions.jsonl'
-    file.write_bytes(file.read_bytes().replace(b'"sample2": [', b'"sample2": [1, ', 1))
-    notes = []
-    with served(path, 'anna', notes=notes) as (page, anna):
-        for _ in range(5):
-            assert anna.answer(anna.questions(count=1)[0]['id'])[0] == 200
-        assert anna.questions() == [] and anna.task()['left'] == 0
-    assert len(notes) == 1 and 'is left out' in notes[0]
-
-
 def test_questions_that_cannot_be_read_now_are_asked_when_they_can(path):
     file, whole = path / 'questions.jsonl', (path / 'questions.jsonl').read_bytes()
     notes = []
@@ -500,23 +425,15 @@ def test_questions_that_cannot_be_read_now_are_asked_when_they_can(path):
         )
         (path / 'moved').rename(file)
         assert len(anna.questions()) == 3 and anna.task()['left'] == 6
-        file.write_bytes(whole.replace(b'"sample2": ', b'"sample3": '))  # while it is written anew
-        assert anna.questions() == [] and anna.task()['left'] == 0
-        file.write_bytes(whole)
-        page.service._refreshed = 0
-        assert len(anna.questions()) == 3 and anna.task()['left'] == 6
         for change in (b'nonsense\n', b''):  # nobody is told that nothing is left
             page.service._refreshed = 0
             file.write_bytes(change)
-            for _ in range(2):
-                status, reply = anna.post('/questions', held=[], count=3)
-                assert (status, 'their file was changed' in reply['error']) == (503, True)
-        assert 'questions.jsonl is empty now: put it back as it was' in notes[-1]
+            status, reply = anna.post('/questions', held=[], count=3)
+            assert (status, 'their file was changed' in reply['error']) == (503, True)
         file.write_bytes(whole)
         assert len(anna.questions()) == 3 and anna.task()['left'] == 6
-        file.write_bytes(b''.join(reversed(whole.splitlines(keepends=True))))
-        assert len(anna.questions()) == 3 and anna.task()['left'] == 6
-    assert [line.rpartition(': ')[2] for line in notes[:1]] == ['No such file or directory']
+    assert notes[0].endswith(': No such file or directory')
+    assert 'questions.jsonl is empty now: put it back as it was' in notes[-1]
 
 
 def test_what_others_damage_does_not_stop_the_page(path):
@@ -618,13 +535,6 @@ def test_other_names_of_this_machine(path, host):
             client = Client(f'http://{name}:{page.port}/#{anna.token}')
             assert client.questions()
             client.close()
-
-
-def test_another_address_has_its_own_name(path):
-    with served(path, 'anna', host='0.0.0.0') as (page, anna):
-        assert socket.gethostname() in page.url
-        assert outcome(anna, Host='127.0.0.1:1', Origin='http://127.0.0.1:1') == (200, '')
-        assert outcome(anna, Host='192.0.2.1', Origin='http://192.0.2.1')[0] == 403
 
 
 PUBLIC = 'https://label.example.org/preferences/'

@@ -4,7 +4,6 @@ import ast
 import importlib.metadata
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -221,33 +220,3 @@ def test_setup_makes_a_venv_that_was_moved_again(setup):
     assert setup.keeps_venv()
     setup.root = setup.root.rename(setup.root.with_name('moved'))
     assert setup.chosen() == str(setup.bin / 'python3.13')
-
-
-@pytest.mark.parametrize('rpath', ['$ORIGIN/../../torch/lib', ''])
-def test_a_kept_horovod_finds_the_libraries_of_any_venv(tmp_path, rpath):
-    """Its library has no path of the .venv that it was compiled in."""
-    for name in ('.', 'horovod/torch', 'horovod/common/ops/cuda', 'cmake/Modules'):
-        (tmp_path / name).mkdir(parents=True, exist_ok=True)
-        (tmp_path / name / 'CMakeLists.txt').touch()
-    (tmp_path / 'cmake/Modules/FindPytorch.cmake').touch()
-    cmake = tmp_path / 'bin/cmake'
-    cmake.parent.mkdir()
-    cmake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    cmake.chmod(0o755)
-    told = subprocess.run(
-        [ROOT / 'tools/horovod-cmake', tmp_path, '-DOTHER=1'],
-        env={'PATH': f'{cmake.parent}:{os.environ["PATH"]}', 'HOROVOD_RPATH': rpath},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    as_few_files = [
-        '-DCMAKE_CUDA_COMPILER=OFF',
-        '-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON',
-        '-DCMAKE_UNITY_BUILD=ON',
-        f'-DCMAKE_UNITY_BUILD_BATCH_SIZE={51 // os.sysconf("SC_NPROCESSORS_ONLN") + 1}',
-    ]
-    without_debugging = '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -DNDEBUG'
-    linked = ['-DCMAKE_SKIP_RPATH=ON', f'-DCMAKE_SHARED_LINKER_FLAGS= -Wl,-rpath,{rpath}']
-    expected = [str(tmp_path), '-DOTHER=1', *as_few_files, without_debugging]
-    assert told == [*expected, *(linked if rpath else [])]

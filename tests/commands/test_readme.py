@@ -221,16 +221,3 @@ def test_links_lead_somewhere(page):
         assert target.exists(), path
         if heading:
             assert heading in anchors(target.read_text(encoding='utf-8')), (path, heading)
-
-
-def test_defects_that_the_code_cites_are_listed():
-    page = PAGES['docs/original-defects.md']
-    listed = {int(number) for number in re.findall(r'^\| (\d+) \|', page, re.MULTILINE)}
-    assert listed == set(range(1, 37))
-    source = '\n'.join(
-        path.read_text(encoding='utf-8')
-        for folder in ('lm_human_preferences', 'tests')
-        for path in (ROOT / folder).rglob('*.py')
-    )
-    cited = set(map(int, re.findall(r'\b(?:[Oo]riginal-)?[Dd]efects? (\d+)', source)))
-    assert cited and cited <= listed

@@ -42,7 +42,6 @@ from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.storage.crc import masked_crc
-from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import Logger
 
 GPT2 = {'model_type': 'gpt2', 'vocab_size': 27}
@@ -221,12 +220,10 @@ def test_numbers_of_thousands_of_digits(tmp_path):
     'name, value, words',
     [
         ('ours/hparams.json', SIZES | {'n_layer': 10**9}, 'a model of 1000000000 layers'),
-        ('ours/hparams.json', SIZES | {'n_embd': 1 << 20}, 'of 1 layers of width 1048576'),
         ('ours/hparams.json', SIZES | {'n_ctx': 1 << 40}, 'and context 1099511627776'),
         ('ours/hparams.json', SIZES | {'n_head': 0}, '--n_head must be at least 1, got 0'),
         ('ours/hparams.json', SIZES | {'n_head': 3}, '--n_embd 4 is not a multiple of --n_head 3'),
         ('ours/hparams.json', SIZES | {'n_ctx': True}, 'sizes must be numbers, not true or false'),
-        ('ours/hparams.json', [SIZES], 'does not hold the sizes of a model'),
         ('ours/encoding', ['test'], "unknown encoding ['test']"),
         ('ours/checkpoints/checkpoint', '\n' * 1_000_000, 'no TensorFlow checkpoint'),
         ('theirs/config.json', GPT2 | {'n_embd': 'x'}, '--n_embd must be a whole number'),
@@ -271,14 +268,10 @@ def test_a_long_text_among_the_labels_does_not_fill_the_memory(tmp_path):
     'labels, words',
     [
         ([{'query': ['a']}], 'has a query that is not a list of token ids'),
-        ([{'query': {'a': 1}}], 'has a query that is not a list of token ids'),
         ([{'query': [True]}], 'is not a list of token ids'),
         ([{'query': [28]}], 'token ids that are not in 0 to 26'),
-        ([{'query': [-1]}], 'not in 0 to 26'),
         ({'query': [1]}, 'labels.json is not a list of labels that each have a query'),
-        ([{'sample': [1]}], 'labels.json is not a list of labels that each have a query'),
         ([3], 'labels.json is not a list of labels that each have a query'),
-        ([{'query': 3}], 'labels.json is not a list of labels that each have a query'),
     ],
 )
 def test_queries_of_label_files(tmp_path, monkeypatch, labels, words):
@@ -337,11 +330,6 @@ def test_numbers_that_no_tensor_holds(tmp_path, option, value):
         assert f'.{name} must be a finite number' in refusal
 
 
-def test_kl_target_of_nothing():
-    typed = 'train_policy test first --dry_run --rewards.adaptive_kl.target 0'
-    assert 'must be at least' in error_of(invoke(typed))
-
-
 def test_events_that_are_none(tmp_path):
     """What lies among TensorBoard's files and is none of ours stays, and is not waited for."""
     folder = tmp_path / 'tb/ppo'
@@ -361,24 +349,12 @@ def test_events_that_are_none(tmp_path):
     assert (tmp_path / 'precious').read_text() == 'mine'
 
 
-@pytest.mark.parametrize('seed', [-1, 2**32, 2**63 - 1])
-def test_every_seed_is_one(seed):
-    core.set_seed(seed, rank=3)
-
-
 def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path):
     (tmp_path / 'precious').write_text('mine')
     os.symlink(tmp_path / 'precious', tmp_path / f'x.json.{os.getpid()}.part')
     with pytest.raises(UserError, match='cannot write'):
         storage.write_json(str(tmp_path / 'x.json'), 1)
     assert (tmp_path / 'precious').read_text() == 'mine'
-
-
-def test_export_to_a_file(tmp_path):
-    write_model(tmp_path / 'model')
-    (tmp_path / 'file').write_text('')
-    refusal = error_of(invoke(f'export {tmp_path}/model {tmp_path}/file'))
-    assert 'file is not empty: give a new' in refusal
 
 
 def test_lock_that_is_no_text_or_leads_elsewhere(tmp_path):

@@ -1,7 +1,6 @@
 """Several ranks wait for labels for longer than any of their timeouts."""
 
 import pytest
-from engines import why_not
 from launched import Launch, eventually, needs_mpi
 from online_runs import WORDS, lines_of, meanwhile, models_of
 
@@ -41,17 +40,14 @@ def answer_late(directory, done):
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize('engine', ['torch', 'horovod'])
-def test_two_ranks_wait_longer_than_every_timeout(tmp_path, engine):
+def test_two_ranks_wait_longer_than_every_timeout(tmp_path):
     """The ranks meet every second, by MPI, and no gradients are on their way meanwhile."""
-    if reason := why_not(engine):
-        pytest.skip(f'{engine}: {reason}')
     words = [f'--{name}={value}' for name, value in SETTINGS.items()]
-    launch = Launch(tmp_path, '--mpi=2', *WORDS, *words, f'--run.allreduce={engine}')
+    launch = Launch(tmp_path, '--mpi=2', *WORDS, *words, '--run.allreduce=torch')
     with meanwhile(answer_late, launch.run):
         status = launch.wait()
     assert status == 0, launch.errors()
-    assert launch.output().startswith(f'2 ranks, averaging by {engine}')
+    assert launch.output().startswith('2 ranks, averaging by torch')
     answers = lines_of(launch.run / 'labels/answers/anna.jsonl')
     assert answers[16]['time'] - answers[15]['time'] > SHORTEST_TIMEOUT
     first, second = [line['labels'] for line in models_of(launch.run)]

@@ -12,7 +12,7 @@ from golden_data import json_if_there, load_json, load_npz, npz_keys, require, r
 from query_sequences import sequences_of
 from ranks import on_ranks
 
-from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import books, cnndm, jsonl, registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import datasets, encodings
@@ -175,21 +175,6 @@ def test_stories_are_where_recorded():
                 cnndm.get_path_of_url(case['url'])
 
 
-def test_stories_are_fetched_as_they_are_needed(recorded_files, monkeypatch):
-    asked = []
-    monkeypatch.setattr(cnndm, 'PREFETCH', 5)
-    monkeypatch.setattr(
-        storage,
-        'cached_paths',
-        lambda paths, original=storage.cached_paths: asked.append(len(paths)) or original(paths),
-    )
-    texts = datasets.get_dataset('cnndm').generator('train')
-    take(5, texts)
-    assert asked == [5]
-    take(1, texts)
-    assert asked == [5, 5]
-
-
 @pytest.mark.parametrize(
     'text, start, end, expected',
     [
@@ -224,12 +209,6 @@ def test_several_tokens_may_begin_and_end_a_query(encoder):
     starts, ends = ({*encoder.encode(texts)} for texts in ('yx', '.b'))
     sequences = sequences_of(dataset, 5, start_token=starts, end_token=ends, **options)
     assert [encoder.decode(tokens) for tokens in sequences] == ['ya.yb', 'ab<unk><unk><unk>']
-
-
-def test_a_stream_without_usable_texts_ends(encoder):
-    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter(['abc']))
-    (start,) = encoder.encode('z')
-    assert list(sequences_of(dataset, 8, mode='train', encoder=encoder, start_token=start)) == []
 
 
 def test_the_test_data_set_is_reproducible_and_ranks_are_disjoint(encoder):
@@ -284,11 +263,6 @@ def test_a_text_in_ten_is_a_test_text_and_stays_one(tmp_path):
     assert part('test', 500) == [text for text in test if text in texts[:500]]
 
 
-def test_parquet_is_refused_with_a_way_to_convert_it():
-    with pytest.raises(UserError, match='is Parquet, which is not read: write its texts to a .js'):
-        next(datasets.get_dataset('hf://datasets/org/data/a.parquet').generator('train'))
-
-
 @pytest.mark.parametrize('options', [{}, {'start_token': 25}, {'end_token': 24}])
 def test_no_query_is_in_both_parts_though_many_texts_begin_alike(tmp_path, options):
     """Of 600 different texts of letters, of which the first four make 60 queries."""
@@ -311,18 +285,6 @@ def test_no_query_is_in_both_parts_though_many_texts_begin_alike(tmp_path, optio
         assert is_all and usage['used'] == usage['texts'] == len(parts[mode])
     assert len(parts['train']) + len(parts['test']) == 600
     assert 1 < len(set(parts['test'])) < 20 and not set(parts['train']) & set(parts['test'])
-
-
-def test_a_text_that_is_not_cut_stays_in_its_part(tmp_path):
-    """Also one of which the encoding keeps little."""
-    texts = [f'Text {number}' for number in range(300)]
-    path = write(tmp_path / 'x.jsonl', map(json.dumps, texts))
-    encoder = encodings.Test.get_encoder()
-    found = sequences_of(
-        datasets.get_dataset(path), 8, mode='test', encoder=encoder, repeat_count=1
-    )
-    expected = [text for text in texts if jsonl.is_test_text(text)]
-    assert sum(1 for _ in found) == len(expected) > 10
 
 
 def test_a_part_without_texts_is_an_error_that_says_what_to_do(tmp_path):
@@ -351,12 +313,6 @@ def test_what_there_is_not(tmp_path):
             datasets.get_dataset(name)
         choices = f'choose {registry.choices()} or a .jsonl or .csv file of texts'
         assert str(e.value) == f'--task.query_dataset {name}: {choices}'
-
-
-@pytest.mark.parametrize('name', ['cnndm', 'tldr'])
-def test_files_that_cannot_be_had_are_named(empty_store, name):
-    with pytest.raises(storage.StorageError, match='not in the cache, and LMHP_OFFLINE=1'):
-        next(datasets.get_dataset(name).generator('train'))
 
 
 def label_file(tmp_path, queries):
@@ -409,19 +365,6 @@ def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
     path = label_file(tmp_path, [[1]])
     assert isinstance(next(datasets.get_dataset('books', labels=path).generator('train')), str)
     assert not capsys.readouterr().out
-
-
-def test_neither_books_nor_labels(empty_store, tmp_path):
-    message = (
-        'labels/descriptiveness/offline_5k.json.* give its mirror hf://datasets/.*'
-        ' as --task.query_dataset$'
-    )
-    with pytest.raises(storage.StorageError, match=message):
-        next(datasets.get_dataset('books').generator('train'))
-    missing = datasets.get_dataset('books', labels=f'{tmp_path}/labels.json')
-    message = 'labels.json: no such file .* as --task.query_dataset$'
-    with pytest.raises(storage.StorageError, match=message):
-        next(missing.generator('train'))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import error_of, invoke, last_error_of, succeed
+from command_line import succeed
 from events import events_of
 from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
@@ -203,20 +203,9 @@ def imported(path, *files):
     return str(path)
 
 
-def in_token_ids(tmp_path):
-    records = []
-    for pair in three_pairs_a_question():
-        query, chosen, rejected = map(LETTERS.encode, pair.values())
-        records.append({'query': query, 'sample0': chosen, 'sample1': rejected, 'best': 0})
-    (tmp_path / 'labels.json').write_text(json.dumps(records))
-    return str(tmp_path / 'labels.json')
-
-
 SOURCES = {
     'preferences': lambda path: write_lines(path / 'a.jsonl', three_pairs_a_question()),
     'both orders': lambda path: write_lines(path / 'a.jsonl', both_orders()),
-    'text records': lambda path: write_lines(path / 'a.jsonl', several_labellers()),
-    'token ids': in_token_ids,
     'a folder of several labellers': lambda path: imported(
         path / 'f', write_lines(path / 'a.jsonl', several_labellers())
     ),
@@ -360,19 +349,6 @@ def test_among_equal_rewards_each_answer_is_as_right(name, rewards, answers, rig
     assert found.tolist() == pytest.approx(right)
 
 
-@pytest.mark.parametrize('name', ['best_of_4', 'scalar_compare'])
-def test_a_constant_reward_predicts_as_chance_does(name):
-    label_type = label_types.get(name)
-    labels = {'query': torch.arange(9)[:, None]}
-    labels |= {field: torch.ones(9, 1, dtype=torch.int64) for field in label_type.samples}
-    labels[label_type.field] = torch.zeros(9, dtype=torch.int64)
-    if name == 'scalar_compare':
-        labels['difference'] = torch.linspace(-4, 4, 9)  # one is 0: both are equal
-    prediction = predict(rewards_are_first_tokens, labels, label_type, 4, LocalComm())
-    assert prediction is not None and prediction.accuracy == label_type.chance
-    assert prediction.labels == (8 if name == 'scalar_compare' else 9)
-
-
 @pytest.mark.parametrize('name', ['best_of_4', 'scalar_compare', 'scalar_rating'])
 def test_rewards_that_are_not_finite_predict_nothing(name):
     label_type = label_types.get(name)
@@ -400,14 +376,6 @@ def test_all_answers_to_one_question_are_together_in_the_interval():
         'as the labeller in 75.0 % of 40 labels (95 % interval 46.0 to 91.3 %, for these labellers,'
         ' independent queries); chance is 50.0 %'
     )
-
-
-def test_ratings_are_predicted_by_their_correlation():
-    sample = torch.tensor([[1], [2], [3]])
-    labels = {'query': sample, 'sample': sample, 'score': torch.tensor([2.0, 4.0, 6.0])}
-    rating = label_types.get('scalar_rating')
-    prediction = predict(rewards_are_first_tokens, labels, rating, 2, LocalComm())
-    assert str(prediction) == 'correlation 1.000 with 3 labels'
 
 
 @pytest.fixture(scope='module')
@@ -448,21 +416,6 @@ def test_simulated_labels_err_as_often_as_they_should():
     wrong = simulated._with_errors(labels, label_types.get('best_of_4'), 0.4)['best'] != 0
     assert wrong.double().mean().item() == pytest.approx(0.4 * 3 / 4, abs=0.02)
     assert not labels['best'].any()
-
-
-def test_errors_are_for_the_source_mock_alone(tmp_path):
-    error = error_of(
-        invoke(f'train_reward test x --dry_run --labels.error 0.1 --save_dir {tmp_path}')
-    )
-    assert '--labels.error 0.1: --labels.source test is not' in error
-
-
-def test_a_dry_run_notices_that_no_label_is_left(tmp_path):
-    words = f'train_reward test x --dry_run --save_dir {tmp_path} --batch_size 1'
-    words += ' --labels.num_train 1'
-    told = last_error_of(invoke(f'{words} --labels.type best_of_3 --labels.held_out 0.9'))
-    assert '--labels.held_out 0.9 leaves none of 1 labels' in told
-    succeed(words)
 
 
 @pytest.mark.parametrize('of_run, share', [(0.25, 0.25), (0, 0.1)])

@@ -327,14 +327,3 @@ def test_labels_of_several_controls_of_label_studio_are_refused(tmp_path):
         with pytest.raises(UserError, match='of several controls of Label Studio, harmless, pw: '):
             bring(tmp_path / 'f', tasks)
     assert not (tmp_path / 'f').exists()
-
-
-def test_a_file_without_a_label_says_why(tmp_path):
-    """As an export of tasks that nobody has answered yet."""
-    task = {**label_studio('abc', GOOD, BAD), 'annotations': []}
-    (tmp_path / 'tasks.json').write_text(json.dumps([task]))
-    words = f'import_labels test {tmp_path}/tasks.json {tmp_path}/f --labels.type best_of_2'
-    assert error_of(invoke(words)).endswith(
-        'holds no label that could be brought in. Left out: 1 records without an answer'
-    )
-    assert not (tmp_path / 'f').exists()

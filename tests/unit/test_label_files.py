@@ -81,21 +81,16 @@ BEST = 'must be a whole number from 0 to 1'
     'change, told',
     [
         ({'query': [0, 1]}, "label 1, field 'query' must be 3 tokens, not 2 tokens"),
-        ({'sample1': [0, 1, 2]}, "label 1, field 'sample1' must be 2 tokens, not 3 tokens"),
         ({'sample1': 5}, "label 1, field 'sample1' must be 2 tokens, not a int"),
         ({'sample0': [0, 1.5]}, "label 1, field 'sample0' must be integers, not [0, 1.5]"),
-        ({'sample0': [0, None]}, "label 1, field 'sample0' must be integers, not [0, null]"),
         ({'sample0': [0, 10**30]}, "field 'sample0' holds numbers out of range"),
         ({'sample0': [0, 28]}, f"label 1, field 'sample0' {IDS}, not 28"),
         ({'query': [0, -1, 2]}, f"label 1, field 'query' {IDS}, not -1"),
         ({'query': [27, 27, 27]}, "label 1, field 'query' is padding only"),
         ({'best': 2}, f"label 1, field 'best' {BEST}, not 2"),
-        ({'best': -1}, f"label 1, field 'best' {BEST}, not -1"),
-        ({'best': 0.5}, f"label 1, field 'best' {BEST}, not 0.5"),
         ({'score': math.nan}, "label 1, field 'score' must be a number, not NaN"),
         ({'score': 'high'}, 'label 1, field \'score\' must be a number, not "high"'),
         ({'difference': 1e300}, "label 1, field 'difference' must be a number, not 1e+300"),
-        ({'difference': None}, "label 1, field 'difference' must be a number, not null"),
     ],
 )
 def test_mistake_in_a_label(load, tmp_path, change, told):
@@ -117,7 +112,6 @@ def without(field):
         ([label()] * 3, {'num_train': 4}, ' has 3 labels, too few for --labels.num_train 4'),
         ([], {}, ' has no labels'),
         ([label(), 7], {}, ': label 1 is a int, not an object'),
-        ([label(), without('query')], {}, ": label 1 has no field 'query'"),
         ([label(), without('best')], {}, ": label 1 has no field 'best'"),
     ],
 )

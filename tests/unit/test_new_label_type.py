@@ -11,7 +11,7 @@ import torch
 from command_line import succeed
 from experiments import resolved
 from label_folders import make_folder
-from label_page import answers_of, press, served, write_texts
+from label_page import answers_of, press
 
 from lm_human_preferences import label_types, lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
@@ -93,33 +93,6 @@ def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
     labels, _ = load_labels(hparams, encodings.Test)
     assert labels['ranking'].tolist() == [answer.value for answer in answers_of(path, 'anna')]
     train_reward.train(hparams, LocalComm())
-
-
-def test_an_answer_that_is_begun_is_no_answer(tmp_path):
-    make_folder(tmp_path / 'f', 2, task={'label_type': 'ranking_of_4'})
-    printed = press(tmp_path / 'f', '123uuu' + 'u' + '21s3')
-    assert 'so far: nothing' in printed and 'There is no answer to take back.' in printed
-    (skip,) = answers_of(tmp_path / 'f', 'anna')
-    assert (skip.value, skip.reason) == (None, 'offensive')
-
-
-TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(3)]
-
-
-def test_people_answer_on_the_page(tmp_path):
-    write_texts(tmp_path / 'f', TEXTS, 'ranking_of_4')
-    with served(tmp_path / 'f', 'anna') as (_, anna):
-        control = anna.task()['control']
-        assert (control['template'], control['choices'], control['keys']) == ('order', 4, 4)
-        first, second, _ = anna.questions()
-        for wrong in (1, [1], [1, 2, 3], [1, 2, 3, 3], [1, 2, 3, 5], [1, 2, 3, 4, 4]):
-            assert anna.answer(first['id'], wrong)[0] == 400
-        assert anna.answer(first['id'], [3, 1, 4, 2])[0] == 200
-        assert anna.answer(second['id'], [1, 2, 3, 4])[0] == 200
-        shown = [first['samples'][place] for place in (2, 0, 3, 1)]
-    assert rankings(tmp_path / 'f') == [[3, 1, 4, 2], [1, 2, 3, 4]]
-    value = answers_of(tmp_path / 'f', 'anna')[0].value
-    assert [int(sample[-1]) for sample in shown] == value
 
 
 def test_the_page_has_a_template_for_each_label_type():

@@ -280,26 +280,6 @@ def test_samples_in_parts_go_together():
     torch.testing.assert_close(rollout.ref_logprobs, analyzed['logprobs'])
 
 
-class Three(comms.LocalComm):
-    size = 3
-
-
-@pytest.mark.parametrize(
-    'module, settings',
-    [
-        (train_policy, {'ppo.batch_size': 64, 'rewards.trained_model': '/nowhere'}),
-        (train_reward, {'batch_size': 64}),
-    ],
-)
-def test_batches_that_ranks_cannot_share_are_refused_before_anything_loads(module, settings):
-    hparams = module.HParams()
-    hparams.override_from_dict({'task.policy.initial_model': '/nowhere', **settings})
-    with pytest.raises(
-        UserError, match=r'batch_size 64 is not a multiple of --mpi 3: use 63 or 66$'
-    ):
-        module.train(hparams, Three())
-
-
 @pytest.mark.parametrize('whiten, refused', [(True, True), (False, False)])
 def test_whitening_needs_eight_responses_on_each_rank(whiten, refused):
     hparams = train_policy.HParams()

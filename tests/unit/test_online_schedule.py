@@ -56,12 +56,6 @@ def test_models_and_what_comes_next():
     assert [schedule.next_training(step) for step in (0, 2, 3)] == [3, 3, None]
 
 
-def test_without_retrainings_there_is_one_model():
-    offline = Schedule(initial=64, labels=64, retrainings=0, steps=7)
-    assert offline.training_steps() == [0]
-    assert {offline.labels_at(step) for step in range(7)} == {64}
-
-
 def test_shares_of_the_labels_where_no_option_says():
     """A quarter at first, and a fiftieth ahead, of 130 labels; both rounded up."""
     schedule = OnlineHParams(labels=130).schedule(steps=100)

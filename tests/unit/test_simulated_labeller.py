@@ -141,10 +141,3 @@ def test_scores_and_differences(tmp_path, label_type, samples):
         expected = rewards[0] if samples == 1 else rewards[1] - rewards[0]
         right += given[question.id].value == expected
     assert 130 < right < 170
-
-
-def test_answers_to_many_have_the_type_that_labels_have(monkeypatch):
-    label_type = label_types.get('scalar_rating')
-    monkeypatch.setattr(label_type, 'by_rewards', lambda rewards: 3)
-    answers = label_type.simulate(torch.zeros(5, 1))[label_type.field]
-    assert (answers.dtype, answers.tolist()) == (torch.float32, [3.0] * 5)

@@ -52,8 +52,6 @@ def pair(query, chosen='Because.', rejected='No.'):
         # chat messages: with the prompt apart, in both dialogues, or both
         ({'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]}, pair('Why?')),
         ({'prompt': 'Why?', 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, pair('Why?')),
-        ({'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, pair('Why?')),
-        ({'prompt': [USER], 'chosen': 'Because.', 'rejected': 'No.'}, pair('Why?')),
         (
             {'prompt': [*HELLO, USER], 'chosen': [GOOD], 'rejected': [BAD]},
             pair('user: Hi\n\nassistant: Hello\n\nuser: Why?'),
@@ -74,10 +72,6 @@ def pair(query, chosen='Because.', rejected='No.'):
             pair('the film was', ' great', ' grim'),
         ),
         ({'chosen': 'Q: Why?\nA1', 'rejected': 'Q: Why?\nA2 3'}, pair('Q: Why?\n', 'A1', 'A2 3')),
-        (
-            {'chosen': 'the film was good', 'rejected': 'the film was good indeed'},
-            pair('the film was', ' good', ' good indeed'),
-        ),
     ],
 )
 def test_formats_of_preferences(record, expected):
@@ -95,10 +89,6 @@ PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
     [
         # a message of the system in a column of its own
         ({'system': 'Be short.', 'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}, ASKED),
-        (
-            {'system_prompt': 'Be short.', 'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]},
-            ASKED,
-        ),
         ({'system': 'Be short.', 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, ASKED),
         (
             {'system': 'Be short.', 'prompt': [SYSTEM, USER], 'chosen': [GOOD], 'rejected': [BAD]},
@@ -107,14 +97,6 @@ PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
         ({'system': None, 'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}, 'Why?'),
         # the prompt, or its last turns, once more
         ({'prompt': [SYSTEM, USER], 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, ASKED),
-        (
-            {
-                'prompt': [SYSTEM, USER],
-                'chosen': [SYSTEM, USER, GOOD],
-                'rejected': [SYSTEM, USER, BAD],
-            },
-            ASKED,
-        ),
         (
             {'prompt': 'Why?', 'chosen': [SYSTEM, USER, GOOD], 'rejected': [SYSTEM, USER, BAD]},
             ASKED,
@@ -158,10 +140,8 @@ def test_a_query_may_have_the_names_that_people_use(name, others):
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
         ({'prompt': 'a', 'query': 'b', 'sample0': 'c', 'sample1': 'd', 'best': 0}, "'prompt' and"),
         ({**ANSWERS, 'context': 'what is 2+2'}, "if 'context' is the query, call it that"),
-        ({**ANSWERS, 'messages': [USER]}, "if 'messages' is the query"),
         ({**ANSWERS, 'Prompt': 'Why?'}, "if 'Prompt' is the query"),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
-        ({**WHOLE, 'question': 'Who?'}, "another query than the field 'question'"),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
     ],
 )
@@ -171,11 +151,6 @@ def test_a_query_that_is_not_understood_is_refused(record, message):
         with pytest.raises(UserError) as error:
             read()
         assert message in str(error.value)
-
-
-def test_other_fields_of_one_word_are_no_query():
-    record = {'chosen': 'the film was great', 'rejected': 'the film was grim', 'source': 'imdb'}
-    assert records.parse(record, 'here', PAIRS) == [pair('the film was', ' great', ' grim')]
 
 
 def test_a_text_that_is_compared_is_not_the_query():
@@ -188,15 +163,12 @@ def test_a_text_that_is_compared_is_not_the_query():
     'record',
     [
         {**IN_MESSAGES, 'prompt': ''},
-        {**IN_MESSAGES, 'prompt': 'Why?\n'},
         {**IN_MESSAGES, 'prompt': [{**USER, 'content': ' Why?'}]},
         {**IN_MESSAGES, 'rejected': [{**USER, 'content': 'Why?\n'}, BAD]},
-        {'prompt': 'Why?\n', 'chosen': 'Why? Because.', 'rejected': 'Why? No.'},
         {
             'chosen': [{**USER, 'role': 'human'}, {**GOOD, 'role': 'gpt'}],
             'rejected': [{**USER, 'role': 'Human'}, BAD],
         },
-        {**WHOLE, 'prompt': ''},
         {**WHOLE, 'prompt': 'Why?'},
     ],
 )
@@ -270,7 +242,6 @@ CALL = {'role': 'assistant', 'content': None, 'tool_calls': [{'function': {'name
         {**CALL, 'content': 'Because.'},
         {**GOOD, 'function_call': {'name': 'f'}},
         {**GOOD, 'content': [*PARTS, {'type': 'image_url', 'image_url': {'url': 'x'}}]},
-        {**GOOD, 'content': [{'type': 'image'}]},
     ],
 )
 @pytest.mark.parametrize('field', ['prompt', 'chosen', 'rejected'])
@@ -298,15 +269,6 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
         'Not read, with the number of records that have it: data.id (1), margin (2),'
         ' score_chosen (1), tools (1), weight of messages (1)'
     )
-
-
-def test_own_labels_may_have_annotations_and_whole_numbers_of_tables():
-    record = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 0.0, 'annotations': ['x']}
-    assert records.parse(record, 'here', PAIRS) == [TextLabel('a', ('b', 'c'), 0)]
-    assert type(records.parse(record, 'here', PAIRS)[0].answer) is int
-    assert records.unread(record, PAIRS) == {'annotations'}
-    record = {'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.', 'annotations': ['x']}
-    assert records.parse(record, 'here', PAIRS) == [pair('Why?')]
 
 
 def test_texts_that_are_rendered_by_a_template_are_counted(tmp_path):
@@ -408,13 +370,6 @@ def test_of_annotations_of_label_studio_the_one_that_was_changed_last_is_last():
     assert [label.answer for label in records.parse(task, 'here', PAIRS)] == [0, 1]
 
 
-def test_what_a_task_of_label_studio_compares_is_read():
-    data = {'prompt': 'Why?', 'answer1': 'Because.', 'answer2': 'No.', 'source': 'web'}
-    task = task_of_label_studio(data=data)
-    assert records.unread(task, PAIRS) == {'data.source'}
-    assert records.unread({**task, 'annotations': []}, PAIRS) == set()
-
-
 @pytest.mark.parametrize('query', [{'context': 'Why is it so?'}, {'Prompt': 'Why?'}])
 def test_a_query_of_label_studio_by_another_name_is_refused(query):
     task = task_of_label_studio(data={**query, 'answer1': 'Because.', 'answer2': 'No.'})
@@ -428,25 +383,13 @@ def test_a_query_of_label_studio_by_another_name_is_refused(query):
     [
         (3, 'here is a int, not an object'),
         ({'text': 'a', 'more': 1}, 'no format that is known: it has the fields text, more'),
-        ({'prompt': 'a', 'completion': 'b', 'label': True}, 'the format of KTO'),
         ({'sample0': 'b', 'sample1': 'c', 'best': 0}, "field 'query' is missing"),
-        ({'query': 'a', 'sample0': 'b', 'best': 0}, "field 'sample1' is missing"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 2, 'best': 0}, "field 'sample1' is a int"),
-        ({'query': 'a', 'sample0': 'b', 'sample1': 'c'}, "field 'best' is missing"),
-        ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': None}, 'from 0 to 1, not None'),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 2}, 'from 0 to 1, not 2'),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': True}, 'from 0 to 1, not True'),
         ({'prompt': 'a', 'chosen': 'b'}, "field 'rejected' is missing"),
-        ({'prompt': 'a', 'rejected': 'b'}, "field 'chosen' is missing"),
         ({'prompt': 'a', 'chosen': 'b', 'rejected': [BAD]}, 'must both be texts'),
-        ({'prompt': 3, 'chosen': 'b', 'rejected': 'c'}, "field 'prompt' is a int"),
         ({'chosen': 'b', 'rejected': 'c'}, "field 'prompt' is missing"),
-        ({'chosen': ' b', 'rejected': ' c'}, "field 'prompt' is missing"),
-        (
-            {'chosen': f'Hi{MORE} a', 'rejected': f'Hello{MORE} b'},
-            'differ before the first turn of the assistant',
-        ),
-        ({'chosen': [GOOD], 'rejected': [BAD]}, "field 'prompt' is missing"),
         ({'annotations': []}, 'not a task of Label Studio'),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 'tie'}, 'for ties, give --ties on'),
         ({'query': [1], 'sample0': [2], 'sample1': [3], 'best': 0}, 'holds token ids'),
@@ -454,14 +397,6 @@ def test_a_query_of_label_studio_by_another_name_is_refused(query):
         (
             task_of_label_studio(data={'prompt': 'a', 'x': 'b', 'y': 'c', 'z': 'd'}),
             "which text was on the left? The result compares 'answer1,answer2', and the data have",
-        ),
-        (
-            task_of_label_studio(data={'text1': 'b', 'text2': 'c'}, to_name='txt-1,txt-2'),
-            'give the fields of the data the names that are compared, left and right',
-        ),
-        (
-            task_of_label_studio(data={'answer1': 'b', 'x': 'c'}),
-            'which text was on the left?',
         ),
     ],
 )
@@ -476,19 +411,6 @@ def test_what_is_no_score(score):
     with pytest.raises(UserError, match="^here, field 'score' must be a number"):
         records.parse(
             {'query': 'a', 'sample': 'b', 'score': score}, 'here', label_types.get('scalar_rating')
-        )
-
-
-def test_a_score_that_no_tensor_holds_says_so():
-    record = {'query': 'a', 'sample': 'b', 'score': 1e39}
-    with pytest.raises(UserError, match='not 1e.39, which is more than 32 bits hold'):
-        records.parse(record, 'here', label_types.get('scalar_rating'))
-
-
-def test_pairs_need_the_type_of_pairs():
-    with pytest.raises(UserError, match='give --labels.type best_of_2, not best_of_4'):
-        records.parse(
-            {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}, 'here', label_types.get('best_of_4')
         )
 
 
@@ -527,17 +449,6 @@ def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
     )
     assert note in notes and notes[0] == f'Num labels found in source: {len(queries)}'
     assert any(line.startswith('Padded: 1 queries to 3 tokens') for line in notes)
-
-
-def test_texts_that_are_too_long_are_refused_unless_told(tmp_path):
-    path = tmp_path / 'pairs.jsonl'
-    path.write_text(f'{json.dumps(SHORT)}\n{json.dumps({**SHORT, "prompt": "abcd"})}\n')
-    with pytest.raises(UserError) as error:
-        label_files.load_labels(hparams(path), encodings.Test)
-    assert str(error.value) == (
-        f'--labels.source {path}, line 2: a query has 4 tokens, more than 3; give --labels.too_long'
-        ' cut, cut_start or skip'
-    )
 
 
 def test_pairs_that_prefer_nothing_are_left_out_and_counted():
@@ -667,15 +578,6 @@ def test_token_ids_one_a_line_are_read_too(tmp_path):
     assert {field: values[0].tolist() for field, values in labels.items()} == label
 
 
-@pytest.mark.parametrize('content', ['{', '3\n', '{"query": "a"}\n7\n', '[[]]'])
-def test_damaged_files_of_texts_are_one_line(tmp_path, content):
-    for name in ('a.jsonl', 'a.json'):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(UserError, match='--labels.source|is not JSON|JSON') as error:
-            label_files.load_labels(hparams(tmp_path / name), encodings.Test)
-        assert '\n' not in str(error.value) and name in str(error.value)
-
-
 def test_texts_come_back_as_the_same_tokens_and_texts():
     """Of reviews: every sequence of words is one text, and the other way round."""
     rng = random.Random(0)
@@ -787,21 +689,3 @@ def test_any_record_is_read_or_refused(record, label_type):
     with contextlib.suppress(UserError):
         query, responses = score.texts_of(record, 'here')
         assert isinstance(query, str) and responses
-
-
-@pytest.mark.parametrize(
-    'counts, notes',
-    [
-        ({}, []),
-        ({'padded query': 2}, ['Padded: 2 queries to 3 tokens, 0 responses to 4']),
-        ({'padded response': 5}, ['Padded: 0 queries to 3 tokens, 5 responses to 4']),
-        ({'cut query': 1}, ['Cut: 1 queries to 3 tokens, 0 responses to 4']),
-        ({'cut response': 6}, ['Cut: 0 queries to 3 tokens, 6 responses to 4']),
-        ({'skipped': 7}, ['Skipped: 7 records with longer texts']),
-        ({'unanswered': 8}, ['Left out: 8 records without an answer']),
-    ],
-)
-def test_what_did_not_fit_is_told(counts, notes):
-    tokeniser = tokenise.Tokeniser(encodings.Test.get_encoder(), 3, 4, 'cut', '--too_long')
-    tokeniser.counts.update(counts)
-    assert tokeniser.notes() == notes

@@ -8,7 +8,7 @@ import torch
 from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import HEADER, make_folder
-from label_page import answers_of, press, say, served, write_texts
+from label_page import press, say
 from torch.nn import functional as F
 
 from lm_human_preferences import label_types
@@ -86,20 +86,6 @@ def test_in_the_terminal_0_is_a_tie(tmp_path):
     make_folder(tmp_path / 'without', 1)
     assert 'no preference' not in press(tmp_path / 'without', '0')
     assert not LabelFolder(str(tmp_path / 'without')).logs['anna'].uuids
-
-
-def test_on_the_page_0_is_a_tie(tmp_path):
-    texts = [(f'question {i}', *'abcd') for i in range(2)]
-    for name, status in (('with', 200), ('without', 400)):
-        if name == 'with':
-            make_folder(tmp_path / name, 0, task=WITH_TIES)
-        write_texts(tmp_path / name, texts)
-        with served(tmp_path / name, 'anna') as (_, anna):
-            assert bool(anna.task()['control']['tie']) == (name == 'with')
-            (question,) = anna.questions(count=1)
-            assert anna.answer(question['id'], 0)[0] == status
-            assert anna.answer(question['id'], [0, 1])[0] == 400
-    assert [answer.value for answer in answers_of(tmp_path / 'with', 'anna')] == [TIE]
 
 
 def test_files_of_answers_have_ties_where_the_folder_allows_them(tmp_path):
