@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -107,6 +108,14 @@ def ordinary_process():
         yield
     torch.set_num_threads(1)
     configure_console('summary')
+
+
+@pytest.fixture
+def chance(request):
+    """Random numbers of a test that interrupts at random; LMHP_TEST_SEED repeats a failure."""
+    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10**6)))
+    print(f'LMHP_TEST_SEED={seed}')
+    return random.Random(f'{seed} {request.node.name}')
 
 
 @pytest.fixture(autouse=True)

@@ -110,46 +110,6 @@ def test_a_damaged_file_is_named(name, damage, tmp_path):
         assert named in error and str(tmp_path) in error
 
 
-@pytest.mark.parametrize(
-    'name, damage, message',
-    [
-        ('labels', 'missing', ': no such file or directory'),
-        ('labels', 'a directory', ' is not a file'),
-        (
-            'labels',
-            'no UTF-8',
-            " cannot be read as UTF-8 text: 'utf-8' codec can't decode byte 0xff in position 0:"
-            ' invalid start byte',
-        ),
-        ('encoding', 'a number', ': unknown encoding 3; there are main, test, reviews'),
-        (
-            'texts',
-            'a number',
-            ', line 1 is not a JSON string, as every line must be, nor a list of messages, nor'
-            ' does it have a field prompt or query or question or instruction or input',
-        ),
-        (
-            'index',
-            'a web page',
-            ' is damaged or no checkpoint: it does not end as the index of a TensorFlow checkpoint',
-        ),
-        (
-            'index',
-            'no UTF-8',
-            ' is damaged or no checkpoint: the checksum of a block does not match',
-        ),
-        ('values', 'empty', " is truncated: 'm/001' ends at byte 4, the file at 0"),
-        ('values', 'zeros', " is damaged: the checksum of 'm/001' does not match"),
-        ('state', 'last byte lost', ' is damaged: its checksum does not match'),
-    ],
-)
-def test_messages_in_full(name, damage, message, tmp_path):
-    kind = KINDS[name]
-    kind.write(tmp_path)
-    DAMAGE[damage](tmp_path / kind.file)
-    assert outcome(kind, tmp_path)[1] == f'{tmp_path / kind.file}{message}'
-
-
 @pytest.fixture
 def checkpoint(tmp_path):
     write_checkpoint(tmp_path)

@@ -1,7 +1,6 @@
 """Killed ranks and launchers: no hang, no leftover, no torn checkpoint (LMHP_FAULTS=20: all)."""
 
 import os
-import random
 import re
 import signal
 import time
@@ -27,13 +26,6 @@ NOTICED_OR_KILLED = (1, 9)
 KILLED = 'error: rank {}, process {}, was killed by SIGKILL, probably out of memory'
 
 
-@pytest.fixture(autouse=True)
-def chance(request):
-    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10**6)))
-    print(f'LMHP_TEST_SEED={seed}')
-    return random.Random(f'{seed} {request.node.name}')
-
-
 def train_for_a_while(directory, chance):
     engine = chance.choice(EVERYWHERE)
     launch = Launch(directory, '--mpi=2', f'--run.allreduce={engine}', *SMALL, *FOREVER)
@@ -43,7 +35,7 @@ def train_for_a_while(directory, chance):
     return launch
 
 
-@pytest.mark.parametrize('attempt', range(max(2, FAULTS // 2)))
+@pytest.mark.parametrize('attempt', range(max(1, FAULTS // 2)))
 def test_killed_rank(tmp_path, chance, attempt):
     launch = train_for_a_while(tmp_path, chance)
     rank = attempt % 2

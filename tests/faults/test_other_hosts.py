@@ -14,12 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from launched import eventually, set_launcher
+from launched import eventually
 
 from lm_human_preferences.distributed import launch_methods, launcher, lifeline, rendezvous
 
-SLURM = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '0', 'SLURM_STEP_NODELIST': 'node[1-2]'}
-TORCH = {'RANK': '0', 'WORLD_SIZE': '2', 'MASTER_ADDR': 'node1', 'MASTER_PORT': '29500'}
 SOON = datetime.timedelta(seconds=5)
 
 
@@ -121,21 +119,6 @@ def test_the_store_of_ranks_without_mpi_too():
     assert listening_at(port) == ['0100007F']
     store.set('key', 'value')
     assert rendezvous.open_store(place, is_host=False, seconds=5).get('key') == b'value'
-
-
-@pytest.mark.parametrize(
-    'variables, address',
-    [
-        ({**SLURM, 'SLURM_STEP_NUM_NODES': '1', 'MASTER_ADDR': 'node1'}, '127.0.0.1'),
-        ({**SLURM, 'SLURM_STEP_NUM_NODES': '2'}, 'node1'),
-        ({**TORCH, 'LOCAL_WORLD_SIZE': '2'}, '127.0.0.1'),
-        ({**TORCH, 'LOCAL_WORLD_SIZE': '1'}, 'node1'),
-        ({**TORCH, 'LOCAL_WORLD_SIZE': '2', 'TORCHELASTIC_USE_AGENT_STORE': 'True'}, 'node1'),
-    ],
-)
-def test_who_meets_on_one_host(monkeypatch, variables, address):
-    set_launcher(monkeypatch, variables)
-    assert launch_methods.current().endpoint().address == address
 
 
 def stopped(*command):

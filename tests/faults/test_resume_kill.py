@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import re
 import shlex
 import signal
@@ -19,13 +18,6 @@ WORDS = [
     '--run.save_interval=2',
     f'{NEW}.run.save_interval=4',
 ]  # 32 steps, then 10
-
-
-@pytest.fixture
-def chance():
-    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10**6)))
-    print(f'LMHP_TEST_SEED={seed}')
-    return random.Random(seed)
 
 
 def words(directory):

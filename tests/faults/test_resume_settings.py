@@ -156,8 +156,10 @@ def numbers(events, tag):
     return [value for _, value in events[tag]]
 
 
-@pytest.mark.parametrize('is_earlier', [False, True])
-@pytest.mark.parametrize('batch_size, total', [(16, 192), (128, 256), (64, 320)])
+@pytest.mark.parametrize(
+    'batch_size, total, is_earlier',
+    [(16, 192, False), (128, 256, False), (64, 320, False), (16, 192, True)],
+)
 def test_steps_of_another_size(batch_size, total, is_earlier, copied, monkeypatch):
     """The rate falls with the episodes to the end; a state of earlier versions has only steps."""
     if is_earlier:
@@ -226,51 +228,30 @@ def test_a_relative_coefficient_that_was_zero_has_its_scale(tmp_path):
 
 
 # Of the training of a reward model: another value of each option, which holds for the rest of the
-# labels; or None, and the option is refused.
+# labels; those that are refused, by what is known when the training starts, or always.
 OF_REWARD = {
     'run.seed': 7,
     'run.precision': 'bf16',
     'task.policy.temperature': 0.5,
-    'task.query_length': None,
-    'task.response_length': None,
-    'labels.type': None,
-    'labels.num_train': None,
-    'labels.source': None,
-    'labels.held_out': None,
-    'labels.held_out_by': None,
-    'labels.error': None,
     'batch_size': 24,
-    'epochs': None,
-    'ensemble': None,
-    'keep': None,
     'lr': 0.5,
     'rollout_batch_size': 32,
     'normalize_samples': 32,
     'debug_normalize': 16,
-    'normalize_before': None,
     'normalize_after': 'false',
     'micro_batch_size': 4,
-    'task.policy.initial_model': None,
-    'task.policy.lora': None,
-    'lora': None,
 }
-ANOTHER = {
-    'task.query_length': 2,
-    'task.response_length': 2,
-    'labels.type': 'scalar_compare',
+REFUSED_OF_REWARD = {
     'labels.num_train': 96,
     'labels.source': '/somewhere',
-    'labels.held_out': 0.25,
-    'labels.held_out_by': 'question',
-    'labels.error': 0.5,
     'epochs': 3,
-    'ensemble': 2,
-    'keep': 'best',
     'normalize_before': 'false',
-    'task.policy.initial_model': '/somewhere',
-    'task.policy.lora': 'on',
-    'lora': 'on',
 }
+FIXED = (
+    'task.query_length task.response_length task.policy.initial_model task.policy.lora lora'
+    ' ensemble keep labels.type labels.held_out labels.held_out_by labels.error normalize_before'
+)
+FIXED_OF_REWARD = set(FIXED.split())
 
 
 @pytest.fixture(scope='module')
@@ -293,6 +274,13 @@ def begun_reward(tmp_path_factory):
     return directory
 
 
+@pytest.mark.parametrize('option', REFUSED_OF_REWARD)
+def test_what_a_reward_model_has_begun_with_is_refused(option, begun_reward):
+    words = f'resume {begun_reward}/run --{option} {REFUSED_OF_REWARD[option]}'
+    told = f'{option.rpartition(".")[2]}|{REFUSED_OF_REWARD[option]}'
+    assert re.search(told, last_error_of(invoke(words)))
+
+
 @pytest.mark.parametrize(
     'option, is_earlier', [*((each, False) for each in OF_REWARD), ('batch_size', True)]
 )
@@ -303,12 +291,6 @@ def test_each_label_is_learned_once_in_an_epoch(
     directory = tmp_path / 'save/run'
     if is_earlier:
         forget_counts(directory / 'reward_model/unfinished', 'labels')
-    value = OF_REWARD[option]
-    if value is None:
-        words = f'resume {directory} --{option} {ANOTHER[option]}'
-        told = f'{option.rpartition(".")[2]}|{ANOTHER[option]}'
-        assert re.search(told, last_error_of(invoke(words)))
-        return
     batches, rates = [], []
     train_batch = RewardModelTrainer.train_batch
 
@@ -318,7 +300,7 @@ def test_each_label_is_learned_once_in_an_epoch(
         return train_batch(trainer, indices, lr)
 
     monkeypatch.setattr(RewardModelTrainer, 'train_batch', noted)
-    result = succeed(f'resume {directory} --{option} {value}')
+    result = succeed(f'resume {directory} --{option} {OF_REWARD[option]}')
     if option == 'batch_size':
         assert batches == [24, 8, 24, 24]
         assert rates == pytest.approx([1 - 2 / 3 / 4, 1 - 5 / 3 / 4, 1 - 2 / 4, 1 - 3 / 4])
@@ -340,7 +322,12 @@ def test_every_option_of_a_reward_model_is_looked_at():
     }
     of_texts = OF_TEXTS | {key for key in EFFECTS if key.startswith('task.')}
     of_folders = {'labels.without', 'labels.too_long'}  # see test_label_files.py
-    assert options == OF_REWARD.keys() | (of_texts | WITHOUT_NUMBERS | of_folders) & options
+    looked_at = OF_REWARD.keys() | REFUSED_OF_REWARD.keys() | FIXED_OF_REWARD
+    assert options == looked_at | (of_texts | WITHOUT_NUMBERS | of_folders) & options
+    hparams = resolved('train_reward', 'test')
+    for key in looked_at:
+        is_fixed = fixed_settings.is_fixed(hparams, key, has_reward_model=False)
+        assert is_fixed == (key in FIXED_OF_REWARD), key
 
 
 def test_the_batches_of_labels_that_are_planned_by_steps_stay():

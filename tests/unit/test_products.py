@@ -292,15 +292,20 @@ def test_rank_0_says_where_bf16_is_slow_on_any_host(machine, capsys):
     assert 'has no instructions for bf16' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('n_embd, given, taken', [(7, None, 1), (7, '4', 8), (129, None, 3)])
-def test_a_network_takes_a_thread_or_what_this_host_allows(monkeypatch, n_embd, given, taken):
+@pytest.mark.parametrize(
+    'n_embd, given, before, taken',
+    [(7, None, 8, 1), (7, '4', 8, 8), (129, None, 8, 3), (129, None, 2, 2)],
+)
+def test_a_network_takes_a_thread_or_what_this_host_allows(
+    monkeypatch, n_embd, given, before, taken
+):
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     if given is not None:
         monkeypatch.setenv('OMP_NUM_THREADS', given)
     monkeypatch.setattr(processors, 'cpu_quota', lambda: 3)
     monkeypatch.setattr(processors, 'core_of_each', lambda affinity: {})
     monkeypatch.setattr(threads.os, 'sched_getaffinity', lambda process: set(range(16)))
-    counts = [8]
+    counts = [before]
     monkeypatch.setattr(torch, 'get_num_threads', lambda: counts[-1])
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
     precision.configure_for(n_embd, 'fp32', 'default')

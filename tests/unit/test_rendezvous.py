@@ -26,6 +26,7 @@ SLURM = {
     'SLURM_STEP_ID': '2',
     'SLURM_STEP_NODELIST': 'node[07-08]',
 }
+ONE_HOST = {**SLURM, 'SLURM_STEP_NUM_NODES': '1'}
 TORCHRUN = {
     'RANK': '1',
     'WORLD_SIZE': '4',
@@ -47,6 +48,15 @@ TORCHRUN = {
         (
             {**SLURM, 'SLURM_STEP_NUM_NODES': '1', 'SLURM_RESTART_COUNT': '3'},
             ('127.0.0.1', 20762, 'slurm-1000.2.3'),
+        ),
+        # Ranks of one host meet there, so that no other host reaches them.
+        ({**ONE_HOST, 'MASTER_ADDR': 'a'}, ('127.0.0.1', 20762, 'slurm-1000.2.0')),
+        ({**SLURM, 'SLURM_STEP_NUM_NODES': '2'}, ('node07', 20762, 'slurm-1000.2.0')),
+        ({**ONE_HOST, **TORCHRUN, 'LOCAL_WORLD_SIZE': '4'}, ('127.0.0.1', 29500, 'mine/2')),
+        ({**TORCHRUN, 'LOCAL_WORLD_SIZE': '1'}, ('first', 29500, 'mine/2')),
+        (
+            {**TORCHRUN, 'LOCAL_WORLD_SIZE': '4', 'TORCHELASTIC_USE_AGENT_STORE': 'True'},
+            ('first', 29500, 'mine/2'),
         ),
     ],
 )

@@ -58,7 +58,6 @@ def scores_of(name, texts=TEXTS):
 @pytest.mark.parametrize(
     'expression',
     [
-        '[len(r) for r in responses]',
         'np.array([len(r) for r in responses])',
         'torch.tensor([len(r) for r in responses], dtype=torch.bfloat16)',
         'torch.tensor([float(len(r)) for r in responses], requires_grad=True) * 1',
@@ -100,10 +99,7 @@ def test_random_numbers_of_the_run_are_not_touched(write):
         ('return [1]', 'returned 1 numbers for 2 responses: it must return (2,)'),
         ('return [[1, 2]]', 'returned [[1, 2]], not a number for each response'),
         ('return torch.zeros(2, 1)', 'returned an array (2, 1) for 2 responses'),
-        ('return 1.0', 'returned an array () for 2 responses'),
         ("return [1, '2']", "returned [1, '2'], not a number for each response"),
-        ("return 'good'", "returned 'good', not a number for each response"),
-        ('return [1j, 2]', 'not a number for each response'),
         ('return [10**400, 1]', 'not a number for each response'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ('return [1e300, 1]', 'returned 1e+300 for response 0 of 2: a reward must be finite'),
@@ -132,10 +128,8 @@ def test_mistakes_of_a_call_are_one_line(write, body, told):
         ('def score(text): pass', 'takes (text), but is called with two lists of texts'),
         ('def score(a, b, *, c): pass', 'takes (a, b, *, c), but is called with two lists'),
         ('def score(responses, queries): pass', 'queries and responses, in this order'),
-        ('def score(completions, answer, **more): pass', 'queries and responses, in this order'),
         ('def score(texts, prompts): pass', 'queries and responses, in this order'),
         ('def score(:', 'the file cannot be run: SyntaxError: invalid syntax'),
-        ('import nothing_of_that_name', 'the file cannot be run: ModuleNotFoundError: No module'),
         ('raise SystemExit(0)', 'the file cannot be run: SystemExit: 0 (my_reward.py, line 1'),
     ],
 )
@@ -152,45 +146,23 @@ def test_a_file_that_is_not_there(tmp_path):
         reward_function.read('hf://a/b/c.py:score')
 
 
-def test_a_file_without_the_name_of_its_function(write, tmp_path):
-    write('def score(queries, responses): pass')
-    with pytest.raises(UserError, match='give the file and the function in it, as my_reward.py:s'):
-        rewards.load_reward_model(f'{tmp_path}/my_reward.py', encodings.Test)
-
-
 DIRECT = '--rewards.train_new_model=off'
 
 
 @pytest.mark.parametrize(
     'words, told',
     [
-        (
-            ['--rewards.function=a.py:f'],
-            '--rewards.function takes the place of a reward model: give --rewards.train_new_model'
-            ' off',
-        ),
-        (
-            [DIRECT, '--rewards.function=a.py:f', '--rewards.trained_model=mock'],
-            '--rewards.function and --rewards.trained_model mock are two rewards: give one of them',
-        ),
-        (
-            [DIRECT, '--rewards.function=a.py'],
-            '--rewards.function a.py: give the file and the function in it, as my_reward.py:score',
-        ),
-        (
-            [DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'],
-            '--rewards.class_name x: --rewards.function a.py:f has no classes',
-        ),
-        (
-            ['--rewards.class_name=x'],
-            '--rewards.class_name x names a class of a classifier: give --rewards.trained_model'
-            ' DIRECTORY',
-        ),
+        (['--rewards.function=a.py:f'], 'give --rewards.train_new_model off'),
+        ([DIRECT, '--rewards.function=a.py:f', '--rewards.trained_model=mock'], 'give one of'),
+        ([DIRECT, '--rewards.function=a.py'], 'give the file and the function in it'),
+        ([DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'], 'has no classes'),
+        (['--rewards.class_name=x'], 'give --rewards.trained_model DIRECTORY'),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, words, told):
     result = invoke(['train_policy', 'test', 'x', '--mpi=1', f'--save_dir={tmp_path}', *words])
-    assert error_of(result) == told
+    refusal = error_of(result)
+    assert refusal.startswith('--rewards.') and told in refusal
 
 
 def train(folder, name, *words):
@@ -300,19 +272,6 @@ def test_it_judges_a_run(write, tmp_path, capsys):
         evaluate.evaluate(f'{tmp_path}/run', judge='/none.py:f')
 
 
-def test_code_that_comes_with_a_run_is_not_run(write, tmp_path):
-    """As a run of somebody else has it, who had the file elsewhere."""
-    source = reward_function.Source('/elsewhere/r.py:score', f'raise SystemError # {tmp_path}')
-    (tmp_path / 'reward_function.py').write_text(source.text)
-    record = reward_function.records(source)['reward_function.json']
-    (tmp_path / 'reward_function.json').write_text(json.dumps(record))
-    with pytest.raises(UserError, match='code that comes with a run is not run: read .* put .* at'):
-        reward_function.of_run(str(tmp_path))
-    name = write(source.text)
-    reward_function.read(name)  # now it was named
-    assert reward_function.of_run(str(tmp_path)).text == source.text
-
-
 @pytest.mark.parametrize('chat', [False, True])
 def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
     """The rewards of a training get these facts of the task."""
@@ -412,10 +371,7 @@ def test_columns_of_queries_that_are_given_come_first(write):
     'body, told',
     [
         ('return [1] * len(queries)', None),
-        ('return [1]', 'returned 1 numbers for 2 responses'),
-        ('return answer', 'returned '),
-        ('import nowhere', "raised ModuleNotFoundError: No module named 'nowhere'"),
-        ("open('/nowhere/list.txt')", 'raised FileNotFoundError'),
+        ("return answer + ['x']", "returned ['x', 'y', 'x']"),
     ],
 )
 def test_the_reward_function_is_called_once(tmp_path, body, told):
@@ -442,13 +398,3 @@ def test_the_reward_function_is_called_about_the_test_part(write, tmp_path):
     told = last_error_of(invoke(f'{words} on'))
     assert 'q.test.csv, on which --run.evaluate needs the reward' in told
     assert 'the queries have no column id' in told
-
-
-def test_queries_whose_columns_a_function_could_not_be_told(write, tmp_path):
-    (tmp_path / 'q.csv').write_text('id,query\n1,abc\n2,abd\n3,abc\n')
-    name = write('def score(queries, responses, id): return [*map(int, id)]')
-    words = (
-        f'train_policy test first --dry_run --save_dir {tmp_path}/runs --rewards.function'
-        f' {name} {DIRECT} --task.query_dataset {tmp_path}/q.csv'
-    )
-    assert 'q.csv, line 4: another record has the same query' in last_error_of(invoke(words))
