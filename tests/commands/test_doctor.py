@@ -64,22 +64,10 @@ def test_products_and_threads_are_told(quick, monkeypatch):
     monkeypatch.setattr(processors, 'cpu_quota', lambda: 1.5)
     _, found = examined()
     default = products.name_of('default')
-    assert found['matrix products'] == (
-        'ok',
-        f'Xeon (avx2 avx512f avx512_vnni): fp32 118 GFLOP/s by {default} and 57.4 by oneDNN, bf16'
-        f' 0.51; {default} is used for fp32, as oneDNN rounds; there are no instructions for bf16',
-    )
+    kind, told = found['matrix products']
+    assert kind == 'ok' and f'fp32 118 GFLOP/s by {default} and 57.4 by oneDNN, bf16 0.51' in told
+    assert f'{default} is used for fp32, as oneDNN rounds; there are no instructions' in told
     assert ', of which this container may take 1.5, of which one rank' in found['devices'][1]
-
-
-@pytest.mark.parametrize('bf16, is_slow', [(117, True), (118, False)])
-def test_bf16_by_slow_instructions_is_told(quick, monkeypatch, bf16, is_slow):
-    rates = Rates(default=118, onednn=57.4, bf16=bf16, error=3e-7)
-    processor = Processor(processors.INTEL, 'Xeon', ('avx512f', 'avx512_vnni', 'avx512_bf16'))
-    monkeypatch.setattr(processors, 'this_processor', lambda: processor)
-    monkeypatch.setattr(products, 'measure', lambda: rates)
-    _, found = examined()
-    assert found['matrix products'][1].endswith('; bf16 is slower than fp32') == is_slow
 
 
 def three_gib(path):

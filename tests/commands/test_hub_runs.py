@@ -133,15 +133,9 @@ def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
     commit = commit_of(hub.holds['org/sentiment']['main'])
     assert settings['rewards']['trained_model'] == f'hf://org/sentiment@{commit}'
     assert hub.requests('model.safetensors') and not hub.requests('pytorch_model.bin')
-    told = invoke(f'{argv} --rewards.class_name=fine --overwrite --dry_run').stderr.splitlines()
-    assert told == [f"error: hf://org/sentiment@{commit} has no class 'fine', but bad, good"]
     texts = tmp_path / 'texts.jsonl'
     texts.write_text('{"query": "the", "response": "film"}\n')
-    scores = [
-        invoke(['score', name, str(texts)])
-        for name in ('org/sentiment#good', 'hf://org/sentiment#good')
-    ]
-    assert scores[0].exit_code == 0 and scores[0].stdout == scores[1].stdout, scores[0].output
+    succeed(['score', 'org/sentiment#good', str(texts)])
 
 
 def test_where_a_new_reward_model_will_be_is_not_looked_up_on_the_hub(hub):

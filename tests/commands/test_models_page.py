@@ -5,7 +5,6 @@ import runpy
 import sys
 
 import numpy as np
-import pytest
 from command_line import invoke
 from console import printed
 from documentation import page
@@ -46,37 +45,16 @@ def test_how_a_model_is_used(tmp_path, monkeypatch):
     assert (tmp_path / 'my-policy/model.safetensors').exists()
 
 
-@pytest.fixture(scope='module')
-def reviews(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('reviews')
+def test_a_llama_learns_what_is_liked(tmp_path, monkeypatch):
+    """Against the known reward, which knows the words of its tokeniser."""
     make, train = commands('A Llama', 'benchmarks/quality.md')
     script, directory = make.removeprefix('python ').split()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, 'argv', [script, directory, '--steps', '200'])
-        runpy.run_path(str(REPOSITORY / script), run_name='__main__')
-    return folder, train
-
-
-def test_a_llama_learns_what_is_liked(reviews, monkeypatch):
-    """Against the known reward, which knows the words of its tokeniser."""
-    folder, train = reviews
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', [script, directory, '--steps', '200'])
+    runpy.run_path(str(REPOSITORY / script), run_name='__main__')
     few = (
         '--save_dir . --ppo.total_episodes 2560 --rewards.train_new_model off'
         ' --rewards.trained_model mock --run.console original --run.log_interval 1'
     )
     scores = printed('objective/score', run(f'{train} {few} --run.evaluate false').stdout)
     assert len(scores) == 10 and np.mean(scores[-2:]) > scores[0] + 0.3
-
-
-def test_simulated_people_know_the_reward_of_its_words(reviews, monkeypatch):
-    folder, train = reviews
-    monkeypatch.chdir(folder)
-    model = train[train.index('--task.policy.initial_model') :]
-    run(f'./launch.py ask mock_sentiment labels --count 40 {model}')
-    run('./launch.py label labels --labeller anna --simulate on')
-    assert '40 questions, 40 answered' in run('./launch.py labels labels').stdout
-    more = '--labels.source labels --labels.num_train 32 --normalize_samples 32 --save_dir .'
-    run(f'./launch.py train_reward mock_sentiment reward --mpi 1 {model} {more}')
-    assert '40 labels' in run('./launch.py labels labels --reward reward').stdout

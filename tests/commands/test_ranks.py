@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import gc
 import os
 import pty
 import re
@@ -126,11 +125,7 @@ def test_the_environments_own_mpiexec_comes_first(folders):
 
 
 def test_no_mpiexec(folders):
-    message = (
-        '^there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, '
-        'or use --mpi 1$'
-    )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match='no mpiexec to start ranks with: .* or use --mpi 1$'):
         launcher.launch_ranks('job:job', {}, 2)
 
 
@@ -285,24 +280,6 @@ def test_srun_and_mpi_disagree(monkeypatch):
         launch.start_job('job:job', {}, 8)
 
 
-@pytest.mark.parametrize(
-    'last_line, error', [('def job(): pass', None), ('1 / 0', ArithmeticError)]
-)
-def test_what_a_job_imports_is_no_garbage(tmp_path, monkeypatch, last_line, error):
-    """It is never looked through again, and the collector is left as it was, whatever happens."""
-    name = f'job_{last_line[0]}'
-    (tmp_path / f'{name}.py').write_text(f'objects = [[] for _ in range(100_000)]\n{last_line}\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    before = gc.get_freeze_count()
-    try:
-        with pytest.raises(error) if error else contextlib.nullcontext():
-            assert worker.import_job(f'{name}:job') is sys.modules[name].job
-            assert gc.get_freeze_count() - before > 100_000
-        assert gc.isenabled()
-    finally:
-        sys.modules.pop(name, None)
-
-
 def shape_of(text):
     """Return the console without numbers, samples and the engine, which differ between runs."""
     text = re.sub(r'^\d ranks, averaging by .*\n', '', text)
@@ -351,19 +328,13 @@ def test_two_ranks_look_like_one(one, two):
     assert expected.count('hparams:') == 2
     assert two.errors() == ''
     assert two.output().startswith('2 ranks, averaging by ')
+    assert files_of(two.run) == files_of(one[1])
 
 
 def files_of(run):
     """Paths in a run's directory, without the host and time that names of event files contain."""
     paths = [str(path.relative_to(run)) for path in run.rglob('*')]
     return {re.sub(r'tfevents.*', 'tfevents', path) for path in paths}
-
-
-@needs_mpi
-def test_two_ranks_leave_the_same_files(one, two):
-    files = files_of(two.run)
-    assert files == files_of(one[1])
-    assert 'policy/checkpoints/model.ckpt-4.index' in files
 
 
 @needs_mpi
@@ -389,22 +360,9 @@ def test_launches_at_once_do_not_meet(launched_at_once):
     for launched in launched_at_once:
         launched.assert_nothing_left(10)
         assert str(launched.run) in launched.output()
-
-
-@needs_mpi
-def test_torchrun_shows_what_our_launcher_does(launched_at_once):
-    """But for the engine: ours takes one of MPI."""
-    ours, by_torchrun = map(without_times, launched_at_once)
-    engine, _, expected = ours.partition('\n')
-    assert engine.startswith('2 ranks, averaging by ')
-    assert by_torchrun == f'2 ranks, averaging by torch (gloo)\n{expected}'
-    errors = launched_at_once[1].errors()
-    assert re.sub('.*torch/distributed/run.py.*', '', errors).strip() == ''
-
-
-def without_times(launched):
-    text = launched.output().replace(str(launched.run), 'RUN')
-    return re.sub(r'(eps/s|step_time)=\S+|.*(fps|elapsed).*', '', text)
+    by_torchrun = launched_at_once[1]
+    assert by_torchrun.output().startswith('2 ranks, averaging by torch (gloo)\n')
+    assert re.sub('.*torch/distributed/run.py.*', '', by_torchrun.errors()).strip() == ''
 
 
 def test_one_of_two_ranks_evaluates(one, monkeypatch, tmp_path):

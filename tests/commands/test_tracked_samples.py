@@ -44,24 +44,6 @@ def test_the_same_queries_are_answered_before_on_the_way_and_after(run):
         assert 0 < abs(sample['kl']) < 2  # both policies began at random, and much alike
 
 
-def test_what_follows_the_end_of_a_response_is_not_shown(tmp_path):
-    """Not in the file, on TensorBoard or on the console; the number of its tokens is."""
-    words = '--task.truncate_token 3 --run.sample_queries 60 --run.sample_interval 2'
-    succeed(f'{WORDS} --save_dir {tmp_path} {words}')
-    cut = 0
-    for sample in lines_of(tmp_path / 'run/samples.jsonl'):
-        tokens = sample['response_tokens']
-        end = tokens.index(3) + 1 if 3 in tokens else 4
-        assert len(tokens) == 4 and sample['response'] == ENCODER.decode(tokens[:end])
-        assert sample['tokens_after_end'] == 4 - end
-        cut += end < 4
-    assert cut > 0
-    events = EventAccumulator(str(tmp_path / 'run/tb/ppo'), size_guidance={'tensors': 0}).Reload()
-    (tag,) = [tag for tag in events.Tags()['tensors'] if 'samples' in tag]
-    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)]
-    assert ''.join(texts).count(' cut]') == cut
-
-
 def test_ten_times_in_a_run_unless_told_otherwise(tmp_path):
     run = train(tmp_path, '--run.sample_queries 1 --ppo.total_episodes 1280')
     samples = lines_of(run / 'samples.jsonl')

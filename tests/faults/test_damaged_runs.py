@@ -1,12 +1,10 @@
 """Runs that are damaged or half written, and texts that are markup: a page tells what is left."""
 
-import json
 import random as randoms
 import shutil
 from pathlib import Path
 
 import pytest
-from fuzzing import damaged, json_bytes
 from hostile_texts import HOSTILE, write_hostile_run
 from page_rules import markup_of, problems, words_of
 from run_folders import EXPERIMENTS
@@ -32,7 +30,7 @@ GONE, FOLDER, LINK = 'gone', 'folder', 'link'  # what may be in place of a file,
 
 
 def damages(contents, random):
-    """Yield (what is wrong, {path: content or what is in place of it}), without end.
+    """Yield (what is wrong, {path: content or what is in place of it}).
 
     contents: of the files of a whole run, {path: bytes}. First comes what is left of a run that
     ended before it had written all of them, then each file damaged in each way by chance.
@@ -51,9 +49,6 @@ def damages(contents, random):
     random.shuffle(each)
     for path, what, content in each:
         yield f'{what} {path}', {path: content}
-    while True:
-        path = random.choice(files)
-        yield f'by chance {path}', {path: changed(random, path, contents[path])}
 
 
 def changes(content):
@@ -63,17 +58,6 @@ def changes(content):
     yield 'half', content[: len(content) // 2]
     yield 'longer', content + LONGER
     yield from OTHER_CONTENT.items()
-
-
-def changed(random, path, content):
-    if path.suffix == '.json':
-        return json_bytes(random, json.loads(content))
-    if path.suffix != '.jsonl':
-        return damaged(random, content)
-    lines = content.splitlines()
-    number = random.randrange(len(lines))
-    lines[number] = json_bytes(random, json.loads(lines[number]))
-    return b'\n'.join(lines)
 
 
 def put(place, content):

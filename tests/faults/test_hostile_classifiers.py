@@ -21,7 +21,7 @@ from lm_human_preferences.external_rewards.texts import joined
 WEIGHTS = 'model.safetensors'
 CONFIG = 'config.json'
 CODE = "from pathlib import Path\nPath('{}/executed').touch()\n"
-VARIANTS = 100  # that are drawn
+VARIANTS = 60  # that are drawn
 
 
 class Harmful:
@@ -134,7 +134,6 @@ def head_of(size):
         (config(model_type=None), 'transformers knows no model None'),
         (config(model_type='own'), "transformers knows no model 'own'"),
         (config(model_type='vit_mae'), 'does not describe a model that can be'),
-        (config(model_type=['bert']), 'does not describe a model that can be'),
         (config(quantization_config={'bits': 4}), 'is of a quantised model'),
         (own_code(AutoConfig='modeling.C'), 'code of its own \\(auto_map\\), which is not run'),
         (own_code_of_a_known_family, 'code of its own \\(auto_map\\), which is not run'),
@@ -143,7 +142,6 @@ def head_of(size):
         (config(num_hidden_layers=3), 'lacks bert.encoder.layer.2'),
         (config(hidden_size=1 << 20), 'its config.json describes'),
         (config(hidden_size=32), r'bert\..* \(.*16.*\), the model needs \(.*32.*\)'),
-        (config(hidden_size=0), 'does not describe a model that can be|lacks'),
         (config(hidden_act='exec'), 'does not describe a model that can be'),
         (config(id2label=None, num_labels=10**9), 'it must have 1 to 10000 classes'),
         (config(id2label={}), 'it must have 1 to 10000 classes, not'),
@@ -160,9 +158,6 @@ def head_of(size):
         (pickle_by_the_name, 'is damaged or missing'),
         (index_elsewhere, 'must map tensors to files in the same folder'),
         (head_of(1 << 60), 'is damaged or missing'),
-        (lambda directory: (directory / WEIGHTS).unlink(), 'no model.safetensors'),
-        (lambda directory: (directory / CONFIG).write_text('{'), 'is not JSON'),
-        (lambda directory: (directory / 'tokenizer.json').write_text('{}'), 'tokeniser cannot be'),
         (token_without_a_row, 'its tokeniser has .* up to number 1000, but the model knows'),
         (
             config(vocab_size=20),

@@ -1,4 +1,4 @@
-"""Killed ranks and launchers: no hang, no leftover, no torn checkpoint (LMHP_FAULTS=20: all)."""
+"""Killed and stopped ranks and launchers: no hang and no leftover. Resumed: test_resume_kill.py."""
 
 import os
 import re
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from launched import (
-    EVERYWHERE,
-    FAULTS,
     FOREVER,
     MPIEXEC,
     SMALL,
@@ -23,37 +21,12 @@ pytestmark = pytest.mark.slow
 END = 10  # seconds in which everything has to end
 # Of the rank that notices a stopped one, and of that one, which is killed: mpiexec mixes them.
 NOTICED_OR_KILLED = (1, 9)
-KILLED = 'error: rank {}, process {}, was killed by SIGKILL, probably out of memory'
-
-
-def train_for_a_while(directory, chance):
-    engine = chance.choice(EVERYWHERE)
-    launch = Launch(directory, '--mpi=2', f'--run.allreduce={engine}', *SMALL, *FOREVER)
-    launch.reach(chance.randrange(1, 10))
-    launch.assert_shared_memory_is_nameless()
-    time.sleep(chance.random() / 10)
-    return launch
-
-
-@pytest.mark.parametrize('attempt', range(max(1, FAULTS // 2)))
-def test_killed_rank(tmp_path, chance, attempt):
-    launch = train_for_a_while(tmp_path, chance)
-    rank = attempt % 2
-    process = launch.ranks()[rank]
-    os.kill(process, signal.SIGKILL)
-    assert launch.end_within(END) == 1
-    assert launch.errors().splitlines()[-1] == KILLED.format(
-        rank, process
-    )  # after what mpiexec says
-    assert 'Traceback' not in launch.errors()
-    launch.assert_checkpoint_is_intact()
 
 
 @pytest.fixture
 def waiting(tmp_path):
     launch = start_job(tmp_path, 'wait', PYTHONPATH=WITHOUT_TORCH)
-    eventually(lambda: 'for ever' in launch.output() or launch.process.poll() is not None)
-    assert launch.process.poll() is None, launch.errors()
+    launch.reach_line('2 ranks wait for ever')
     launch.assert_shared_memory_is_nameless()
     return launch
 
@@ -136,10 +109,8 @@ def test_rank_that_is_stopped_for_too_long(tmp_path):
     launch.reach(20)
     os.kill(process, signal.SIGSTOP)
     assert launch.end_within(10 + END) == 1
-    assert launch.errors().splitlines()[-1] == (
-        f'error: rank 1, process {process}, has given no sign of life for 10 s'
-        ' (--run.rank_timeout), so all 2 ranks were stopped'
-    )
+    told = f'error: rank 1, process {process}, has given no sign of life for 10 s (--run.rank_time'
+    assert launch.errors().splitlines()[-1].startswith(told)
 
 
 def test_stopped_rank_under_the_users_own_mpiexec(tmp_path):

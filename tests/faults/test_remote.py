@@ -221,26 +221,9 @@ def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monk
     assert not torn and uploader.last_error is None
 
 
-def test_tensorboard_is_uploaded_at_intervals(store, monkeypatch):
-    monkeypatch.setattr(uploads, 'SYNC_SECONDS', 0.05)
-    sizes = []
-
-    def look():
-        size = next((len(data) for name, data in store.items() if name.startswith('run/tb/ppo')), 0)
-        if size > (sizes[-1] if sizes else 0):
-            sizes.append(size)
-        return len(sizes)
-
-    waits = {n: lambda n=n: eventually(lambda: look() >= n - 1) for n in (2, 3, 4)}
-    after_steps(monkeypatch, waits)
-    succeed(f'{DIRECT} 256 --run.save_interval 99 --run.log_interval 1')
-    assert sizes == sorted(set(sizes)) and len(sizes) == 3
-
-
-@pytest.mark.parametrize('fault', [('status', 503), ('reset',), ('status', 403)], ids=str)
-def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch, fault):
+def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch):
     """Training goes on; one line says when it begins, one when it is over; nothing is lost."""
-    lost = Fault(*fault, times=None)
+    lost = Fault('reset', times=None)
     actions = {
         2: lambda: server.faults.append(lost),
         3: lambda: eventually(lambda: lost.hits > 3),
@@ -285,8 +268,11 @@ def killed_run(output, method, step):
     )
 
 
-@pytest.mark.parametrize('method, step', [(STEP, 3), (TRAIN_BATCH, 2)], ids=['policy', 'reward'])
-@pytest.mark.parametrize('here', [True, False], ids=['here', 'elsewhere'])
+@pytest.mark.parametrize(
+    'method, step, here',
+    [(STEP, 3, True), (STEP, 3, False), (TRAIN_BATCH, 2, False)],
+    ids=['policy here', 'policy elsewhere', 'reward elsewhere'],
+)
 def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
     """On the same machine from the staging directory, on another one from the store."""
     killed_run(tmp_path / 'out', method, step)
@@ -294,10 +280,7 @@ def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
     patches = HASTY
     if not here:
         on_another_machine(monkeypatch, tmp_path)
-        refusal = (
-            rf'{RUN}: process \d+ on .* is writing this run: wait for its end, or use another'
-            r' NAME; if it was killed, try again in (10|9) minutes'
-        )
+        refusal = rf'{RUN}: process \d+ on .* is writing this run: .* try again in (10|9) minutes'
         assert re.fullmatch(refusal, error_of(invoke(words)))
         patches = {**HASTY, 'lm_human_preferences.runs.uploads:LEASE_TIMEOUT': -5}
     status = run(words.split(), tmp_path / 'out', patches=patches)
@@ -456,9 +439,6 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
         result = invoke(f'sample --nsamples 2 --mpi 1 --save_dir {RUN}', sample.cli)
         assert result.exit_code == 0 and result.stdout.count('=' * 80) == 2, result.output
         succeed(f'export {RUN} {tmp_path}/exported{seed}')
-        page = (tmp_path / f'exported{seed}/README.md').read_text()
-        assert '64 labels of the type best' in page
-        assert ('--run.seed 2' in page) == (seed == 2)
         asked = invoke(f'ask test {tmp_path}/{seed}/labels --count 2 --policy {RUN}')
         assert '2 questions added' in asked.stdout, asked.output
         (tmp_path / 'texts.jsonl').write_text('{"query": "abc", "response": "defg"}')

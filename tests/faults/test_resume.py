@@ -15,7 +15,15 @@ import pytest
 import torch
 from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
-from interrupted import assert_same, result_anywhere, result_of, run, start
+from interrupted import (
+    TRAIN_MINIBATCH,
+    assert_same,
+    failing,
+    result_anywhere,
+    result_of,
+    run,
+    start,
+)
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 from lm_human_preferences import train_policy, train_reward
@@ -168,25 +176,13 @@ def test_what_is_no_run_of_a_policy(copied):
         assert last_error_of(invoke(f'resume {directory}')).startswith(told)
 
 
-def test_error_in_the_midst_of_a_step_saves_but_does_not_go_on_from_there(tmp_path, monkeypatch):
+def test_error_in_the_midst_of_a_step_saves_but_does_not_go_on_from_there(tmp_path):
     """The last weights are kept; the run goes on from the last whole step that was saved."""
-    steps = []
-    train_minibatch = train_policy.PPOTrainer.train_minibatch
-
-    def failing(trainer, rollouts):
-        stats = train_minibatch(trainer, rollouts)
-        steps.append(trainer.steps_done)
-        if len(steps) == 3:
-            raise KeyboardInterrupt
-        return stats
-
-    monkeypatch.setattr(train_policy.PPOTrainer, 'train_minibatch', failing)
-    argv = words('train_policy', tmp_path, '--run.save_interval 1')
-    assert invoke(argv).exit_code == 130
+    with failing(TRAIN_MINIBATCH, 4, KeyboardInterrupt):
+        assert invoke(words('train_policy', tmp_path, '--run.save_interval 1')).exit_code == 130
     found = tmp_path / 'run/policy/checkpoints'
     assert checkpoints.latest(found) == str(found / 'model.ckpt-1')
     assert not (tmp_path / 'run/lock').exists()
-    monkeypatch.undo()
     result = succeed(['resume', str(tmp_path / 'run')])
     assert f'Going on from {found}/model.ckpt-1\n' in result.stdout
     assert checkpoints.latest(found) == str(found / 'model.ckpt-3')
@@ -268,10 +264,9 @@ def finished(tmp_path_factory):
 def test_finished_name_is_refused(finished):
     before = result_of(finished / 'run')
     for command in COMMANDS:
-        assert error_of(invoke(words(command, finished))) == (
-            f'{finished}/run holds a run already: go on with it by `./launch.py resume'
-            f' {finished}/run`, use another NAME, or give --overwrite to delete it and start anew'
-        )
+        refusal = error_of(invoke(words(command, finished)))
+        assert f'{finished}/run holds a run already: go on with it by `./launch.py res' in refusal
+        assert 'or give --overwrite to delete it' in refusal
     argv = words('train_reward', finished, '--overwrite --run.resume on')
     assert error_of(invoke(argv)).startswith('--overwrite and --run.resume contradict each other')
     hparams = train_reward.HParams()
@@ -406,12 +401,9 @@ def test_what_was_killed_before_it_had_its_settings_is_no_run(tmp_path):
 
 def test_lock_of_another_host(tmp_path):
     (tmp_path / 'lock').write_text('process 7 on elsewhere, since 2019-09-19 10:00:00, 8 rank(s)')
-    with pytest.raises(UserError) as e, run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
+    told = pytest.raises(UserError, match=r'8 rank\(s\) is writing .* there, delete this file')
+    with told, run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
         pass
-    assert str(e.value) == (
-        f'{tmp_path}/lock: process 7 on elsewhere, since 2019-09-19 10:00:00, 8 rank(s) is'
-        ' writing this run; if it has ended there, delete this file'
-    )
 
 
 def test_two_runs_that_start_at_once(tmp_path):
@@ -540,10 +532,7 @@ def test_no_room_is_told_before_training(tmp_path):
     argv = words('train_policy', tmp_path, '--run.save_interval 1 --ppo.total_episodes 3200')
     with mock.patch('shutil.disk_usage', lambda path: usage(path)._replace(free=10 << 20)):
         refusal = last_error_of(invoke(argv))
-    assert refusal == (
-        f'--save_dir: {tmp_path}/run has 10 MiB free, but 22 checkpoints will take 22'
-        ' MiB: make room, or raise --run.save_interval'
-    )
+    assert f'{tmp_path}/run has 10 MiB free, but 22 checkpoints will take 22 MiB' in refusal
     # Its reward model is one of them, and was not trained either.
     assert not (tmp_path / 'run/policy').exists() and not (tmp_path / 'run/reward_model').exists()
 

@@ -74,7 +74,7 @@ def begun(directory, engine):
 
 
 def test_two_ranks_killed(tmp_path, chance):
-    """One of two ranks, or the launcher; `resume` knows how many ranks there were."""
+    """A rank, or the launcher: nothing is left over; `resume` knows how many ranks there were."""
     engine = chance.choice(EVERYWHERE)
     alone = begun(tmp_path / 'alone', engine)
     assert alone.wait() == 0, alone.errors()
@@ -85,7 +85,8 @@ def test_two_ranks_killed(tmp_path, chance):
         if chance.random() < 0.7:
             killed.reach(chance.randrange(6))  # of 10
         time.sleep(chance.random() / 5)
-        victim = chance.choice([killed.process.pid, *killed.ranks()])
+        ranks = killed.ranks()
+        victim = chance.choice(ranks if attempt == 0 else [killed.process.pid, *ranks])
         with contextlib.suppress(ProcessLookupError):  # which has come to its end meanwhile
             os.kill(victim, signal.SIGKILL)
         killed.wait()
@@ -94,6 +95,10 @@ def test_two_ranks_killed(tmp_path, chance):
         # A launcher that dies after its ranks are done leaves their folder behind.
         if victim != killed.process.pid or not is_done:
             killed.assert_nothing_left(10)
+        if victim in ranks and not is_done:
+            told = f'rank {ranks.index(victim)}, process {victim}, was killed by SIGKILL, probably'
+            assert told in killed.errors().splitlines()[-1]  # after what mpiexec says
+            assert 'Traceback' not in killed.errors()
         again = Launch(directory / 'again', command=('launch.py', 'resume', str(killed.run)))
         assert again.wait() == 0, again.errors()
         assert re.search('^2 ranks, averaging by', again.output(), re.MULTILINE)

@@ -1,6 +1,8 @@
 """Trainings in processes of their own, killed at a chosen moment, and what they leave behind."""
 
+import contextlib
 import functools
+import importlib
 import multiprocessing
 import os
 import re
@@ -16,11 +18,13 @@ from launched import PATIENCE, PYTHONPATH, with_console
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.errors import UserError
 
 PACKAGE = 'lm_human_preferences'
 TRAIN_BATCH = f'{PACKAGE}.train_reward:RewardModelTrainer.train_batch'
 TRAIN_MINIBATCH = f'{PACKAGE}.train_policy:PPOTrainer.train_minibatch'
 STEP = f'{PACKAGE}.train_policy:PPOTrainer.step'
+REWARD_STEP = f'{PACKAGE}.train_reward:RewardModelTrainer.step'
 RECORD_STEP_STATS = f'{PACKAGE}.train_policy:PPOTrainer.record_step_stats'
 MOMENTS = (
     'os:replace',
@@ -132,6 +136,24 @@ def start(
 
 def run(words, output, **settings) -> int:
     return start(words, output, **settings).wait()
+
+
+@contextlib.contextmanager
+def failing(moment: str, call: int, error=None):
+    """Within the block, the `call`-th call of a moment fails: by `error`, or as a UserError."""
+    module, _, path = moment.partition(':')
+    owner, method = path.split('.')
+    place = getattr(importlib.import_module(module), owner)
+    original, calls = getattr(place, method), []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            raise error or UserError('interrupted')
+        return original(*args, **kwargs)
+
+    with mock.patch.object(place, method, counted):
+        yield
 
 
 def result_of(directory):

@@ -1,5 +1,6 @@
 """Temporary files of the tests: all in TMPDIR of the session, but for those of MPICH."""
 
+import contextlib
 import multiprocessing.util
 import os
 import shutil
@@ -42,10 +43,11 @@ def _remove_files_of_mpich():
     mapped = '\n'.join(_texts('maps'))
     for folder, pattern in OF_MPICH.items():
         for path in Path(folder).glob(pattern):
-            status = path.stat()
-            is_ours = status.st_uid == os.getuid() and status.st_mtime >= BEGAN
-            if is_ours and str(path) not in mapped:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another session has removed it
+                status = path.stat()
+                is_ours = status.st_uid == os.getuid() and status.st_mtime >= BEGAN
+                if is_ours and str(path) not in mapped:
+                    path.unlink()
 
 
 def _texts(name):

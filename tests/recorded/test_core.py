@@ -166,12 +166,6 @@ def test_a_sample_is_drawn_by_one_number_of_double_precision():
     assert (draws - expected).abs().max() <= 1
 
 
-def test_top_p_by_hand():
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(2, 3, 4)
-    kept = core.take_top_p_logits(logits, 0.7) > REMOVED
-    assert_equal(kept, np.broadcast_to([True, True, False, False], (2, 3, 4)))
-
-
 def test_seeds_of_ranks_differ_and_repeat():
     draws = []
     for rank in (0, 1, 0):

@@ -58,18 +58,3 @@ def test_policy_and_reward_model_share_a_task(name):
     hparams = resolved('train_policy', name)
     assert hparams.task == hparams.rewards.train_new_model.task
     assert hparams.rewards.train_new_model == resolved('train_reward', name)
-
-
-def test_embedded_experiment_is_small_and_local():
-    hparams = resolved('train_policy', 'test')
-    task = hparams.task
-    sources = (
-        task.policy.initial_model,
-        task.query_dataset,
-        hparams.rewards.train_new_model.labels.source,
-    )
-    assert set(sources) == {'test'}
-    longest = task.query_length + task.response_length + len(task.query_prefix + task.query_suffix)
-    assert longest <= 8, 'the tiny model has 8 positions'
-    assert hparams.ppo.total_episodes <= 10000
-    assert hparams.rewards.train_new_model.normalize_samples > 0

@@ -71,7 +71,7 @@ def check(ours, recorded, names=('logprobs', 'values'), start=0):
         assert_close(ours[name][:, start:], recorded[name][:, start:], atol=ATOL, name=name)
 
 
-@pytest.mark.parametrize('name, temperature', cases(r'greedy_t(.+)'))
+@pytest.mark.parametrize('name, temperature', cases(r'greedy_t(.+)')[::3])
 def test_greedy(name, temperature):
     case = Case(name)
     ours = policy_at(temperature).respond(case.queries, case.length)

@@ -99,15 +99,3 @@ def test_score_with_a_published_reward_model(server, blobs, tmp_path):
     assert 'give --query_length and --response_length' in result.stderr.splitlines()[-1]
     with_lengths = invoke(f'{words} --query_length 3 --response_length 4')
     assert [json.loads(line)['score'] for line in with_lengths.stdout.splitlines()] == scores
-
-
-def test_a_saved_policy_can_start_another_run(run):
-    """The run directory serves as initial model, as does the policy/ in it."""
-    directory, _, arrays = run
-    queries, responses = tokens(arrays['queries']), tokens(arrays['responses'])
-    results = [
-        Policy(TrainedModel(str(path))).analyze_responses(queries, responses)
-        for path in (directory, directory / 'policy')
-    ]
-    for name, values in results[0].items():
-        assert_equal(results[1][name], values)

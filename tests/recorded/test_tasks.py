@@ -5,15 +5,13 @@ import json
 import pytest
 import torch
 from compare import assert_close, assert_equal, tokens
-from experiments import resolved
 from golden_data import json_if_there, load_npz, require_bpe, under
 from tiny_tokenisers import write_words
 
-from lm_human_preferences import lm_tasks, session
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import datasets, encodings, tokenisers
-from lm_human_preferences.storage import StorageError
 from lm_human_preferences.train_policy import make_score_fn
 from lm_human_preferences.utils import core
 
@@ -176,16 +174,6 @@ def test_queries_of_labels_stand_in_where_they_are_a_file(tmp_path, monkeypatch,
     assert asked == [stand_in]
 
 
-def test_without_a_network_the_reward_model_of_a_run_is_needed(tmp_path, monkeypatch):
-    monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
-    monkeypatch.setenv('LMHP_OFFLINE', '1')
-    hparams = resolved('train_policy', 'test')
-    hparams.rewards.train_new_model = None
-    hparams.rewards.trained_model = 'az://account/box/run/reward_model/'
-    with pytest.raises(StorageError, match='box/run/reward_model/hparams.json at '):
-        session.check(hparams, comms.LocalComm(), lambda sizes: [])
-
-
 def test_ranks_take_turns_in_one_stream_of_letters():
     """Defect 19: in the original ranks could draw the same texts."""
 
@@ -216,8 +204,8 @@ def sampler_of_lines(path, batch_size, comm):
     )
 
 
-@pytest.mark.parametrize('before, after', [(1, 1), (2, 2), (3, 3), (1, 2), (2, 1), (3, 2), (2, 6)])
-@pytest.mark.parametrize('batches', range(6))
+@pytest.mark.parametrize('before, after', [(1, 2), (2, 1), (3, 3), (2, 6)])
+@pytest.mark.parametrize('batches', [0, 1, 4])
 def test_samplers_go_on_from_a_position(tmp_path, before, after, batches):
     """Six queries at a time, at any number of ranks, in this epoch or a later one."""
 

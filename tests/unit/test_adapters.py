@@ -1,7 +1,6 @@
 """Adapters (LoRA): layers, one frozen base, and the files of a run that trains them."""
 
 import json
-import random
 import re
 import shutil
 from dataclasses import replace
@@ -26,7 +25,6 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.commands import export_model
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import chat, tokenisers, trained_models
 from lm_human_preferences.language.adapters import layers, peft_files, record, shared
 from lm_human_preferences.language.causal_lm.rows import Linear
@@ -167,13 +165,10 @@ def test_embeddings_may_be_trained_in_full(model, tmp_path):
     (name,) = (name for name in own if 'lora' not in name and 'heads' not in name)
     assert re.fullmatch(IN_FULL, name.removesuffix('.weight'))
     assert not torch.equal(own[name], begun.get_parameter(name))
-    export = f'export {tmp_path}/run {tmp_path}/adapter'
-    assert 'was trained in full; an export without --as' in error_of(
-        invoke(f'{export} --as adapter')
-    )
-    assert error_of(invoke(line(model, tmp_path / 'none', '--task.policy.lora.full nothing'))) == (
-        '--task.policy.lora.full nothing matches no module'
-    )
+    refused = error_of(invoke(f'export {tmp_path}/run {tmp_path}/adapter --as adapter'))
+    assert 'was trained in full; an export without --as' in refused
+    refused = error_of(invoke(line(model, tmp_path / 'none', '--task.policy.lora.full nothing')))
+    assert refused == '--task.policy.lora.full nothing matches no module'
 
 
 @pytest.mark.parametrize('names', [IN_FULL, '.*(c_fc|up_proj)'])
@@ -308,10 +303,7 @@ def test_another_base_is_refused_and_the_runs_own_copy_is_taken(model, tmp_path)
     succeed(f'resume {directory} --ppo.total_episodes 256')
     shutil.rmtree(directory / 'base')
     message = error_of(invoke(f'export {directory} {tmp_path}/out'))
-    assert message == (
-        f'{directory}/policy holds adapters of {base}, which is not on this machine: put the model'
-        f' there or at {directory}/base; a run with --run.keep_base true holds it'
-    )
+    assert f'{directory}/policy holds adapters of {base}, which is not on this machine' in message
 
 
 def policy_of(directory):
@@ -340,10 +332,7 @@ def test_memory_and_checkpoints_are_planned_for_adapters(model, tmp_path):
     more = replace(lean, lays_out=True).lasting_bytes() - lean.lasting_bytes()
     assert 4 * lean.sizes.parameters_of_blocks() < more <= 4 * numbers
     refused = error_of(invoke('train_policy test run --task.policy.lora on --dry_run'))
-    assert refused == (
-        '--task.policy.lora needs a base that stays the same: --task.policy.initial_model test is'
-        ' random each time'
-    )
+    assert refused.startswith('--task.policy.lora needs a base that stays the same')
 
 
 def planned_sizes(model):
@@ -616,45 +605,17 @@ def test_hostile_adapters_are_refused_in_one_line(tmp_path, case):
     assert error_of(invoke(f'export {directory} {tmp_path}/out'))
 
 
-STRANGE = (None, True, -1, 0, 1e400, 10**30, '', '..', 'x\ny', [], {}, [1], {'r': 1}, 'LORA')
-
-
-def test_adapters_with_random_damage_are_refused_in_one_line_or_read(tmp_path):
-    model = make_model(tmp_path / 'model', 'llama')
-    directory = adapter(model, tmp_path / 'adapter')
-    paths = [directory / 'adapter_config.json', directory / 'adapter_model.safetensors']
-    intact = [path.read_bytes() for path in paths]
-    refused = 0
-    for seed in range(100):
-        rng = random.Random(seed)
-        for path, content in zip(paths, intact, strict=True):
-            path.write_bytes(content)
-        if seed % 2:
-            config = json.loads(intact[0])
-            names = [*config, 'use_dora', 'use_rslora', 'bias', 'revision', 'fan_in_fan_out']
-            config[rng.choice(names)] = rng.choice(STRANGE)
-            paths[0].write_text(json.dumps(config))
-        else:
-            content = bytearray(intact[1])
-            for _ in range(rng.randint(1, 3)):
-                content[rng.randrange(len(content) // rng.choice((1, 20)))] = rng.randrange(256)
-            paths[1].write_bytes(content[: rng.choice((None, None, rng.randrange(len(content))))])
-        try:
-            TrainedModel(str(directory)).build(scope='policy')
-        except UserError as e:
-            assert '\n' not in str(e)
-            refused += 1
-    assert refused > 60
-
-
-def reward_losses(model, ranks=1, settings=None):
+def reward_losses(model, lora, ranks=1, settings=None):
     hparams = resolved('train_reward', 'test')
-    of_policy = {'task.policy.initial_model': str(model), 'task.policy.lora': 'on'}
+    of_policy = {'task.policy.initial_model': str(model), 'task.policy.lora': lora}
     hparams.override_from_dict({**of_policy, **(settings or {})})
     precision.configure(hparams.run.precision, torch.device('cpu'), 'default')
 
     def work(comm):
-        base = shared.on_one_base(TrainedModel(str(model)), hparams, 'reward_model', comm)
+        torch.manual_seed(1)
+        base = TrainedModel(str(model))
+        if lora == 'on':
+            base = shared.on_one_base(base, hparams, 'reward_model', comm)
         trainer = train_reward.build_trainer(hparams, base, comm)
         network, generator = trainer.reward_model.model, torch.Generator().manual_seed(1)
         torch.nn.init.constant_(network.heads['reward'].w, 0.1)
@@ -665,18 +626,21 @@ def reward_losses(model, ranks=1, settings=None):
         batches = np.arange(128).reshape(4, 32)
         mine = slice(comm.rank, None, comm.size)
         losses = [trainer.train_batch(batch[mine], lr=1e-2)['loss'] for batch in batches]
-        kept = {parameter.dtype for parameter in base.parameters.values()}
+        kept = {parameter.dtype for parameter in network.parameters()}
         return [float(loss) for loss in losses], kept
 
     return on_ranks(ranks, work)[0]
 
 
+@pytest.mark.parametrize('lora', ['on', 'off'])
 @pytest.mark.parametrize('way', WAYS)
-def test_ways_to_train_learn_the_same(model, way):
-    """bf16 nearly so: there the base is kept in it."""
-    plain, _ = reward_losses(model)
-    other, kept = reward_losses(model, *WAYS[way])
+def test_ways_to_train_learn_the_same(model, way, lora):
+    """bf16 nearly so: there the base of adapters is kept in it."""
+    plain, _ = reward_losses(model, lora)
+    other, kept = reward_losses(model, lora, *WAYS[way])
     learned = abs(plain[-1] - plain[0])
     assert learned > 0.01
     assert other == pytest.approx(plain, abs=0.2 * learned if way == 'bf16' else 2e-5)
-    assert (torch.bfloat16 in kept) == (way == 'bf16')
+    assert (torch.bfloat16 in kept) == (way == 'bf16' and lora == 'on')
+    if way == 'gradient checkpointing' and lora == 'off':
+        assert other == plain

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_causal_lms import N_VOCAB, SIZES, save, tiny
+from tiny_causal_lms import N_VOCAB, save, tiny
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -78,14 +78,6 @@ def test_a_window_of_no_tokens_is_named(window):
         probe.check(network_of('mistral', sliding_window=window), 'org/name')
     assert str(e.value).startswith(f'org/name: its config.json has sliding_window {window}, with')
     probe.check(network_of('qwen2', sliding_window=window), 'org/name')  # which has it off
-
-
-def test_a_width_of_zero_is_one_line(tmp_path, recwarn):
-    config = {**SIZES, 'model_type': 'llama', 'hidden_size': 0}
-    storage.write_json(str(tmp_path / 'config.json'), config)
-    with pytest.raises(UserError, match='--n_embd must be at least 1, got 0'):
-        trained_models.architecture_of(str(tmp_path), N_VOCAB).sizes()
-    assert not recwarn.list
 
 
 @torch.no_grad()

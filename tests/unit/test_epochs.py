@@ -8,13 +8,13 @@ import pytest
 from command_line import invoke, succeed
 from events import events_of
 from experiments import resolved
+from interrupted import REWARD_STEP, failing
 
 from lm_human_preferences import plans, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import variables_of
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.run_story import facts, sentences
 
@@ -23,6 +23,7 @@ TRAINING = (
     'train_reward test run --mpi 1 --labels.num_train 96 --labels.held_out 0.3 --epochs 3'
     ' --normalize_samples 64 --run.save_interval 1'
 )
+STEPS = 3  # of an epoch
 
 
 @pytest.fixture
@@ -42,12 +43,11 @@ def test_each_epoch_learns_every_label_once(batches):
     hparams = resolved('train_reward', 'test')
     hparams.override_from_dict({'labels.num_train': 96, 'labels.held_out': 0.3, 'epochs': 3})
     train_reward.train(hparams, LocalComm())
-    steps = len(batches) // 3
-    assert len(batches) == 3 * steps and steps > 1
+    assert len(batches) == 3 * STEPS
     orders = []
     for epoch in range(3):
-        of_epoch = [labels for labels, _ in batches[epoch * steps :][:steps]]
-        assert [len(labels) for labels in of_epoch[:-1]] == [32] * (steps - 1)
+        of_epoch = [labels for labels, _ in batches[epoch * STEPS :][:STEPS]]
+        assert [len(labels) for labels in of_epoch[:-1]] == [32] * (STEPS - 1)
         orders.append([label for labels in of_epoch for label in labels])
     assert len(orders[0]) % 32 > 0  # the last batch is smaller
     assert all(sorted(order) == list(range(len(orders[0]))) for order in orders)
@@ -56,7 +56,7 @@ def test_each_epoch_learns_every_label_once(batches):
     np.testing.assert_allclose(rates, hparams.lr * (1 - np.arange(len(rates)) / len(rates)))
 
 
-def test_held_out_labels_are_predicted_after_each_epoch(tmp_path, monkeypatch):
+def test_held_out_labels_are_predicted_after_each_epoch(tmp_path):
     """Interrupted in the second epoch, it ends alike."""
     result = succeed(f'{TRAINING} --save_dir {tmp_path}/whole')
     told = r'held out, after each epoch: ([\d.]+), ([\d.]+), ([\d.]+); the last is kept'
@@ -64,15 +64,7 @@ def test_held_out_labels_are_predicted_after_each_epoch(tmp_path, monkeypatch):
     assert line is not None, result.stdout
     assert 'best' not in line.string[line.start() :].splitlines()[0]
 
-    step = train_reward.RewardModelTrainer.step
-
-    def fail_in_the_second(trainer):
-        if trainer.steps_done == trainer.steps_of_epoch + 1:
-            raise UserError('interrupted')
-        return step(trainer)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(train_reward.RewardModelTrainer, 'step', fail_in_the_second)
+    with failing(REWARD_STEP, STEPS + 2):
         assert 'interrupted' in invoke(f'{TRAINING} --save_dir {tmp_path}/parts').stderr
     assert len(list((tmp_path / 'parts/run').glob('**/*.index'))) == 2  # the last two
     other = invoke(f'{TRAINING} --epochs 2 --run.resume on --save_dir {tmp_path}/parts')
@@ -144,20 +136,15 @@ def test_the_best_epoch_is_kept(tmp_path, epochs, accuracies, kept):
     assert 'its epoch was selected by these labels, so this is too high' in card
 
 
-@pytest.mark.parametrize('interrupted', ['step', 'finish'])
-def test_the_best_epoch_outlives_a_kill(tmp_path, monkeypatch, epochs, interrupted):
+FINISH = REWARD_STEP.replace('.step', '.finish')
+
+
+@pytest.mark.parametrize('moment, call', [(REWARD_STEP, 3 * STEPS), (FINISH, 1)])
+def test_the_best_epoch_outlives_a_kill(tmp_path, epochs, moment, call):
     """The kill comes in the last epoch, the best being the first; or when all steps are done."""
     epochs[1][:] = (0.9, 0.8, 0.7)
     succeed(f'{TRAINING} --keep best --save_dir {tmp_path}/whole')
-    original = getattr(train_reward.RewardModelTrainer, interrupted)
-
-    def fail(trainer):
-        if interrupted == 'finish' or trainer.steps_done == trainer.total_steps - 1:
-            raise UserError('interrupted')
-        return original(trainer)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(train_reward.RewardModelTrainer, interrupted, fail)
+    with failing(moment, call):
         assert 'interrupted' in invoke(f'{TRAINING} --keep best --save_dir {tmp_path}/parts').stderr
     other = invoke(f'resume {tmp_path}/parts/run --keep last')
     assert other.exit_code == 2 and '--keep' in other.stderr

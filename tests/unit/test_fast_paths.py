@@ -449,16 +449,6 @@ def test_without_the_operators_products_are_ordinary_ones(net, library, monkeypa
 # --- what PyTorch has no public name for: the first of these to fail tells what has gone ---
 
 
-@pytest.mark.parametrize(
-    'name', ['_reorder_linear_weight', '_linear_pointwise', '_is_mkldnn_bf16_supported']
-)
-def test_pytorch_still_has_the_operator(name):
-    """Without it bf16 is slower on CPUs, and the tests above skip."""
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip('this PyTorch has no oneDNN')
-    assert hasattr(torch.ops.mkldnn, name)
-
-
 def test_pytorch_still_prepacks_on_processors_with_avx512():
     flags = torch.cpu.get_capabilities()
     if not all(flags.get(name) for name in ('avx512_bw', 'avx512_vl', 'avx512_dq')):

@@ -185,24 +185,6 @@ def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_i
     assert little < much / 5
 
 
-@pytest.mark.parametrize('family', ['llama', 'qwen3', 'gpt_neox'])
-def test_what_the_last_block_keeps_of_tokens_that_are_not_read(family):
-    """One of 48 tokens is read; the share is about the same in all families."""
-    sizes = {'hidden_size': 256, 'intermediate_size': 768, 'num_attention_heads': 4}
-    causal_lm = tiny(family, **sizes, num_hidden_layers=2)
-    network = TransformersNetwork(causal_lm, sizes_of(causal_lm, 60))
-    tokens = torch.randint(60, (8, 48))
-    block = network.hparams.kept_by_block(reduced=False) * tokens.numel()
-    last = torch.tensor([47])
-    network.hidden(tokens)  # the first pass tells whether it computes by rows
-    _, all_read = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
-    _, one_read = gradients_and_bytes(
-        network, lambda: network.hidden(tokens, output_positions=last).sum()
-    )
-    left_out = (all_read - one_read) / block
-    assert network.hparams.kept_by_last_block(1 / 48) == pytest.approx(1 - left_out, abs=0.15)
-
-
 def test_gradients_of_an_embedding_are_counted_by_its_rows():
     """A model may have more rows than its tokeniser has tokens."""
     few, many = (tiny('llama', vocab_size=rows) for rows in (64, 164))
@@ -362,11 +344,7 @@ def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
             {'rewards.trained_model': 'test', 'ppo.batch_size': 8, 'ppo.total_episodes': 8},
             '--ppo.',
         ),
-        (
-            train_reward,
-            {**TEST_LABELS, 'labels.num_train': 8},
-            '--',
-        ),
+        (train_reward, {**TEST_LABELS, 'labels.num_train': 8}, '--'),
     ],
 )
 def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,10 @@ import mpi4py
 import pytest
 from launched import set_launcher
 
-from lm_human_preferences.distributed import engines, launch_methods, launcher
+from lm_human_preferences.distributed import engines, launcher
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.errors import UserError
 
-HOROVOD_SCRIPT = Path(__file__).parents[2] / 'tools' / 'horovod.sh'
 LINKED = {  # libraries, as far as they are read; none: there is no file
     'mpich': b'\0libmpi.so.12\0',
     'openmpi': b'\0libmpi.so.40\0',
@@ -68,25 +66,6 @@ def no_library(monkeypatch):
     monkeypatch.setattr(ctypes, 'CDLL', fail)
 
 
-@pytest.mark.parametrize(
-    'variables, family',
-    [
-        ({}, None),
-        (OPEN_MPI, mpi_library.OPEN_MPI),
-        (HYDRA, mpi_library.MPICH),
-        (PMI2, mpi_library.MPICH),
-        (PMIX, mpi_library.OPEN_MPI),
-        (SRUN, None),
-        (TORCHRUN, None),
-        ({**PMI2, **TORCHRUN}, None),  # srun starts torchrun on each host
-        ({**PMIX, **HYDRA, 'LMHP_RANKS': '2'}, mpi_library.MPICH),  # mpiexec inside a step of srun
-    ],
-)
-def test_family(launched, variables, family):
-    launched(variables)
-    assert launch_methods.current().family is family
-
-
 def test_a_step_of_slurm_around_mpiexec_is_forgotten(launched, loaded):
     launched({**PMIX, **HYDRA})
     mpi_library.load_library()
@@ -117,12 +96,8 @@ def test_a_choice_of_the_other_mpi_is_one_line(launched, tmp_path, variables, ch
     value = value.format(tmp_path)
     launched({**variables, choice: value})
     other = 'MPICH' if variables is OPEN_MPI else 'Open MPI'
-    with pytest.raises(mpi_library.NoLibrary) as e:
+    with pytest.raises(mpi_library.NoLibrary, match=f'^{told} {choice}={value} names {other}: uns'):
         mpi_library.load_library()
-    assert str(e.value) == (
-        f'{told} {choice}={value} names {other}: unset it, or start the ranks by the mpiexec of'
-        f' {other}'
-    )
     launched({choice: 'openmpi' if variables is OPEN_MPI else 'libmpich.so.12'})
     assert mpi_library.load_library() is None
 
@@ -156,44 +131,28 @@ def test_where_an_open_mpi_was_moved_to(launched, loaded, monkeypatch, tmp_path)
     assert loaded == ['libmpi.so.40', str(library)]
 
 
-NO_MPICH = (
-    'libmpi.so.12 in {0}/lib or where the loader looks: `sh tools/setup.sh` installs MPICH; Open'
-    ' MPI is started by its own mpiexec or srun --mpi=pmix'
-)
-NO_OPEN_MPI = (
-    'libmpi.so.40 in {0}/lib or where the loader looks: name it by'
-    ' MPI4PY_LIBMPI=/path/to/libmpi.so.40, or use MPICH, by {0}/bin/mpiexec or srun --mpi=pmi2'
-)
-
-
 @pytest.mark.parametrize(
-    'variables, name, problem',
+    'variables, name, library, remedy',
     [
-        (OPEN_MPI, "Open MPI's mpiexec", NO_OPEN_MPI),
-        (PMIX, 'srun --mpi=pmix', NO_OPEN_MPI),
-        (PMI2, 'srun --mpi=pmi2', NO_MPICH),
-        (HYDRA, "MPICH's mpiexec", NO_MPICH),
+        (OPEN_MPI, "Open MPI's mpiexec", 'libmpi.so.40', 'MPI4PY_LIBMPI=/path/to/libmpi.so.40'),
+        (PMIX, 'srun --mpi=pmix', 'libmpi.so.40', 'srun --mpi=pmi2'),
+        (PMI2, 'srun --mpi=pmi2', 'libmpi.so.12', 'sh tools/setup.sh'),
+        (HYDRA, "MPICH's mpiexec", 'libmpi.so.12', 'sh tools/setup.sh'),
     ],
 )
 def test_no_library_for_the_launcher(
-    launched, no_library, monkeypatch, tmp_path, variables, name, problem
+    launched, no_library, monkeypatch, tmp_path, variables, name, library, remedy
 ):
     (tmp_path / 'lib').mkdir()
     monkeypatch.setattr(sys, 'prefix', str(tmp_path))
     launched(variables)
-    with pytest.raises(mpi_library.NoLibrary) as refused:
+    told = f'^{name} started these ranks, but there is no {library} in {tmp_path}/lib .*{remedy}'
+    with pytest.raises(mpi_library.NoLibrary, match=told):
         mpi_library.load_library()
-    expected = f'{name} started these ranks, but there is no {problem.format(tmp_path)}'
-    assert str(refused.value) == expected
-
-
-def test_a_library_that_does_not_load(launched, no_library, tmp_path):
-    library = tmp_path / 'lib/libmpi.so.40'
-    library.parent.mkdir()
-    library.touch()
-    launched({**PMIX, 'OPAL_PREFIX': str(tmp_path)})
-    with pytest.raises(UserError, match=rf'their library does not load \({library}: cannot open'):
-        mpi_library.load_library()
+    if library == 'libmpi.so.40':
+        (tmp_path / 'lib' / library).touch()
+        with pytest.raises(UserError, match=rf'does not load \({tmp_path}/lib/.*: cannot open'):
+            mpi_library.load_library()
 
 
 @pytest.fixture
@@ -257,10 +216,8 @@ def test_horovod_and_the_mpi_in_use(build, mpiexec, binding, is_open_mpi, reason
     with pytest.raises(UserError) as refused:
         engines.expected_engine('horovod')
     spoken = 'Open MPI' if is_open_mpi else 'MPICH'
-    assert str(refused.value) == (
-        f'--run.allreduce horovod: Horovod was {reason}, and the ranks speak {spoken}: compile it'
-        f' by `{build_command}`, or use auto'
-    )
+    told = f'Horovod was {reason}, and the ranks speak {spoken}: compile it by `{build_command}`'
+    assert told in str(refused.value)
 
 
 def test_horovod_counts_for_the_ranks_that_are_there(build, launched, mpiexec):
@@ -306,16 +263,6 @@ def test_horovod_on_gpus(build, more, has_gpu, reason):
     build('mpich', more)
     assert horovod_build.why_not('libmpi.so.12', has_gpu) == reason
     horovod_build.check('libmpi.so.12')  # who names it gets it
-
-
-@pytest.mark.parametrize('kind, printed', [('openmpi', 'libmpi.so.40\n'), ('none', 'None\n')])
-def test_question_of_the_compiling_script(build, capsys, kind, printed):
-    build(kind)
-    (question,) = re.findall(
-        r'python -c "(from lm_human_preferences.*)"', HOROVOD_SCRIPT.read_text()
-    )
-    exec(question)
-    assert capsys.readouterr().out == printed
 
 
 def test_auto_does_without_a_horovod_that_does_not_load(build, monkeypatch, mpich_in_use):

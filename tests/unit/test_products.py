@@ -1,5 +1,7 @@
 """Choice of the library that multiplies, and of its number of threads."""
 
+import re
+
 import pytest
 import torch
 from command_line import invoke
@@ -159,25 +161,15 @@ def test_each_library_is_measured_by_itself(monkeypatch):
 @pytest.mark.parametrize(
     'kind, note',
     [
-        (
-            'Intel without bf16',
-            'note: Intel(R) Xeon(R) CPU @ 2.80GHz has no instructions for bf16: matrix products'
-            ' take 3.9 times as long as in fp32 here (30 GFLOP/s instead of 118): use precision'
-            ' fp32',
-        ),
-        (
-            'Intel with bf16, no AMX',
-            'note: Intel(R) Xeon(R) Processor has slow instructions for bf16: matrix products'
-            ' take 1.7 times as long as in fp32 here (76 GFLOP/s instead of 130): use precision'
-            ' fp32',
-        ),
-        ('AMD with bf16', None),
-        ('Intel with AMX', None),
+        ('Intel without bf16', 'has no instructions for bf16: .* take 3.9 times .*30 GFLOP/s ins'),
+        ('Intel with bf16, no AMX', 'slow instructions for bf16: .* 1.7 times .*76 GFLOP/s inst'),
+        ('AMD with bf16', '^None$'),
+        ('Intel with AMX', '^None$'),
     ],
 )
 def test_slow_bf16_is_noted(machine, kind, note):
     machine(kind)
-    assert products.note_on_bf16('bf16') == note
+    assert re.search(note, str(products.note_on_bf16('bf16')))
     assert products.note_on_bf16('fp32') is None
 
 
@@ -229,13 +221,9 @@ def test_a_run_goes_on_with_the_library_it_began_with(machine, capsys):
     elsewhere = kept(**new.products)
     assert session.agree_on_library(768, elsewhere, LocalComm()) == 'onednn'
     assert elsewhere.products == new.products
-    assert capsys.readouterr().out.splitlines() == [
-        'note: this run began on AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16) with products by'
-        ' oneDNN, and goes on with them; on Intel(R) Xeon(R) CPU @ 2.80GHz (avx2 avx512f'
-        ' avx512_vnni) their last digits may differ',
-        'note: Intel(R) Xeon(R) CPU @ 2.80GHz (avx2 avx512f avx512_vnni) multiplies at 57 GFLOP/s'
-        f' by oneDNN, with which this run began; {products.name_of("default")} reaches 118 there',
-    ]
+    on_another, slower = capsys.readouterr().out.splitlines()
+    assert 'this run began on AMD EPYC (avx2 ' in on_another and 'digits may differ' in on_another
+    assert 'multiplies at 57 GFLOP/s by oneDNN' in slower and 'reaches 118 there' in slower
 
 
 ROUNDED = (

@@ -108,10 +108,7 @@ def test_a_port_that_is_taken():
     with socket.create_server(('127.0.0.1', 0)) as server:
         port = server.getsockname()[1]
         place = launch_methods.Endpoint('127.0.0.1', port, 'job')
-        message = (
-            rf'^rank 0 cannot listen at 127.0.0.1, TCP port {port} \(.*\): set MASTER_PORT to a'
-            " free port, and MASTER_ADDR to its host's name, for all ranks$"
-        )
+        message = rf'^rank 0 cannot listen at 127.0.0.1, TCP port {port} \(.*\): set MASTER_PORT to'
         with pytest.raises(UserError, match=message):
             rendezvous.open_store(place, is_host=True, seconds=1)
 

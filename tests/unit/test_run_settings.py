@@ -176,13 +176,6 @@ def test_a_second_file_that_is_damaged_is_named(tmp_path):
             run_settings.read_settings(reward_options.HParams(), str(tmp_path))
 
 
-def test_what_is_no_run_of_a_policy_is_told(tmp_path):
-    with pytest.raises(
-        ValueError, match='is not a run of train_policy: it has no train_policy_hpara'
-    ):
-        run_settings.load_run_hparams(str(tmp_path))
-
-
 def test_the_ranks_that_a_run_began_with_stay_recorded(tmp_path):
     hparams = policy_options.HParams()
     hparams.run.save_dir = str(tmp_path)

@@ -18,7 +18,6 @@ from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.language import encodings, sample, tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.utils.core import whiten
 
 QUERY, LIMIT = 2, 6
 LENGTHS = [1, 6, 3, 3, 5, 2, 6, 4]
@@ -283,12 +282,6 @@ def test_an_update_by_hand():
         np.where(counted, logprobs - ref, 0).sum(1).mean(), rel=1e-12
     )
     assert step['objective/response_length'].item() == pytest.approx(np.mean(lengths))
-
-
-def test_whitening_leaves_out_what_does_not_count():
-    values = torch.tensor([[1.0, 3.0, 99.0]])
-    mask = torch.tensor([[True, True, False]])
-    torch.testing.assert_close(whiten(values, mask=mask), torch.tensor([[-1.0, 1.0, 0.0]]))
 
 
 # What ends a response

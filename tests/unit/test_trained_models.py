@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 
 import numpy as np
@@ -151,30 +150,17 @@ def test_values_that_are_large_are_taken(model_dir):
 
 
 def test_what_is_no_model_is_refused(tmp_path, model_dir):
-    assert (
-        error_of('125M')
-        == "there is no model '125M': give one of 124M, 355M, 774M, 1558M, the directory of a"
-        ' model, or ORG/NAME of the hub'
-    )
+    assert "no model '125M': give one of 124M, 355M, 774M, 1558M, the directory" in error_of('125M')
     (tmp_path / 'empty').mkdir()
-    assert (
-        error_of(tmp_path / 'empty') == f'{tmp_path}/empty/hparams.json: no such file or directory'
-    )
+    assert error_of(tmp_path / 'empty').startswith(f'{tmp_path}/empty/hparams.json: no such file')
     storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_vocab': 28})
     assert error_of(model_dir) == f"{model_dir}: its sizes have n_vocab 28, encoding 'test' has 27"
     storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_head': 'two'})
-    assert error_of(model_dir).startswith(
-        f'{model_dir}/hparams.json does not hold the sizes of a model: '
-    )
-    shutil.rmtree(model_dir)
-    model_dir.mkdir()
+    told = f'{model_dir}/hparams.json does not hold the sizes of a model: '
+    assert error_of(model_dir).startswith(told)
     storage.write_json(str(model_dir / 'hparams.json'), SIZES)
-    storage.write_json(str(model_dir / 'encoding'), 'test')
-    assert (
-        error_of(model_dir)
-        == f'{model_dir} has no TensorFlow checkpoint: no `checkpoint` file there or in'
-        ' checkpoints/'
-    )
+    (model_dir / 'checkpoint').unlink()
+    assert error_of(model_dir).startswith(f'{model_dir} has no TensorFlow checkpoint: no `check')
 
 
 def test_a_model_far_larger_than_its_weights_takes_no_memory(model_dir, monkeypatch):
@@ -278,7 +264,9 @@ def test_hugging_face_directories_are_read_and_written(tmp_path, model_dir, monk
         expected = logits_of(ours)
         assert_close(network(TOKENS).logits, expected, rtol=1e-5, atol=1e-6)
         assert_close(logits_of(back), expected, rtol=0, atol=0)
-    assert not list(theirs.glob('*.bin'))
+    assert 'is not empty: give a new dir' in invoke(f'export {model_dir} {theirs}').stderr
+    (theirs / 'model.safetensors').rename(theirs / 'pytorch_model.bin')
+    assert 'pickled weights are not read' in error_of(theirs)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
@@ -297,10 +285,7 @@ def test_safetensors_that_do_not_fit_are_named_as_in_the_file(tmp_path):
     path = tmp_path / 'model.safetensors'
     stored = load_file(path)
     save_file({**stored, 'wpe.weight': stored['wpe.weight'][:4].clone()}, path)
-    assert (
-        error_of(tmp_path)
-        == f'{path}: wpe.weight is float32 (4, 4), the model needs float32 (8, 4)'
-    )
+    assert error_of(tmp_path).startswith(f'{path}: wpe.weight is float32 (4, 4), the model needs')
     stored.pop('h.0.ln_1.weight')
     save_file(stored, path)
     assert error_of(tmp_path) == f'{path} lacks h.0.ln_1.weight and 0 more of the model'
@@ -316,16 +301,6 @@ def test_exported_encoding_is_the_one_of_the_model(tmp_path, monkeypatch):
     )
     assert tokenizer('Never mind the weather.')['input_ids'] == encodings.Main.get_encoder().encode(
         'Never mind the weather.'
-    )
-
-
-def test_export_keeps_what_is_there(tmp_path, model_dir):
-    (tmp_path / 'out').mkdir()
-    (tmp_path / 'out' / 'notes.txt').write_text('mine')
-    result = invoke(f'export {model_dir} {tmp_path}/out')
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f'error: {tmp_path}/out is not empty: give a new directory\n',
     )
 
 
@@ -364,10 +339,3 @@ def test_what_cannot_be_imported_is_no_fault_of_a_config(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'transformers.modeling_utils', None)
     with pytest.raises(ImportError):
         TrainedModel(str(tmp_path)).hparams()
-
-
-def test_pickled_weights_are_not_read(tmp_path, model_dir, monkeypatch):
-    monkeypatch.setattr(encodings, 'Main', encodings.Test)
-    succeed(f'export {model_dir} {tmp_path}/out')
-    (tmp_path / 'out' / 'model.safetensors').rename(tmp_path / 'out' / 'pytorch_model.bin')
-    assert 'pickled weights are not read' in error_of(tmp_path / 'out')
