@@ -51,7 +51,7 @@ def _chart(results: dict[str, Any], reward: str, identity: str) -> Chart | None:
             )
         )
     place = list(results['rewards']).index(reward)
-    return charts.draw(
+    return charts.layout(
         f'The policy and the best one possible, by the {reward}',
         'KL from the initial model (nats)',
         'mean reward',

@@ -10,9 +10,9 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.run_story import commands
-from lm_human_preferences.run_story import facts as run_facts
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
+from lm_human_preferences.run_story.label_facts import json_object
 from lm_human_preferences.runs import command_record, run_files
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import group_class
@@ -37,10 +37,9 @@ _RESUMES = {'--run.resume', '--run.resume=on', 'on'}
 
 def provenance(facts: RunFacts, experiments: Experiments, *, has_names: bool) -> dict[str, Any]:
     """Return the section on provenance: commands, digests, settings, how to repeat it."""
-    recorded: list[dict[str, Any]] = []
+    recorded = facts.recorded
     again = None
     with contextlib.suppress(*_DAMAGED):
-        recorded = command_record.read(facts.directory)
         again = commands.again(facts, experiments)
     experiment, settings = _settings(facts, experiments)
     lines = [str(each.get('command') or 'a program of its own') for each in recorded]
@@ -52,7 +51,7 @@ def provenance(facts: RunFacts, experiments: Experiments, *, has_names: bool) ->
             for key, value, usual in settings
         ]
     return {
-        'commands': [(line, _how_it_ran(each)) for line, each in zip(lines, recorded, strict=True)],
+        'commands': list(zip(lines, recorded, strict=True)),
         'settings': settings,
         'experiment': experiment,
         'again': again,
@@ -84,39 +83,6 @@ def _goes_on(record: dict[str, Any], first: dict[str, Any]) -> bool:
 def _words(record: dict[str, Any]) -> list[str]:
     """Return the words of a recorded command; none where they are not known."""
     return commands.words_of(str(record.get('command') or '')) or []
-
-
-def _how_it_ran(record: dict[str, Any]) -> str:
-    machine = [str(record.get('gpu') or record.get('processor') or _UNKNOWN)]
-    machine += [_count(record.get(f'{unit}s'), unit) for unit in ('rank', 'thread')]
-    for key, unit in (('peak_gigabytes', 'GB at most'), ('peak_gpu_gigabytes', 'GB of the GPU')):
-        if isinstance(record.get(key), int | float):
-            machine.append(f'{record[key]:.1f} {unit}')
-    versions = [
-        f'{name} {record[name]}'
-        for name in ('lm-human-preferences', 'python', *command_record.PACKAGES)
-        if record.get(name)
-    ]
-    if record.get('commit'):
-        state = '' if record.get('commit_is_clean') else ', with changes that were not committed'
-        versions.append(f'commit {str(record["commit"])[:12]}{state}')
-    began = str(record.get('began')).replace('T', ' ').removesuffix('Z')
-    parts = [', '.join(filter(None, machine)), ', '.join(versions)]
-    return f'Began {began} (UTC), {_end(record)}. {parts[0]}. {parts[1]}.'
-
-
-def _count(value: Any, unit: str) -> str:
-    if not isinstance(value, int):
-        return ''
-    return f'{value} {unit}' if value == 1 else f'{value} {unit}s'
-
-
-def _end(record: dict[str, Any]) -> str:
-    if 'ended' not in record:
-        return 'has not ended, or was killed'
-    seconds = record.get('seconds')
-    took = f' after {duration(seconds)}' if isinstance(seconds, int | float) else ''
-    return f'{record.get("how", "ended")}{took}'
 
 
 def duration(seconds: float) -> str:
@@ -154,10 +120,10 @@ def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tupl
 def _digests(run: str) -> list[tuple[str, str]]:
     """Return (name, SHA-256) of what the run learned from and made."""
     found = []
-    learned = run_facts.json_object(storage.join(run, run_files.LEARNED))
+    learned = json_object(storage.join(run, run_files.LEARNED))
     if isinstance(learned.get('digest'), str):
         found.append(('the labels', learned['digest']))
-    function = run_facts.json_object(storage.join(run, run_files.FUNCTION_RECORD))
+    function = json_object(storage.join(run, run_files.FUNCTION_RECORD))
     for key, value in function.items():
         if key in ('digest', 'sha256') and isinstance(value, str):
             found.append(("the reward's file", value))

@@ -1,14 +1,13 @@
 """Report of runs, from their directories to one HTML file."""
 
 import base64
-import functools
 import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from lm_human_preferences import __version__, storage
 from lm_human_preferences.errors import UserError
@@ -21,15 +20,15 @@ from lm_human_preferences.report_page import (
     sample_choice,
     training_curves,
 )
-from lm_human_preferences.report_page.safe_text import plain
-from lm_human_preferences.run_story import facts, sentences, summary
+from lm_human_preferences.report_page.safe_text import LONGEST, plain
+from lm_human_preferences.run_story import facts, words
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
-from lm_human_preferences.runs.run_files import POLICY
+from lm_human_preferences.runs import command_record
 
 LARGEST = 2_000_000  # bytes of the file
 _NAME = 80  # characters of a run's name
-_LONGEST_TEXT = 20_000  # characters of what a template does not make shorter
+_LONGEST_COMMAND = 20_000  # characters
 
 
 def page(
@@ -49,16 +48,16 @@ def page(
     compared = None
     if len(found) > 1:
         compared = compared_runs.comparison(names, found, has_names=has_names)
-    text = _template().render(
-        title=names[0] if len(names) == 1 else f'{len(names)} runs',
-        stories=stories,
-        compared=compared,
-        evaluation_meaning=sentences.EVALUATION,
-        version=__version__,
-        style=_read('style.css'),
-        script=_read('script.js'),
-        style_digest=_digest(_read('style.css')),
-        script_digest=_digest(_read('script.js')),
+    text = (
+        _environment()
+        .get_template('report.html')
+        .render(
+            title=names[0] if len(names) == 1 else f'{len(names)} runs',
+            stories=stories,
+            compared=compared,
+            packages=('lm-human-preferences', 'python', *command_record.PACKAGES),
+            version=__version__,
+        )
     )
     size = len(text.encode())
     if size > LARGEST:
@@ -100,56 +99,40 @@ def _story(
     has_names: bool,
     calibrate: bool,
 ) -> dict[str, Any]:
-    """Return the content of the template for one run, in the order of the sections."""
-    log = found.logs.get(POLICY.command)
-    has_policy = found.policy is not None or (log is not None and bool(log.curves))
+    """Return the content of the template for one run."""
     return {
         'name': name,
         'identity': identity,
-        'has_policy': has_policy,
-        'summary': summary.summary(found),
+        'facts': found,
         'evaluation': frontier.evaluation(found.evaluation or {}, identity),
-        'is_evaluated': found.evaluation is not None,
-        'evaluation_settings': sentences.evaluation_settings(found),
         'samples': sample_choice.choices(found.directory, name),
-        'curves': training_curves.of_run(found, identity),
-        'events': list(summary.events(found)),
-        'event_names': training_curves.event_names(found),
+        'charts': training_curves.of_run(found, identity),
         'labels': label_section.labels(
             found, has_names=has_names, calibrate=calibrate, identity=identity
         ),
-        'about_reward': list(sentences.reward(found)),
         'provenance': provenance.provenance(found, experiments, has_names=has_names),
-        'not_known': list(sentences.not_known(found, has_policy=has_policy)),
     }
 
 
-@functools.cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True,
-        finalize=_shown,
-        loader=jinja2.FunctionLoader(_read),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+def _environment() -> jinja2.Environment:
+    return words.environment(
+        os.path.join(os.path.dirname(__file__), 'templates'),
+        _escaped,
+        digest=_digest,
+        duration=provenance.duration,
+        number=charts.number,
+        plain=plain,
+        whole=_whole,
     )
-    environment.filters['plain'] = plain
-    environment.filters['number'] = charts.number
-    environment.globals['shape'] = charts.shape
-    return environment.get_template('report.html')
 
 
-def _shown(value: object) -> object:
-    """Remove control characters from a value of the template."""
-    is_text = isinstance(value, str) and not isinstance(value, Markup)
-    return plain(value, _LONGEST_TEXT) if is_text else value
+def _escaped(text: str, longest: int = LONGEST) -> Markup:
+    """Escape HTML, control characters, and line breaks, as lines of words.jinja are sentences."""
+    return escape(plain(text, longest)).replace('\n', Markup('&#10;'))
 
 
-def _read(name: str) -> str:
-    path = os.path.join(os.path.dirname(__file__), 'templates', name)
-    with open(path, encoding='utf-8') as file:
-        return file.read()
+def _whole(command: str) -> Markup:
+    return _escaped(command, _LONGEST_COMMAND)
 
 
 def _digest(text: str) -> str:

@@ -39,50 +39,32 @@ class Query(NamedTuple):
         return list(chosen.values())
 
 
-class Choice(NamedTuple):
-    """Some queries, and the reason for their choice."""
+def choices(run: str, name: str) -> dict[str, list[Query]]:
+    """Choose the queries of a run to show; its name decides the random choice.
 
-    title: str
-    why: str
-    queries: list[Query]
-
-
-def choices(run: str, name: str) -> list[Choice]:
-    """Choose the queries of a run to show; its name decides the random choice."""
+    Keys are random, best, worst, and unlikely under the initial model, as far as there are some.
+    """
     records: list[dict[str, Any]] = []
     with contextlib.suppress(UserError, OSError):
         lines = storage.readable_json_lines(storage.join(run, run_files.SAMPLES))
         records = list(filter(_is_sample, lines))
     queries = _queries(records)
     if not queries:
-        return []
-    shuffled = random.Random(name).sample(queries, len(queries))
-    found = [
-        Choice(
-            'A random choice',
-            'By chance alone, so these say most about the policy.',
-            shuffled[:AT_RANDOM],
-        )
-    ]
-    if len(queries) <= OF_A_KIND:
+        return {}
+    found = {'random': random.Random(name).sample(queries, len(queries))[:AT_RANDOM]}
+    scores = {query.answers[-1].score for query in queries}
+    if len(queries) <= OF_A_KIND or len(scores) == 1:  # none is better than another
         return found
-    if len({query.answers[-1].score for query in queries}) == 1:
-        return found  # none is better than another
     by_score = sorted(queries, key=lambda query: query.answers[-1].score)
     # A score in the upper half that the initial model would hardly have come to.
     high = by_score[len(by_score) // 2 :]
     unlikely = sorted(high, key=lambda query: -query.answers[-1].kl)
-    return [
-        *found,
-        Choice('The best', 'The highest scores at the end.', by_score[: -OF_A_KIND - 1 : -1]),
-        Choice('The worst', 'The lowest scores at the end.', by_score[:OF_A_KIND]),
-        Choice(
-            'High scores, unlikely under the initial model',
-            'Of the better half, the responses with the highest KL. Where a policy has found out'
-            ' what its reward is wrong about, it shows here: do they deserve their scores?',
-            unlikely[:OF_A_KIND],
-        ),
-    ]
+    return {
+        **found,
+        'best': by_score[: -OF_A_KIND - 1 : -1],
+        'worst': by_score[:OF_A_KIND],
+        'unlikely': unlikely[:OF_A_KIND],
+    }
 
 
 def _is_sample(record: object) -> TypeGuard[dict[str, Any]]:

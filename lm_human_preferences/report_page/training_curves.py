@@ -9,12 +9,6 @@ from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import curves
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 
-EVENTS = {  # kind: what the legend says
-    curves.ALARM: 'an alarm',
-    curves.RESUMED: 'resumed',
-    curves.RETRAINED: 'a new reward model',
-}
-
 
 class Plan(NamedTuple):
     """Chart of curves {tag: name}, the first of which must be there."""
@@ -38,7 +32,7 @@ OF_POLICY = (
     Plan(
         'Value',
         'return',
-        {'ppo/val/mean': 'predicted by the value head', 'ppo/returns/mean': 'what came'},
+        {'ppo/val/mean': 'predicted by the value head', 'ppo/returns/mean': 'observed'},
     ),
     Plan(
         'Loss',
@@ -64,12 +58,6 @@ OF_REWARD = (
         {'online/held_out_accuracy': 'accuracy'},
     ),
 )
-
-
-def event_names(facts: RunFacts) -> dict[str, str]:
-    """Return the legend {kind: name} of the events of a run."""
-    kinds = {mark.kind for log in facts.logs.values() for mark in curves.marks(log)}
-    return {kind: name for kind, name in EVENTS.items() if kind in kinds}
 
 
 def of_run(facts: RunFacts, identity: str) -> list[Chart]:
@@ -98,4 +86,4 @@ def _chart(facts: RunFacts, plan: Plan, events: Sequence[Event], identity: str) 
     if 'objective/kl' in plan.tags and kl is not None and facts.kl_target is not None:
         ends = (kl.steps[0], kl.steps[-1])
         series.append(Series('target', ends, (facts.kl_target,) * 2, charts.DASHED, 5))
-    return charts.draw(plan.title, charts.STEP, plan.y, series, events, identity=identity)
+    return charts.layout(plan.title, charts.STEP, plan.y, series, events, identity=identity)

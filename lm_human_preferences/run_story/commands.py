@@ -57,7 +57,7 @@ def repeating(
 
 def again(facts: RunFacts, experiments: Experiments) -> str | None:
     """Return the command that repeats a run to the bit; None for unknown experiments."""
-    recorded = command_record.read(facts.directory)
+    recorded = facts.recorded
     seeds = command_record.seeds(recorded)
     seeded = dataclasses.replace(
         facts, policy=_with_seeds(facts.policy, seeds), reward=_with_seeds(facts.reward, seeds)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,152 +14,38 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.report import CLASSIFIER, FUNCTION, REWARD_MODEL, named
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
+from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.labels.folder import (
-    LabelFolder,
-    are_line_counts,
-    is_folder,
-    parse_names,
-)
-from lm_human_preferences.labels.report import label_report
+from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.language.gpt2 import released
-from lm_human_preferences.runs import curves, run_files, run_settings
-from lm_human_preferences.runs.curves import Curve, Log
+from lm_human_preferences.run_story import outcome
+from lm_human_preferences.run_story.label_facts import (
+    KNOWN_REWARD,
+    LabelFacts,
+    labels_of_online,
+    labels_of_training,
+)
+from lm_human_preferences.runs import command_record, curves, run_files, run_lock, run_settings
+from lm_human_preferences.runs.curves import Curve, Log, Mark
 
-PEOPLE, KNOWN_REWARD, MADE_UP, FILE, FOLDER = 'people', 'known reward', 'made up', 'file', 'folder'
 KNOWN = 'mock'  # of --rewards.trained_model
 # Prefixes of the tags of these measurements: of the mean of an ensemble, of a single reward model
 # (of an ensemble, the first), and of one that is retrained while the policy trains.
 OF_MEAN = 'train_reward/held_out_of_mean/'
 HELD_OUT = (OF_MEAN, 'train_reward/held_out_of_kept/', 'train_reward/held_out/', 'online/held_out_')
-_MADE_HERE = {'mock': KNOWN_REWARD, 'test': MADE_UP}
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Source of labels."""
-
-    kind: str  # PEOPLE (while the policy trained), KNOWN_REWARD, MADE_UP, FILE or FOLDER
-    path: str  # or URL, as the run was given it
-    agreement: Mapping[str, Any] | None = None  # see labels.report
-
-    @property
-    def has_labellers(self) -> bool:
-        """True if answers name their labellers."""
-        return self.kind in (PEOPLE, FOLDER)
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelFacts:
-    """Labels of a reward model. None stands for an unknown fact."""
-
-    sources: tuple[Source, ...]
-    label_type: str  # of label_types
-    count: int | None = None  # those held out included
-    labellers: int | None = None  # people or programs that answered
-    left_out: int = 0  # labellers whose answers do not count
-    held_out: float = 0.0  # share
-    errors: float = 0.0  # share of simulated answers that are random
-    reward_models: int = 0  # trained one after another while the policy trained
-
-
-def labels_of_training(run: str, hparams: RewardHParams) -> LabelFacts:
-    """Return the labels of a reward model that a run trained first. hparams: train_reward's."""
-    labels = hparams.labels
-    record = json_object(storage.join(run, run_files.LEARNED))
-    count = record.get('labels')
-    names = parse_names(labels.without)
-    return LabelFacts(
-        sources=tuple(_source(path, record, names) for path in labels.sources().values()),
-        label_type=labels.type,
-        count=count if isinstance(count, int) else None,
-        labellers=_labellers(record),
-        left_out=len(names),
-        held_out=labels.held_out,
-        errors=labels.error,
-    )
-
-
-def _source(path: str, record: Mapping[str, Any], without: tuple[str, ...]) -> Source:
-    """Return the source that `path` names. record: of what was learned."""
-    lines = record.get('answers') if record.get('source') == path else None
-    counts = lines if are_line_counts(lines) else None
-    is_here = is_folder(path)
-    return Source(
-        kind=_MADE_HERE.get(path, FOLDER if is_here or lines is not None else FILE),
-        path=path,
-        agreement=_agreement(path, counts, without) if is_here else None,
-    )
-
-
-def labels_of_online(run: str, hparams: PolicyHParams) -> LabelFacts:
-    """Return the labels of reward models that were retrained while the policy trained."""
-    online, new_model = hparams.rewards.online, hparams.new_reward_model
-    assert online is not None
-    folder = storage.join(run, run_files.LABELS)
-    batches = _batches(storage.join(folder, run_files.USED))
-    last = batches[-1] if batches else {}
-    count, lines = last.get('labels'), last.get('answers')
-    counts = lines if are_line_counts(lines) else None
-    source = Source(
-        kind=_MADE_HERE.get(online.source, PEOPLE),
-        path=folder,
-        agreement=_agreement(folder, counts, ()) if is_folder(folder) else None,
-    )
-    return LabelFacts(
-        sources=(source,),
-        label_type='' if new_model is None else new_model.labels.type,
-        count=count if isinstance(count, int) else None,
-        labellers=sum(map(bool, counts.values())) if counts is not None else None,
-        held_out=0.0 if new_model is None else new_model.labels.held_out,
-        errors=online.error,
-        reward_models=len(batches),
-    )
-
-
-def _labellers(record: Mapping[str, Any]) -> int | None:
-    ids = record.get('ids')
-    if not isinstance(ids, list):
-        return None
-    return len({each[1] for each in ids if isinstance(each, list) and len(each) == 3})
-
-
-def _agreement(
-    folder: str, lines: Mapping[str, int] | None, without: tuple[str, ...]
-) -> dict[str, Any] | None:
-    """Measure the agreement in a local folder; None if that fails. lines: that count."""
-    try:
-        opened = LabelFolder(folder, dict(lines) if lines is not None else None)
-        return label_report.report(opened, without)['agreement']
-    except (UserError, OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _batches(path: str) -> list[dict[str, Any]]:
-    """Read the labels of each reward model of an online run, see online/decisions.py."""
-    with contextlib.suppress(UserError, OSError):
-        lines = storage.parse_json_lines(storage.read_whole_lines(path), path)
-        return [value for _, value in lines if isinstance(value, dict) and 'model' in value]
-    return []
-
-
-def json_object(path: str) -> dict[str, Any]:
-    """Read the JSON object at `path`, local or remote; an empty one where there is none."""
-    with contextlib.suppress(UserError, OSError, ValueError):
-        value = storage.read_json(path)
-        if isinstance(value, dict):
-            return value
-    return {}
 
 
 class HeldOut(NamedTuple):
     """Measurement of a reward model by held-out labels, from one log."""
 
-    prefix: str  # of its tags, one of HELD_OUT
     name: str  # 'accuracy' or 'agreement'
     value: float
-    effective_labels: float | None  # independent ones; None in logs of earlier versions
+    interval: tuple[float, float] | None  # of 95 %; None in logs of earlier versions
+    share: float  # of the labels that were held out; 0 where it is not known
+    members: int  # of its ensemble; 1 for a single reward model
+    is_of_mean: bool  # False: of the first member, as in logs of earlier versions
+    is_selected: bool  # True where an epoch was selected by the same labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,13 +62,34 @@ class RunFacts:
     labels: LabelFacts | None = None  # of the reward model that it trained
     logs: Mapping[str, Log] = dataclasses.field(default_factory=dict)  # {command: events}
     evaluation: dict[str, Any] | None = None  # results of `evaluate`, of several the best
-    evaluation_file: str = run_files.RESULTS
+    evaluation_settings: str = ''  # that are not the defaults
     reward_run: RunFacts | None = None  # that trained a given reward model
 
-    @property
+    @functools.cached_property
     def curves(self) -> dict[str, Curve]:
         """{tag: Curve} of all trainings."""
         return {tag: curve for log in self.logs.values() for tag, curve in log.curves.items()}
+
+    @functools.cached_property
+    def recorded(self) -> list[dict[str, Any]]:
+        """Commands that worked on it, see runs.command_record."""
+        return command_record.read(self.directory)
+
+    @property
+    def marks(self) -> dict[str, dict[str, list[Mark]]]:
+        """{'reward model' or 'policy': {kind: events of its training}}, see runs.curves."""
+        found = {}
+        for command, log in self.logs.items():
+            kinds = {kind: [] for kind in (curves.ALARM, curves.RESUMED, curves.RETRAINED)}
+            for mark in curves.marks(log):
+                kinds[mark.kind].append(mark)
+            found[run_files.COMMANDS[command].network.replace('_', ' ')] = kinds
+        return found
+
+    @property
+    def failed_commands(self) -> int:
+        """Number of recorded commands that ended in an error."""
+        return sum(str(each.get('how')).startswith('failed') for each in self.recorded)
 
     def last(self, tag: str) -> float | None:
         """Return the last value of a curve; None where there is none."""
@@ -195,6 +102,24 @@ class RunFacts:
     @property
     def task(self) -> TaskHParams | None:
         return None if self.hparams is None else self.hparams.task
+
+    @property
+    def has_policy(self) -> bool:
+        """True if a policy was trained, or its log is there."""
+        return self.policy is not None or bool(
+            self.logs.get(run_files.POLICY.command, Log()).curves
+        )
+
+    @property
+    def is_training(self) -> bool:
+        """True if a process holds the lock of the run."""
+        return run_lock.is_held(self.directory)
+
+    @property
+    def total_episodes(self) -> int:
+        """Episodes that the policy's training is to take, in whole batches."""
+        assert self.policy is not None
+        return self.policy.ppo.in_whole_batches(round(self.last('elapsed/episodes') or 0))
 
     @property
     def kl_target(self) -> float | None:
@@ -255,8 +180,39 @@ class RunFacts:
         for prefix, name in itertools.product(HELD_OUT, ('accuracy', 'agreement')):
             value = self.last(prefix + name)
             if value is not None:
-                return HeldOut(prefix, name, value, self.last(f'{prefix}effective_labels'))
+                return self._held_out(prefix, name, value)
         return None
+
+    def _held_out(self, prefix: str, name: str, value: float) -> HeldOut:
+        effective = self.last(f'{prefix}effective_labels')
+        hparams = self.policy or self.reward
+        is_online = self.labels is not None and self.labels.reward_models > 0
+        return HeldOut(
+            name,
+            value,
+            interval=wilson_interval(value * effective, effective) if effective else None,
+            share=0 if self.labels is None else self.labels.held_out,
+            members=1 if hparams is None or is_online else hparams.members,
+            is_of_mean=prefix == OF_MEAN,
+            is_selected=self.reward is not None and self.reward.keep == BEST,
+        )
+
+    @property
+    def measured(self) -> list[outcome.Measured]:
+        """Policy by each reward of its evaluation, its own first; [] without a whole one."""
+        return outcome.measured(self.evaluation or {}, self.has_learned_from)
+
+    @property
+    def share_of_gain(self) -> str | None:
+        """Share of the possible gain in the policy's own reward; None if not known."""
+        return next((each.share for each in self.measured), None)
+
+    @property
+    def older_step(self) -> str:
+        """Step of the evaluation and the last one, where they differ; else ''."""
+        step, last = (self.evaluation or {}).get('step'), self.last('elapsed/updates')
+        is_older = isinstance(step, int) and last is not None and step < last
+        return f'step {step} of {last:.0f}' if is_older else ''
 
     @property
     def reward_trainer(self) -> RunFacts:
@@ -316,7 +272,7 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
             experiment = run_settings.experiment_of(directory, command)
             if experiment is not None:
                 experiments[command] = experiment
-    evaluation_file, evaluation = _best_evaluation(directory)
+    evaluation_file, evaluation = outcome.best_evaluation(directory)
     labels = None
     if policy is not None and policy.rewards.online is not None:
         labels = labels_of_online(directory, policy)
@@ -329,8 +285,11 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
     if not evaluation:
         return found
     kind = evaluation.get('reward_kind')
-    shown = named(evaluation, kind if isinstance(kind, str) else found.reward_kind)
-    return dataclasses.replace(found, evaluation=shown, evaluation_file=evaluation_file)
+    return dataclasses.replace(
+        found,
+        evaluation=named(evaluation, kind if isinstance(kind, str) else found.reward_kind),
+        evaluation_settings=outcome.settings_of(evaluation_file),
+    )
 
 
 def _settings(hparams: Any, directory: str, commands: list[str]) -> Any:
@@ -341,43 +300,6 @@ def _settings(hparams: Any, directory: str, commands: list[str]) -> Any:
     except (UserError, OSError):
         return None
     return hparams
-
-
-def _best_evaluation(directory: str) -> tuple[str, dict[str, Any]]:
-    """Return name and results of the evaluation that tells most of the policy as it is now.
-
-    An exact one comes first, then the one with most queries and most responses to each; of those
-    that are alike, the newest. Times of a remote run are not known.
-    """
-    pattern = re.compile(run_files.EVALUATION)
-    names = [run_files.RESULTS]
-    with contextlib.suppress(storage.StorageError, OSError):
-        is_remote = storage.is_remote(directory)
-        names += sorted(storage.listing(directory) if is_remote else os.listdir(directory))
-    trained = _time_of(directory, run_files.POLICY.finished)
-
-    def how_good(candidate: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
-        """Return a key that is greatest for the best."""
-        name, results = candidate
-        sizes = (results.get(size) for size in ('queries', 'responses'))
-        counts = [size if isinstance(size, int) else 0 for size in sizes]
-        time = _time_of(directory, name)
-        return bool(results), time >= trained, results.get('exact') is True, *counts, time
-
-    candidates = [
-        (name, json_object(storage.join(directory, name)))
-        for name in names
-        if name.endswith('.json') and pattern.fullmatch(name)
-    ]
-    return max(candidates, key=how_good)
-
-
-def _time_of(directory: str, name: str) -> float:
-    """Return when a file of a local run was written; 0 where that is not known."""
-    with contextlib.suppress(OSError):
-        if not storage.is_remote(directory):
-            return os.path.getmtime(os.path.join(directory, name))
-    return 0.0
 
 
 def _is_classifier(model: str) -> bool:

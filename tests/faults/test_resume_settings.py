@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import pytest
+import run_folders
 from command_line import error_of, invoke, last_error_of, succeed
 from events import CLOCK, events_of
 from experiments import resolved
@@ -26,8 +27,7 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated import simulate, small_tokens
-from lm_human_preferences.run_story import facts, sentences
-from lm_human_preferences.run_story import summary as summary_of
+from lm_human_preferences.run_story import facts
 from lm_human_preferences.runs import fixed_settings
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.training.optimizer import Adam
@@ -185,11 +185,10 @@ def test_steps_of_another_size(batch_size, total, is_earlier, copied, monkeypatc
     steps = len(by_steps) + 2
     assert re.search(rf'^ *{steps}/{steps} +{total} ', result.stdout, re.MULTILINE)
     assert f'is finished: {steps} of {steps} steps.' in succeed(f'resume {copied}').stdout
-    summary = ' '.join(summary_of.summary(facts.of_run(str(copied))))
-    assert f'learned in {total} episodes of PPO' in summary and 'before its time' not in summary
-    told = ' '.join(sentences.changes(facts.of_run(str(copied))))
-    assert f'--ppo.total_episodes {total} (before: {BEGUN})' in told
-    assert (f'--ppo.batch_size {batch_size} (before: 64)' in told) == (batch_size != 64)
+    summary = run_folders.summary_of(copied)
+    assert f'learned in {total} episodes of PPO' in summary and 'early end' not in summary
+    assert f'--ppo.total_episodes {total} (before: {BEGUN})' in summary
+    assert (f'--ppo.batch_size {batch_size} (before: 64)' in summary) == (batch_size != 64)
 
 
 def forget_counts(directory, *names):
@@ -297,7 +296,7 @@ def test_each_label_is_learned_once_in_an_epoch(
     if option == 'batch_size':
         assert batches == [24, 8, 24, 24]
         assert rates == pytest.approx([1 - 2 / 3 / 4, 1 - 5 / 3 / 4, 1 - 2 / 4, 1 - 3 / 4])
-        told = ' '.join(sentences.reward_training(facts.of_run(str(directory))))
+        told = run_folders.told('reward_training', facts.of_run(str(directory)))
         assert '--batch_size 24 (before: 16)' in told
         assert (' 5/5 ' in result.stdout) and (' 96 ' in result.stdout)
     else:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from run_folders import EVALUATION, EXPERIMENTS, write_command, write_settings
+from page_rules import sections_of
+from run_folders import EVALUATION, EXPERIMENTS, told, write_command, write_settings
 from three_runs import birch, cedar
 from torch.nn import functional as F
 
@@ -20,34 +21,47 @@ from lm_human_preferences.report_page import (
     compared_runs,
     frontier,
     provenance,
+    render,
     safe_text,
     sample_choice,
     training_curves,
 )
 from lm_human_preferences.report_page.charts import Event, Series
-from lm_human_preferences.run_story import facts, summary
+from lm_human_preferences.run_story import facts
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.runs.curves import Curve, Log
 
 
+def drawn(chart):
+    return render._environment().get_template('chart.jinja').module.figure(chart)
+
+
+def ticks_of(chart):
+    return [text for axis in (chart.up, chart.across) for _, text in axis.ticks]
+
+
+def looks_of(chart):
+    return [(each.kind, each.colour % charts.COLOURS) for each in chart.series]
+
+
 def test_points_are_where_the_axes_say():
     """From 0 to 10 is 436 pixels, and from 0 to 1, with a margin of .05, 196."""
     line = Series('score', [0, 5, 10], [0.0, 1.0, float('nan')])
-    chart = charts.draw('T', 'step', 'y', [line, Series('n', [10], [0.0])], identity='i')
-    assert 'points="52.0,209.1 270.0,30.9" data-name="score"' in chart.svg
-    assert re.findall('class="tick"[^>]*>([^<]*)<', chart.svg)[-1] == '10'
-    assert [name for name, _, _ in chart.legend] == ['score', 'n']
-    assert charts.draw('T', 'x', 'y', [line._replace(ys=[float('inf')] * 3)], identity='i') is None
+    chart = charts.layout('T', 'step', 'y', [line, Series('n', [10], [0.0])], identity='i')
+    assert 'points="52.0,209.1 270.0,30.9" data-name="score"' in drawn(chart)
+    assert re.findall('class="tick"[^>]*>([^<]*)<', drawn(chart))[-1] == '10'
+    nothing = line._replace(ys=[float('inf')] * 3)
+    assert charts.layout('T', 'x', 'y', [nothing], identity='i') is None
 
 
 def test_a_chart_says_what_it_shows_and_nothing_in_it_is_markup():
     line = Series('<b>', [0, 1], [2.0, -3.0])
     event = Event(1, 'alarm', '"><script>')
-    chart = charts.draw('<T>', 'x', 'y', [line], [event], identity='i')
-    assert '<title id="i-t">&lt;T&gt;</title>' in chart.svg
-    assert 'y: &lt;b&gt; from 2 at 0 to −3 at 1; &#34;&gt;&lt;script&gt; at 1</desc>' in chart.svg
-    assert '<script' not in chart.svg
+    svg = drawn(charts.layout('<T>', 'x', 'y', [line], [event], identity='i'))
+    assert '<title id="i-t">&lt;T&gt;</title>' in svg
+    assert 'y: &lt;b&gt; from 2 at 0 to −3 at 1; &#34;&gt;&lt;script&gt; at 1</desc>' in svg
+    assert '<script' not in svg
 
 
 @pytest.mark.parametrize(
@@ -60,15 +74,15 @@ def test_a_chart_says_what_it_shows_and_nothing_in_it_is_markup():
     ],
 )
 def test_numbers_on_an_axis_differ_and_steps_are_whole(x, ys, expected):
-    chart = charts.draw('T', x, 'y', [Series('a', [0, 2], ys)], identity='i')
-    assert re.findall('class="tick"[^>]*>([^<]*)<', chart.svg) == expected.split()
+    chart = charts.layout('T', x, 'y', [Series('a', [0, 2], ys)], identity='i')
+    assert ticks_of(chart) == expected.split()
 
 
 def test_runs_of_the_same_colour_have_other_lines(tmp_path):
     log = Log({'objective/score': Curve((0, 1), (1.0, 2.0))})
     runs = [RunFacts(str(tmp_path), logs={'train_policy': log})] * 13
     (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs)['charts']
-    looks = [(colour, kind) for _, colour, kind in chart.legend]
+    looks = looks_of(chart)
     assert len(set(looks[:12])) == 12 and looks[12] == looks[0]
 
 
@@ -89,7 +103,7 @@ def test_curves_of_one_chart_have_colours_of_their_own(tmp_path):
     log = Log({'ppo/val/mean': curve, 'ppo/returns/mean': curve})
     run = RunFacts(str(tmp_path), logs={'train_policy': log})
     (chart,) = training_curves.of_run(run, 'run')
-    assert [colour for _, colour, _ in chart.legend] == [0, 1]
+    assert [colour for _, colour in looks_of(chart)] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +136,7 @@ def test_curves_are_the_same_where_nothing_changed_on_the_way(tmp_path, commands
     found = facts.of_run(str(tmp_path))
     assert provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact'] is expected
     write_command(tmp_path, commands[0], '2026-11-09T08:00:00Z', torch='9.9')
+    found = facts.of_run(str(tmp_path))
     assert not provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact']
 
 
@@ -135,16 +150,15 @@ def test_durations_are_said_as_people_do(seconds, told):
 
 def test_an_alarm_on_the_way_is_told(tmp_path):
     run = birch(tmp_path / 'birch')
-    (told,) = (text for text in summary.events(facts.of_run(str(run))) if 'Alarm' in text)
-    assert told.startswith('Alarm at step 12 of the policy: ')
+    assert 'Alarm at step 12 of the policy: ' in told('events', facts.of_run(str(run)))
 
 
 def test_the_chart_of_another_reward_has_the_optimum_for_the_one_trained_on(tmp_path):
     found = facts.of_run(str(cedar(tmp_path / 'cedar')))
     (_, own), (_, other) = frontier.evaluation(found.evaluation, 'i')['rewards']
-    dashed = [('the optimum for the reward model', 5, charts.DASHED)]
-    assert [entry for entry in own.legend if entry[2] == charts.DASHED] == []
-    assert [entry for entry in other.legend if entry[2] == charts.DASHED] == dashed
+    dashed = [each.name for each in other.series if each.kind == charts.DASHED]
+    assert dashed == ['the optimum for the reward model']
+    assert charts.DASHED not in [each.kind for each in own.series]
 
 
 def test_kinds_of_points_have_colours_of_their_own():
@@ -152,7 +166,7 @@ def test_kinds_of_points_have_colours_of_their_own():
     points = {name: reward['policy'] for name in ('best_of_4', 'optimum')}
     found = {**EVALUATION, 'rewards': {'reward model': {**reward, **points}}}
     ((_, chart),) = frontier.evaluation(found, 'i')['rewards']
-    colours = [colour for _, colour, kind in chart.legend if kind == charts.POINTS]
+    colours = [colour for kind, colour in looks_of(chart) if kind == charts.POINTS]
     assert len(set(colours)) == len(colours) == 4
 
 
@@ -205,22 +219,22 @@ def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
     answers = [(step, query, f'{query} {step}', scores[query], kls.get(query, 0.0))
                for step in (0, 5, 10) for query in queries]  # fmt: skip
     write_samples(tmp_path, answers)
-    random, best, worst, unlikely = sample_choice.choices(str(tmp_path), 'run')
-    again = sample_choice.choices(str(tmp_path), 'run')[0]
-    assert [query.text for query in again.queries] == [query.text for query in random.queries]
-    assert len({query.text for query in random.queries}) == sample_choice.AT_RANDOM
-    assert [query.text for query in best.queries] == ['q4', 'q6']
-    assert [query.text for query in worst.queries] == ['q1', 'q3']
-    assert [query.text for query in unlikely.queries] == ['q7', 'q2']  # q1's score is low
-    assert [answer.step for answer in best.queries[0].three()] == [0, 5, 10]
-    assert best.queries[0].answers[-1].parts[-1] == ('10', True)
+    found = sample_choice.choices(str(tmp_path), 'run')
+    chosen = {choice: [query.text for query in given] for choice, given in found.items()}
+    again = sample_choice.choices(str(tmp_path), 'run')['random']
+    assert [query.text for query in again] == chosen['random']
+    assert len(set(chosen.pop('random'))) == sample_choice.AT_RANDOM
+    # q1 is unlikely, too, but its score is low.
+    assert chosen == {'best': ['q4', 'q6'], 'worst': ['q1', 'q3'], 'unlikely': ['q7', 'q2']}
+    assert [answer.step for answer in found['best'][0].three()] == [0, 5, 10]
+    assert found['best'][0].answers[-1].parts[-1] == ('10', True)
 
 
 def test_samples_say_how_much_was_cut(tmp_path):
     record = {'step': 0, 'query': 'q', 'response': 'r', 'score': 1, 'kl': 0, 'tokens_after_end': 7}
     (tmp_path / 'samples.jsonl').write_text(json.dumps(record) + '\n')
-    (choice,) = sample_choice.choices(str(tmp_path), 'run')
-    assert choice.queries[0].answers[-1].cut == '[7 tokens cut]'
+    (query,) = sample_choice.choices(str(tmp_path), 'run')['random']
+    assert query.answers[-1].cut == '[7 tokens cut]'
 
 
 def test_calibration_of_choices_that_are_made_as_predicted():
@@ -265,23 +279,18 @@ def test_a_page_has_the_checksums_of_what_a_run_learned_from_and_made(tmp_path):
     assert what[:2] == ('the labels', "the reward's file") and what[2].startswith('policy, ')
 
 
-def test_a_command_is_told_with_its_machine_and_versions():
-    record = {
-        'began': '2026-11-02T08:00:00Z',
-        'ended': '2026-11-02T08:01:01Z',
-        'seconds': 61,
-        'how': 'finished',
-        'processor': 'AMD EPYC',
-        'ranks': 1,
-        'threads': 2,
-        'peak_gigabytes': 1.25,
-        'python': '3.11.7',
-        'commit': 'a' * 40,
-    }
-    assert provenance._how_it_ran(record) == (
-        'Began 2026-11-02 08:00:00 (UTC), finished after 1 min 1 s. AMD EPYC, 1 rank, 2 threads,'
-        ' 1.2 GB at most. python 3.11.7, commit aaaaaaaaaaaa, with changes that were not committed.'
-    )
+def test_a_command_is_told_with_its_machine_and_versions(tmp_path):
+    write_settings(tmp_path, 'train_policy', 'test', ranks=1)
+    begun, ended = '2026-11-02T08:00:00Z', '2026-11-02T09:00:00Z'
+    write_command(tmp_path, 'train', begun, ended, peak_gpu_gigabytes=1.25, commit_is_clean=False)
+    page = sections_of(render.page([str(tmp_path)], EXPERIMENTS))['Where it comes from']
+    for fact in (
+        '2026-11-02 08:00:00 (UTC), finished after 1 min 0 s.',
+        'AMD EPYC (avx2 avx512f), 1 rank, 1 thread, at most 0.8 GB',
+        'lm-human-preferences 1.0.0, python 3.11.7, torch 2.13.0+cpu, transformers 5.23.0',
+        'commit 3ce96054ce35, with changes that were not committed.',
+    ):
+        assert fact in page, fact
 
 
 @pytest.mark.parametrize('count, recent', [(1, 0), (19, 18), (20, 18.5), (100, 94.5)])

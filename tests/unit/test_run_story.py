@@ -1,10 +1,8 @@
-"""run_story: what is known about a run, its command, and the page of an exported model."""
+"""run_story: what is known about a run, its command, its summary, and the card of its models."""
 
 import dataclasses
 import json
 import os
-import platform
-import re
 import shlex
 import shutil
 
@@ -12,7 +10,16 @@ import pytest
 from command_line import caught_jobs, dumped, hparams_of, succeed
 from label_folders import make_folder
 from page_rules import sections_of, words_of
-from run_folders import EVALUATION, EXPERIMENTS, write_alarm, write_events, write_run
+from run_folders import (
+    EVALUATION,
+    EXPERIMENTS,
+    summary_of,
+    told,
+    write_alarm,
+    write_events,
+    write_learned,
+    write_run,
+)
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
@@ -21,11 +28,12 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.report_page import label_section, render
-from lm_human_preferences.run_story import commands, facts, model_card, sentences, summary
+from lm_human_preferences.run_story import commands, facts, label_facts, model_card, outcome
 from lm_human_preferences.runs import curves, run_files, run_lock
 from lm_human_preferences.utils.hyperparams import option
 
 NEW = '--rewards.train_new_model'
+(OWN,) = EVALUATION['rewards'].values()
 
 
 def settings_of(line, monkeypatch):
@@ -34,10 +42,34 @@ def settings_of(line, monkeypatch):
     return hparams_of(started)
 
 
-def run_facts(hparams, experiment):
+def run_facts(hparams, experiment, **more):
     command = hparams.command
     field = 'policy' if command == 'train_policy' else 'reward'
-    return facts.RunFacts('run', experiments={command: experiment}, **{field: hparams})
+    return facts.RunFacts('run', experiments={command: experiment}, **{field: hparams}, **more)
+
+
+def policy_of(**settings):
+    """Facts about a run of the policy experiment `test`. settings: with __ for dots."""
+    hparams = policy_options.HParams()
+    hparams.override_from_dict(EXPERIMENTS['train_policy/test'])
+    hparams.override_from_dict({key.replace('__', '.'): each for key, each in settings.items()})
+    return run_facts(hparams, 'test')
+
+
+def evaluated(run, **results):
+    storage.write_json(str(run / run_files.RESULTS), {**EVALUATION, **results})
+
+
+def card_of(run, *, has_policy=True, constant=0.0):
+    from huggingface_hub import ModelCard  # here, as it takes a second to import
+
+    found = facts.of_run(str(run))
+    if has_policy:
+        page = model_card.policy_card(found, EXPERIMENTS, str(run), has_tokeniser=True)
+    else:
+        page = model_card.reward_card(found, EXPERIMENTS, constant)
+    card = ModelCard(page)
+    return card.text, card.data.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -63,32 +95,9 @@ def run_facts(hparams, experiment):
 def test_the_command_gives_the_same_settings(line, monkeypatch):
     expected = settings_of(f'./launch.py {line}', monkeypatch)
     _, experiment, name = line.split()[:3]
-    found = run_facts(expected, experiment)
-    repeated = commands.repeating(found, name, EXPERIMENTS)
+    repeated = commands.repeating(run_facts(expected, experiment), name, EXPERIMENTS)
     assert dumped(settings_of(repeated, monkeypatch)) == dumped(expected)
     assert len(shlex.split(repeated)) <= len(shlex.split(line.replace('=', ' '))) + 3
-
-
-def test_what_only_follows_a_query_is_told():
-    hparams = policy_options.HParams()
-    hparams.task.query_dataset = 'reviews'
-    assert len(list(sentences.task(facts.RunFacts('run', policy=hparams)))) == 1
-    hparams.task.query_suffix = ' TL;DR:'
-    told = list(sentences.task(facts.RunFacts('run', policy=hparams)))[1]
-    assert told.startswith("The policy sees each query between '' and ' TL;DR:'")
-    hparams.task.stop = True
-    assert list(sentences.task(facts.RunFacts('run', policy=hparams)))[-1].startswith(
-        'A response is sampled up to its end'
-    )
-
-
-def test_a_setting_that_reads_the_same_is_no_change():
-    """The reward model of a run that was moved is in another folder, of which cards say nothing."""
-    moved = ['rewards.trained_model', '/a/run/reward_model', '/b/run/reward_model']
-    changed = (moved, ['run.seed', 1, 7])
-    (told,) = sentences.changes(facts.RunFacts('run', changed=changed))
-    assert told.endswith('resumed: --run.seed 7 (before: 1).')
-    assert not list(sentences.changes(facts.RunFacts('run', changed=(moved,))))
 
 
 def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
@@ -97,27 +106,42 @@ def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
     hparams.labels.source = '/home/anna/secret/labels'
     hparams.labels.without = 'anna,bert'
     hparams.task.policy.initial_model = 'https://x.blob.core.windows.net/a/m?sig=secret'
-    found = dataclasses.replace(run_facts(hparams, 'test'), ranks=2)
-    line = commands.repeating(found, 'mine', EXPERIMENTS)
+    line = commands.repeating(run_facts(hparams, 'test', ranks=2), 'mine', EXPERIMENTS)
     assert line == (
         './launch.py train_reward test mine --mpi 2 --task.policy.initial_model'
         ' https://x.blob.core.windows.net/a/m --labels.source labels --labels.without NAMES'
     )
 
 
-def card_of(run, *, has_policy=True, constant=0.0):
-    from huggingface_hub import ModelCard  # here, as it takes a second to import
+@pytest.mark.parametrize(
+    'line, kept',
+    [
+        ('train --labels.without anna --mpi 1', 'train --labels.without {} --mpi 1'),
+        ('train --run.serve.labellers=anna', 'train --run.serve.labellers={}'),
+        ('train --labels.without', 'train --labels.without'),
+    ],
+)
+def test_commands_without_the_names_of_labellers(line, kept):
+    assert commands.without_names(line) == kept.format(commands.NAMES)
 
-    found = facts.of_run(str(run))
-    if has_policy:
-        page = model_card.policy_card(found, EXPERIMENTS, str(run), has_tokeniser=True)
-    else:
-        page = model_card.reward_card(found, EXPERIMENTS, constant)
-    card = ModelCard(page)
-    return card.text, card.data.to_dict()
+
+def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypatch):
+    (tmp_path / 'models/own').mkdir(parents=True)
+    (tmp_path / 'labels').mkdir()
+    (tmp_path / 'q.jsonl').touch()
+    monkeypatch.chdir(tmp_path)
+    own = {'task__query_dataset': 'q.jsonl', 'task__policy__initial_model': 'models/own'}
+    new = {'rewards__train_new_model__labels__source': './labels'}
+    run = write_run(tmp_path / 'run', **own, **new)
+    monkeypatch.chdir('/')
+    words = commands.again(facts.of_run(str(run)), EXPERIMENTS).split()
+    assert {f'{tmp_path}/{name}' for name in ('q.jsonl', 'models/own', 'labels')} <= {*words}
+    names = {'task__query_dataset': 'books', 'task__policy__initial_model': 'org/name'}
+    run = write_run(tmp_path / 'other', **names)
+    assert {'books', 'org/name'} <= {*commands.again(facts.of_run(str(run)), EXPERIMENTS).split()}
 
 
-def test_the_page_of_a_policy(tmp_path):
+def test_the_card_of_a_policy(tmp_path):
     run = write_run(tmp_path / 'my_run', task__policy__initial_model='355M')
     text, metadata = card_of(run)
     assert metadata == {
@@ -126,53 +150,45 @@ def test_the_page_of_a_policy(tmp_path):
         'tags': ['rlhf', 'ppo', 'lm-human-preferences'],
         'base_model': 'openai-community/gpt2-medium',
     }
-    for told in (
+    for fact in (
         '# my\\_run: a policy',
-        'It began as openai-community/gpt2-medium.',
+        'began as openai-community/gpt2-medium.',
         'up to 3 tokens',
         'a KL of 6.5 nats from the initial model, a mean score of 2.25.',
         '1024 labels of the type best\\_of\\_4 that the program made up',
-        'in 87.5 % of the labels that were held out',
+        '87.5 % of the labels that were held out',
         'policy        2.000   1.500            2.000              71.4%',
-        'Share of the gain: how much',
         './launch.py train_policy test my_run --mpi 2 --task.policy.initial_model 355M\n',
         'transformers 5',
-        f' and Python {platform.python_version()}.',
-        'versions of the libraries it was trained: there is no record',
     ):
-        assert told in text, told
+        assert fact in text, fact
     assert 'evaluation.json' not in text and str(tmp_path) not in text
 
 
-def test_the_page_of_a_reward_model(tmp_path):
-    """Of a policy's run, too; what its score lacks is told."""
+def test_the_card_of_a_reward_model(tmp_path):
+    """Also of a policy's run; a constant that its score lacks is given."""
     run = write_run(tmp_path / 'run', task__policy__initial_model='org/name@abc')
     text, metadata = card_of(f'{run}/reward_model', has_policy=False, constant=2.5)
     assert metadata['pipeline_tag'] == 'text-classification'
     assert metadata['base_model'] == 'org/name'
-    assert 'Add 2.5 to each score' in text and 'sigmoid' in text and 'Pad on the right' in text
-    assert '32 at a time, at a learning rate of 0.001' in text
-    assert 'Evaluation' not in text and 'evaluate' not in text
-    assert 'Add ' not in text.replace('Add 2.5', '') and 'dialogue' not in text
-    exact, _ = card_of(f'{run}/reward_model', has_policy=False)
-    assert 'Add ' not in exact and 'its scale is part of the weights' in exact
-    # Wilson's of 87.5 % of 8 labels, however many 0.2 of all are.
-    settings = {'rewards__train_new_model__labels__held_out': 0.2, 'rewards__ensemble': 4}
-    tested = write_run(tmp_path / 'tested', **settings)
-    write_events(tested / 'tb/reward_model', train_reward__held_out__effective_labels=7)
-    told = (
-        'The first of the 4 reward models likes best what the labeller liked best in 87.5 % of the'
-        ' labels that were held out of its training (a share of 0.2 of all);'
-        ' the 95 % interval is 52.9 to 97.8 %, for independent queries.'
-    )
-    assert told in card_of(f'{tested}/reward_model_1', has_policy=False)[0]
-    write_events(tested / 'tb/reward_model', train_reward__held_out_of_mean__accuracy=-0.25)
-    assert (
-        'The mean of the 4 reward models likes best what the labeller liked best in 75.0 %'
-        in (card_of(f'{tested}/reward_model_1', has_policy=False)[0])
-    )
+    assert 'Add 2.5 to each score' in text and '32 at a time, at a learning rate of 0.001' in text
+    assert 'evaluat' not in text and 'dialogue' not in text
+    assert 'Add ' not in card_of(f'{run}/reward_model', has_policy=False)[0]
     chat = write_run(tmp_path / 'chat', 'train_reward', task__chat=True)
-    assert 'A dialogue is read as text, without' in card_of(chat, has_policy=False)[0]
+    assert 'dialogue' in card_of(chat, has_policy=False)[0]
+
+
+def test_held_out_labels_of_an_ensemble(tmp_path):
+    """Wilson's interval of 87.5 % of 8 labels, however many 0.2 of all are."""
+    settings = {'rewards__train_new_model__labels__held_out': 0.2, 'rewards__ensemble': 4}
+    run = write_run(tmp_path / 'tested', **settings)
+    write_events(run / 'tb/reward_model', train_reward__held_out__effective_labels=7)
+    text = told('held_out', facts.of_run(f'{run}/reward_model_1'))
+    for fact in ('first of the 4', ' 87.5 % ', '(a share of 0.2 of all)', '52.9 to 97.8 %'):
+        assert fact in text
+    write_events(run / 'tb/reward_model', train_reward__held_out_of_mean__accuracy=-0.25)
+    text = told('held_out', facts.of_run(f'{run}/reward_model_1'))
+    assert 'mean of the 4' in text and ' 75.0 % ' in text and 'interval' not in text
 
 
 @pytest.mark.parametrize(
@@ -202,32 +218,29 @@ def test_the_best_evaluation_is_told_with_its_settings(tmp_path):
     name = 'evaluation-queries_8-samples_64-judge_mock.json'
     storage.write_json(str(run / name), {**EVALUATION, 'queries': 8})
     page = sections_of(render.page([str(run)], EXPERIMENTS))
-    card = card_of(run)[0]
-    for told in (page['How far from the best possible'], card):
-        assert 'settings: queries 8, samples 64, judge mock.' in told
-        assert '9 responses to each of 8 queries' in told
+    for text in (page['How far from the best possible'], card_of(run)[0]):
+        assert 'settings: queries 8, samples 64, judge mock.' in text
+        assert '9 responses to each of 8 queries' in text
     assert '71.4 % of the gain' in page['What happened']
-    assert not re.search('not been evaluated', ' '.join([card, *page.values()]))
+    assert 'not been evaluated' not in ' '.join([card_of(run)[0], *page.values()])
     # Exact ones first, then those of most queries, then the newest; those of an older policy last.
     sampled = {**EVALUATION, 'exact': False, 'queries': 64}
     storage.write_json(str(run / 'evaluation-queries_64.json'), sampled)
-    storage.write_json(str(run / 'evaluation.json'), EVALUATION)
-    assert 'each of 8 queries' in card_of(run)[0]
-    storage.write_json(str(run / 'evaluation.json'), {**EVALUATION, 'queries': 8})
+    evaluated(run)
+    assert facts.of_run(str(run)).evaluation_settings.startswith('queries 8')
+    evaluated(run, queries=8)
     os.utime(run / name, (2, 2))
-    card = card_of(run)[0]
-    assert 'each of 8 queries' in card and 'settings: queries' not in card
+    assert facts.of_run(str(run)).evaluation_settings == ''
     os.utime(run / 'evaluation.json', (1, 1))
-    assert 'settings: queries 8' in card_of(run)[0]
+    assert facts.of_run(str(run)).evaluation_settings.startswith('queries 8')
     (run / 'policy/checkpoints').mkdir(parents=True)
     os.utime(run / 'policy/checkpoints', (3, 3))
-    assert 'each of 64 queries' in card_of(run)[0]
+    assert facts.of_run(str(run)).evaluation_settings == 'queries 64'
 
 
-def test_a_judge_that_the_policy_has_learned_from_is_no_other(tmp_path):
+def test_a_judge_that_the_policy_has_learned_from_is_told(tmp_path):
     """A member of its ensemble, or the reward model that it was given."""
     run, other = write_run(tmp_path / 'run'), write_run(tmp_path / 'other')
-    (own,) = EVALUATION['rewards'].values()
     given = write_run(
         tmp_path / 'given', rewards__train_new_model='off', rewards__trained_model=str(other)
     )
@@ -240,40 +253,61 @@ def test_a_judge_that_the_policy_has_learned_from_is_no_other(tmp_path):
         (given, other, True),
         (given, run / 'reward_model', False),
     ]:
-        found = {**EVALUATION, 'judge': str(judge), 'rewards': {'reward model': own, 'judge': own}}
-        storage.write_json(str(place / 'evaluation.json'), found)
-        told = ' '.join(summary.summary(facts.of_run(str(place))))
-        assert ('by the judge, a reward that it has learned from, ' in told) == has_learned, judge
-        assert ('by the judge, which it has not learned from, ' in told) != has_learned
+        evaluated(place, judge=str(judge), rewards={'reward model': OWN, 'judge': OWN})
+        text = summary_of(place)
+        assert ('by the judge, a reward that it has learned from, ' in text) == has_learned, judge
+        assert ('by the judge, which it has not learned from, ' in text) != has_learned
 
 
 def test_an_interval_is_of_95_percent_and_an_impossible_share_is_not_told(tmp_path):
     """Also in files of earlier versions."""
     run = write_run(tmp_path / 'run')
-    (own,) = EVALUATION['rewards'].values()
-    policy = {**own['policy'], 'standard_errors': {'share': 0.01, 'kl': 0.1}}
-    for more, told in [
-        ({}, '71.4 ± 3.2 % of the gain'),  # 3.18 standard errors, of four queries
-        ({'effective_samples': 29}, 'how far that is from the best possible is more than its'),
-        ({'share': 1.516}, 'how far that is from the best possible is more than its'),
+    policy = {**OWN['policy'], 'standard_errors': {'share': 0.01, 'kl': 0.1}}
+    for more, share in [
+        ({}, '71.4 ± 3.2 %'),  # 3.18 standard errors, of four queries
+        ({'effective_samples': 29}, None),
+        ({'share': 1.516}, None),
     ]:
-        found = {'reward model': {**own, 'policy': {**policy, **more}}}
-        storage.write_json(str(run / 'evaluation.json'), {**EVALUATION, 'rewards': found})
-        said = ' '.join(summary.summary(facts.of_run(str(run))))
-        assert told in said
-        assert said.count('Each ± is a 95 % interval.') == said.count('±') / 3
+        evaluated(run, rewards={'reward model': {**OWN, 'policy': {**policy, **more}}})
+        assert facts.of_run(str(run)).share_of_gain == share
+        text = summary_of(run)
+        assert (f'{share} of the gain' in text) == (share is not None)
+        assert text.count('Each ± is a 95 % interval.') == text.count('±') / 3
+
+
+def test_an_evaluation_says_of_which_step_it_is(tmp_path):
+    run = write_run(tmp_path / 'run')
+    write_events(run / 'tb/ppo', elapsed__updates=19)
+    evaluated(run, step=12)
+    page = sections_of(render.page([str(run)], EXPERIMENTS))['How far from the best possible']
+    for text in (summary_of(run), card_of(run)[0], page):
+        assert 'step 12 of 20' in text
+    evaluated(run, step=20)
+    assert 'of 20' not in summary_of(run)
+
+
+def test_an_evaluation_that_is_damaged_is_told(tmp_path):
+    assert outcome.table({'exact': True}) is None
+    assert outcome.table(EVALUATION)[0].startswith('exact, from all 9 responses')
+    run = write_run(tmp_path / 'run')
+    storage.write_json(str(run / run_files.RESULTS), {'rewards': 3})
+    assert 'its evaluation are damaged' in card_of(run)[0]
 
 
 @pytest.mark.parametrize(
-    'settings, kind, told',
+    'settings, kind, fact',
     [
         ({'function': '/x/own.py:score'}, 'reward function', "of the user's, own.py:score."),
-        ({'trained_model': 'hf://org/name'}, 'classifier', 'was given to the run, as hf://org/nam'),
+        (
+            {'trained_model': 'hf://org/name', 'class_name': 'GOOD'},
+            'classifier',
+            "as hf://org/name. The reward is the log odds of its class 'GOOD'.",
+        ),
         ({'trained_model': 'classifier'}, 'classifier', 'was given to the run, as classifier.'),
         ({'trained_model': 'mock'}, 'known reward', 'The reward is a known function of the text'),
     ],
 )
-def test_a_reward_that_is_no_reward_model_is_not_called_one(tmp_path, settings, kind, told):
+def test_a_reward_that_is_not_a_reward_model_is_not_called_one(tmp_path, settings, kind, fact):
     """A classifier has learned from some labels; for the others there are none, and none missed."""
     local = tmp_path / 'classifier'
     storage.write_json(
@@ -284,44 +318,21 @@ def test_a_reward_that_is_no_reward_model_is_not_called_one(tmp_path, settings, 
     run = write_run(tmp_path / 'run', rewards__train_new_model='off', **rewards)
     write_alarm(run / 'tb/ppo', 1, 'an alarm')
     shutil.rmtree(run / 'tb/reward_model')
-    page = words_of(render.page([str(run)], EXPERIMENTS))
     card = card_of(run)[0]
-    for text in (page, card):
+    for text in (words_of(render.page([str(run)], EXPERIMENTS)), card):
         assert kind in text
         assert 'reward model' not in text.replace('not a model that', '')
-    assert told in card and 'labels of' not in card
+    assert fact in card and 'labels of' not in card
     assert ('Which labels' in card) == (kind == 'classifier')
 
 
-def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypatch):
-    (tmp_path / 'models/own').mkdir(parents=True)
-    (tmp_path / 'labels').mkdir()
-    (tmp_path / 'q.jsonl').touch()
-    monkeypatch.chdir(tmp_path)
-    own = {'task__query_dataset': 'q.jsonl', 'task__policy__initial_model': 'models/own'}
-    new = {'rewards__train_new_model__labels__source': './labels'}
-    run = write_run(tmp_path / 'run', **own, **new)
-    monkeypatch.chdir('/')
-    line = commands.again(facts.of_run(str(run)), EXPERIMENTS)
-    for words in (
-        f'--task.query_dataset {tmp_path}/q.jsonl',
-        f'--task.policy.initial_model {tmp_path}/models/own',
-        f'--rewards.train_new_model.labels.source {tmp_path}/labels',
-    ):
-        assert words in line
-    names = {'task__query_dataset': 'books', 'task__policy__initial_model': 'org/name'}
-    run = write_run(tmp_path / 'other', **names)
-    line = commands.again(facts.of_run(str(run)), EXPERIMENTS)
-    assert '--task.query_dataset books --task.policy.initial_model org/name' in line
-
-
-def test_a_model_that_belongs_to_no_run(tmp_path, monkeypatch):
+def test_a_model_that_does_not_belong_to_a_run(tmp_path, monkeypatch):
     """Not even where the program is started in a run."""
     write_run(tmp_path / 'run')
     monkeypatch.chdir(tmp_path / 'run')
     text, metadata = card_of('124M')
     assert metadata['base_model'] == 'openai-community/gpt2'
-    assert 'belongs to no run of this program' in text
+    assert 'How this model was trained' in text.partition('What is not known')[2]
     assert facts.of_run('reward_model') == facts.of_run('.')
     assert 'base_model' not in card_of(tmp_path, has_policy=False)[1]
 
@@ -338,9 +349,8 @@ def test_files_that_are_missing_or_damaged_are_told_as_not_known(tmp_path, has_p
         copy = tmp_path / 'copy'
         shutil.copytree(run, copy)
         for path in damaged:
-            if content is None:
-                (copy / path.relative_to(run)).unlink()
-            else:
+            (copy / path.relative_to(run)).unlink()
+            if content is not None:
                 data = content.encode(errors='surrogateescape')
                 (copy / path.relative_to(run)).write_bytes(data)
         text = card_of(copy, has_policy=has_policy)[0]
@@ -363,15 +373,14 @@ def test_labels_of_people(tmp_path):
     answer_all(folder, 'anna_secret', 1)
     answer_all(folder, 'bert_secret', 3)  # of which the model knows nothing
     run = write_run(tmp_path / 'run', 'train_reward', labels__source=str(folder))
-    record = {'source': str(folder), 'labels': 8, 'digest': '', 'answers': lines, 'ids': ids}
-    storage.write_json(str(run / run_files.LEARNED), record)
+    write_learned(run, source=str(folder), labels=8, answers=lines, ids=ids)
     text = card_of(run, has_policy=False)[0]
     assert '8 labels of the type best\\_of\\_4 of the folder answers.' in text
     assert '2 labellers gave them.' in text
-    assert 'agreed in 100.0 % of 4 pairs of answers to 4 questions (95 % interval' in text
+    assert ' 100.0 % of 4 pairs of answers to 4 questions (95 % interval' in text
     shutil.rmtree(folder)
     later = card_of(run, has_policy=False)[0]
-    assert 'the folder of labels is not at hand' in later and '2 labellers gave them.' in later
+    assert 'How far the labellers agree' in later and '2 labellers gave them.' in later
     assert 'secret' not in text + later and str(tmp_path) not in text + later
 
 
@@ -395,34 +404,22 @@ def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
         **{f'online__{name}': value - 1 for name, value in wins.items()},
     )
     text = card_of(run)[0]
-    for told in (
+    for fact in (
         '3 labels of the type best\\_of\\_4 that people gave while the policy trained.',
         '1 labeller gave them.',
         '2 reward models were trained in turn',
-        'was preferred in 75.0 % of the last 40 comparisons that were made while it trained; the'
-        ' 95 % interval is 60.0 to 86.0 %.',
+        '75.0 % of the last 40 comparisons',
+        '60.0 to 86.0 %',
         'no question has two answers',
     ):
-        assert told in text, told
+        assert fact in text, fact
 
 
 def test_how_often_a_simulated_labeller_errs_while_the_policy_trains(tmp_path):
     options = {'labels': 50, 'source': 'mock', 'error': 0.25}
     online = {f'rewards__online__{name}': value for name, value in options.items()}
     run = write_run(tmp_path / 'run', rewards__online='on', **online)
-    assert facts.of_run(str(run)).labels.errors == 0.25
-
-
-@pytest.mark.parametrize(
-    'line, kept',
-    [
-        ('train --labels.without anna --mpi 1', 'train --labels.without {} --mpi 1'),
-        ('train --run.serve.labellers=anna', 'train --run.serve.labellers={}'),
-        ('train --labels.without', 'train --labels.without'),
-    ],
-)
-def test_commands_without_the_names_of_labellers(line, kept):
-    assert commands.without_names(line) == kept.format(commands.NAMES)
+    assert '25.0 % are answers at random' in told('labels', facts.of_run(str(run)).labels)
 
 
 @dataclasses.dataclass
@@ -448,10 +445,10 @@ def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_pat
     hparams.override_from_dict(EXPERIMENTS['train_reward/test'])
     hparams.labels.source = f'{tmp_path}/first'
     hparams.labels.more = f'{tmp_path}/second'
-    labels = facts.labels_of_training(str(tmp_path), hparams)
+    labels = label_facts.labels_of_training(str(tmp_path), hparams)
     found = facts.RunFacts(str(tmp_path), reward=hparams, labels=labels)
+    assert 'of the folder first and of the folder second.' in told('labels', labels)
     page = label_section.labels(found, has_names=True, calibrate=False, identity='')
-    assert page['sentences'][0].endswith('of the folder first and of the folder second.')
     assert [row[:3] for row in [page['heads'], *page['rows']]] == [
         ['labeller', 'answers', 'ties'],
         ['anna', '2', '0'],
@@ -467,29 +464,15 @@ def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_pat
 def test_a_reward_model_of_another_run(tmp_path):
     """What is known of it is read there, if it is at hand."""
     given = write_run(tmp_path / 'given', 'train_reward')
-    run = write_run(
-        tmp_path / 'run',
-        rewards__train_new_model='off',
-        rewards__trained_model=f'{given}/reward_model',
-    )
+    rewards = {'train_new_model': 'off', 'trained_model': f'{given}/reward_model'}
+    run = write_run(tmp_path / 'run', **{f'rewards__{key}': each for key, each in rewards.items()})
     shutil.rmtree(run / 'tb/reward_model')
     text = card_of(run)[0]
-    assert 'was given to the run, as reward\\_model.' in text
+    assert 'given to the run, as reward\\_model.' in text
     assert '1024 labels' in text and '87.5 %' in text
     shutil.rmtree(given)
     text = card_of(run)[0]
     assert 'Which labels the reward model learned from.' in text and '1024' not in text
-
-
-def test_a_classifier_is_the_reward(tmp_path):
-    given = {'rewards__trained_model': 'hf://org/name', 'rewards__class_name': 'GOOD'}
-    run = write_run(tmp_path / 'run', rewards__train_new_model='off', **given)
-    text = card_of(run)[0]
-    assert (
-        "given to the run, as hf://org/name. The reward is the log odds of its class 'GOOD'."
-        in text
-    )
-    assert '--rewards.trained_model hf://org/name --rewards.class_name GOOD' in text
 
 
 def test_text_of_others_means_nothing_in_markdown(tmp_path):
@@ -503,58 +486,44 @@ def test_text_of_others_means_nothing_in_markdown(tmp_path):
     assert model_card.code_block(['a `b`'], 'sh') == '```sh\na `b`\n```'
 
 
-def test_an_evaluation_that_is_damaged_is_told():
-    assert sentences.evaluated({'exact': True}) is None
-    assert sentences.evaluated(EVALUATION)[0].startswith('exact, from all 9 responses')
+@pytest.mark.parametrize(
+    'settings, macro, fact',
+    [
+        ({'task__query_suffix': ' TL;DR:'}, 'task', "between '' and ' TL;DR:'"),
+        ({'task__stop': True}, 'task', 'sampled up to its end'),
+        ({'task__policy__lora': 'on'}, 'policy_training', 'rank 8 (LoRA) learned'),
+        (
+            {'task__policy__lora': 'on', 'task__policy__lora__full': 'wte'},
+            'policy_training',
+            'rank 8 (LoRA), and wte in full, learned',
+        ),
+    ],
+)
+def test_settings_that_are_on_are_told(settings, macro, fact):
+    assert fact in told(macro, policy_of(**settings)) and fact not in told(macro, policy_of())
 
 
-def test_a_run_of_adapters_says_what_learned():
-    hparams = policy_options.HParams()
-    hparams.override_from_dict(EXPERIMENTS['train_policy/test'])
-    said = 'Heads and adapters of rank 8 (LoRA) learned; the rest was frozen.'
-    assert said not in [*sentences.policy_training(run_facts(hparams, 'test'))]
-    hparams.override_from_dict({'task.policy.lora': 'on'})
-    assert said in [*sentences.policy_training(run_facts(hparams, 'test'))]
-    hparams.task.policy.lora.full = 'wte'
-    said = 'Heads and adapters of rank 8 (LoRA), and wte in full, learned; the rest was frozen.'
-    assert said in [*sentences.policy_training(run_facts(hparams, 'test'))]
-
-
-def test_a_run_that_is_still_training_has_not_ended_before_its_time(tmp_path):
+def test_a_run_that_is_still_training_has_not_ended_early(tmp_path):
     run = write_run(tmp_path / 'run')
     write_events(run / 'tb/ppo', elapsed__episodes=127)
     lock, _ = run_lock.acquire(str(run))
     with lock:
-        told = summary.summary(facts.of_run(str(run)))
-    assert 'no end yet: it is still training, after 128 of' in ' '.join(told)
-    told = summary.summary(facts.of_run(str(run)))
-    assert 'an end before its time, after 128 of' in ' '.join(told)
-
-
-def test_an_evaluation_says_of_which_step_it_is(tmp_path):
-    run = write_run(tmp_path / 'run')
-    write_events(run / 'tb/ppo', elapsed__updates=19)
-    (run / run_files.RESULTS).write_text(json.dumps({**EVALUATION, 'step': 12}))
-    told = ' '.join(summary.summary(facts.of_run(str(run))))
-    assert '(at step 12 of 20, when it was evaluated)' in told
-    page = sections_of(render.page([str(run)], EXPERIMENTS))['How far from the best possible']
-    for shown in (card_of(run)[0], page):  # whose table is that of an earlier policy
-        assert 'ith these settings: step 12 of 20, after which it was trained on.' in shown
-    (run / run_files.RESULTS).write_text(json.dumps({**EVALUATION, 'step': 20}))
-    assert 'when it was evaluated' not in ' '.join(summary.summary(facts.of_run(str(run))))
+        text = summary_of(run)
+    assert 'still training, after 128 of' in text and 'early end' not in text
+    text = summary_of(run)
+    assert 'early end, after 128 of' in text and 'still training' not in text
 
 
 @pytest.mark.parametrize(
-    ('done', 'told'), [(None, '5,056'), (128, '128 of 5,056'), (5056, '5,056')]
+    ('done', 'expected'), [(None, '5,056'), (128, '128 of 5,056'), (5056, '5,056')]
 )
-def test_episodes_are_counted_in_whole_batches(done, told):
+def test_episodes_are_counted_in_whole_batches(done, expected):
     """The console counts so, too."""
-    hparams = policy_options.HParams()
-    hparams.override_from_dict({'ppo.total_episodes': 5000, 'ppo.batch_size': 64})
+    found = policy_of(ppo__total_episodes=5000, ppo__batch_size=64)
     taken = {} if done is None else {'elapsed/episodes': curves.Curve((1,), (done,))}
-    found = dataclasses.replace(run_facts(hparams, 'x'), logs={'train_policy': curves.Log(taken)})
-    assert f' learned in {told} episodes of PPO' in summary.summary(found)[0]
-    assert 'was to take 5056 episodes' in ' '.join(sentences.policy_training(found))
+    found = dataclasses.replace(found, logs={'train_policy': curves.Log(taken)})
+    assert f' learned in {expected} episodes of PPO' in told('summary', found)
+    assert ' 5056 episodes' in told('policy_training', found)
 
 
 def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
@@ -568,16 +537,16 @@ def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
         'rewards.train_new_model.lr': 0.25,
         'rewards.train_new_model.batch_size': 16,
     }
-    hparams = policy_options.HParams()
-    hparams.override_from_dict(EXPERIMENTS['train_policy/test'])
-    changed = tuple([key, value, 'x'] for key, value in before.items())
-    found = dataclasses.replace(run_facts(hparams, 'test'), reward=hparams.rewards.train_new_model)
-    plain = [said(found) for said in (sentences.policy_training, sentences.reward_training)]
-    assert 'at first' not in str([list(each) for each in plain])
-    found = dataclasses.replace(found, changed=changed)
-    told = [*sentences.task(found), *sentences.policy_training(found)]
-    told = ' '.join([*told, *sentences.reward_training(found)])
-    assert all(told.count(f' (at first {value})') == 1 for value in before.values())
-    assert 'nats (at first 8.0)' in told and 'temperature 1 (at first 0.5)' in told
-    line = '--rewards.adaptive_kl.target x (before: 8.0)'
-    assert line in summary.summary(found)[-1] and line in told
+    found = policy_of()
+    found = dataclasses.replace(found, reward=found.policy.new_reward_model)
+    macros = ('task', 'policy_training', 'reward_training')
+    assert 'at first' not in str([told(macro, found) for macro in macros])
+    # The reward model of a run that was moved is in another folder, of which cards say nothing.
+    moved = ['rewards.trained_model', '/a/run/reward_model', '/b/run/reward_model']
+    changed = [moved, *([key, value, 'x'] for key, value in before.items())]
+    found = dataclasses.replace(found, changed=tuple(changed))
+    text = ' '.join(told(macro, found) for macro in macros)
+    assert all(text.count(f' (at first {value})') == 1 for value in before.values())
+    line = ': --rewards.adaptive_kl.target x (before: 8.0), '
+    assert line in told('summary', found) and line in text
+    assert not told('changes', dataclasses.replace(found, changed=(moved,)))
