@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from lm_human_preferences.language.attention import Unpadding
+from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device, digest_of
 
 if TYPE_CHECKING:
-    from lm_human_preferences.language.network import Cache
     from lm_human_preferences.language.trained_models import TrainedModel
 
 # Responses behind one query are multiplied with all of each other before most of it is masked: of
@@ -71,39 +71,9 @@ class Policy:
                 weights[name] = parameter.cpu()
         return digest_of(weights)
 
-    def _step(
-        self, tokens: torch.Tensor, past: Cache | None, past_tokens: torch.Tensor
-    ) -> dict[str, Any]:
-        """Return logits, values and cache after `tokens (batch, n)`, which follow `past_tokens`."""
-        all_tokens = torch.cat([past_tokens, tokens], dim=1)
-        _, mask = self.model.mask_padding(all_tokens, self.padding_token)
-        cache = self.model.new_cache() if past is None else past
-        length = tokens.shape[1]
-        last = torch.tensor([length - 1], device=tokens.device)
-        h = self.model.hidden(tokens * mask[:, -length:], mask, cache, last)[:, 0]
-        return {
-            'logits': self.model.logits(h),
-            'values': self.model.heads['value'](h),
-            'past': cache,
-        }
-
-    def _step_of_repeated(
-        self,
-        samples_per_query: int,
-        tokens: torch.Tensor,
-        past: Cache | None,
-        past_tokens: torch.Tensor,
-    ) -> dict[str, Any]:
-        """Return the same as `_step`; the first step computes each repeated query once."""
-        if past is not None:
-            return self._step(tokens, past, past_tokens)
-        outputs = self._step(tokens[::samples_per_query], None, past_tokens[::samples_per_query])
-        rows = torch.arange(len(tokens), device=tokens.device) // samples_per_query
-        return {
-            'logits': outputs['logits'][rows],
-            'values': outputs['values'][rows],
-            'past': outputs['past'].select(rows),
-        }
+    def _outputs(self, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return logits and values of `h (rows, n_embd)`."""
+        return {'logits': self.model.logits(h), 'values': self.model.heads['value'](h)}
 
     @torch.no_grad()
     def respond(
@@ -114,24 +84,19 @@ class Policy:
         samples_per_query: number of neighbouring rows of `queries (batch, query_length)` that
         repeat one query, which is computed once.
         """
-        step = self._step
-        if samples_per_query > 1:
-            step = partial(self._step_of_repeated, samples_per_query)
-        contexts = self.embed_queries(queries.to(self.device))
+        contexts = self.embed_queries(queries.cpu()[::samples_per_query])
         with precision.autocast(self.device):
-            result = sample_sequence(
-                step=step,
-                context=contexts,
+            rows = Decoding(self.model, contexts, self.padding_token, length, samples_per_query)
+            sampled = sample_sequence(
+                rows=rows,
+                outputs=self._outputs,
                 length=length,
                 temperature=self.temperature,
-                extra_outputs=('values',),
                 is_end=self.is_end,
                 padding_token=self.padding_token,
             )
         return dict(
-            responses=result['tokens'][:, contexts.shape[1] :],
-            logprobs=result['logprobs'],
-            values=result['values'],
+            responses=sampled['tokens'], logprobs=sampled['logprobs'], values=sampled['values']
         )
 
     def mask_of(self, responses: torch.Tensor) -> torch.Tensor | None:
@@ -145,12 +110,13 @@ class Policy:
 
         samples_per_query: see respond.
         """
-        contexts = self.embed_queries(queries.to(self.device))
-        real = responses.to(self.device) != self.padding_token
-        longest = int(real.any(0).nonzero().max()) + 1
+        # In host memory, where a layout is computed without waiting for a GPU.
+        contexts, responses = self.embed_queries(queries.cpu()), responses.cpu()
+        real = responses != self.padding_token
+        longest = int(np.flatnonzero(real.numpy().any(0)).max()) + 1
         left_out = responses.shape[1] - longest
-        responses = responses[:, :longest].to(self.device)
-        unpadding = Unpadding(real[:, :longest])
+        responses = responses[:, :longest]
+        unpadding = Unpadding(responses.shape, real[:, :longest]).to(self.device)
         # A token is predicted at the position before it.
         together = responses_in_a_row(samples_per_query)
         if together > 1:
@@ -161,11 +127,11 @@ class Policy:
             tokens, mask = self.model.mask_padding(
                 torch.cat([contexts, responses], dim=1), self.padding_token
             )
-            columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
+            columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=self.device)
             h = self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns)
         h = unpadding.unpad(h)
         logprobs, entropies = self.model.logprobs_and_entropies(
-            h, unpadding.unpad(responses), self.temperature
+            h, unpadding.unpad(responses.to(self.device, non_blocking=True)), self.temperature
         )
         values = self.model.heads['value'](h)
 

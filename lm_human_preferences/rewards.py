@@ -53,9 +53,9 @@ class Scorer(nn.Module):
 
     def get_rewards_op(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Return differentiable rewards (batch[, n]) of `responses (batch[, n], length)`."""
-        device = self.reward_gain.device
         several = responses.reshape(len(responses), -1, responses.shape[-1])
-        h = self.model.last_hidden(queries.to(device), several.to(device), self.padding_token)
+        # From host memory, where a layout is computed without waiting for a GPU.
+        h = self.model.last_hidden(queries.cpu(), several.cpu(), self.padding_token)
         rewards = self.reward_gain * self.model.heads['reward'](h) + self.reward_bias
         return rewards.reshape(responses.shape[:-1])
 

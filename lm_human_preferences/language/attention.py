@@ -2,10 +2,10 @@
 
 from typing import Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lm_human_preferences.hparams.model_sizes import CACHE_HEADROOM
 from lm_human_preferences.training import precision
 
 
@@ -16,14 +16,18 @@ def positions_for(mask: torch.Tensor) -> torch.Tensor:
 
 
 def attention_mask(
-    mask: torch.Tensor, queries: int, segment_mask: torch.Tensor | None = None
+    mask: torch.Tensor,
+    queries: int,
+    segment_mask: torch.Tensor | None = None,
+    *,
+    all_real: bool = False,
 ) -> torch.Tensor:
     """Return the keys that the last `queries` positions attend to: bool (batch, queries, keys).
 
     mask: bool (batch, keys), False at padding. A token attends to itself and to the real tokens
     before it, as far as `segment_mask (queries, keys)` allows. Padding before the first token
-    attends to itself, since its softmax over no keys would be NaN; its output is never used. Where
-    all tokens are real, the result has a batch of 1.
+    attends to itself, since its softmax over no keys would be NaN; its output is never used.
+    all_real: there is no padding; the result has a batch of 1.
     """
     keys = mask.shape[1]
     key_columns = torch.arange(keys, device=mask.device)
@@ -31,11 +35,22 @@ def attention_mask(
     causal = key_columns <= query_columns
     if segment_mask is not None:
         causal = causal & segment_mask
-    if mask.all():
+    if all_real:
         return causal.unsqueeze(0)
     allowed = causal & mask.unsqueeze(1)
     sees_nothing = ~allowed.any(-1, keepdim=True)
     return allowed | ((key_columns == query_columns) & sees_nothing)
+
+
+def attention_bias(allowed: torch.Tensor, batch: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return what is added to products of queries and keys: (batch, 1, queries, keys).
+
+    allowed: see attention_mask.
+    """
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    # As small as can be, not -inf: some families of transformers add masks of their own.
+    bias = bias.masked_fill_(~allowed, torch.finfo(dtype).min)
+    return bias.unsqueeze(1).expand(batch, -1, -1, -1)
 
 
 def attend(
@@ -47,11 +62,17 @@ def attend(
 ) -> torch.Tensor:
     """Compute attention of `q (batch, n_head, queries, d)`: (batch, queries, n_head * d).
 
-    k, v: (batch, n_group, keys, d); each serves n_head / n_group neighbouring heads. bias: (batch,
-    1, queries, keys), -inf where a key is masked. scale: of the products, by default d ** -.5.
+    k, v: (batch, n_group, keys, d); each serves n_head / n_group neighbouring heads. bias: see
+    attention_bias. scale: of the products, by default d ** -.5.
     """
     if precision.fuses_attention():
-        shared_by = q.shape[1] // k.shape[1]
+        batch, n_head, queries, _ = q.shape
+        shared_by = n_head // k.shape[1]
+        if queries == 1:
+            # The heads that share keys are as good as queries of one head: no key is copied.
+            q = q.unflatten(1, (-1, shared_by)).flatten(2, 3)
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+            return attended.reshape(batch, 1, -1)
         if shared_by > 1:
             k, v = (each.repeat_interleave(shared_by, dim=1) for each in (k, v))
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
@@ -92,40 +113,58 @@ def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 class KVCache:
-    """Keys and values of the tokens so far, in memory with room for more."""
+    """Keys and values of the tokens so far, in memory for `capacity` tokens.
 
-    def __init__(self) -> None:
+    length: number of tokens, behind which the next ones are written. column: int64 (1,), where the
+    next one is written instead; then all of the memory is read, whatever it holds, so that no shape
+    depends on the number of tokens.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.layers: list[torch.Tensor] = []  # (2, batch, n_head, capacity, d) each
         self.length = 0
+        self.column: torch.Tensor | None = None
 
-    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Add keys and values; return those of all tokens: (2, batch, n_head, length + new, d)."""
-        new = torch.stack([keys, values])
-        end = self.length + new.shape[3]
+    def extend(self, layer: int, new: torch.Tensor) -> torch.Tensor:
+        """Add `new (2, batch, n_head, n, d)`; return all keys and values: (2, ..., keys, d)."""
         if layer == len(self.layers):
-            self.layers.append(new[..., :0, :])
-        capacity = self.layers[layer].shape[3]
-        if end > capacity:
-            padding = (0, 0, 0, end + CACHE_HEADROOM - capacity)
-            self.layers[layer] = F.pad(self.layers[layer], padding)
-        self.layers[layer][..., self.length : end, :] = new
-        return self.layers[layer][..., :end, :]
+            self.layers.append(new.new_zeros(*new.shape[:3], self.capacity, new.shape[4]))
+        held = self.layers[layer]
+        if self.column is not None:
+            return held.index_copy_(3, self.column, new)
+        end = self.length + new.shape[3]
+        held[..., self.length : end, :] = new
+        return held[..., :end, :]
 
     def select(self, rows: torch.Tensor) -> Self:
         """Keep only these rows of the batch, in place."""
-        self.layers = [layer[:, rows, :, : self.length] for layer in self.layers]
+        self.layers = [layer[:, rows] for layer in self.layers]
         return self
 
 
 class Unpadding:
-    """Layout of a batch without padding, by `real (batch, length)`: (tokens, ...) and back."""
+    """Layout of a batch without padding: (batch, length, ...) as (tokens, ...), and back.
 
-    def __init__(self, real: torch.Tensor) -> None:
-        self.shape = real.shape
+    shape: (batch, length). real: bool (batch, length), from host memory if the device is not to be
+    waited for; None: there is no padding.
+    """
+
+    def __init__(self, shape: tuple[int, int], real: torch.Tensor | None = None) -> None:
+        self.shape = shape
         # Of each real token, in the flattened batch; None where there is no padding.
         self.indices: torch.Tensor | None = None
-        if not real.all():
-            self.indices = real.flatten().nonzero().squeeze(1)
+        if real is None:
+            return
+        on_host = real.cpu().numpy()
+        if not on_host.all():
+            self.indices = torch.from_numpy(np.flatnonzero(on_host))
+
+    def to(self, device: torch.device) -> Self:
+        """Return the layout for tensors on `device`."""
+        if self.indices is not None:
+            self.indices = self.indices.to(device, non_blocking=True)
+        return self
 
     def unpad(self, padded: torch.Tensor) -> torch.Tensor:
         """Map `padded (batch, length, ...)` to (tokens, ...)."""
@@ -135,7 +174,8 @@ class Unpadding:
     def pad(self, unpadded: torch.Tensor) -> torch.Tensor:
         """Map `unpadded (tokens, ...)` to (batch, length, ...), with zeros at padding."""
         if self.indices is not None:
-            zeros = unpadded.new_zeros(self.shape.numel(), *unpadded.shape[1:])
+            batch, length = self.shape
+            zeros = unpadded.new_zeros(batch * length, *unpadded.shape[1:])
             unpadded = zeros.index_copy_(0, self.indices, unpadded)
         return unpadded.unflatten(0, self.shape)
 

@@ -100,17 +100,14 @@ class Model(Network):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        allowed: torch.Tensor,
-        real: torch.Tensor,
+        bias: torch.Tensor,
+        unpadding: Unpadding,
         output_positions: torch.Tensor | None,
         cache: KVCache | None = None,
     ) -> torch.Tensor:
         """Compute outputs: see Network. The last layer computes only what is wanted."""
         network = self.transformer
-        unpadding = Unpadding(real)
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
-        bias = torch.zeros(allowed.shape, dtype=precision.autocast_dtype(x.dtype), device=x.device)
-        bias = bias.masked_fill_(~allowed, -torch.inf).unsqueeze(1).expand(len(tokens), -1, -1, -1)
         compute = self._block
         if self.gradient_checkpointing and torch.is_grad_enabled():
             compute = partial(
@@ -126,8 +123,8 @@ class Model(Network):
             cache.length += tokens.shape[1]
         return unpadding.pad(network.ln_f(x))
 
-    def new_cache(self) -> KVCache:
-        return KVCache()
+    def new_cache(self, capacity: int) -> KVCache:
+        return KVCache(capacity)
 
     def output_layer(self) -> tuple[torch.Tensor, None]:
         """Return the embedding of tokens: see Network."""
@@ -145,14 +142,15 @@ class Model(Network):
         """Compute block `i` of `x (tokens, n_embd)`: (its output, the output's Unpadding)."""
         block = self.transformer.h[i]
         qkv = unpadding.pad(block.attn.c_attn(block.ln_1(x)))
-        q, k, v = qkv.unflatten(2, (3, self.hparams.n_head, -1)).permute(2, 0, 3, 1, 4)
+        qkv = qkv.unflatten(2, (3, self.hparams.n_head, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv
         if cache is not None:
-            k, v = cache.extend(i, k, v)
+            k, v = cache.extend(i, qkv[1:])
         if output_positions is not None:
             q = take_queries(q, output_positions)
             bias = take_queries(bias, output_positions)
             x = index_each(unpadding.pad(x), output_positions).flatten(0, 1)
-            unpadding = Unpadding(torch.ones_like(output_positions, dtype=torch.bool))
+            unpadding = Unpadding(output_positions.shape)
         attended = unpadding.unpad(attend(q, k, v, bias))
         x = x + block.attn.c_proj(attended)
         inner = block.mlp.c_fc(block.ln_2(x), gelu=True)

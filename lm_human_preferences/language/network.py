@@ -6,13 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
 from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.hparams.model_sizes import Sizes
-from lm_human_preferences.language.attention import attention_mask, last_present, positions_for
+from lm_human_preferences.language.attention import (
+    Unpadding,
+    attention_bias,
+    attention_mask,
+    last_present,
+    positions_for,
+)
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each, logprobs_and_entropies
 
@@ -76,25 +83,34 @@ class Network(nn.Module, ABC):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        allowed: torch.Tensor,
-        real: torch.Tensor,
+        bias: torch.Tensor,
+        unpadding: Unpadding,
         output_positions: torch.Tensor | None,
         cache: Any = None,
     ) -> torch.Tensor:
         """Compute the outputs of the last layer at `tokens (batch, length)`.
 
-        positions: (batch, length). allowed: see attention_mask. real: bool (batch, length), where
-        anything needs to be computed. output_positions: columns (batch, n) of the outputs that are
-        wanted; None: all. cache: of `new_cache`, or None; it is extended.
+        positions: (batch, length). bias: see attention_bias. unpadding: layout of the tokens that
+        need to be computed. output_positions: columns (batch, n) of the outputs that are wanted;
+        None: all. cache: of `new_cache`, or None; it is extended.
         """
 
     @abstractmethod
-    def new_cache(self) -> Cache:
-        """Return an empty cache of keys and values."""
+    def new_cache(self, capacity: int) -> Cache:
+        """Return an empty cache of the keys and values of at most `capacity` tokens."""
 
     @abstractmethod
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return weight (n_vocab, n_embd) and bias (n_vocab,) of the logits; None: no bias."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.output_layer()[0].device
+
+    @property
+    def attention_type(self) -> torch.dtype:
+        """Type of keys, and of what is added to their products with queries."""
+        return precision.autocast_dtype(self.output_layer()[0].dtype)
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
@@ -121,22 +137,27 @@ class Network(nn.Module, ABC):
         mask: bool (batch, past + length), False at padding; None: all are real. cache: of the
         tokens before (extended in place), or None. output_positions: int64 (n,), the only columns
         of `tokens` that are computed in the last layer: (batch, n, n_embd).
+
+        Tokens and mask may be in host memory: then nothing waits for the network's device.
         """
         batch, length = tokens.shape
+        device = self.device
         past = cache.length if cache is not None else 0
         if mask is None:
-            mask = torch.ones(batch, past + length, dtype=torch.bool, device=tokens.device)
+            mask = torch.ones(batch, past + length, dtype=torch.bool)
+        on_host = mask.cpu()
+        self.check_positions(on_host)
+        tokens, mask = (each.to(device, non_blocking=True) for each in (tokens, mask))
         positions = positions_for(mask)[:, past:]
-        self._check_positions(positions)
-        allowed = attention_mask(mask, length)
-        real = mask[:, past:]
-        columns = last_present(real)
+        allowed = attention_mask(mask, length, all_real=bool(on_host.numpy().all()))
+        bias = attention_bias(allowed, batch, self.attention_type)
+        columns = last_present(mask[:, past:])
         if output_positions is not None:
+            unpadding = Unpadding(tokens.shape, on_host[:, past:]).to(device)
             columns = columns[:, output_positions]
-            return self.outputs(tokens, positions, allowed, real, columns, cache)
+            return self.outputs(tokens, positions, bias, unpadding, columns, cache)
         # Padding is computed too: before the first token there is no real one to repeat.
-        everywhere = torch.ones_like(real)
-        h = self.outputs(tokens, positions, allowed, everywhere, None, cache)
+        h = self.outputs(tokens, positions, bias, Unpadding(tokens.shape), None, cache)
         return index_each(h, columns)
 
     def last_hidden(
@@ -174,25 +195,30 @@ class Network(nn.Module, ABC):
         The n rows have the same `start` tokens. All that follows these is computed in one row, in
         which none of the n attends to another.
         """
-        n = rows.shape[1]
-        length = rows.shape[2] - start
-        device = rows.device
+        batch, n, total = rows.shape
+        length = total - start
         tokens, mask = self.mask_padding(rows, padding_token)
-        positions = positions_for(mask)
-        self._check_positions(positions)
-        offsets = length * torch.arange(n, device=device)[:, None]
-        columns = columns + (columns >= start) * offsets  # of the shared row
+        self.check_positions(mask)
+        device = self.device
 
         def one_row(values: torch.Tensor) -> torch.Tensor:
             """(batch, n, start + length) -> (batch, start + n * length): the prompt only once."""
             return torch.cat([values[:, 0, :start], values[:, :, start:].flatten(1)], dim=1)
 
+        unpadding = Unpadding((batch, start + n * length), one_row(mask)).to(device)
+        tokens, mask, columns = (
+            each.to(device, non_blocking=True) for each in (tokens, mask, columns)
+        )
+        offsets = length * torch.arange(n, device=device)[:, None]
+        columns = columns + (columns >= start) * offsets  # of the shared row
         completion = torch.arange(n, device=device).repeat_interleave(length)
         same_completion = completion == completion[:, None]
         segment_mask = F.pad(same_completion, (start, 0, start, 0), value=True)
-        real = one_row(mask)
-        allowed = attention_mask(real, len(segment_mask), segment_mask)
-        h = self.outputs(one_row(tokens), one_row(positions), allowed, real, columns.flatten(1))
+        all_real = unpadding.indices is None
+        allowed = attention_mask(one_row(mask), len(segment_mask), segment_mask, all_real=all_real)
+        bias = attention_bias(allowed, batch, self.attention_type)
+        positions = one_row(positions_for(mask))
+        h = self.outputs(one_row(tokens), positions, bias, unpadding, columns.flatten(1))
         return h.unflatten(1, (n, -1))
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
@@ -229,16 +255,18 @@ class Network(nn.Module, ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (tokens with 0 for padding, mask of real ones); ValueError for an empty row."""
         mask = tokens != padding_token
-        empty = (~mask.any(-1)).nonzero()
+        empty = np.argwhere(~mask.cpu().numpy().any(-1))
         if len(empty):
-            raise ValueError(f'row {int(empty[0][0])} has no token, only padding')
+            raise ValueError(f'row {empty[0][0]} has no token, only padding')
         return tokens * mask, mask
 
-    def _check_positions(self, positions: torch.Tensor) -> None:
-        if positions.numel() and positions.max() >= self.hparams.n_ctx:
+    def check_positions(self, mask: torch.Tensor) -> None:
+        """Raise ValueError if a position of `mask (..., length)` is too large."""
+        before_last = mask[..., :-1].cpu().numpy().sum(-1)
+        longest = int(before_last.max(initial=0)) + 1
+        if longest > self.hparams.n_ctx:
             raise ValueError(
-                f"{positions.max() + 1} tokens are more than the model's context of"
-                f' {self.hparams.n_ctx}'
+                f"{longest} tokens are more than the model's context of {self.hparams.n_ctx}"
             )
 
 

@@ -159,15 +159,10 @@ class _LinearLogProb(torch.autograd.Function):
         return d_h, d_weight, None, None, None
 
 
-def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Draw from `logits (..., n_vocab)`: int64 `(...)`, by inverse CDF in float64."""
-    cdf = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-    uniform = torch.rand((*cdf.shape[:-1], 1), dtype=cdf.dtype, device=cdf.device)
-    return (
-        torch.searchsorted(cdf, uniform * cdf[..., -1:], right=True)
-        .clamp_(max=logits.shape[-1] - 1)
-        .squeeze(-1)
-    )
+def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Draw by a `cdf (..., n_vocab)` of any scale; uniform: `(...)` from 0 to 1: int64 `(...)`."""
+    drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * cdf[..., -1:], right=True)
+    return drawn.clamp_(max=cdf.shape[-1] - 1).squeeze(-1)
 
 
 def take_top_k_logits(logits: torch.Tensor, k: int) -> torch.Tensor:

@@ -152,7 +152,7 @@ class Replay:
         monkeypatch.setattr(lm_tasks, 'make_query_sampler', self.make_query_sampler)
         # The recording has no samples but those of the steps.
         monkeypatch.setattr(tracked_samples, 'hooks', lambda *_: [])
-        monkeypatch.setattr(sample, 'sample_from_logits', self.sample_from_logits)
+        monkeypatch.setattr(sample, 'sample_from_cdf', self.sample_from_cdf)
         monkeypatch.setattr(
             train_reward,
             'RewardModelTrainer',
@@ -176,7 +176,7 @@ class Replay:
         sampler.position = None  # these runs are not interrupted
         return sampler
 
-    def sample_from_logits(self, logits):
+    def sample_from_cdf(self, cdf, uniform):
         self.now.position += 1
         return self.now.responses[:, self.now.position - 1]
 

@@ -52,10 +52,11 @@ def outputs(network, X, *, past=None, past_tokens=None, mask=None, padding_token
         X = X * mask
         if past is not None:
             mask = torch.cat([torch.ne(past_tokens, padding_token), mask], dim=1)
-    cache = KVCache()
+    start = 0 if past is None else past.shape[-2]
+    cache = KVCache(start + X.shape[1])
     if past is not None:
-        cache.layers, cache.length = list(past.permute(1, 2, 0, 3, 4, 5)), past.shape[-2]
-    start = cache.length
+        with_room = torch.nn.functional.pad(past, (0, 0, 0, X.shape[1]))
+        cache.layers, cache.length = list(with_room.permute(1, 2, 0, 3, 4, 5)), start
     h = network.hidden(X, mask, cache)
     present = torch.stack(cache.layers)[..., start : cache.length, :].permute(2, 0, 1, 3, 4, 5)
     heads = {name: head(h) for name, head in network.heads.items()}

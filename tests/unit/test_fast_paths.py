@@ -131,9 +131,9 @@ def test_responses_without_a_query(net, plain):
         net.last_hidden(responses[:, 0, :0], responses, PADDING)
 
 
-def test_the_cache_grows(net, monkeypatch):
-    monkeypatch.setattr(attention, 'CACHE_HEADROOM', 2)
-    tokens, cache = padded(3, QUERY + LENGTH, share=0.3), attention.KVCache()
+def test_the_cache_is_filled_by_parts(net):
+    tokens = padded(3, QUERY + LENGTH, share=0.3)
+    cache = attention.KVCache(QUERY + LENGTH)
     tokens, mask = net.mask_padding(tokens, PADDING)
     with torch.no_grad():
         whole = net.hidden(tokens, mask)

@@ -44,7 +44,7 @@ def analyzed(network):
 def sampled(network):
     torch.manual_seed(1)
     tokens, mask = network.mask_padding(padded(3, 9), PADDING)
-    cache = network.new_cache()
+    cache = network.new_cache(9)
     last = torch.tensor([5])
     h = [network.hidden(tokens[:, :6], mask[:, :6], cache, last)]
     for end in range(7, 10):

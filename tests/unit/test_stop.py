@@ -16,6 +16,7 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.language import encodings, sample, tokenisers
+from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 
@@ -60,13 +61,13 @@ def test_rows_that_have_ended_leave_and_the_others_go_on_alike(policy, monkeypat
     full = policy.respond(queries, LIMIT)
     ends = full['responses'][:4, 2].unique().tolist()  # some rows end early
     steps = []
-    own = policy._step
+    own = Decoding.step
     monkeypatch.setattr(
-        policy, '_step', lambda new, *past: steps.append(len(new)) or own(new, *past)
+        Decoding, 'step', lambda rows, new, at: steps.append(len(new)) or own(rows, new, at)
     )
     policy.is_end = ends_at(*ends)
     results = [policy.respond(queries, LIMIT)]
-    assert steps[0] == 8 > steps[-1]
+    assert len(queries) > steps[-1]
     monkeypatch.setattr(sample, 'LEAVING', 2)  # none leaves
     results.append(policy.respond(queries, LIMIT))
     is_end = torch.isin(full['responses'], torch.tensor(ends))
@@ -82,10 +83,10 @@ def test_rows_that_have_ended_leave_and_the_others_go_on_alike(policy, monkeypat
 
 def test_sampling_stops_when_all_have_ended(policy, monkeypatch):
     policy.is_end = lambda sampled, position: torch.full_like(sampled, position == 1).bool()
-    own, steps = policy._step, []
-    monkeypatch.setattr(policy, '_step', lambda *args: steps.append(1) or own(*args))
+    own, steps = Decoding.step, []
+    monkeypatch.setattr(Decoding, 'step', lambda *args: steps.append(1) or own(*args))
     responses = policy.respond(tokens(4, QUERY), LIMIT)['responses']
-    assert len(steps) == 2 and policy.mask_of(responses).sum(1).tolist() == [2] * 4
+    assert len(steps) == 1 and policy.mask_of(responses).sum(1).tolist() == [2] * 4
 
 
 def test_an_analysis_of_ended_responses_is_that_of_what_was_sampled(policy):

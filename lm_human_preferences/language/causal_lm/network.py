@@ -9,7 +9,7 @@ import torch
 
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.hparams.model_sizes import Sizes
-from lm_human_preferences.language.attention import KVCache
+from lm_human_preferences.language.attention import KVCache, Unpadding
 from lm_human_preferences.language.causal_lm import rows
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.training import precision
@@ -80,18 +80,13 @@ class TransformersNetwork(Network):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        allowed: torch.Tensor,
-        real: torch.Tensor,
+        bias: torch.Tensor,
+        unpadding: Unpadding,
         output_positions: torch.Tensor | None,
         cache: Any = None,
     ) -> torch.Tensor:
         """Compute outputs: see Network. By rows, the last layer computes only what is read."""
         takes_rows = self._computes_by_rows()
-        dtype = precision.autocast_dtype(torch.float32)
-        # As small as can be, not -inf: some families add masks of their own.
-        smallest = torch.finfo(dtype).min
-        bias = torch.zeros(allowed.shape, dtype=dtype, device=tokens.device)
-        bias = bias.masked_fill_(~allowed, smallest).unsqueeze(1).expand(len(tokens), -1, -1, -1)
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
             # What transformers calls training means for a layer itself only that it recomputes: its
@@ -101,7 +96,7 @@ class TransformersNetwork(Network):
         read = output_positions if takes_rows and self.leaves_out_unread else None
         with precision.autocast(tokens.device):
             if takes_rows:
-                h = rows.outputs(model, tokens, positions, bias, real, cache, read)
+                h = rows.outputs(model, tokens, positions, bias, unpadding, cache, read)
             else:
                 h = model(
                     input_ids=tokens,
@@ -118,8 +113,10 @@ class TransformersNetwork(Network):
             return h
         return index_each(h, output_positions)
 
-    def new_cache(self) -> KVCache | TransformersCache:
-        return KVCache() if self._computes_by_rows() else TransformersCache(self.causal_lm.config)
+    def new_cache(self, capacity: int) -> KVCache | TransformersCache:
+        if self._computes_by_rows():
+            return KVCache(capacity)
+        return TransformersCache(self.causal_lm.config)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return logits; of a part of the table, no prepacked copy could be kept."""
@@ -159,13 +156,13 @@ def rows_are_exact(network: TransformersNetwork) -> bool:
 
 def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tensor:
     """Return outputs for two short sequences with padding, whose last tokens come by a cache."""
-    device = network.output_layer()[0].device
-    tokens = torch.arange(10, device=device).reshape(2, 5) % network.hparams.n_vocab
-    mask = torch.ones(2, 5, dtype=torch.bool, device=device)
+    device = network.device
+    tokens = torch.arange(10).reshape(2, 5) % network.hparams.n_vocab
+    mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
     columns = torch.arange(2, 4, device=device)  # where both have had a real token
     network.takes_rows = takes_rows
-    cache = network.new_cache()
+    cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)
     return torch.cat([first, network.hidden(tokens[:, 4:], mask, cache)], dim=1)
 

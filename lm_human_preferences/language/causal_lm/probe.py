@@ -56,7 +56,7 @@ def _empty_window(network: TransformersNetwork, name: str) -> str | None:
 def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tuple[float, str]]:
     """Yield (difference from the reference, complaint) for each way of computing."""
     sizes = network.hparams
-    device = network.output_layer()[0].device
+    device = network.device
     length = min(LENGTH, sizes.n_ctx)
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(sizes.n_vocab, (1, length), generator=generator).to(device)
@@ -80,7 +80,7 @@ def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tu
             _difference(network.hidden(padded, mask)[mask], reference[0]),
             'their positions cannot be set from outside, as padding needs',
         )
-    cache = network.new_cache()
+    cache = network.new_cache(length)
     parts = [network.hidden(part, None, cache) for part in tokens.split([length - 2, 1, 1], dim=1)]
     yield (
         _difference(torch.cat(parts, dim=1), reference),

@@ -76,12 +76,11 @@ def outputs(
     tokens: torch.Tensor,
     positions: torch.Tensor,
     bias: torch.Tensor,
-    real: torch.Tensor,
+    unpadding: Unpadding,
     cache: KVCache | None,
     read: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return hidden states (batch, length, n_embd), or at `read (batch, n)`; extends `cache`."""
-    unpadding = Unpadding(real)
     h = model(
         input_ids=unpadding.unpad(tokens).unsqueeze(0),
         attention_mask=bias,
@@ -122,11 +121,10 @@ def _go_on_where_it_is_read(
         padded = rows.unpadding.pad(value[0])
         return index_each(padded, rows.read).flatten(0, 1).unsqueeze(0)
 
-    without_padding = Unpadding(torch.ones_like(rows.read, dtype=torch.bool))
     kwargs = {
         **{name: read(value) for name, value in kwargs.items()},
         'attention_mask': take_queries(kwargs['attention_mask'], rows.read),
-        'rows': Rows(without_padding, keys_values=keys_values),
+        'rows': Rows(Unpadding(rows.read.shape), keys_values=keys_values),
     }
     return tuple(read(value) for value in args), kwargs
 
@@ -156,7 +154,7 @@ def _attention(
         for each in (query, key, value)
     )
     if rows.cache is not None:
-        k, v = rows.cache.extend(module.layer_idx, k, v)
+        k, v = rows.cache.extend(module.layer_idx, torch.stack([k, v]))
     if rows.stops:
         raise _StoppedError(k, v)
     if rows.keys_values is not None:

@@ -1,0 +1,99 @@
+"""Operators that sampling and updates start, and questions to the device, counted on a CPU.
+
+On a GPU the host starts each operator, and waits for all of them wherever it reads a value.
+"""
+
+import collections
+
+import pytest
+import torch
+from tiny_causal_lms import save, tiny
+from tiny_tokenisers import write_byte_level
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lm_human_preferences.language import model, sample
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.training import precision
+
+READS = {'_local_scalar_dense', 'nonzero', 'item', 'is_nonzero', 'equal'}
+LAYERS = 12
+QUERY = 6
+
+
+class Counter(TorchDispatchMode):
+    """Counts operators that are no views, and those that read values."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators, self.reads = collections.Counter(), collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix('aten::')
+        if name in READS:
+            self.reads[name] += 1
+        # The one that its schema does not call a view.
+        elif not func.is_view and name != '_unsafe_view':
+            self.operators[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu():
+    """Take the kernels that a GPU would."""
+    precision.configure('fp32', torch.device('cuda'), 'default')
+    yield
+    precision.configure('fp32', torch.device('cpu'), 'default')
+
+
+@pytest.fixture(scope='module')
+def llama(tmp_path_factory):
+    directory = tmp_path_factory.mktemp('llama')
+    write_byte_level(directory)
+    return TrainedModel(
+        str(save(tiny('llama', vocab_size=512, num_hidden_layers=LAYERS), directory))
+    )
+
+
+def policy_of(kind, request):
+    if kind == 'llama':
+        return Policy(request.getfixturevalue('llama'))
+    policy = Policy(TrainedModel('test'))
+    sizes = model.HParams(n_vocab=27, n_ctx=32, n_embd=8, n_head=2, n_layer=LAYERS)
+    policy.model = model.Model(sizes, ['value']).initialize()
+    return policy
+
+
+def counted(function, *args):
+    with Counter() as counter:
+        function(*args)
+    return counter
+
+
+def queries():
+    tokens = torch.randint(1, 25, (5, QUERY), generator=torch.Generator().manual_seed(0))
+    tokens[1, :3] = tokens[2, 4] = 27  # padding
+    return tokens
+
+
+@pytest.mark.parametrize('kind, most', [('gpt2', 152), ('llama', 462)])
+def test_a_token_starts_few_operators_and_reads_nothing(kind, most, request, monkeypatch):
+    policy = policy_of(kind, request)
+    contexts = queries().masked_fill(queries() == 27, policy.padding_token)
+    policy.respond(contexts, 2)  # the first pass tells whether a model computes by rows
+    few, many = (counted(policy.respond, contexts, length) for length in (4, 12))
+    assert (many.operators.total() - few.operators.total()) / 8 <= most
+    assert not many.reads
+    # With an end, what has ended is all that is read, every few tokens.
+    copies, copy_to_host = [], torch.Tensor.cpu
+    monkeypatch.setattr(
+        torch.Tensor, 'cpu', lambda tensor: copies.append(1) or copy_to_host(tensor)
+    )
+    monkeypatch.setitem(sample.LOOK_EVERY, 'cpu', 4)
+    policy.is_end = lambda tokens, position: tokens == policy.padding_token
+    found = []
+    for length in (4, 12):
+        assert not counted(policy.respond, contexts, length).reads
+        found.append(len(copies))
+        copies.clear()
+    assert found[1] - found[0] == 2
