@@ -111,7 +111,9 @@ class FunctionSource(RewardSource):
     def pinned(self, run: RunHParams, comm: Comm) -> Self:
         parts: tuple[str, ...] = ()
         if comm.rank == 0:
-            own = reward_function.of_training(self.name, run.directory, is_resumed=run.resume)
+            own = reward_function.function_of_training(
+                self.name, run.directory, is_resumed=run.resume
+            )
             parts = own.name, own.text, own.place
         code = reward_function.Source(*comm.all_gather_object(parts)[0])
         return dataclasses.replace(self, code=code)
@@ -121,7 +123,9 @@ class FunctionSource(RewardSource):
         return rewards.reward_of_function(self.code, initial_model.encoding, self.task)
 
     def of_run(self, save_dir: str, encoding: Encoding) -> rewards.FrozenRewardModel:
-        return rewards.reward_of_function(reward_function.of_run(save_dir), encoding, self.task)
+        return rewards.reward_of_function(
+            reward_function.function_of_run(save_dir), encoding, self.task
+        )
 
     def place_in(self, save_dir: str) -> str:
         return save_dir

@@ -87,7 +87,10 @@ class Checkpointer(contextlib.AbstractContextManager):
             state_schema = {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM_STATE]}
             checkpoint = checkpoints.latest_resumable(directory, state_schema)
             if checkpoint is not None:
-                _complete(checkpoint[1], complete)
+                found = checkpoint[1]
+                completed = complete(found['trainer'])
+                found['was_incomplete'] = completed != found['trainer']
+                found['trainer'] = completed
         # prefix: of the checkpoint to resume from
         prefix, state = comm.all_gather_object(checkpoint)[0] or (None, {})
         self.prefix: str | None = prefix
@@ -258,13 +261,6 @@ class Checkpointer(contextlib.AbstractContextManager):
             writing = self.writing
             self.writing = None
             writing.result()
-
-
-def _complete(state: dict[str, Any], complete: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Complete the state of a trainer in that of a checkpoint."""
-    saved = state['trainer']
-    state['trainer'] = complete(saved)
-    state['was_incomplete'] = state['trainer'] != saved
 
 
 def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -70,7 +70,8 @@ def read_words(
         elif not equals:
             text = _next_value(key, fields.get(key), words)
         before = given.pop(key, ())  # so that `given` is in the order of the last words
-        given[key] = (*before, text) if _is_repeatable(key, fields) else text
+        is_repeatable = key in fields and TEXTS in members(fields[key].type)
+        given[key] = (*before, text) if is_repeatable else text
         is_bare = not equals and not negated and len(words) == waiting
         bare_flag = key if is_bare else None
     _assign_by_position(given, by_position, fields, arguments, positionals, rest)
@@ -187,10 +188,6 @@ def _spelt_alike(key: str, names: Mapping[str, str]) -> str | None:
     close = difflib.get_close_matches(text, options, n=1, cutoff=0 if same_leaf else _ALMOST)
     close = close or difflib.get_close_matches(text, near, n=1, cutoff=_ALIKE)
     return options[close[0]] if close else None
-
-
-def _is_repeatable(key: str, fields: Fields) -> bool:
-    return key in fields and TEXTS in members(fields[key].type)
 
 
 def _is_flag(field: Field) -> bool:

@@ -38,7 +38,10 @@ def training_command(
     epochs, members = epochs_and_members(labels)
     path = os.path.abspath(folder.path)
     new_model = '--rewards.train_new_model'
-    words = [experiment, _new_name(os.path.basename(path))]
+    name = os.path.basename(path)
+    names = itertools.chain([name], (f'{name}-{number}' for number in itertools.count(2)))
+    new = (each for each in names if not os.path.exists(usual_directory(POLICY.command, each)))
+    words = [experiment, next(new)]
     for option, value in of_task.items():
         words += shell.option_words(option, value)
     words += [f'{new_model}.labels.source', path]
@@ -69,9 +72,3 @@ def _experiment_and_task(
             options[name] = {key: found[key] for key in found if key.startswith('task.')}
     name = min(options, key=lambda each: len(options[each]))
     return name, options[name]
-
-
-def _new_name(name: str) -> str:
-    """Return a NAME like `name` of which there is no run yet where they are usually kept."""
-    names = itertools.chain([name], (f'{name}-{number}' for number in itertools.count(2)))
-    return next(each for each in names if not os.path.exists(usual_directory(POLICY.command, each)))

@@ -163,7 +163,8 @@ class Session:
         begin = self._shown_at
         while True:
             key = self._key()
-            is_part = self._is_part_of_answer(key)
+            is_number = re.fullmatch('[0-9]', key) is not None
+            is_part = is_number and self.control.accepts([*self.pressed, int(key)])
             since_shown = time.monotonic() - self._shown_at
             is_too_soon = self.keys.are_pressed and since_shown < GUARD_SECONDS
             if is_too_soon and (is_part or key in ('s', 'c')):
@@ -192,11 +193,6 @@ class Session:
             elif key in HELP_KEYS:
                 self._show_help()
                 self._show(question, tokens, order)
-
-    def _is_part_of_answer(self, key: str) -> bool:
-        """Return whether a key is the answer, or the next of several that make one."""
-        is_number = re.fullmatch('[0-9]', key) is not None
-        return is_number and self.control.accepts([*self.pressed, int(key)])
 
     def _key(self) -> str:
         """Return the next key in lower case; _Leave if the labeller leaves."""
@@ -245,8 +241,6 @@ class Session:
         else:
             self.given = max(0, self.given - 1)
         return answer
-
-    # ------------------------------------------------------------ what is shown
 
     def _show_help(self) -> None:
         for paragraph in self.folder.task['instructions'].splitlines():

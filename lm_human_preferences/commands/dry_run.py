@@ -186,7 +186,7 @@ class DryRun:
         elif _is_elsewhere(given):
             self.unchecked.append(f'--rewards.trained_model {name}')
         elif is_classifier(name):
-            classifier.check(name, given.class_name)
+            classifier.check_directory(name, given.class_name)
             self._try(Classifier(name, given.class_name, chat=self.hparams.task.chat))
         elif storage.is_remote(name) or not storage.exists(name):
             # It may still be in training.

@@ -53,7 +53,7 @@ class Keys:
         self._last, self._when = '', 0.0  # key that was returned last
 
     def next(self) -> str:
-        """Return the next key. KeyboardInterrupt for Ctrl-C, '' for a key that is none of ours."""
+        """Return the next key. KeyboardInterrupt for Ctrl-C, '' for a key with another meaning."""
         while True:
             if not self._waiting:
                 self._waiting = self._read()

@@ -122,14 +122,10 @@ def _extended(
     }
     for words, probability in prefixes.items():
         pool = [word for word in pools.get(part, (part,)) if word not in words]
-        weights = [_weight(word, part) for word in pool]
+        is_rarer = part in ('Adjective', 'Opposite')  # the stronger it is
+        weights = [1 / abs(VALUES[word]) if is_rarer else 1 for word in pool]
         for word, weight in zip(pool, weights, strict=True):
             yield (*words, word), probability * weight / sum(weights)
-
-
-def _weight(word: str, part: str) -> float:
-    """Return the relative frequency of `word` among the words for `part`."""
-    return 1 / abs(VALUES[word]) if part in ('Adjective', 'Opposite') else 1
 
 
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:

@@ -129,7 +129,9 @@ class EngineComm(Comm):
 
     def _share_host(self) -> None:
         """Take a GPU of this rank's own; where no rank sees one, a share of the processors."""
-        gpus = self.all_gather_on_host(_visible_gpus())
+        devices = range(torch.cuda.device_count())
+        own = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
+        gpus = self.all_gather_on_host(own)
         if any(gpus):
             torch.cuda.set_device(choose_gpu(gpus, self.local_rank))
         else:
@@ -288,11 +290,6 @@ def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
             ' CUDA_VISIBLE_DEVICES'
         )
     return own.index(taken[local_rank])
-
-
-def _visible_gpus() -> list[str]:
-    count = torch.cuda.device_count()
-    return [str(torch.cuda.get_device_properties(i).uuid) for i in range(count)]
 
 
 def _unlink_shared_memory() -> None:

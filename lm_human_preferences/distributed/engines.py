@@ -38,7 +38,7 @@ class HorovodEngine:
 
     def __init__(self, seconds: int) -> None:
         """seconds: how long a sum may take."""
-        horovod_build.check(mpi_library.soname_in_use())
+        horovod_build.require(mpi_library.soname_in_use())
         self.hvd: Any = _load_horovod()
         # Tensors come in large buckets already.
         os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')
@@ -146,7 +146,7 @@ def expected_engine(allreduce: str) -> str:
         return 'torch'
     soname = mpi_library.expected_soname()
     if allreduce == 'horovod':
-        horovod_build.check(soname)
+        horovod_build.require(soname)
         return allreduce
     reason = horovod_build.why_not(soname, torch.cuda.is_available())
     return 'horovod' if reason is None else f'torch{_because(reason)}'

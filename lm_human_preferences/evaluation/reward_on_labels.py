@@ -97,7 +97,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     for name in folder.logs:
         if name in without:
             continue
-        labels = label_files.of_answers(folder, _answers(folder, name))
+        labels = label_files.tensors_of(folder, _answers(folder, name))
         if found['held_out'] is not None:
             labels, _ = _parted(folder, labels, _learned_options(model, run))
         labellers[name] = _prediction(model, labels, label_type, learned=learns)
@@ -136,8 +136,8 @@ def parts_of(
     """Return (the reward model of `run`, the share it held out, {part: its labels})."""
     model = _reward_for(folder, run)
     options = _learned_options(model, run)
-    learned = label_files.of_answers(folder, folder.counted(TRAIN, without))
-    compared = label_files.of_answers(folder, folder.counted(VALIDATION, without))
+    learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
+    compared = label_files.tensors_of(folder, folder.counted(VALIDATION, without))
     held_out, trained_on = _parted(folder, learned, options)
     if isinstance(model, LEARNED) and _is_online(run):
         compared_aside, compared = _parted(folder, compared, options)

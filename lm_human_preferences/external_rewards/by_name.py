@@ -31,7 +31,7 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = True) -> TextScore
             f'{class_name}: {directory} is not a classifier of transformers, which has classes',
         )
     if not storage.is_remote(name) and run_files.has_reward_function(name):
-        return FunctionScorer(reward_function.of_run(name))
+        return FunctionScorer(reward_function.function_of_run(name))
     return None
 
 

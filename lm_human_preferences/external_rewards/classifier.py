@@ -40,7 +40,7 @@ NO_TOKEN = -1
 CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'
 KIND = 'ForSequenceClassification'  # what the names of such models end with
-MOST_LABELS = 10_000  # of a config that can be meant
+MOST_LABELS = 10_000  # a config with more is damaged
 TYPES = 'token_type_ids'  # of the segments of a text
 Tokens = list[tuple[int, int]]  # (token, type)
 _AS_SAVED = {'sinusoidal_pos_embds': False}  # where positions are in the file, none are made
@@ -70,7 +70,7 @@ class Classifier(TextScorer):
         with explained(directory):
             found = self._logits_of([[(0, 0), (0, 0)]])
         if found.shape != (1, config.num_labels) or not found.isfinite().all():
-            raise UserError(f'{directory} gives no {config.num_labels} finite scores of a text')
+            raise UserError(f'{directory} does not give a text {config.num_labels} finite scores')
 
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
         """Return scores (texts,), float32; UserError where one is not finite."""
@@ -148,8 +148,8 @@ class Classifier(TextScorer):
         return output.logits.float().cpu()
 
 
-def check(directory: str, class_name: str | None) -> None:
-    """Raise UserError where a directory's config is of no classifier that can be asked."""
+def check_directory(directory: str, class_name: str | None) -> None:
+    """Raise UserError unless a directory has the config of a classifier with this class."""
     _class_of(read_config(directory), class_name, directory)
 
 

@@ -24,8 +24,9 @@ REASONS = (  # for skipping a question
 )
 REMARK = 'remark'  # the field that holds one
 IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
-LABELLER = 'labeller'  # the field of a label that says who gave it
+GIVEN_BY = 'labeller'  # the field of a label that says who gave it
 LONGEST_REMARK = 200  # characters
+CONTROLS = ('Cc', 'Cs', 'Zl', 'Zp')  # categories of characters
 # They change the direction of writing: marks, embeddings, overrides and isolates
 DIRECTIONS = '\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069'
 
@@ -132,14 +133,12 @@ def is_derived(uuid: str) -> bool:
 
 def clean_remark(text: str) -> str | None:
     """Return a text as one line of LONGEST_REMARK characters without controls; None if empty."""
-    line = ' '.join(text.split())
-    kept = ''.join(character for character in line if not _is_control(character))
-    return kept[:LONGEST_REMARK].strip() or None
-
-
-def _is_control(character: str) -> bool:
-    is_direction = character in DIRECTIONS
-    return is_direction or unicodedata.category(character) in ('Cc', 'Cs', 'Zl', 'Zp')
+    kept = [
+        character
+        for character in ' '.join(text.split())
+        if character not in DIRECTIONS and unicodedata.category(character) not in CONTROLS
+    ]
+    return ''.join(kept[:LONGEST_REMARK]).strip() or None
 
 
 class AnswerLog:
@@ -166,14 +165,14 @@ class AnswerLog:
         # {question: answers that were not taken back, the last one last}
         self.by_question: dict[str, list[Answer]] = {}
         self.decisions: dict[str, list[Answer]] = {}
-        self._taken_back: set[str] = set()
+        self.taken_back: set[str] = set()
         self.copied: set[str] = set()
         self.latest = 0.0
 
     @property
     def undone(self) -> int:
         """Return the number of answers that were taken back."""
-        return sum(not self.uuids[uuid].decides for uuid in self._taken_back - self.copied)
+        return sum(not self.uuids[uuid].decides for uuid in self.taken_back - self.copied)
 
     @property
     def is_copy(self) -> bool:
@@ -202,12 +201,12 @@ class AnswerLog:
         self.line_of[answer.uuid] = self.reader.lines
         if self.givers.setdefault(answer.uuid, self.labeller) != self.labeller:
             self.copied.add(answer.uuid)
-            self._taken_back.add(answer.uuid)
+            self.taken_back.add(answer.uuid)
             return
-        self._of_its_kind(answer).setdefault(answer.question, []).append(answer)
+        self._like(answer).setdefault(answer.question, []).append(answer)
         self.latest = max(self.latest, answer.time)
 
-    def _of_its_kind(self, answer: Answer) -> dict[str, list[Answer]]:
+    def _like(self, answer: Answer) -> dict[str, list[Answer]]:
         return self.decisions if answer.decides else self.by_question
 
     def _take_back(self, uuid: Any, where: str) -> Answer:
@@ -216,17 +215,14 @@ class AnswerLog:
                 f'{where} takes back the answer {printable(str(uuid)):.80}, which is not there'
             )
         answer = self.uuids[uuid]
-        if uuid in self._taken_back:
+        if uuid in self.taken_back:
             return answer
-        self._taken_back.add(uuid)
-        of_kind = self._of_its_kind(answer)
+        self.taken_back.add(uuid)
+        of_kind = self._like(answer)
         of_kind[answer.question].remove(answer)
         if not of_kind[answer.question]:
             del of_kind[answer.question]
         return answer
-
-    def is_taken_back(self, answer: Answer) -> bool:
-        return answer.uuid in self._taken_back
 
     def _parsed(self, record: dict[str, Any], where: str) -> Answer:
         try:
@@ -254,7 +250,7 @@ class AnswerLog:
     def last(self, decides: bool = False) -> Answer | None:
         """Return the last answer, or decision, that has not been taken back."""
         for uuid, answer in reversed(self.uuids.items()):
-            if answer.decides == decides and uuid not in self._taken_back:
+            if answer.decides == decides and uuid not in self.taken_back:
                 return answer
         return None
 

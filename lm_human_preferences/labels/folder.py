@@ -26,8 +26,14 @@ from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
-from lm_human_preferences.labels.answers import LABELLER as GIVEN_BY
-from lm_human_preferences.labels.answers import REMARK, Answer, AnswerLog, files_of, question_id
+from lm_human_preferences.labels.answers import (
+    GIVEN_BY,
+    REMARK,
+    Answer,
+    AnswerLog,
+    files_of,
+    question_id,
+)
 from lm_human_preferences.labels.task_file import FORMAT, check_same_task, label_type_of, read_task
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
@@ -118,12 +124,11 @@ class LabelFolder:
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
         for file in files_of(os.path.join(self.path, ANSWERS)):
-            name = file.stem
-            is_left_out = self.lines is not None and name not in self.lines
-            if is_left_out or not LABELLER.fullmatch(name):
+            name, lines = file.stem, self.lines
+            if not LABELLER.fullmatch(name) or (lines is not None and name not in lines):
                 continue
             if name not in self.logs:
-                most_lines = None if self.lines is None else self.lines[name]
+                most_lines = None if lines is None else lines[name]
                 self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
         self.logs = dict(sorted(self.logs.items()))
@@ -147,23 +152,20 @@ class LabelFolder:
 
     def notes(self) -> list[str]:
         """Return notes on copies, and on lines cut off by a kill or still being written."""
-        copies = [
-            f'note: {log.reader.path} repeats {len(log.copied)} answers of others: each counts once'
-            for log in self.logs.values()
-            if log.copied
-        ]
+        readers, found = [self._reader], []
+        for log in self.logs.values():
+            readers.append(log.reader)
+            if log.copied:
+                repeated = f'{len(log.copied)} answers of others: each counts once'
+                found.append(f'note: {log.reader.path} repeats {repeated}')
         path = self._reader.path
-        if any(question.kind == GOLD for question in self.questions.values()):
-            with contextlib.suppress(OSError):
-                if os.stat(path).st_mode & 0o044:
-                    copies.append(f'note: {path} has the gold answers, and others may read it')
-        readers = [self._reader, *(log.reader for log in self.logs.values())]
-        return copies + [
-            f'note: {reader.path} ends in an unfinished line of {reader.torn} bytes, which is left'
-            ' out'
-            for reader in readers
-            if reader.torn
-        ]
+        if self.count(GOLD) and os.path.exists(path) and os.stat(path).st_mode & 0o044:
+            found.append(f'note: {path} has the gold answers, and others may read it')
+        for reader in readers:
+            if reader.torn:
+                end = f'an unfinished line of {reader.torn} bytes, which is left out'
+                found.append(f'note: {reader.path} ends in {end}')
+        return found
 
     def tokens(self, question: Question, file: BinaryIO | None = None) -> dict[str, list[int]]:
         """Return {field: token ids} of query and samples; UserError if they are damaged.
@@ -171,10 +173,8 @@ class LabelFolder:
         file: that of the questions, if the caller has opened it.
         """
         try:
-            if file is not None:
-                return self._tokens(question, file)
-            with self._opened() as file:
-                return self._tokens(question, file)
+            with self._opened() if file is None else contextlib.nullcontext(file) as opened:
+                return self._tokens(question, opened)
         except UserError as e:
             if isinstance(e.__cause__, OSError):
                 raise
@@ -207,10 +207,6 @@ class LabelFolder:
 
     def count(self, kind: str) -> int:
         return sum(question.kind == kind for question in self.questions.values())
-
-    def is_retired(self, question: Question) -> bool:
-        """Return whether a question is not asked any more as too many have skipped it."""
-        return question.is_retired(self.answers_to(question))
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
         """Return the last answer, or skip, of each labeller to a question."""
@@ -301,19 +297,17 @@ class LabelFolder:
         reader = json_lines.Reader(os.path.join(self.path, USED))
         lines = 0
         for where, record in reader.new_records():
-            used = record.get('answers')
-            count = used.get(labeller, 0) if isinstance(used, dict) else 0
-            if type(count) is not int:
+            used = record.get('answers', {})
+            if not are_line_counts(used):
                 raise UserError(f'{where} is damaged: answers must be whole numbers')
-            lines = max(lines, count)
+            lines = max(lines, used.get(labeller, 0))
         return lines
 
     def check_labellers(self, names: Iterable[str]) -> None:
         """Raise UserError for a name that has no file of answers."""
-        for name in names:
-            if name not in self.logs:
-                known = ', '.join(sorted(self.logs)) or 'no answers yet'
-                raise UserError(f'{self.path} has no answers of a labeller {name!r:.80}: {known}')
+        for name in set(names).difference(self.logs):
+            known = ', '.join(sorted(self.logs)) or 'no answers yet'
+            raise UserError(f'{self.path} has no answers of a labeller {name!r:.80}: {known}')
 
 
 def are_line_counts(value: object) -> TypeGuard[dict[str, int]]:
@@ -335,11 +329,9 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
     record = json_lines.parse(head + b'}' if found else line, where)
     gold, samples = record.get('gold'), len(label_type.samples)
     try:
-        if len(record['policies']) != samples:
-            raise ValueError(f'policies must name the policy of each of {samples} samples')
         weights = tuple(map(str, record.get('weights', [''] * samples)))
-        if len(weights) != samples:
-            raise ValueError(f'weights must be those of the policy of each of {samples} samples')
+        if not len(record['policies']) == len(weights) == samples:
+            raise ValueError(f'policies and weights must be those of each of {samples} samples')
         if gold is not None and not label_type.is_valid(gold):
             raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
         return Question(
@@ -359,7 +351,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
         raise UserError(f'{where} is not a question: {e}') from e
 
 
-class QuestionWriter:
+class QuestionWriter(contextlib.AbstractContextManager['QuestionWriter']):
     """Exclusive writer of a folder's questions; creates the folder if it does not exist."""
 
     def __init__(self, path: str, task: dict[str, Any], encoding: Encoding | None = None) -> None:
@@ -387,9 +379,6 @@ class QuestionWriter:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> QuestionWriter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

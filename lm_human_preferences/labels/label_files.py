@@ -55,7 +55,7 @@ def load_labels(
         ids = [[answer.question, answer.labeller, answer.uuid] for answer in answers]
         record = {'answers': folder.lines_read(), 'ids': ids[: hparams.labels.num_train]}
     else:
-        objects, notes = _of_file(hparams, encoding)
+        objects, notes = _read_file(hparams, encoding)
     if not objects:
         raise UserError(f'{source} has no labels')
     num_train = hparams.labels.num_train
@@ -90,9 +90,6 @@ def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
     )
 
 
-# ---------------------------------------------------------------- folders
-
-
 def _open_folder(
     hparams: HParams, encoding: Encoding, comm: Comm, lines: Mapping[str, int] | None
 ) -> LabelFolder:
@@ -101,10 +98,13 @@ def _open_folder(
     UserError, too, for a folder of another task.
     """
     path = hparams.labels.source
-    folder = LabelFolder(path, lines) if comm.rank == 0 else None
+    folder, seen = None, None
+    if comm.rank == 0:
+        folder = LabelFolder(path, lines)
+        seen = folder.lines_read()
     if lines is None:
-        lines = comm.all_gather_object(folder.lines_read() if folder is not None else None)[0]
-    folder = folder if folder is not None else LabelFolder(path, lines)
+        lines = comm.all_gather_object(seen)[0]
+    folder = folder or LabelFolder(path, lines)
     source = f'{hparams.labels.option_name("source")} {path}'
     there_are = folder.lines_read()
     for name, count in (folder.lines or {}).items():
@@ -118,7 +118,7 @@ def _open_folder(
     return folder
 
 
-def of_answers(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torch.Tensor]:
+def tensors_of(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torch.Tensor]:
     """Return `answers` to questions of a folder as labels {field: (answers, *schema.shape)}."""
     lengths = {name: folder.task['task'][name] for name in ('query_length', 'response_length')}
     objects = list(folder.as_labels(answers))
@@ -126,10 +126,7 @@ def of_answers(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torc
     return _as_tensors(folder.path, objects, folder.label_type, schemas, folder.encoding())
 
 
-# ---------------------------------------------------------------- files
-
-
-def _of_file(hparams: HParams, encoding: Encoding) -> tuple[list[Any], list[str]]:
+def _read_file(hparams: HParams, encoding: Encoding) -> tuple[list[Any], list[str]]:
     """Return the labels of a file as objects of token ids, unchecked, and notes on texts."""
     path, option = hparams.labels.source, hparams.labels.option_name('source')
     with about_option(option):
@@ -152,9 +149,6 @@ def _of_file(hparams: HParams, encoding: Encoding) -> tuple[list[Any], list[str]
         labels, notes = tokenise.tokenise(found, hparams, encoding)
     answer = label_types.get(hparams.labels.type).field
     return [{**question, answer: label.answer} for label, question in labels], [*note, *notes]
-
-
-# ---------------------------------------------------------------- checks
 
 
 def _as_tensors(

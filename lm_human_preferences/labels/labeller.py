@@ -50,7 +50,7 @@ class AlreadyAnswered(UserError):
     """Error: the labeller has answered this question already."""
 
 
-class Labeller:
+class Labeller(contextlib.AbstractContextManager['Labeller']):
     """One labeller at work: the only writer of their file of answers.
 
     at_work: what to do if there is another one, for the error.
@@ -84,9 +84,6 @@ class Labeller:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Labeller:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -207,7 +204,7 @@ class Labeller:
             answer = self.log.last(self.decides) if uuid is None else self.log.uuids.get(uuid)
             if answer is None:
                 return None
-            if self.log.is_taken_back(answer):
+            if answer.uuid in self.log.taken_back:
                 self._writer.check()
             elif self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
                 raise AlreadyUsed('this answer stays: the reward model has learned from it')

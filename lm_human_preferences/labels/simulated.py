@@ -70,9 +70,6 @@ def judge_by(score: Score) -> Judge:
 small_tokens = judge_by(score_small_tokens)
 
 
-# ---------------------------------------------------------------- labels for a training
-
-
 def check_num_train(hparams: HParams) -> int:
     """Return --labels.num_train, which the source 'mock' needs; UserError if it is missing."""
     if hparams.labels.num_train is None:
@@ -153,9 +150,6 @@ def _with_errors(
         mixed[field] = values.clone()
         mixed[field][is_error] = by_chance[field][is_error]
     return mixed
-
-
-# ---------------------------------------------------------------- a labeller of a folder
 
 
 def simulated_answer(

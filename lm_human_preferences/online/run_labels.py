@@ -148,8 +148,8 @@ class RunLabels:
         is_new = {answer.uuid for answer in new}
         learned = {answer.question for answer in answers if answer.uuid not in is_new}
         of_policy = [answer for answer in of_policy if answer.question not in learned]
-        new_labels = label_files.of_answers(folder, of_policy) if of_policy else None
-        return label_files.of_answers(folder, answers), new_labels
+        new_labels = label_files.tensors_of(folder, of_policy) if of_policy else None
+        return label_files.tensors_of(folder, answers), new_labels
 
 
 def serve(folder: str, options: ServeHParams, stack: contextlib.ExitStack) -> None:

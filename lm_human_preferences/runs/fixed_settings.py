@@ -56,7 +56,9 @@ def is_fixed(hparams: Training, key: str, *, has_reward_model: bool) -> bool:
     is_of_policy = policy is not None and name == key
     if training is None or is_of_policy or has_reward_model:
         return False
-    return _is_fixed_of_reward(training, name)
+    is_sampled = training.labels.source == label_record.SAMPLED
+    decides_labels = is_sampled and _DECIDES_SAMPLED_LABELS.fullmatch(name) is not None
+    return decides_labels or _OF_REWARD.fullmatch(name) is not None
 
 
 def with_older_split(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,10 +68,3 @@ def with_older_split(options: Mapping[str, Any]) -> dict[str, Any]:
         if name.endswith('labels.held_out') and share:
             found.setdefault(f'{name}_by', reward_options.QUESTION)
     return found
-
-
-def _is_fixed_of_reward(hparams: reward_options.HParams, key: str) -> bool:
-    if _OF_REWARD.fullmatch(key):
-        return True
-    is_sampled = hparams.labels.source == label_record.SAMPLED
-    return is_sampled and _DECIDES_SAMPLED_LABELS.fullmatch(key) is not None

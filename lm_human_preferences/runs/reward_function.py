@@ -83,21 +83,21 @@ def records(source: Source) -> dict[str, Any]:
     }
 
 
-def of_training(name: str, directory: str | None, *, is_resumed: bool) -> Source:
+def function_of_training(name: str, directory: str | None, *, is_resumed: bool) -> Source:
     """Return the function that a training learns from: where its file is gone, the copy of it."""
     if not is_resumed:
         return read(name)
     path, _ = _parts(name)
     if directory is None or os.path.exists(path) or not run_files.has_reward_function(directory):
         return _as_named(_source(name))
-    return of_run(directory)
+    return function_of_run(directory)
 
 
-def of_run(directory: str) -> Source:
+def function_of_run(directory: str) -> Source:
     """Return the function that a run learned from; UserError if this code was never named here."""
     name, digest = _recorded(directory)
     copy = storage.join(directory, run_files.FUNCTION)
-    source = Source(name, storage.without_bom(storage.read_text(copy)))
+    source = Source(name, storage.read_text(copy))
     if source.digest != digest:
         raise UserError(
             f'{copy} is not the reward function that this run learned from: put back what it was'
@@ -114,7 +114,7 @@ def check_resumed(directory: str, name: str, *, is_given: bool) -> None:
     is_kept = not is_given and not os.path.exists(path)
     if is_kept or _source(name).digest == digest:
         if not is_given:
-            of_run(directory)  # UserError where this code was never named
+            function_of_run(directory)  # UserError where this code was never named
         return
     if not is_given:
         copy = f'{os.path.join(directory, run_files.FUNCTION)}:{function}'
@@ -155,7 +155,7 @@ def _parts(name: str) -> tuple[str, str]:
 def _source(name: str) -> Source:
     path, _ = _parts(name)
     try:
-        return Source(name, storage.without_bom(storage.read_text(path)))
+        return Source(name, storage.read_text(path))
     except storage.NotFound:
         raise UserError(f'reward function {name}: there is no file {path}') from None
     except storage.StorageError as e:

@@ -15,7 +15,6 @@ from lm_human_preferences.storage.cache import (
     read_text,
     read_whole_lines,
     readable_json_lines,
-    without_bom,
 )
 from lm_human_preferences.storage.files import (
     append,

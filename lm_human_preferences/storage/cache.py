@@ -37,7 +37,10 @@ MAX_HASHED_AGAIN = 256 << 20  # bytes
 
 
 def read_text(path: str) -> str:
-    """Return the contents of a UTF-8 file, local or remote, with every line end as \\n."""
+    """Return the contents of a UTF-8 file, local or remote, with every line end as \\n.
+
+    Without the byte order mark of programs on Windows, which JSON does not allow.
+    """
     return _read(path).replace('\r\n', '\n').replace('\r', '\n')
 
 
@@ -52,19 +55,19 @@ def _read(path: str, *, only_whole_lines: bool = False) -> str:
             data = file.read()
         if only_whole_lines:
             data = data[: data.rfind(b'\n') + 1]
-        return data.decode()
+        return data.decode('utf-8-sig')
     except (UnicodeDecodeError, OSError) as e:
         raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
 
 
 def read_json(path: str) -> Any:
     """Return the value in a JSON file, local or remote."""
-    return parse_json(without_bom(read_text(path)), path)
+    return parse_json(read_text(path), path)
 
 
 def read_json_lines(path: str) -> list[tuple[str, Any]]:
     """Return (place for messages, value) of each line of a local or remote file of JSON lines."""
-    return parse_json_lines(without_bom(read_text(path)), path)
+    return parse_json_lines(read_text(path), path)
 
 
 def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
@@ -87,16 +90,11 @@ def readable_json_lines(path: str) -> list[Any]:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """Return the value of a JSON text; StorageError, which says `where` it is, if it is none."""
+    """Return the value of a JSON text; StorageError, which says `where`, if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:  # a number of thousands of digits is a ValueError
         raise StorageError(f'{where} is not JSON: {e}') from e
-
-
-def without_bom(text: str) -> str:
-    """Remove the byte order mark of programs on Windows, which JSON does not allow."""
-    return text.removeprefix('\ufeff')
 
 
 def exists(path: str) -> bool:

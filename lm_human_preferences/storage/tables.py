@@ -7,7 +7,7 @@ import io
 import re
 import sys
 
-from lm_human_preferences.storage.cache import read_text, without_bom
+from lm_human_preferences.storage.cache import read_text
 from lm_human_preferences.storage.paths import StorageError
 
 SUFFIXES = ('.csv', '.tsv')
@@ -25,7 +25,7 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
 
     StorageError for a row that is not as wide as the header.
     """
-    text = without_bom(read_text(path))
+    text = read_text(path)
     csv.field_size_limit(sys.maxsize)
     found: list[tuple[str, dict[str, str]]] = []
     names: list[str] = []

@@ -98,7 +98,7 @@ def _cut(path: str, step: int) -> None:
 
 
 def _step_of(event: bytes) -> float:
-    """Return the step of a serialized event; infinity if it is none."""
+    """Return the step of a serialized event; infinity if it is not one."""
     try:
         return Event.FromString(event).step
     except Exception:  # protobuf's DecodeError, but only tensorboard imports protobuf

@@ -15,6 +15,7 @@ from lm_human_preferences.errors import UserError
 
 MAX_INT = 2**63 - 1
 MAX_FLOAT = 3e38  # what a float32 tensor can hold
+_LIMITS = {'at_least': operator.ge, 'above': operator.gt, 'at_most': operator.le}
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
 TEXTS = tuple[str, ...]  # type of an option that may be given several times
@@ -362,19 +363,15 @@ def check_accepted(name: str, field: dataclasses.Field, value: Any) -> None:
 
 
 def _check_range(name: str, limits: Mapping[str, Any], value: float) -> None:
-    at_least, above, at_most = limits.get('at_least'), limits.get('above'), limits.get('at_most')
-    accepted = []
+    accepted = {}
     is_in_range = True
-    if at_least is not None:
-        accepted.append(f'at least {at_least}')
-        is_in_range = value >= at_least
-    if above is not None:
-        accepted.append(f'above {above}')
-        is_in_range = is_in_range and value > above
-    if at_most is not None:
-        accepted.append(f'at most {at_most}')
-        is_in_range = is_in_range and value <= at_most
-    if at_least is not None and at_most is not None:
-        accepted = [f'from {at_least} to {at_most}']
+    for kind, is_within in _LIMITS.items():
+        limit = limits.get(kind)
+        if limit is not None:
+            accepted[kind] = f'{kind.replace("_", " ")} {limit}'
+            is_in_range = is_in_range and is_within(value, limit)
+    words = ' and '.join(accepted.values())
+    if accepted.keys() == {'at_least', 'at_most'}:
+        words = f'from {limits["at_least"]} to {limits["at_most"]}'
     if not is_in_range:
-        raise ValueError(f'{name} must be {" and ".join(accepted)}, got {value}')
+        raise ValueError(f'{name} must be {words}, got {value}')

@@ -1,4 +1,4 @@
-"""Standard streams: no escapes of foreign texts, no tracebacks for lacking characters or pipes."""
+"""Standard streams: escapes of foreign texts, missing characters and closed pipes."""
 
 import atexit
 import contextlib
@@ -74,7 +74,9 @@ def closed_pipe_is_quiet() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        if not _has_reader(sys.stdout):
+        poll = select.poll()
+        poll.register(sys.stdout, 0)  # for errors only, of which a pipe without a reader is one
+        if poll.poll(0):
             sys.exit(CLOSED_PIPE)
         raise  # another pipe's
 
@@ -134,12 +136,6 @@ def discard(number: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, number)
     os.close(null)
-
-
-def _has_reader(stream: TextIO) -> bool:
-    poll = select.poll()
-    poll.register(stream, 0)  # for errors only, of which a pipe without a reader is one
-    return not poll.poll(0)
 
 
 def _flush() -> None:

@@ -174,24 +174,25 @@ def test_the_mark_is_of_what_is_run(tmp_path):
 
     moved = reward_function.Source('/elsewhere/x.py:score', own.text)
     learned_from(moved)
-    found = reward_function.of_run(f'{tmp_path}/run')
+    found = reward_function.function_of_run(f'{tmp_path}/run')
     assert found.text == own.text and found.path == str(path)  # beside which it may read files
     other = reward_function.Source('/elsewhere/x.py:system', own.text)
     learned_from(other)
     with pytest.raises(UserError, match='you have not named on this machine'):
-        reward_function.of_run(f'{tmp_path}/run')
+        reward_function.function_of_run(f'{tmp_path}/run')
     forged = mark.with_name(other.key)
     for content, mode in ((mark.read_text(), 0o600), (f'{other.key} /x.py', 0o666)):
         forged.write_text(content)
         forged.chmod(mode)
         with pytest.raises(UserError, match='you have not named on this machine'):
-            reward_function.of_run(f'{tmp_path}/run')
+            reward_function.function_of_run(f'{tmp_path}/run')
     forged.chmod(0o600)
-    assert reward_function.of_run(f'{tmp_path}/run').path == '/x.py'  # as its owner could write it
+    # As its owner could write it
+    assert reward_function.function_of_run(f'{tmp_path}/run').path == '/x.py'
     if os.geteuid() == 0:
         os.chown(forged, 12345, 12345)
         with pytest.raises(UserError, match='you have not named on this machine'):
-            reward_function.of_run(f'{tmp_path}/run')
+            reward_function.function_of_run(f'{tmp_path}/run')
 
 
 def test_modules_beside_a_function_are_not_imported(tmp_path):

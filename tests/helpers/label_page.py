@@ -63,7 +63,7 @@ def written(path):
 
 def answers_of(path, name):
     log = LabelFolder(str(path)).logs[name]
-    return [answer for answer in log.uuids.values() if not log.is_taken_back(answer)]
+    return [answer for answer in log.uuids.values() if answer.uuid not in log.taken_back]
 
 
 def press(path, keys, *options, name='anna'):

@@ -20,7 +20,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
-from lm_human_preferences.external_rewards.classifier import Classifier, check
+from lm_human_preferences.external_rewards.classifier import Classifier, check_directory
 from lm_human_preferences.external_rewards.texts import Texts, joined
 
 TEXTS = [
@@ -135,15 +135,15 @@ def test_a_class_gives_its_log_odds(tmp_path):
 def test_classes_that_are_not_there(tmp_path, names, name, told):
     """A dry run finds them without the weights."""
     directory = write_classifier(tmp_path, names=names)
-    for read in (Classifier, check):
+    for read in (Classifier, check_directory):
         with pytest.raises(UserError, match=told):
             read(directory, name)
-    check(directory, None if len(names) == 1 else names[0])
+    check_directory(directory, None if len(names) == 1 else names[0])
 
 
 def test_two_classes_of_one_name_are_refused(tmp_path):
     directory = write_classifier(tmp_path, names=('bad', 'good', 'good'))
-    for read in (Classifier, check):
+    for read in (Classifier, check_directory):
         with pytest.raises(UserError, match="has several classes 'good': rename all but one"):
             read(directory, 'good')
 

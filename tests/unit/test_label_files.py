@@ -137,7 +137,7 @@ def test_answers_of_a_folder_are_checked_as_those_of_a_file_are(tmp_path):
     def labels_of(folder):
         with Labeller(folder, 'anna') as anna:
             answers = [anna.answer(question, 3, 1.0) for question in folder.questions.values()]
-        return label_files.of_answers(folder, answers)
+        return label_files.tensors_of(folder, answers)
 
     labels = labels_of(make_folder(tmp_path / 'good', 2))
     assert labels['best'].tolist() == [3, 3] and labels['sample2'].shape == (2, 4)

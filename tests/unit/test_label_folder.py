@@ -543,7 +543,8 @@ def test_a_question_that_two_have_skipped_is_retired(path):
             labeller.answer(question, None, 1, reason='cannot tell')
             assert labeller.next_question() is None
     opened = LabelFolder(str(path))
-    assert opened.is_retired(opened.questions[question.id])
+    asked = opened.questions[question.id]
+    assert asked.is_retired(opened.answers_to(asked))
     assert run_labels.count_answered(opened) == (0, 1)
     assert run_labels.active_labellers(opened) == ['anna', 'bob']
     with Labeller(opened, 'carl') as labeller:
@@ -562,7 +563,7 @@ def test_gold_questions_are_asked_of_everybody_however_many_skip_them(path):
             assert question is not None and question.gold == 2
             labeller.answer(question, None, 1, reason='cannot tell')
             assert labeller.next_question() is None
-    assert not LabelFolder(str(path)).is_retired(question)
+    assert not question.is_retired(LabelFolder(str(path)).answers_to(question))
 
 
 @pytest.mark.parametrize('name', ['', 'a b', '../x', 'x' * 33, 'é'])
@@ -641,8 +642,8 @@ def test_lines_that_are_no_answers(tmp_path, text):
     'change, message',
     [
         ({'gold': 'x'}, 'gold must be a whole number from 0 to 3'),
-        ({'policies': ['initial']}, 'policies must name the policy of each of 4 samples'),
-        ({'weights': ['abc']}, 'weights must be those of the policy of each of 4 samples'),
+        ({'policies': ['initial']}, 'policies and weights must be those of each of 4 samples'),
+        ({'weights': ['abc']}, 'policies and weights must be those of each of 4 samples'),
         ({'labellers': None}, 'is not a question'),
     ],
 )

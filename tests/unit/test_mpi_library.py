@@ -262,7 +262,7 @@ def test_no_horovod(build, mpiexec, mpich_in_use):
 def test_horovod_on_gpus(build, more, has_gpu, reason):
     build('mpich', more)
     assert horovod_build.why_not('libmpi.so.12', has_gpu) == reason
-    horovod_build.check('libmpi.so.12')  # who names it gets it
+    horovod_build.require('libmpi.so.12')  # who names it gets it
 
 
 def test_auto_does_without_a_horovod_that_does_not_load(build, monkeypatch, mpich_in_use):

@@ -90,7 +90,7 @@ def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
     assert printed.count('so far: 2 4 (') == 2  # pressed, and shown again after the help
     assert rankings(path) == [[2, 1, 3, 4], [4, 3, 2, 1], *[[3, 4, 1, 2]] * 6]
     hparams = hparams_of('test', labels__source=str(path), batch_size=8, labels__num_train=8)
-    labels, _ = load_labels(hparams, encodings.Test)
+    labels, *_ = load_labels(hparams, encodings.Test)
     assert labels['ranking'].tolist() == [answer.value for answer in answers_of(path, 'anna')]
     train_reward.train(hparams, LocalComm())
 

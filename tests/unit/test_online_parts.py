@@ -414,7 +414,7 @@ def test_a_folder_as_it_was(folder):
 
 def test_all_fields_of_a_label_stay_together(folder):
     answers = run_labels.collected(folder)
-    labels = label_files.of_answers(folder, answers)
+    labels = label_files.tensors_of(folder, answers)
     for row, answer in enumerate(answers):
         tokens = folder.tokens(folder.questions[answer.question])
         for field, ids in tokens.items():

@@ -159,12 +159,14 @@ def _tokens(record: Any, where: str, tokeniser: Tokeniser, n_vocab: int) -> Ques
     response_tokens, after_end = record.get('response_tokens'), record.get('tokens_after_end')
     if isinstance(response_tokens, list) and type(after_end) is int and after_end > 0:
         response_tokens = response_tokens[:-after_end]
-    query_tokens = token_ids.of_text(record.get('query_tokens'), query, tokeniser.encoder, n_vocab)
+    query_tokens = token_ids.tokens_of(
+        record.get('query_tokens'), query, tokeniser.encoder, n_vocab
+    )
     try:
         query_tokens = tokeniser.query(query, where, query_tokens)
         found = []
         for text in responses.values():
-            tokens = token_ids.of_text(response_tokens, text, tokeniser.encoder, n_vocab)
+            tokens = token_ids.tokens_of(response_tokens, text, tokeniser.encoder, n_vocab)
             found.append(tokeniser.response(text, where, tokens))
     except Skipped:
         return None

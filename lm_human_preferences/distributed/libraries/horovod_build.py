@@ -21,7 +21,7 @@ def why_not(soname: str, has_gpu: bool) -> str | None:
     return reason
 
 
-def check(soname: str) -> None:
+def require(soname: str) -> None:
     """Raise UserError if no Horovod can be loaded beside the MPI library `soname`."""
     path = _find()
     reason = _wrong_mpi(path, soname) if path else 'Horovod is not installed'

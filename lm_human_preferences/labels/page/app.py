@@ -45,9 +45,6 @@ ENDING_SECONDS = 10.0  # for which a page waits to hear that the server ends, be
 POLL_SECONDS = 0.1  # between two looks whether it does
 
 
-# ---------------------------------------------------------------- fields of requests
-
-
 def _matches(pattern: str) -> Check:
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
@@ -93,7 +90,7 @@ ACTIONS: dict[str, dict[str, Check]] = {
 
 
 async def _read(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request; HTTPException if it is none, or too slow."""
+    """Return the JSON object of a request; HTTPException if it is not one, or too slow."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = await request.body()
@@ -113,9 +110,6 @@ def _field(values: dict[str, Any], name: str, is_valid: Check) -> Any:
     if not is_valid(value):
         raise HTTPException(400, f'The request has no valid {name}.')
     return value
-
-
-# ---------------------------------------------------------------- replies
 
 
 class Json(JSONResponse):
@@ -152,9 +146,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return Json({'error': error.detail}, error.status_code, error.headers)
     return Json({}, 400)  # nobody is there to read it
-
-
-# ---------------------------------------------------------------- the application
 
 
 def make_app(

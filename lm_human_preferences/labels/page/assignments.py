@@ -41,10 +41,10 @@ class Assignments:
         self._done_by: dict[str, set[str]] = {name: set() for name in labellers}
         self.update(folder.questions)
 
-    def update(self, questions: Iterable[str]) -> None:
-        """Look again at questions that are new, or whose answers have changed."""
+    def update(self, questions: Iterable[str] | None = None) -> None:
+        """Look again at questions that are new or have other answers; None: at all, also former."""
         new = []
-        for question in questions:
+        for question in {*self._open, *self.folder.questions} if questions is None else questions:
             was_open = question in self._open
             self._update_one(question)
             if question in self._open and not was_open:
@@ -52,10 +52,6 @@ class Assignments:
         if new:
             for queue in self._queues.values():
                 queue.add(new, self._gold)
-
-    def update_all(self) -> None:
-        """Look again at every question, and at those that the folder has no more."""
-        self.update({*self._open, *self.folder.questions})
 
     def leave_out(self, question: str) -> None:
         """Stop asking a question, which is damaged."""

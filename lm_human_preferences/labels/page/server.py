@@ -34,7 +34,7 @@ GRACE_SECONDS = 3  # for replies that are under way when the server ends
 REQUEST_SECONDS = 15.0  # from the beginning of a connection, or the reply before, to a request
 
 
-class LabelServer:
+class LabelServer(contextlib.AbstractContextManager['LabelServer']):
     """Server of a folder's page, from when it is made until it is closed."""
 
     summary = ''  # see LabellingService.summary; once it is closed
@@ -108,9 +108,6 @@ class LabelServer:
         self._thread.join()
         self.summary = self.summary or self.service.summary()
         self._stack.close()
-
-    def __enter__(self) -> LabelServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -60,8 +60,6 @@ class LabellingService:
     def close(self) -> None:
         self._stack.close()
 
-    # ------------------------------------------------------------ what a labeller sees
-
     def task(self, name: str) -> dict[str, Any]:
         """Return what stays from question to question, and the progress of the labeller."""
         with self.folder.lock:
@@ -111,7 +109,10 @@ class LabellingService:
             samples = [self._text(tokens[field]) for field in self.folder.samples]
         except (UserError, OSError, LookupError, TypeError, ValueError) as e:
             if isinstance(e.__cause__, OSError):
-                raise self._not_read(e, e.__cause__) from e
+                # The page tries again.
+                self.note(f'note: {e}')
+                reason = e.__cause__.strerror or e.__cause__
+                raise HTTPException(503, f'The questions cannot be read: {reason}.') from e
             if question.id not in self._left_out:
                 self._left_out.add(question.id)
                 self.note(f'note: the question {question.id} is left out: {e}')
@@ -153,7 +154,7 @@ class LabellingService:
                 self._refreshed = 0.0
                 text = 'The questions cannot be read: their file was changed.'
                 raise HTTPException(503, text) from e
-            self.assignments.update_all()
+            self.assignments.update()
         else:
             self.assignments.update(changed)
 
@@ -164,8 +165,6 @@ class LabellingService:
         except OSError:
             return None
         return stat.st_ino, stat.st_size, stat.st_ctime_ns
-
-    # ------------------------------------------------------------ what a labeller does
 
     def answer(
         self, name: str, question: str, choice: int | Sequence[int], **given: Any
@@ -248,11 +247,6 @@ class LabellingService:
             shown = None if question is None else self._shown(name, question)
             return {'question': shown, **self._state(name)}
 
-    def _not_read(self, error: Exception, cause: OSError) -> HTTPException:
-        """Return the reply if questions cannot be read now; the page tries again."""
-        self.note(f'note: {error}')
-        return HTTPException(503, f'The questions cannot be read: {cause.strerror or cause}.')
-
     def _not_saved(self, error: UserError) -> HTTPException:
         """Return the reply if a line is not on the disk, or not in the file of that name."""
         self.note(f'note: {error}')
@@ -264,8 +258,6 @@ class LabellingService:
         return HTTPException(
             507, f'It could not be saved: {reason or "the folder cannot be written"}.'
         )
-
-    # ------------------------------------------------------------ for who started it
 
     def summary(self) -> str:
         """Say what each labeller has answered or skipped, and where it is if not in their file."""

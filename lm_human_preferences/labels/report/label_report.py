@@ -115,7 +115,7 @@ def _questions(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
         'gold': folder.count(GOLD),
         'for_several': sum(1 < question.labellers < EVERYBODY for question in questions),
         'answered': sum(has_answer),
-        'retired': sum(folder.is_retired(question) for question in questions),
+        'retired': sum(each.is_retired(folder.answers_to(each)) for each in questions),
     }
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences.datasets.fields import is_empty
-from lm_human_preferences.labels.answers import LABELLER
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.labels.answers import GIVEN_BY
+from lm_human_preferences.runs.run_files import LABELLER
 
 # Names of the field that says who answered
-FIELDS = (LABELLER, 'labeler', 'annotator', 'Labeller', 'Labeler', 'Annotator')
+FIELDS = (GIVEN_BY, 'labeler', 'annotator', 'Labeller', 'Labeler', 'Annotator')
 
 
 def labeller(record: Mapping[str, Any]) -> str | None:
@@ -21,7 +21,7 @@ def labeller(record: Mapping[str, Any]) -> str | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # as tables write a number
-    return name if run_files.LABELLER.fullmatch(name) else annotator(value)
+    return name if LABELLER.fullmatch(name) else annotator(value)
 
 
 def annotator(user: Any) -> str | None:

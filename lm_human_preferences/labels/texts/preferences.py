@@ -24,10 +24,10 @@ def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]
     """Return (query, the chosen and the rejected response); UserError if the record has none."""
     chosen, rejected = record.get('chosen'), record.get('rejected')
     if isinstance(chosen, str) and isinstance(rejected, str):
-        return _of_strings(record, chosen, rejected, where)
+        return _parse_strings(record, chosen, rejected, where)
     dialogues = as_plain(chosen, where), as_plain(rejected, where)
     if dialogues[0] is not None and dialogues[1] is not None:
-        return _of_messages(record, dialogues[0], dialogues[1], where)
+        return _parse_messages(record, dialogues[0], dialogues[1], where)
     missing = [field for field in ('chosen', 'rejected') if field not in record]
     which = f'field {missing[0]!r} is missing: ' if missing else 'fields '
     raise UserError(
@@ -36,7 +36,7 @@ def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]
     )
 
 
-def _of_strings(
+def _parse_strings(
     record: dict[str, Any], chosen: str, rejected: str, where: str
 ) -> tuple[str, tuple[str, str]]:
     """Return (query, responses); without a prompt, of two dialogues that begin alike."""
@@ -94,7 +94,7 @@ def _end_of_prompt(record: dict[str, Any], chosen: str, rejected: str, where: st
     return end
 
 
-def _of_messages(
+def _parse_messages(
     record: dict[str, Any],
     chosen: list[Message],
     rejected: list[Message],

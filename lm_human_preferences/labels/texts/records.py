@@ -29,7 +29,6 @@ from lm_human_preferences.labels.texts.preferences import PAIR, preference
 
 STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
 TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
-KTO = {'prompt', 'completion', 'label'}  # fields of a format that is known, but not read
 KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
 OTHER_FILES = ('.arrow', '.gz', '.parquet', '.xlsx', '.zip', '.zst')
@@ -56,7 +55,11 @@ class TextLabel:
 def read(path: str) -> list[tuple[str, Any]]:
     """Return the records of a local or remote file, or of STANDARD_INPUT, with where they are."""
     if path in STANDARD_INPUT:
-        return _of_standard_input()
+        name = 'standard input'
+        try:
+            return _parse_text(sys.stdin.buffer.read().decode('utf-8-sig'), name)
+        except UnicodeDecodeError as e:
+            raise UserError(f'{name} is not UTF-8 text: {e.reason}') from e
     check_kind_of_file(path)
     return read_file(path)
 
@@ -65,7 +68,7 @@ def read_file(path: str) -> list[tuple[str, Any]]:
     """Return the records of JSON lines, a JSON array, or a table, with where they are."""
     if storage.is_table(path):
         return [(where, _with_numbers(row)) for where, row in storage.read_table(path)]
-    return _of_text(storage.read_text(path), path)
+    return _parse_text(storage.read_text(path), path)
 
 
 def _with_numbers(row: Mapping[str, str]) -> dict[str, Any]:
@@ -78,16 +81,7 @@ def _with_numbers(row: Mapping[str, str]) -> dict[str, Any]:
     return record
 
 
-def _of_standard_input() -> list[tuple[str, Any]]:
-    name = 'standard input'
-    try:
-        return _of_text(sys.stdin.buffer.read().decode(), name)
-    except UnicodeDecodeError as e:
-        raise UserError(f'{name} is not UTF-8 text: {e.reason}') from e
-
-
-def _of_text(text: str, name: str) -> list[tuple[str, Any]]:
-    text = storage.without_bom(text)
+def _parse_text(text: str, name: str) -> list[tuple[str, Any]]:
     if not text.lstrip().startswith('['):
         try:
             return storage.parse_json_lines(text, name)
@@ -113,7 +107,7 @@ def is_text(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
     has_texts = any(isinstance(record.get(field), str) for field in TEXT_FIELDS)
-    return has_texts or is_pair(record) or record.keys() >= KTO
+    return has_texts or is_pair(record)
 
 
 def is_pair(record: Any) -> bool:
@@ -146,27 +140,13 @@ def parse(
             f' {label_type.name}'
         )
     if is_task(record):
-        return list(_of_label_studio(record, where, label_type))
+        return list(_parse_label_studio(record, where, label_type))
     if is_pair(record):
-        query, samples = preference(record, where)
-        return [
-            TextLabel(
-                query,
-                samples,
-                label_type.of_preference(0),
-                labeller=people.labeller(record),
-                is_ordered=False,
-                remark=_remark(record),
-                columns=columns(record, label_type),
-            )
-        ]
+        texts = preference(record, where)
+        answer, given = label_type.of_preference(0), _given(record, label_type)
+        return [TextLabel(*texts, answer, is_ordered=False, **given)]
     if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
-        return [_of_label(record, where, label_type, needs_answer)]
-    if record.keys() >= KTO:
-        raise UserError(
-            f'{where} is of the format of KTO (prompt, completion, label), which is not read: give'
-            f' {KNOWN}'
-        )
+        return [_parse_label(record, where, label_type, needs_answer)]
     if any(isinstance(record.get(field), list) for field in TEXT_FIELDS):
         raise UserError(
             f'{where} holds token ids, which are trained on as they are (--labels.source); here,'
@@ -225,7 +205,7 @@ def _unread_of_label_studio(record: dict[str, Any]) -> set[str]:
     return set(map('data.{}'.format, _filled(record['data']) - {*QUERIES, *SYSTEMS} - compared))
 
 
-def _of_label(
+def _parse_label(
     record: dict[str, Any], where: str, label_type: LabelType, needs_answer: bool
 ) -> TextLabel:
     name = fields.query_field(record, where) or 'query'
@@ -244,14 +224,7 @@ def _of_label(
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    return TextLabel(
-        query,
-        samples,
-        answer=answer,
-        labeller=people.labeller(record),
-        remark=_remark(record),
-        columns=columns(record, label_type),
-    )
+    return TextLabel(query, samples, answer, **_given(record, label_type))
 
 
 def _number_of_letter(given: Any) -> Any:
@@ -260,15 +233,20 @@ def _number_of_letter(given: Any) -> Any:
     return ord(given.strip().upper()) - ord('A') if is_letter else given
 
 
-def _remark(record: Mapping[str, Any]) -> str:
+def _given(record: dict[str, Any], label_type: LabelType) -> dict[str, Any]:
+    """Return the fields of a TextLabel that say who gave it, and what else its record holds."""
     remark = record.get(REMARK)
-    return remark if isinstance(remark, str) else ''
+    return {
+        'labeller': people.labeller(record),
+        'remark': remark if isinstance(remark, str) else '',
+        'columns': columns(record, label_type),
+    }
 
 
 # ---------------------------------------------------------------- Label Studio
 
 
-def _of_label_studio(
+def _parse_label_studio(
     record: dict[str, Any], where: str, label_type: LabelType
 ) -> Iterator[TextLabel]:
     """Yield a label for each annotation that was not cancelled and has an answer."""
@@ -286,9 +264,10 @@ def _of_label_studio(
                 f'{where}: a pairwise result selects {selected!r:.80}, not left or right'
             )
         lead_time: Any = annotation.get('lead_time')
+        names = _names_compared(result)
         yield TextLabel(
-            query=_query_of_task(data, result, where),
-            samples=_compared(result, data, where),
+            query=_query_of_task(data, names, where),
+            samples=_compared(names, data, where),
             answer=label_type.of_preference(('left', 'right').index(selected)),
             labeller=people.annotator(annotation.get('completed_by')),
             seconds=float(lead_time) if is_number(lead_time) else 0.0,
@@ -312,8 +291,7 @@ def _names_compared(result: dict[str, Any]) -> list[str]:
     return str(result.get('to_name', '')).split(',')
 
 
-def _query_of_task(data: dict[str, Any], result: dict[str, Any], where: str) -> str:
-    compared = _names_compared(result)
+def _query_of_task(data: dict[str, Any], compared: list[str], where: str) -> str:
     others = {name: value for name, value in data.items() if name not in compared}
     name = fields.query_field(others, where)
     if name is None:
@@ -321,14 +299,13 @@ def _query_of_task(data: dict[str, Any], result: dict[str, Any], where: str) -> 
     return after_system(others, '' if name is None else text_field(others, name, where))
 
 
-def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple[str, str]:
+def _compared(names: list[str], data: dict[str, Any], where: str) -> tuple[str, str]:
     """Return left and right text, which the result names."""
-    left, _, right = str(result.get('to_name', '')).partition(',')
-    texts = data.get(left), data.get(right)
-    if not isinstance(texts[0], str) or not isinstance(texts[1], str):
-        raise UserError(
-            f'{where}: which text was on the left? The result compares'
-            f' {result.get("to_name")!r:.80}, and the data have {", ".join(map(str, data)):.80}:'
-            ' give the fields of the data the names that are compared, left and right'
-        )
-    return texts[0], texts[1]
+    texts = [data.get(name) for name in names]
+    if len(texts) == 2 and isinstance(texts[0], str) and isinstance(texts[1], str):
+        return texts[0], texts[1]
+    raise UserError(
+        f'{where}: which text was on the left? The result compares {",".join(names)!r:.80}, and the'
+        f' data have {", ".join(map(str, data)):.80}: give the fields of the data the names that'
+        ' are compared, left and right'
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels.answers import LABELLER, REMARK
+from lm_human_preferences.labels.answers import GIVEN_BY, REMARK
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 
@@ -49,7 +49,7 @@ def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Enco
         ) from e
 
 
-def of_text(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[int] | None:
+def tokens_of(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[int] | None:
     """Return `tokens` without padding if they decode to this text, else None."""
     if not _are_tokens(tokens, encoder, n_vocab):
         return None
@@ -120,7 +120,7 @@ def preferences(
         raise UserError(
             '--export_as preferences: ratings of one response prefer none; give --export_as text'
         )
-    known = {'query', *label_type.samples, label_type.field, LABELLER, REMARK}
+    known = {'query', *label_type.samples, label_type.field, GIVEN_BY, REMARK}
     for label in labels:
         others = {name: label[name] for name in label.keys() - known}
         samples = [label[name] for name in label_type.samples]

@@ -17,13 +17,20 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.utils.terminal import printable
 
-# Why a record gives no label, by the name of its count
-LEFT_OUT = {
-    'unanswered': 'without an answer',
-    'empty': 'with an empty query or response',
-    'no text': 'with calls of tools, or parts that are not text',
-    'equal': 'whose two responses are the same tokens',
-    'other query': 'whose dialogues differ before the assistant answers, in their query',
+# Lines on counts of records, by their names
+NOTES = {
+    'skipped': 'Skipped: {} records with longer texts',
+    'unanswered': 'Left out: {} records without an answer',
+    'empty': 'Left out: {} records with an empty query or response',
+    'no text': 'Left out: {} records with calls of tools, or parts that are not text',
+    'equal': 'Left out: {} records whose two responses are the same tokens',
+    'other query': 'Left out: {} records whose dialogues differ before the assistant answers, in'
+    ' their query',
+    'all equal': 'All samples are the same tokens, in {} records',
+    'goes on': 'Responses with turns of the user in them: in {} records',
+    'special': 'Special tokens of the model are spelled in {} records, as of a chat template. They'
+    ' are read as ordinary letters, which no model writes: give lists of messages instead, or'
+    ' --task.special_tokens on',
 }
 
 
@@ -85,7 +92,10 @@ class Tokeniser:
     ) -> dict[str, list[int]]:
         """Return `question`; Skipped for a pair in which there is nothing to prefer."""
         is_pair = records.is_pair(record)
-        if is_pair and _has_empty_text(record, label):
+        texts = [label.query, *label.samples]
+        if records.is_task(record) and not label.query:  # of which some have no query
+            texts = texts[1:]
+        if is_pair and any(map(is_empty, texts)):
             self.counts['empty'] += 1
             raise Skipped
         question = self.question(label, fields, where)
@@ -115,23 +125,7 @@ class Tokeniser:
                     f'{done.capitalize()}: {queries} queries to {query} tokens, {responses}'
                     f' responses to {response}'
                 )
-        if counts['skipped']:
-            lines.append(f'Skipped: {counts["skipped"]} records with longer texts')
-        for count, what in LEFT_OUT.items():
-            if counts[count]:
-                lines.append(f'Left out: {counts[count]} records {what}')
-        if counts['all equal']:
-            lines.append(f'All samples are the same tokens, in {counts["all equal"]} records')
-        if counts['goes on']:
-            lines.append(
-                f'Responses with turns of the user in them: in {counts["goes on"]} records'
-            )
-        if counts['special']:
-            lines.append(
-                f'Special tokens of the model are spelled in {counts["special"]} records, as of a'
-                ' chat template. They are read as ordinary letters, which no model writes: give'
-                ' lists of messages instead, or --task.special_tokens on'
-            )
+        lines += [text.format(counts[name]) for name, text in NOTES.items() if counts[name]]
         told = {
             'Not read, with the number of records that have it': self.unread,
             'Kept with the questions, and given back by exports': self.kept,
@@ -233,10 +227,3 @@ def tokenise(
                 question = tokeniser.question_of(record, label, fields, where)
                 labels.append((dataclasses.replace(label, where=where), question))
     return labels, tokeniser.notes()
-
-
-def _has_empty_text(record: dict[str, Any], label: TextLabel) -> bool:
-    """Return whether a response of a pair, or its query if it has one, has no letters."""
-    is_asked = not records.is_task(record) or label.query
-    texts = [label.query, *label.samples] if is_asked else label.samples
-    return any(map(is_empty, texts))

@@ -42,7 +42,9 @@ def explained(path: str) -> Iterator[None]:
         raise
     except Exception as e:  # of any kind: the numbers are whatever a file says
         reason = ' '.join(str(e).split())
-        raise UserError(f'{path} does not describe a model that can be: {reason:.300}') from e
+        raise UserError(
+            f'{path} does not describe a model that transformers can make: {reason:.300}'
+        ) from e
 
 
 def config_of(content: Any, path: str) -> Any:
