@@ -161,14 +161,6 @@ def test_instructions_are_kept(tmp_path):
     assert '--instructions' in error
 
 
-@pytest.mark.parametrize('options, part', [('', 'train'), ('--against /run', 'valid')])
-def test_offline_the_part_that_is_asked_about_is_looked_for(tmp_path, monkeypatch, options, part):
-    monkeypatch.setenv('LMHP_OFFLINE', '1')
-    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
-    told = error_of(invoke(f'ask tldr {tmp_path}/f {options}'))
-    assert told.endswith(f'/tldr/{part}-subset.json')
-
-
 def test_mistakes_of_ask_are_one_line(tmp_path):
     def error(line):
         return error_of(invoke(f'ask {line}'))
@@ -310,12 +302,6 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, tmp_path, mo
     report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
     assert report['reward']['trained_on']['accuracy'] == 1 / 4  # all are equally good
     assert 'labels to train on: 2 of 7, 25.0 % (95 % interval' in printed
-
-
-def test_report_without_a_labeller(answered, tmp_path):
-    report, _ = report_of(answered, tmp_path, '--without bob,carl')
-    assert report['agreement']['pairs'] == 0 and list(report['labellers']) == ['anna']
-    assert report['training_labels'] == 3
 
 
 def test_win_rate(tmp_path):

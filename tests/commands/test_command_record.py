@@ -1,7 +1,6 @@
 """SAVE_DIR/train_*_commands.jsonl: which commands have worked on a run, and how they ended."""
 
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -88,27 +87,6 @@ def test_a_command_that_was_killed_has_no_end(tmp_path):
 )
 def test_no_key_of_a_url_is_kept(word, told):
     assert command_record.typed(['/x/sample.py', word]) == f'./sample.py {told}'
-
-
-def test_the_commit_and_whether_files_were_changed(tmp_path, monkeypatch):
-    def git(*words):
-        subprocess.run(['git', '-C', tmp_path, *words], check=True, capture_output=True)
-
-    def found():
-        command_record._commit.cache_clear()
-        return command_record._commit()
-
-    monkeypatch.setattr(command_record, '_ROOT', tmp_path)
-    assert found() == (None, None)
-    git('init', '-q')
-    (tmp_path / 'file').write_text('1')
-    git('add', 'file')
-    git('-c', 'user.name=a', '-c', 'user.email=a@b', 'commit', '-qm', 'first')
-    commit, is_clean = found()
-    assert len(commit) == 40 and is_clean
-    (tmp_path / 'file').write_text('2')
-    assert found() == (commit, False)
-    command_record._commit.cache_clear()
 
 
 def test_a_run_is_repeated_to_the_bit(train, tmp_path):

@@ -79,16 +79,6 @@ def test_keys_record_the_sample_that_is_shown_there(window, path):
     assert len({answer.order for answer in answers}) > 1
 
 
-def test_a_reload_shows_the_same_question_in_the_same_order(window, tmp_path):
-    with shown(window, tmp_path / 'f') as page:
-        window.answer('1')
-        before = window.ready(), window.samples()
-        window.driver.refresh()
-        assert (window.ready(), window.samples()) == before
-        # the link is gone from the address, and the cookie does
-        assert window.driver.current_url == f'{page.url}/'
-
-
 @needs_nginx
 def test_the_page_works_at_a_path_of_a_proxy(window, path, tmp_path):
     write_texts(path, TEXTS)

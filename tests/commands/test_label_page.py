@@ -4,7 +4,6 @@ import base64
 import concurrent.futures
 import errno
 import hashlib
-import http.client
 import itertools
 import json
 import os
@@ -23,8 +22,7 @@ import pytest
 from label_folders import TASK, make_folder
 from label_page import answers_of, served, web_options, write_texts, written
 from launched import eventually
-from page_client import Client, id_of_token, insist
-from page_proxy import needs_nginx, proxy
+from page_client import Client, id_of_token
 
 from lm_human_preferences.commands import serve_page
 from lm_human_preferences.errors import UserError
@@ -167,11 +165,20 @@ def test_long_bodies_are_refused_unread(one):
 GOOD = {'answer': str(uuid.uuid4()), 'question': '0' * 64, 'choice': 1, 'seconds': 1}
 
 
+NOT_RANDOM_IDS = (
+    uuid.uuid1(),
+    uuid.uuid5(uuid.NAMESPACE_DNS, 'x'),
+    uuid.UUID(int=0),
+    'f47ac10b-58cc-4372-c567-0e02b2c3d479',  # of another variant
+    GOOD['answer'].upper(),
+)
+
+
 @pytest.mark.parametrize(
     'change',
     [
         {'answer': 'x'},
-        {'answer': GOOD['answer'].upper() + '\n'},
+        *({'answer': str(id)} for id in NOT_RANDOM_IDS),
         {'question': '../../etc/passwd'},
         {'choice': 0},
         {'choice': True},
@@ -567,6 +574,11 @@ def test_the_public_address_is_let_in_and_no_other(path, host, origin, status):
         for prefix in ('', '/preferences'):
             assert outcome(anna, path=f'{prefix}/questions', Host=host, Origin=origin)[0] == status
         assert outcome(anna, path='/other/questions')[0] == 404
+        body = json.dumps({'token': anna.token})
+        _, headers, _ = anna.request('POST', '/session', body, Host=host, Origin=origin)
+        if status == 200:
+            is_secure = 'Secure' in headers['Set-Cookie'].split('; ')
+            assert is_secure == origin.startswith('https:')
         anna.close()
 
 
@@ -592,43 +604,6 @@ def test_an_address_outside_of_docker_or_nat(path):
 def test_a_public_address_that_is_none(url):
     with pytest.raises(ValueError, match='--public_url .* must be http:// or https://'):
         WebHParams(public_url=url).validate()
-
-
-class ByProxy(Client):
-    """A labeller at PUBLIC, whose name leads to a proxy on this machine."""
-
-    def __init__(self, link, proxy, certificate):
-        self.proxy = proxy
-        super().__init__(link, certificate=certificate)
-
-    def _connect(self):
-        connection = http.client.HTTPSConnection(self.host)
-        plain = socket.create_connection(('127.0.0.1', self.proxy), timeout=30)
-        connection.sock = self.context.wrap_socket(plain, server_hostname=self.host)
-        return connection
-
-    def request(self, method, path, body=None, **headers):
-        return super().request(method, f'/preferences{path}', body, **headers)
-
-
-@needs_nginx
-@pytest.mark.parametrize('path_of_page', ['/', ''], ids=['path left out', 'path kept'])
-@pytest.mark.parametrize('more', ['', 'proxy_set_header Host $host;'], ids=['own host', 'host'])
-def test_a_proxy_with_tls_and_a_path(path, tmp_path, certificate, path_of_page, more):
-    options = web_options(public_url=PUBLIC)
-    with (
-        server.LabelServer(str(path), ['anna'], options, note=lambda line: None) as page,
-        proxy(tmp_path, page.port, path_of_page, more, certificate) as port,
-    ):
-        anna = insist(lambda: ByProxy(page.links['anna'], port, certificate))
-        status, _, html = anna.request('GET', '/', Cookie=None)
-        assert (status, b'<script>' in html) == (200, True)
-        _, headers, _ = anna.request('POST', '/session', json.dumps({'token': anna.token}))
-        assert 'Secure' in headers['Set-Cookie'].split('; ')
-        assert anna.answer(anna.questions()[0]['id'])[0] == 200
-        assert outcome(anna, Origin='https://evil.example')[0] == 403
-        anna.close()
-    assert len(written(path)) == 1
 
 
 def test_tls(path, certificate):

@@ -32,7 +32,6 @@ import launch
 import sample
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch as jobs
-from lm_human_preferences.datasets import tldr
 from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
@@ -40,7 +39,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.datasets import get_dataset
-from lm_human_preferences.runs import run_dir, run_settings
+from lm_human_preferences.runs import run_dir
 from lm_human_preferences.storage.crc import masked_crc
 from lm_human_preferences.utils.logging import Logger
 
@@ -239,22 +238,6 @@ def test_parts_of_models(tmp_path, name, value, words):
     assert words in told(lambda: model.build(scope='policy'))
 
 
-@pytest.mark.parametrize(
-    'value, words',
-    [
-        ({'task': 5}, '--task must be on or off, got 5'),
-        ({'task': {'query_length': -5}}, '--task.query_length must be at least 1'),
-        ({'ppo': {'batch_size': 10**30}}, '--ppo.batch_size must be a number of at most 64 bits'),
-    ],
-)
-def test_settings_of_runs(tmp_path, value, words):
-    settings = resolved('train_policy', 'test').to_nested_dict()
-    for key, changed in value.items():
-        settings[key] = {**settings[key], **changed} if isinstance(changed, dict) else changed
-    (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(settings))
-    assert words in told(run_settings.load_run_hparams, str(tmp_path))
-
-
 def test_a_long_text_among_the_labels_does_not_fill_the_memory(tmp_path):
     labels = [{**label, 'score': 'a'} for label in LABELS * 500]
     labels[7]['score'] = 'x' * 1_000_000
@@ -290,13 +273,6 @@ def test_byte_pairs_of_characters_that_stand_for_no_byte(tmp_path, monkeypatch, 
     path.write_text(json.dumps(tokens))
     (tmp_path / 'vocab.bpe').write_bytes(MERGES.replace('Ġ the'.encode(), piece.encode()))
     assert 'do not belong together' in told(KINDS['vocabulary'].read, tmp_path)
-
-
-@pytest.mark.parametrize('posts', [{}, [1], [{'title': 'x'}], None])
-def test_posts_of_other_kinds(tmp_path, monkeypatch, posts):
-    (tmp_path / 'posts.json').write_text(json.dumps(posts))
-    monkeypatch.setattr(tldr, 'URL', str(tmp_path / 'posts.json'))
-    assert 'is not a list of posts' in told(list, tldr.generator('train'))
 
 
 @pytest.mark.parametrize(

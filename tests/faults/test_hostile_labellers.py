@@ -22,25 +22,6 @@ def path(tmp_path):
     return tmp_path / 'f'
 
 
-IDS = {
-    'version 1': str(uuid.uuid1()),
-    'version 3': str(uuid.uuid3(uuid.NAMESPACE_DNS, 'x')),
-    'version 5': str(uuid.uuid5(uuid.NAMESPACE_DNS, 'x')),
-    'another variant': 'f47ac10b-58cc-4372-c567-0e02b2c3d479',
-    'nil': str(uuid.UUID(int=0)),
-    'capitals': str(uuid.uuid4()).upper(),
-}
-
-
-@pytest.mark.parametrize('id', IDS.values(), ids=IDS)
-def test_the_page_takes_random_ids_alone(path, id):
-    with served(path, 'anna') as (_, anna):
-        (question,) = anna.questions(count=1)
-        assert anna.answer(question['id'], answer=id)[0] == 400
-        assert anna.skip(question['id'], answer=id)[0] == 400
-    assert written(path) == []
-
-
 def test_an_answer_that_was_given_here_says_so(path):
     """Whatever its id: of several answers to a question, the first counts."""
     ids = [str(uuid.uuid5(uuid.NAMESPACE_DNS, name)) for name in ('anna', 'bob', 'carl')]

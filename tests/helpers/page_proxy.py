@@ -19,8 +19,8 @@ http {{
     client_body_temp_path t1; proxy_temp_path t2;
     fastcgi_temp_path t3; uwsgi_temp_path t4; scgi_temp_path t5;
     server {{
-        listen 127.0.0.1:{port}{listen};
-        location /preferences/ {{ proxy_pass http://127.0.0.1:{page}{path}; {more} }}
+        listen 127.0.0.1:{port};
+        location /preferences/ {{ proxy_pass http://127.0.0.1:{page}/; }}
     }}
 }}
 """
@@ -32,17 +32,10 @@ def free_port():
 
 
 @contextlib.contextmanager
-def proxy(folder, page, path='/', more='', certificate=None):
-    """Yield the port of a proxy of /preferences/ to the port `page`; path: as nginx passes it on.
-
-    certificate: of TLS, with its key; without, there is none.
-    """
+def proxy(folder, page):
+    """Yield the port of a proxy of /preferences/ to the port `page`."""
     port = free_port()
-    listen = ''
-    if certificate is not None:
-        listen = f' ssl; ssl_certificate {certificate}; ssl_certificate_key {certificate}'
-    text = SETTINGS.format(port=port, listen=listen, page=page, path=path, more=more)
-    (folder / 'nginx.conf').write_text(text)
+    (folder / 'nginx.conf').write_text(SETTINGS.format(port=port, page=page))
     command = [NGINX, '-p', folder, '-c', 'nginx.conf', '-e', 'stderr']
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:

@@ -342,14 +342,6 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
     assert min(shorter) == [0, dot, padding]
 
 
-def test_own_ids_cannot_stand_in_for_books(empty_store, tmp_path, encoder):
-    path = tmp_path / 'labels.json'
-    path.write_text(json.dumps([{'query': [0, 1], 'encoding': 'tokenizer-0123456789ab'}]))
-    dataset = datasets.get_dataset('books', labels=str(path))
-    with pytest.raises(UserError, match="ids of encoding 'tokenizer-0123456789ab', which cannot"):
-        next(sequences_of(dataset, 8, mode='train', encoder=encoder))
-
-
 def test_prompts_of_preferences_stand_in_for_books(empty_store, tmp_path, encoder):
     """As texts, which begin after a full stop and end with one like those of any data set."""
     path = tmp_path / 'pairs.jsonl'

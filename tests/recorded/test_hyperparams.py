@@ -325,6 +325,12 @@ NEW = 'rewards.train_new_model'
             '--ppo.batch_size 2 is not a multiple of --mpi 4: use 4',
         ),
         (
+            policy_hparams(**{'ppo.batch_size': 64, 'ppo.nminibatches': 2}),
+            8,
+            '--ppo.batch_size 64 in 16 minibatches (--mpi 8) is too few for whitening: use 128 or'
+            ' more, fewer ranks, or --ppo.whiten_rewards false',
+        ),
+        (
             policy_hparams(**{NEW: 'on', f'{NEW}.batch_size': 33}),
             2,
             f'--{NEW}.batch_size 33 is not a multiple of --mpi 2: use 32 or 34',

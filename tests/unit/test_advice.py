@@ -13,9 +13,7 @@ from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import task_file
 
 
-@pytest.mark.parametrize(
-    'labels, epochs', [(1, 16), (200, 16), (512, 16), (513, 4), (4096, 4), (4097, 1), (10**6, 1)]
-)
+@pytest.mark.parametrize('labels, epochs', [(1, 16), (512, 16), (513, 4), (4096, 4), (4097, 1)])
 def test_few_labels_are_learned_more_often(labels, epochs):
     assert advice.epochs_and_members(labels) == (epochs, 4)
 

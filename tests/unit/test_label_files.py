@@ -10,10 +10,9 @@ from sample_files import label_hparams
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.labels import held_out, label_files, simulated
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings
-from lm_human_preferences.runs import label_record
 
 PADDING = 27
 ANSWERS = {
@@ -176,28 +175,6 @@ def test_options_have_the_names_that_the_command_gives_them(
         label_files.load_labels(given, encodings.Test)
     told = told.format(option=option, path=path)
     assert f' {told}' in f' {caught.value}'
-
-
-def test_a_policy_is_told_of_the_labels_of_its_reward_model_by_their_names(tmp_path):
-    option = '--rewards.train_new_model.labels'
-    given = hparams(tmp_path / 'folder')
-    policy_options.HParams().rewards.train_new_model = given
-    make_folder(tmp_path / 'folder', 2)
-    with pytest.raises(UserError, match=f'{option}.source {tmp_path}/folder is a folder of anothe'):
-        label_files.load_labels(given, encodings.Test)
-    with pytest.raises(UserError, match=rf'\({option}.num_train 4, if more'):
-        label_files.check_order([0, 1, 2, 3], 8, given)
-    given.labels.source, given.labels.held_out = 'mock', 0.9
-    with pytest.raises(UserError, match=f'{option}.source mock .* give {option}.num_train'):
-        simulated.check_num_train(given)
-    one = {name: torch.tensor([tokens]) for name, tokens in label().items()}
-    with pytest.raises(UserError, match=f'{option}.held_out 0.9 leaves none of 1 labels'):
-        held_out.split(one, given, encodings.Test.get_encoder())
-    with pytest.raises(UserError, match=f'{option}.num_train: what 1000000000000 of them'):
-        simulated.check_memory(10**12, given)
-    before = {'source': 'a', 'labels': 1, 'digest': 'b'}
-    with pytest.raises(UserError, match='^c: these are not the labels'):
-        label_record.check({**before, 'source': 'c', 'digest': 'd'}, before, is_begun=True)
 
 
 @pytest.mark.parametrize('label_type', ANSWERS)

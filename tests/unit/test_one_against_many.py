@@ -9,7 +9,6 @@ from trainers import learner, rollout_of
 
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.model import Model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -278,21 +277,3 @@ def test_samples_in_parts_go_together():
     torch.testing.assert_close(rollout.logprobs, analyzed['logprobs'])
     torch.testing.assert_close(rollout.values, analyzed['values'])
     torch.testing.assert_close(rollout.ref_logprobs, analyzed['logprobs'])
-
-
-@pytest.mark.parametrize('whiten, refused', [(True, True), (False, False)])
-def test_whitening_needs_eight_responses_on_each_rank(whiten, refused):
-    hparams = train_policy.HParams()
-    hparams.override_from_dict(
-        {'ppo.batch_size': 64, 'ppo.nminibatches': 2, 'ppo.whiten_rewards': whiten}
-    )
-    hparams.check_ranks(4)
-    if not refused:
-        return hparams.check_ranks(8)
-    with pytest.raises(UserError) as caught:
-        hparams.check_ranks(8)
-    assert (
-        str(caught.value)
-        == '--ppo.batch_size 64 in 16 minibatches (--mpi 8) is too few for whitening: use 128 or'
-        ' more, fewer ranks, or --ppo.whiten_rewards false'
-    )

@@ -5,7 +5,7 @@ import json
 import pytest
 from command_line import error_of, invoke, succeed
 from label_folders import make_folder
-from label_page import answers_of, press, say, served, write_texts
+from label_page import press, say
 
 from lm_human_preferences.labels.answers import LONGEST_REMARK, clean_remark
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
@@ -46,34 +46,6 @@ def test_a_remark_is_kept_with_the_answer_or_the_skip_after_it(tmp_path):
     question = lines[0]['question'][:8]
     assert f'remarks (2):\n  anna, {question}, {lines[0]["best"]}: both q1[2J\n' in shown
     assert '"skipped: not understandable": unclear' in shown
-
-
-def test_the_remark_to_an_answer_that_was_given_again_is_its_last(tmp_path):
-    path = tmp_path / 'f'
-    make_folder(path, 1)
-    say(path, 'anna', 0)
-    folder = LabelFolder(str(path))
-    (question,) = folder.questions.values()
-    with Labeller(folder, 'anna') as labeller:
-        labeller.answer(question, 1, 2.0, remark='later')
-    shown = invoke(f'labels {path}').stdout
-    assert 'remarks (1):' in shown and ', 1: later' in shown
-
-
-def test_remarks_of_the_page(tmp_path):
-    path = tmp_path / 'f'
-    write_texts(path, [(f'question {i}', *'abcd') for i in range(2)])
-    with served(path, 'anna') as (_, anna):
-        first, second = anna.questions(count=2)
-        body = {'answer': '00000000-0000-4000-8000-000000000000', 'seconds': 1, 'choice': 1}
-        for wrong in (3, ['a'], 'x' * (LONGEST_REMARK + 1)):
-            status, _ = anna.post('/answer', **body, question=first['id'], remark=wrong)
-            assert status == 400
-        status, _ = anna.post('/answer', **body, question=first['id'], remark='\x1bso\nso\u202e')
-        assert status == 200
-        skip = {**body, 'answer': '11111111-1111-4111-8111-111111111111', 'reason': 'other'}
-        assert anna.post('/skip', **skip, question=second['id'], remark='?')[0] == 200
-    assert [answer.remark for answer in answers_of(path, 'anna')] == ['so so', '?']
 
 
 def test_labellers_and_remarks_come_back_from_texts(tmp_path):

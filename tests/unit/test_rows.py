@@ -121,21 +121,6 @@ def test_rows_in_bf16_are_within_its_digits(family):
 
 
 @needs_bf16
-def test_weights_are_laid_out_once():
-    """In the layers, and in an output layer with more rows than there are tokens."""
-    network = network_of('llama')
-    precision.configure('bf16', CPU, 'default')
-    copies = []
-    for _ in range(2):
-        logits = sampled(network)
-        layers = [each for each in network.causal_lm.modules() if isinstance(each, torch.nn.Linear)]
-        copies.append([layer.weight.prepacked[1] for layer in layers])
-    assert len(layers) == 15 and logits.shape[-1] == N_VOCAB < len(layers[-1].weight)
-    for first, second in zip(*copies, strict=True):
-        assert first is second is not None
-
-
-@needs_bf16
 @torch.no_grad()
 def test_what_a_model_computes_in_float32_stays_so():
     precision.configure('bf16', CPU, 'default')

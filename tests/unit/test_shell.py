@@ -52,14 +52,6 @@ def test_a_script_is_named_by_its_absolute_path(environment, monkeypatch):
     assert shell.typed(SAMPLE) == f'{ROOT}/sample.py sample'
 
 
-def test_commands_at_the_end_of_a_training_and_in_errors_are_so_printed(environment, monkeypatch):
-    monkeypatch.setenv('PIPENV_ACTIVE', '1')
-    assert error_of(invoke('evaluate')) == (
-        f'SAVE_DIR missing; example: {environment}/python3 ./launch.py evaluate'
-        ' /tmp/save/train_policy/first'
-    )
-
-
 @pytest.mark.parametrize('script', ['launch.py', 'sample.py'])
 def test_a_python_without_click_ends_in_one_line(script):
     result = subprocess.run(
@@ -68,13 +60,6 @@ def test_a_python_without_click_ends_in_one_line(script):
     assert (result.returncode, result.stdout) == (2, '')
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"error: {sys.executable} has no module 'click'")
-
-
-def test_the_environment_that_is_named_is_in_the_folder_of_the_program(monkeypatch):
-    monkeypatch.chdir(ROOT.parent)
-    monkeypatch.setattr(sys, 'prefix', '/usr')
-    monkeypatch.setattr(os.path, 'exists', lambda path: True)
-    assert f'`. {ROOT.name}/.venv/bin/activate`' in shell.missing('torch')
 
 
 def test_a_python_without_torch_ends_in_one_line(environment, monkeypatch):

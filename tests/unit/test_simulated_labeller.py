@@ -121,16 +121,6 @@ def test_it_leaves_and_goes_on_as_if_it_had_stayed(tmp_path):
     assert values[0] == values[1]
 
 
-def test_seeds_and_names_err_differently(tmp_path):
-    make_folder(tmp_path / 'f', 100, labellers=3)
-    values = []
-    for name, seed in (('sim', 0), ('other', 0), ('third', 1)):
-        given = answers_of(tmp_path / 'f', name, error=1, seed=seed)
-        values.append([given[question].value for question in sorted(given)])
-    equal = sum(a == b for a, b in zip(values[0], values[1], strict=True))
-    assert 10 < equal < 40  # 25 by chance
-
-
 @pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
 def test_scores_and_differences(tmp_path, label_type, samples):
     folder = make_folder(tmp_path / 'f', 200, samples=samples, task={'label_type': label_type})

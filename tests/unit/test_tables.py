@@ -3,15 +3,13 @@
 import json
 
 import pytest
-from command_line import invoke, last_error_of, succeed
+from command_line import succeed
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.datasets import jsonl
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.language import datasets
-
-LENGTHS = '--query_length 5 --response_length 3'
 
 
 def write(path, text, **settings):
@@ -130,15 +128,6 @@ def test_the_best_sample_by_its_letter(best, answer):
             records.parse({**label, 'best': wrong}, 'here', label_types.get('best_of_3'))
 
 
-def test_a_row_without_an_answer_is_one_in_a_table(tmp_path):
-    path = write(tmp_path / 'x.csv', 'query,sample0,sample1,best\nq,a,b,\n')
-    ((where, record),) = records.read(path)
-    kind = label_types.get('best_of_2')
-    assert records.parse(record, where, kind, needs_answer=False)[0].answer is None
-    with pytest.raises(UserError, match='is missing: it is the answer'):
-        records.parse(record, where, kind)
-
-
 @pytest.mark.parametrize('form', ['tokens', 'text', 'preferences'])
 def test_columns_come_back_with_labels(tmp_path, form):
     """From a table to a folder, from there to a file, and from there to another one."""
@@ -157,12 +146,3 @@ def test_columns_come_back_with_labels(tmp_path, form):
     file = tmp_path / 'labels.json'
     succeed(f'import_labels test {path} {file} --labels.type best_of_2')
     assert [label['id'] for label in json.loads(file.read_text())] == ['7', '8']
-
-
-def test_columns_come_back_with_scores(tmp_path):
-    path = write(tmp_path / 'x.csv', 'id,query,response,score\n7,the film was,very good,.5\n')
-    (line,) = succeed(f'score mock {path} {LENGTHS}').stdout.splitlines()
-    found = json.loads(line)
-    assert found['id'] == '7' and found.keys() == {'id', 'score'} and found['score'] != '.5'
-    wide = write(tmp_path / 'y.csv', 'query,response\na,b,c\n')
-    assert 'y.csv, line 2 has 3 values' in last_error_of(invoke(f'score mock {wide} {LENGTHS}'))

@@ -9,7 +9,6 @@ from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import HEADER, make_folder
 from label_page import press, say
-from torch.nn import functional as F
 
 from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import LocalComm
@@ -48,12 +47,6 @@ def test_equal_rewards_are_the_best_for_a_tie():
     loss = best_of_4.loss_of(torch.full((1, 4), 0.7), labels)['loss'].item()
     assert loss == pytest.approx(best_of_4.guessing_loss(labels))
     assert best_of_4.loss_of(torch.tensor([[0.7, 0.7, 0.7, 0.9]]), labels)['loss'].item() > loss
-
-
-def test_without_ties_the_loss_is_that_of_today():
-    rewards, best = torch.randn(16, 4), torch.randint(4, (16,))
-    loss = label_types.get('best_of_4').loss_of(rewards, {'best': best})['loss']
-    assert torch.equal(loss, F.cross_entropy(rewards, best))
 
 
 def test_ties_are_no_part_of_accuracy_and_agreement():
