@@ -163,7 +163,7 @@ def _is_among(tokens: frozenset[int] | None) -> Callable[[torch.Tensor], torch.T
     if tokens is None:
         return None
     among = torch.tensor(sorted(tokens))
-    return lambda ids: torch.isin(ids, among.to(ids.device))
+    return lambda ids: torch.isin(ids, among.to(ids.device, non_blocking=True))
 
 
 def query_formatter(

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from lm_human_preferences.training.micro_batches import TensorBatch
-from lm_human_preferences.utils.core import whiten
+from lm_human_preferences.utils.core import those_in, whiten
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.algorithm_options import PpoHParams
@@ -28,6 +29,8 @@ PART = 'score/'  # of the names of parts of a score among statistics
 class Rollout(TensorBatch):
     """Episodes of a step: each row is a query x with its response y."""
 
+    # Token ids and `mask` may be in host memory, where layouts are computed without waiting for a
+    # GPU; the rest is on the device.
     queries: torch.Tensor  # (batch, query_length), token ids
     responses: torch.Tensor  # (batch, response_length), token ids sampled from the policy pi
     logprobs: torch.Tensor  # (batch, response_length), log pi of each token when it was sampled
@@ -58,7 +61,7 @@ class Minibatch(TensorBatch):
     @property
     def tokens(self) -> int:
         """Number of tokens that count."""
-        return self.logprobs.numel() if self.mask is None else int(self.mask.sum())
+        return self.logprobs.numel() if self.mask is None else np.count_nonzero(self.mask.cpu())
 
 
 def compute_rewards(
@@ -74,7 +77,8 @@ def compute_rewards(
     if mask is None:
         rewards[:, -1] += scores
     else:
-        rewards[torch.arange(len(rewards)), mask.sum(1) - 1] += scores
+        last = (mask.sum(1) - 1).to(rewards.device, non_blocking=True)
+        rewards[torch.arange(len(rewards), device=rewards.device), last] += scores
     return rewards, non_score_reward
 
 
@@ -138,8 +142,7 @@ def return_stats(minibatch: Minibatch) -> dict[str, torch.Tensor]:
     """Return moments of the returns and old values of a whole minibatch: {name: scalar}."""
     stats = {}
     for name, values in (('returns', minibatch.returns), ('val', minibatch.values)):
-        if minibatch.mask is not None:
-            values = values[minibatch.mask]
+        values = those_in(values, minibatch.mask)
         stats[f'{name}/var'], stats[f'{name}/mean'] = torch.var_mean(values, correction=0)
     return stats
 
@@ -180,7 +183,7 @@ def loss(
     """Return clipped loss and statistics; outputs: logprobs, values, entropies (batch, length)."""
 
     def mean(values: torch.Tensor) -> torch.Tensor:
-        return values.mean() if minibatch.mask is None else values[minibatch.mask].mean()
+        return those_in(values, minibatch.mask).mean()
 
     advantages, returns = minibatch.advantages, minibatch.returns
     # A leave-one-out baseline is not trained: this is only its error, without gradient.

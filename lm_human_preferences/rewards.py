@@ -308,7 +308,7 @@ def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:
             stats |= {f'{PART}{name}': values for name, values in parts.items()}
         else:
             scores = reward_model.score(queries, responses)
-        is_penalized = ~is_valid(responses).to(scores.device)
+        is_penalized = ~is_valid(responses).to(scores.device, non_blocking=True)
         scores = scores.masked_fill(is_penalized, hparams.penalty_reward_value)
         return scores, responses, {'score': scores, **stats}
 

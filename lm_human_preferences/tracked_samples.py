@@ -98,7 +98,7 @@ class TrackedSamples(Hook):
 
     def _write(self, step: int) -> None:
         with random_stream(self.seed, 'samples', step):
-            rollout = self.trainer.generate(self.queries.to(self.trainer.policy.device))
+            rollout = self.trainer.generate(self.queries)
         records = self._records(step, rollout)
         lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in records]
         try:

@@ -124,7 +124,7 @@ class PPOTrainer:
         """Sample ppo.batch_size episodes and learn from them; return the logged statistics."""
         started = time.monotonic()
         # x ~ D
-        queries = self.query_sampler()['tokens'].to(self.policy.device)
+        queries = self.query_sampler()['tokens']
         samples_per_query = self.ppo.samples_per_query
         # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
         repeated = queries.repeat_interleave(samples_per_query, dim=0)
@@ -169,12 +169,26 @@ class PPOTrainer:
         samples_per_query: see Policy.respond.
         """
         parts = micro_batches(queries, self.ppo.micro_batch_size)
+        sampled = []
+        for part in parts:
+            sampled.append(self.policy.respond(part, self.responses.length, samples_per_query))
+        # Token ids go to host memory all at once, as the device has to be waited for.
+        responses = torch.cat([part.pop('responses') for part in sampled]).cpu()
         self.score_parts = []
-        return concatenate([self._generate_micro_batch(part, samples_per_query) for part in parts])
+        rollouts = []
+        for *tokens, drawn in zip(
+            parts, micro_batches(responses, self.ppo.micro_batch_size), sampled, strict=True
+        ):
+            rollouts.append(self._analyzed(*tokens, drawn, samples_per_query))
+        return concatenate(rollouts)
 
-    def _generate_micro_batch(self, queries: torch.Tensor, samples_per_query: int) -> Rollout:
-        sampled = self.policy.respond(queries, self.responses.length, samples_per_query)
-        responses = sampled['responses']
+    def _analyzed(
+        self,
+        queries: torch.Tensor,
+        responses: torch.Tensor,
+        sampled: dict[str, torch.Tensor],
+        samples_per_query: int,
+    ) -> Rollout:
         reference = self.ref_policy.analyze_responses(queries, responses, samples_per_query)
         scores, scored_responses, stats = self.score_fn(queries, responses)
         self.score_parts.append({name: stats[name] for name in stats if name.startswith(PART)})
@@ -184,7 +198,7 @@ class PPOTrainer:
             logprobs=sampled['logprobs'],
             values=sampled['values'],
             ref_logprobs=reference['logprobs'],
-            scores=scores,
+            scores=scores.to(self.policy.device, non_blocking=True),
             scored_responses=scored_responses,
             score_std=stats.get('score_std'),
             mask=self.policy.mask_of(responses),
@@ -274,7 +288,8 @@ class PPOTrainer:
         }
         for name in self.score_parts[0]:
             means[name] = torch.cat([part[name] for part in self.score_parts]).mean()
-        return means
+        device = self.policy.device
+        return {name: mean.to(device, non_blocking=True) for name, mean in means.items()}
 
     @property
     def total_steps(self) -> int:

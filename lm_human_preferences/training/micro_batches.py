@@ -20,8 +20,12 @@ class TensorBatch:
     def __getitem__(self, rows: torch.Tensor | slice) -> Self:
         selected = dict.fromkeys(vars(self))
         for name, tensor in vars(self).items():
-            if tensor is not None:
+            if tensor is None:
+                continue
+            if isinstance(rows, slice):
                 selected[name] = tensor[rows]
+            else:
+                selected[name] = tensor[rows.to(tensor.device, non_blocking=True)]
         return type(self)(**selected)
 
     def split(self, size: int) -> Sequence[Self]:

@@ -66,11 +66,24 @@ def whiten(
     values: torch.Tensor, shift_mean: bool = True, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Scale to variance 1 (biased, epsilon 1e-8), and mean 0 if `shift_mean`; 0 outside `mask`."""
-    var, mean = torch.var_mean(values if mask is None else values[mask], correction=0)
+    var, mean = torch.var_mean(those_in(values, mask), correction=0)
     whitened = (values - mean) * torch.rsqrt(var + 1e-8)
     if not shift_mean:
         whitened = whitened + mean
-    return whitened if mask is None else whitened.masked_fill(~mask, 0)
+    if mask is None:
+        return whitened
+    return whitened.masked_fill(~mask.to(values.device, non_blocking=True), 0)
+
+
+def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return `values` where `mask` of their shape is true: (n,); None: all, as they are.
+
+    A mask in host memory makes no one wait for a GPU.
+    """
+    if mask is None:
+        return values
+    indices = torch.from_numpy(np.flatnonzero(mask.cpu().numpy()))
+    return values.flatten().index_select(0, indices.to(values.device, non_blocking=True))
 
 
 def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -5,15 +5,21 @@ On a GPU the host starts each operator, and waits for all of them wherever it re
 
 import collections
 
+import pretend_gpu
 import pytest
 import torch
+from pretend_gpu import pretended
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainers import learner
 
+from lm_human_preferences import train_policy
+from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.language import model, sample
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.training import precision
 
 READS = {'_local_scalar_dense', 'nonzero', 'item', 'is_nonzero', 'equal'}
@@ -97,3 +103,51 @@ def test_a_token_starts_few_operators_and_reads_nothing(kind, most, request, mon
         found.append(len(copies))
         copies.clear()
     assert found[1] - found[0] == 2
+
+
+def trainer_of(policy, micro_batch_size):
+    """A trainer that samples eight episodes, scores them by a reward model, and logs nothing."""
+    hparams = train_policy.HParams()
+    hparams.override_from_dict(
+        {
+            'ppo.batch_size': 8,
+            'ppo.nminibatches': 2,
+            'ppo.micro_batch_size': micro_batch_size,
+            'task.query_length': 2,
+            'task.response_length': 6,
+            'run.log_interval': 10**9,
+        }
+    )
+    trainer = learner(policy, hparams, comms.LocalComm())
+    trainer.steps_done = 1  # the first one logs
+    trainer.score_fn = make_score_fn(hparams.task, RewardModel(policy.trained_model))
+    trainer.query_sampler = lambda: {'tokens': torch.arange(16).view(8, 2)}
+    return trainer
+
+
+@pytest.mark.parametrize('stops', [False, True])
+def test_an_update_reads_little_whatever_its_micro_batches(stops, monkeypatch):
+    """On a pretended GPU, where what is read is told from what is in host memory already."""
+    reads = []
+
+    def compute(func, args, kwargs, own=pretend_gpu._compute):
+        from_gpu = any(isinstance(each, pretend_gpu.Tensor) for each in args)
+        name = func._schema.name.removeprefix('aten::')
+        to_host = name == '_to_copy' and torch.device(kwargs.get('device') or 'cuda').type == 'cpu'
+        if from_gpu and (to_host or name in READS):
+            reads.append(name)
+        return own(func, args, kwargs)
+
+    monkeypatch.setattr(pretend_gpu, '_compute', compute)
+    counts = []
+    for size in (8, 2):
+        with pretended():
+            policy = Policy(TrainedModel('test'))
+            if stops:
+                policy.is_end = lambda tokens, position: tokens % 5 == 0
+            trainer = trainer_of(policy, size)
+            reads.clear()
+            trainer.step()
+            counts.append(len(reads))
+    assert counts[0] <= 4
+    assert counts[1] == counts[0]
