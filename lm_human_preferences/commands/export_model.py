@@ -75,11 +75,12 @@ def _export_policy(model_dir: str, output_dir: str, experiments: Experiments, fo
         ends = sorted(lm_tasks.truncate_tokens(run.task, policy.encoding.get_encoder()) or ())
         _write_ends(ends, output_dir)
     names = (tokenisers.TOKENISER, 'vocab.json')
-    card = model_card.policy_card(
+    card = model_card.card(
         run,
         experiments,
         model_dir,
-        has_tokeniser=any(os.path.exists(os.path.join(output_dir, name)) for name in names),
+        has_policy=True,
+        has_tokenizer=any(os.path.exists(os.path.join(output_dir, name)) for name in names),
         ends=ends,
         is_adapter=form == 'adapter',
     )
@@ -129,11 +130,13 @@ def _export_reward_models(
     for place, directory in zip(found, directories, strict=True):
         constant = _export_reward_model(saved, place, directory, form)
         has_auto_tokeniser = tokeniser.is_read_as_written(saved.encoding, directory)
-        card = model_card.reward_card(
+        card = model_card.card(
             facts.of_run(model_dir),
             experiments,
-            constant,
-            has_auto_tokeniser=has_auto_tokeniser,
+            model_dir,
+            has_policy=False,
+            constant=constant,
+            has_auto_tokenizer=has_auto_tokeniser,
             members=len(found),
             is_adapter=form == 'adapter',
         )

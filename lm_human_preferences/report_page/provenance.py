@@ -14,8 +14,7 @@ from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.run_story.label_facts import json_object
 from lm_human_preferences.runs import command_record, run_files
-from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.hyperparams import group_class
+from lm_human_preferences.utils.hyperparams import HParams
 
 _DAMAGED = (UserError, OSError, ValueError, KeyError, TypeError, AttributeError)
 _UNKNOWN = 'not known'
@@ -95,26 +94,29 @@ def duration(seconds: float) -> str:
 
 
 def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return the experiment, and (option, value, the experiment's value) of those that differ."""
     hparams = facts.hparams
     if hparams is None:
         return _UNKNOWN, []
-    command = hparams.command
-    name = facts.experiments.get(command)
-    binds = experiments.get(f'{command}/{name}')
-    if binds is None:
+    name = facts.experiments.get(hparams.command)
+    binds = experiments.get(f'{hparams.command}/{name}')
+    if name is None or binds is None:
         return name or _UNKNOWN, []
     usual = type(hparams)()
     usual.override_from_dict(dict(binds))
-    found = []
-    fields = hyperparams.fields(type(hparams))
     of_reward = experiments.get(f'{run_files.REWARD.command}/{name}', {})
-    for key, value in commands.differences(hparams, binds, of_reward).items():
-        of_experiment = commands.value_of(usual, key)
-        shown = 'off' if of_experiment is None else str(of_experiment)
-        if of_experiment is not None and group_class(fields[key].type) is not None:
-            shown = 'on'
-        found.append((f'--{key}', str(value), shown))
-    return str(name), found
+    differences = commands.differences(hparams, binds, of_reward)
+    return name, [
+        (f'--{key}', str(value), _shown(commands.value_of(usual, key)))
+        for key, value in differences.items()
+    ]
+
+
+def _shown(value: Any) -> str:
+    """Return a setting of an experiment; a group is on or off, and so is an option of one."""
+    if isinstance(value, HParams):
+        return 'on'
+    return 'off' if value is None else str(value)
 
 
 def _digests(run: str) -> list[tuple[str, str]]:
@@ -130,11 +132,9 @@ def _digests(run: str) -> list[tuple[str, str]]:
     if storage.is_remote(run):
         return found
     for files in run_files.COMMANDS.values():
-        with contextlib.suppress(OSError, UnicodeError, ValueError):
-            indices = pathlib.Path(run, files.finished).glob('*.index')
-            newest = max(
-                filter(os.path.isfile, indices), key=os.path.getmtime
-            )  # ValueError where there is none
+        indices = pathlib.Path(run, files.finished).glob('*.index')
+        with contextlib.suppress(OSError, ValueError):  # where there is none, or no longer one
+            newest = max(filter(os.path.isfile, indices), key=os.path.getmtime)
             digest = hashlib.sha256(newest.read_bytes()).hexdigest()
             name = f'{files.network}, the index of its last checkpoint'
             found.append((f'{name} (it has a checksum of each tensor)', digest))

@@ -26,7 +26,7 @@ from lm_human_preferences.run_story.label_facts import (
     labels_of_online,
     labels_of_training,
 )
-from lm_human_preferences.runs import command_record, curves, run_files, run_lock, run_settings
+from lm_human_preferences.runs import command_record, curves, run_files, run_settings
 from lm_human_preferences.runs.curves import Curve, Log, Mark
 
 KNOWN = 'mock'  # of --rewards.trained_model
@@ -106,14 +106,8 @@ class RunFacts:
     @property
     def has_policy(self) -> bool:
         """True if a policy was trained, or its log is there."""
-        return self.policy is not None or bool(
-            self.logs.get(run_files.POLICY.command, Log()).curves
-        )
-
-    @property
-    def is_training(self) -> bool:
-        """True if a process holds the lock of the run."""
-        return run_lock.is_held(self.directory)
+        log = self.logs.get(run_files.POLICY.command)
+        return self.policy is not None or (log is not None and bool(log.curves))
 
     @property
     def total_episodes(self) -> int:

@@ -4,7 +4,6 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from markupsafe import Markup
 
@@ -23,59 +22,45 @@ OTHER_TOKENS = (
 )
 
 
-def policy_card(
+def card(
     facts: RunFacts | None,
     experiments: Experiments,
     model_dir: str,
     *,
-    has_tokeniser: bool,
+    has_policy: bool,
+    has_tokenizer: bool = True,
+    has_auto_tokenizer: bool = True,
     ends: Sequence[int] = (),
-    is_adapter: bool = False,
-) -> str:
-    """Return the card of a policy. facts: None for a model of no run. ends: tokens, if it stops."""
-    return _rendered(
-        facts,
-        experiments,
-        has_policy=True,
-        base=facts.base_model if facts is not None else hub_name(model_dir),
-        has_tokenizer=has_tokeniser,
-        ends=ends,
-        is_adapter=is_adapter,
-    )
-
-
-def reward_card(
-    facts: RunFacts | None,
-    experiments: Experiments,
-    constant: float,
-    *,
-    has_auto_tokeniser: bool = True,
+    constant: float = 0.0,
     members: int = 1,
     is_adapter: bool = False,
 ) -> str:
-    """Return the card of a reward model; constant: the part of the reward that its score lacks."""
-    return _rendered(
-        facts,
-        experiments,
-        has_policy=False,
-        base=None if facts is None else facts.base_model,
-        constant=constant,
-        other_tokens='' if has_auto_tokeniser else OTHER_TOKENS,
-        members=members,
-        is_adapter=is_adapter,
-    )
+    """Return the card of a policy, or of a reward model. facts: None for a model of no run.
 
-
-def _rendered(facts: RunFacts | None, experiments: Experiments, **more: Any) -> str:
+    ends: tokens at which a policy stops. constant: part of a reward that the score lacks. members:
+    reward models of its ensemble.
+    """
     environment = words.environment(
         os.path.dirname(__file__), escaped, code_block=code_block, table=outcome.table
     )
-    name, command = '', None
+    name, command, base = '', None, hub_name(model_dir)
     if facts is not None:
         name = os.path.basename(os.path.abspath(facts.directory))
         command = commands.repeating(facts, name, experiments)
+        base = facts.base_model
     return environment.get_template('model_card.jinja').render(
-        run=facts, name=name, command=command, versions=_versions(), **more
+        run=facts,
+        name=name,
+        command=command,
+        base=base,
+        has_policy=has_policy,
+        has_tokenizer=has_tokenizer,
+        other_tokens='' if has_auto_tokenizer else OTHER_TOKENS,
+        ends=ends,
+        constant=constant,
+        members=members,
+        is_adapter=is_adapter,
+        versions=_versions(),
     )
 
 

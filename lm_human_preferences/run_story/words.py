@@ -11,6 +11,7 @@ from markupsafe import Markup
 from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.agreement import SELECTED
 from lm_human_preferences.run_story.commands import shortened, shown
+from lm_human_preferences.runs import run_lock
 
 _HERE = os.path.dirname(__file__)
 
@@ -44,7 +45,12 @@ def environment(
         'spec': format,
         **filters,
     }
-    found.globals |= {'SELECTED': SELECTED, 'agreement': wording.agreement, 'shown': shown}
+    found.globals |= {
+        'SELECTED': SELECTED,
+        'agreement': wording.agreement,
+        'is_held': run_lock.is_held,
+        'shown': shown,
+    }
     return found
 
 

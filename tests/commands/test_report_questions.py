@@ -20,19 +20,8 @@ QUESTIONS = [
     ('amber', 'Did it train in one go?', HAPPENED, r'resumed before steps 9, 13'),
     ('amber', 'Which training ended how?', ORIGIN, 'interrupted .* was killed.* finished'),
     ('amber', 'Which settings were not the usual?', ORIGIN, r'ppo\.lr 0\.002 0\.003'),
-    (
-        'amber',
-        'Was its code that of a commit?',
-        ORIGIN,
-        '3ce96054.*changes that were not committed',
-    ),
-    (
-        'amber',
-        'What do I type to repeat it?',
-        ORIGIN,
-        r'launch\.py train_policy mock_sentiment \S+ --mpi 2 --ppo\.total_episodes 5120'
-        r' --ppo\.lr 0\.002',
-    ),
+    ('amber', 'Was its code that of a commit?', ORIGIN, '3ce96054.* that were not committed'),
+    ('amber', 'What do I type to repeat it?', ORIGIN, r'mock_sentiment \S+ --mpi 2 .*lr 0\.002'),
     ('amber', 'What did it write before and after?', SAMPLES, 'weak and bad .* moving and superb'),
     # birch learned from two people, and an alarm stopped it.
     ('birch', 'Did it come to its end?', HAPPENED, 'after 768 of 6,400 episodes'),
@@ -49,7 +38,7 @@ QUESTIONS = [
         'cedar',
         'What does it write for its score?',
         SAMPLES,
-        r'unlikely under the initial model.*?vast vast vast score 3\.94, KL 9\.71',
+        r'unlikely .*vast score 3\.94, KL 9\.71',
     ),
     ('cedar', 'Why?', LABELS, r'64 labels .* 30\.0 % are answers at random.* 56\.2 %'),
 ]

@@ -51,44 +51,33 @@ def test_the_picture_of_a_report_on_labels(pictures):
     report = {'learning_curve': CURVE, 'comparisons': [COMPARED, {**COMPARED, 'win_rate': 0.625}]}
     picture.draw_labels(report, 'out.png')
     left, right = pictures['out.png'].axes
-    assert lines_of(left) == [
-        ('_child0', plots.BLUE, 'None', [8, 8], [0.25, 0.75]),
-        ('_child1', plots.BLUE, 'None', [16, 16], [0.5, 1.0]),
-        ('reward model', plots.BLUE, '-', [8, 16], [0.5, 0.75]),
-        ('chance', plots.GREY, '--', [0, 1], [0.25, 0.25]),
+    assert [line[2:] for line in lines_of(left)] == [
+        ('None', [8, 8], [0.25, 0.75]),
+        ('None', [16, 16], [0.5, 1.0]),
+        ('-', [8, 16], [0.5, 0.75]),
+        ('--', [0, 1], [0.25, 0.25]),
     ]
     assert bands_of(left) == [(plots.BLUE, 0.1875, 1.0)]
     assert left.get_ylabel() == 'accuracy (30 labels)' and left.get_xscale() == 'log'
     assert [tick.get_text() for tick in left.get_xticklabels()] == ['8', '16']
-    first, second = right.containers
-    marker, caps, (bar,) = first.lines
-    assert (marker.get_color(), marker.get_marker()) == (plots.VERMILION, 'o')
-    assert (list(marker.get_xdata()), list(marker.get_ydata())) == ([0], [0.75])
-    assert hexadecimal(bar.get_color()) == plots.INK and len(caps) == 2
-    assert bar.get_segments()[0].tolist() == [[0, 0.5], [0, 0.875]]
-    assert second.lines[2][0].get_segments()[0].tolist() == [[1, 0.5], [1, 0.875]]
+    markers = [list(bars.lines[0].get_ydata()) for bars in right.containers]
+    bars = [each.lines[2][0].get_segments()[0].tolist() for each in right.containers]
+    assert markers == [[0.75], [0.625]]
+    assert bars == [[[x, 0.5], [x, 0.875]] for x in (0, 1)]
     assert (right.get_xlim(), right.get_ylim()) == ((-0.5, 1.5), (0, 1))
     assert [tick.get_text() for tick in right.get_xticklabels()] == ['run\nover initial'] * 2
     assert lines_of(right)[-1][2:] == ('--', [0, 1], [0.5, 0.5])
-
-
-def test_without_a_chance_the_curve_is_of_correlations(pictures):
-    report = {'learning_curve': [{**row, 'chance': None} for row in CURVE], 'comparisons': []}
-    picture.draw_labels(report, 'out.png')
+    # Without a chance, the curve is of correlations.
+    rows = [{**row, 'chance': None} for row in CURVE]
+    picture.draw_labels({'learning_curve': rows, 'comparisons': []}, 'out.png')
     (axes,) = pictures['out.png'].axes
     assert axes.get_ylabel() == 'correlation (30 labels)'
     assert [line[4] for line in lines_of(axes)] == [[0.5, 0.5]] * 3
 
 
-def row(access, episodes, target, seed, kl, reward):
-    return {
-        'access': access,
-        'episodes': episodes,
-        'target': target,
-        'seed': seed,
-        'kl': kl,
-        'known_reward': reward,
-    }
+def row(*values):
+    names = 'access episodes target seed kl known_reward'.split()
+    return dict(zip(names, values, strict=True))
 
 
 FRONTIER = [
@@ -104,10 +93,7 @@ def test_figure_2_has_a_line_for_each_access(pictures):
         for seed in (0, 1)
     ]
     figure_plots.figure2('out.png', rows, 2.0, 3.5)
-    figure = pictures['out.png']
-    assert tuple(figure.get_size_inches()) == (12, 3.9)
-    left, right = figure.axes
-    assert left.get_title(loc='left') == 'mock_sentiment, mean and range of 2 seeds; KL 2'
+    left, right = pictures['out.png'].axes
     assert lines_of(left) == [
         ('optimum', plots.INK, '--', [0, 1], [3.5, 3.5]),
         ('direct access', plots.VERMILION, '-', [0, 1000], [1.5, 2.5]),
@@ -115,11 +101,7 @@ def test_figure_2_has_a_line_for_each_access(pictures):
     ]
     assert bands_of(left) == [(plots.VERMILION, 1.0, 3.0), (plots.BLUE, 0.5, 2.0)]
     assert left.xaxis.get_major_formatter()(51200, 0) == '51.2k'
-    assert right.get_title(loc='left').endswith('compare shapes, not numbers; KL 8')
     assert len(right.lines) == 4 and all(len(line[3]) > 5 for line in lines_of(right))
-    for axes in figure.axes:
-        assert (axes.get_xlabel(), axes.get_ylabel()) == ('episodes', 'known reward')
-        assert axes.get_legend() is not None
 
 
 def test_figure_3_has_a_line_for_each_access_and_budget(pictures):
@@ -131,26 +113,16 @@ def test_figure_3_has_a_line_for_each_access_and_budget(pictures):
     ]
     figure_plots.figure3('out.png', rows, FRONTIER)
     left, right = pictures['out.png'].axes
-    assert left.get_title(loc='left') == 'mock_sentiment, 1 seed'
     end = 1.05 * 4
     best = 3 + (end - 2) / 6
     lines = lines_of(left)
     assert lines[0] == ('optimum', plots.INK, '-', [0, 2, end], [0, 3, pytest.approx(best)])
-    assert [line[:3] for line in lines[1:] if line[3]] == [
-        ('direct access', plots.VERMILION, '-'),
-        ('64 labels', plots.BLUE, '-'),
-        (lines[4][0], plots.VERMILION, ':'),
-        (lines[5][0], plots.BLUE, ':'),
-    ]
-    assert [line for line in lines if not line[3]] == [
-        ('1k episodes', plots.GREY, '-', [], []),
-        ('2k episodes', plots.GREY, ':', [], []),
-    ]
+    looks = [(colour, style) for style in ('-', ':') for colour in (plots.VERMILION, plots.BLUE)]
+    assert [line[1:3] for line in lines[1:] if line[3]] == looks
     assert lines[1][3:] == ([2, 4], [1.375, 2.375]) and lines[5][3:] == ([2, 4], [1.25, 2.25])
     legend = [text.get_text() for text in left.get_legend().get_texts()]
     assert legend == ['optimum', 'direct access', '64 labels', '1k episodes', '2k episodes']
     assert left.get_ylim() == (0, pytest.approx(1.05 * best))
-    assert left.get_xlabel() == 'KL from the initial policy, nats'
     # That frontier ends before its points, and goes on as 'optimum, at least'.
     assert len(right.get_legend().get_texts()) == 2 + 4 + 2
 
@@ -175,15 +147,11 @@ def test_policies_are_markers_with_bars_and_captions(axes):
     style = {'marker': 's', 'colour': plots.GREEN, 'label': 'some'}
     plots.draw_points(axes, [1, 2], [3, 4], errors=errors, texts=('a', 'b'), **style)
     plots.draw_points(axes, [5], [6], **{**style, 'marker': '*'})
-    squares, star = axes.containers
-    marker, _, (bars,) = squares.lines
-    assert (marker.get_marker(), marker.get_color(), marker.get_linestyle()) == (
-        's',
-        plots.GREEN,
-        'None',
-    )
-    assert marker.get_markeredgecolor() == plots.INK and hexadecimal(bars.get_color()) == plots.INK
+    marker, _, (bars,) = axes.containers[0].lines
+    star = axes.containers[1].lines[0]
+    looks = marker.get_marker(), marker.get_color(), marker.get_linestyle()
+    assert looks == ('s', plots.GREEN, 'None')
     assert np.array(bars.get_segments()).tolist() == [[[0.75, 3], [1.25, 3]], [[1.5, 4], [2.5, 4]]]
     assert [(text.get_text(), text.xy) for text in axes.texts] == [('a', (1, 3)), ('b', (2, 4))]
-    assert star.lines[0].get_markersize() > marker.get_markersize()
-    assert star.lines[0].get_zorder() > marker.get_zorder()
+    assert star.get_markersize() > marker.get_markersize()
+    assert star.get_zorder() > marker.get_zorder()

@@ -8,8 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from page_rules import sections_of
-from run_folders import EVALUATION, EXPERIMENTS, told, write_command, write_settings
-from three_runs import birch, cedar
+from run_folders import (
+    EVALUATION,
+    EXPERIMENTS,
+    write_command,
+    write_samples,
+    write_settings,
+)
+from three_runs import cedar
 from torch.nn import functional as F
 
 from lm_human_preferences.evaluation import reward_on_labels
@@ -90,12 +96,10 @@ def test_settings_in_which_policies_differ_are_compared(tmp_path):
     runs = [RunFacts(str(tmp_path), policy=policy_options.HParams()) for _ in range(2)]
     runs[1].policy.ppo.lr = 0.5
     runs[1].policy.run.override_from_dict({'serve': 'on', 'serve.labellers': 'anna'})
-    own = str(runs[0].policy.ppo.lr)
-    rate, *others = compared_runs.comparison(['a', 'b'], runs)['settings']
-    assert rate == ['--ppo.lr', own, '0.5']
-    assert any('anna' in row for row in others)
-    named = compared_runs.comparison(['a', 'b'], runs, has_names=False)['settings']
-    assert named[0] == rate and not any('anna' in row for row in named)
+    for has_names in (True, False):
+        rows = compared_runs.comparison(['a', 'b'], runs, has_names=has_names)['settings']
+        assert rows[0] == ['--ppo.lr', str(runs[0].policy.ppo.lr), '0.5']
+        assert any('anna' in row for row in rows) == has_names
 
 
 def test_curves_of_one_chart_have_colours_of_their_own(tmp_path):
@@ -106,51 +110,40 @@ def test_curves_of_one_chart_have_colours_of_their_own(tmp_path):
     assert [colour for _, colour in looks_of(chart)] == [0, 1]
 
 
+LINE = './launch.py train_policy test x --ppo.lr 1'
+
+
 @pytest.mark.parametrize(
-    'commands, expected',
+    'first, second, expected',
     [
-        (['./launch.py train_policy test x --ppo.lr 1', './launch.py resume x'], True),
-        (['./launch.py train_policy test x', './launch.py evaluate x --queries 3'], True),
-        (
-            [
-                './launch.py train_policy test x --ppo.lr 1',
-                './launch.py train_policy test x --ppo.lr 1 --run.resume on',
-            ],
-            True,
-        ),
-        (['./launch.py train_policy test x', './launch.py resume x --ppo.lr 1'], False),
-        (
-            [
-                './launch.py train_policy test x --ppo.lr 1',
-                './launch.py train_policy test x --ppo.lr 2 --run.resume on',
-            ],
-            False,
-        ),
-        ([None, None], True),
+        (LINE, './launch.py resume x', True),
+        (LINE, './launch.py evaluate x --queries 3', True),
+        (LINE, f'{LINE} --run.resume on', True),
+        (LINE, './launch.py resume x --ppo.lr 1', False),
+        (LINE, LINE.replace('lr 1', 'lr 2 --run.resume on'), False),
+        (None, None, True),
     ],
 )
-def test_curves_are_the_same_where_nothing_changed_on_the_way(tmp_path, commands, expected):
+def test_curves_are_the_same_where_nothing_changed_on_the_way(tmp_path, first, second, expected):
     write_settings(tmp_path, 'train_policy', 'test', ranks=1)
-    for day, command in enumerate(commands, 1):
+
+    def is_exact():
+        found = facts.of_run(str(tmp_path))
+        return provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact']
+
+    for day, command in enumerate((first, second), 1):
         write_command(tmp_path, command, f'2026-11-0{day}T08:00:00Z')
-    found = facts.of_run(str(tmp_path))
-    assert provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact'] is expected
-    write_command(tmp_path, commands[0], '2026-11-09T08:00:00Z', torch='9.9')
-    found = facts.of_run(str(tmp_path))
-    assert not provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact']
+    assert is_exact() is expected
+    write_command(tmp_path, first, '2026-11-09T08:00:00Z', torch='9.9')
+    assert not is_exact()
 
 
 @pytest.mark.parametrize(
-    'seconds, told',
+    'seconds, text',
     [(7.44, '7.4 s'), (61, '1 min 1 s'), (3599.4, '59 min 59 s'), (7384, '2 h 3 min')],
 )
-def test_durations_are_said_as_people_do(seconds, told):
-    assert provenance.duration(seconds) == told
-
-
-def test_an_alarm_on_the_way_is_told(tmp_path):
-    run = birch(tmp_path / 'birch')
-    assert 'Alarm at step 12 of the policy: ' in told('events', facts.of_run(str(run)))
+def test_durations_are_said_as_people_do(seconds, text):
+    assert provenance.duration(seconds) == text
 
 
 def test_the_chart_of_another_reward_has_the_optimum_for_the_one_trained_on(tmp_path):
@@ -190,12 +183,7 @@ def test_numbers_are_short(value, expected):
 
 def test_changed_words_are_marked():
     parts = safe_text.changes('a good film', 'a very good\nplot')
-    assert [(part.text, part.is_new) for part in parts] == [
-        ('a ', False),
-        ('very ', True),
-        ('good\n', False),
-        ('plot', True),
-    ]
+    assert [*parts] == [('a ', False), ('very ', True), ('good\n', False), ('plot', True)]
 
 
 def test_what_is_not_seen_is_shown_and_long_texts_lose_their_middle():
@@ -204,21 +192,18 @@ def test_what_is_not_seen_is_shown_and_long_texts_lose_their_middle():
     assert len(long) < 1600 and '8,500 more characters' in long
 
 
-def write_samples(run, answers):
-    names = ('step', 'query', 'response', 'score', 'kl')
-    records = [dict(zip(names, each, strict=True)) for each in answers]
-    lines = [json.dumps(record, ensure_ascii=False) for record in records]
-    (run / 'samples.jsonl').write_text('\n'.join([*lines, '{"step": 3', '[]', '{"query": 1}']))
-
-
 def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
     queries = [f'q{number}' for number in range(8)]
     queries[4] += '\u2028'  # after which a line of JSON goes on
     scores = dict(zip(queries, (3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0), strict=True))
     kls = {'q2': 7.0, 'q7': 9.0, 'q1': 20.0}
-    answers = [(step, query, f'{query} {step}', scores[query], kls.get(query, 0.0))
-               for step in (0, 5, 10) for query in queries]  # fmt: skip
-    write_samples(tmp_path, answers)
+    for step in (0, 5, 10):
+        answers = [
+            (query, f'{query} {step}', scores[query], kls.get(query, 0.0)) for query in queries
+        ]
+        write_samples(tmp_path, {step: answers})
+    with (tmp_path / 'samples.jsonl').open('a') as file:
+        file.write('[]\n{"query": 1}\n{"step": 3')
     found = sample_choice.choices(str(tmp_path), 'run')
     chosen = {choice: [query.text for query in given] for choice, given in found.items()}
     again = sample_choice.choices(str(tmp_path), 'run')['random']
@@ -250,20 +235,16 @@ def test_calibration_of_choices_that_are_made_as_predicted():
 
 @pytest.mark.parametrize('held_out', [3, 0])
 def test_labels_that_were_held_out_tell_calibration_where_there_are_any(monkeypatch, held_out):
-    label_type = PickBest(2)
-
     def labels(count):
-        texts = {'query': (count, 4), 'sample0': (count, 2), 'sample1': (count, 2)}
-        tokens = {field: torch.zeros(shape, dtype=torch.int64) for field, shape in texts.items()}
-        return {**tokens, 'best': torch.zeros(count, dtype=torch.int64)}
+        tokens = torch.zeros((count, 4), dtype=torch.int64)
+        return {'query': tokens, 'sample0': tokens, 'sample1': tokens, 'best': tokens[:, 0]}
 
     parts = {'held_out': labels(held_out), 'trained_on': labels(5)}
     monkeypatch.setattr(reward_on_labels, 'parts_of', lambda *_: (None, None, parts))
     monkeypatch.setattr(
-        reward_on_labels, 'rewards_by', lambda _: lambda queries, samples: samples.sum(-1)
+        reward_on_labels, 'rewards_by', lambda _: lambda _, samples: samples.sum(-1)
     )
-    found = calibration(SimpleNamespace(label_type=label_type), 'run', ())
-    assert found is not None
+    found = calibration(SimpleNamespace(label_type=PickBest(2)), 'run', ())
     assert (found.labels, found.held_out) == ((3, True) if held_out else (5, False))
 
 

@@ -64,10 +64,7 @@ def card_of(run, *, has_policy=True, constant=0.0):
     from huggingface_hub import ModelCard  # here, as it takes a second to import
 
     found = facts.of_run(str(run))
-    if has_policy:
-        page = model_card.policy_card(found, EXPERIMENTS, str(run), has_tokeniser=True)
-    else:
-        page = model_card.reward_card(found, EXPERIMENTS, constant)
+    page = model_card.card(found, EXPERIMENTS, str(run), has_policy=has_policy, constant=constant)
     card = ModelCard(page)
     return card.text, card.data.to_dict()
 
@@ -75,8 +72,7 @@ def card_of(run, *, has_policy=True, constant=0.0):
 @pytest.mark.parametrize(
     'line',
     [
-        'train_policy sentiment a/b',
-        'train_policy sentiment mine --rewards.adaptive_kl off --task.query_suffix "\n\'TL\'"',
+        'train_policy sentiment a/b --rewards.adaptive_kl off --task.query_suffix "\n\'TL\'"',
         'train_policy tldr mine --rewards.adaptive_kl.target 3 --ppo.lr 1e-7 --run.seed None',
         'train_policy test mine --rewards.train_new_model off --rewards.trained_model gs://x/y',
         f'train_policy test mine --run.precision bf16 {NEW}.run.precision fp32 {NEW}.lr 0.5',
@@ -84,8 +80,7 @@ def card_of(run, *, has_policy=True, constant=0.0):
         ' --task.query_prefix=--x --task.policy.temperature 0.5 --task.end_text ""',
         'train_policy test mine --rewards.online.source test --ppo.total_episodes 640'
         ' --rewards.online.labels 50 --rewards.online.retrainings 2',
-        'train_policy sentiment mine --task.policy.initial_model org/name --run.evaluate on',
-        f'train_policy sentiment mine {NEW} off --rewards.function launch.py:cli',
+        f'train_policy sentiment mine {NEW} off --rewards.function launch.py:cli --run.evaluate on',
         'train_reward mock_sentiment mine --labels.num_train None --labels.type best_of_2'
         ' --epochs 3 --normalize_after false --task.truncate_token 13',
         'train_policy chat a --task.query_dataset q.jsonl --task.policy.initial_model org/model'
@@ -111,34 +106,19 @@ def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
         './launch.py train_reward test mine --mpi 2 --task.policy.initial_model'
         ' https://x.blob.core.windows.net/a/m --labels.source labels --labels.without NAMES'
     )
-
-
-@pytest.mark.parametrize(
-    'line, kept',
-    [
-        ('train --labels.without anna --mpi 1', 'train --labels.without {} --mpi 1'),
-        ('train --run.serve.labellers=anna', 'train --run.serve.labellers={}'),
-        ('train --labels.without', 'train --labels.without'),
-    ],
-)
-def test_commands_without_the_names_of_labellers(line, kept):
-    assert commands.without_names(line) == kept.format(commands.NAMES)
+    line = 'train --labels.without anna --mpi 1 --run.serve.labellers=anna --labels.without'
+    assert commands.without_names(line) == line.replace('anna', commands.NAMES)
 
 
 def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypatch):
-    (tmp_path / 'models/own').mkdir(parents=True)
-    (tmp_path / 'labels').mkdir()
-    (tmp_path / 'q.jsonl').touch()
+    for name in ('models/own', 'labels'):
+        (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    own = {'task__query_dataset': 'q.jsonl', 'task__policy__initial_model': 'models/own'}
-    new = {'rewards__train_new_model__labels__source': './labels'}
-    run = write_run(tmp_path / 'run', **own, **new)
+    given = {'task__query_dataset': 'books', 'task__policy__initial_model': 'models/own'}
+    run = write_run(tmp_path / 'run', **given, rewards__train_new_model__labels__source='./labels')
     monkeypatch.chdir('/')
     words = commands.again(facts.of_run(str(run)), EXPERIMENTS).split()
-    assert {f'{tmp_path}/{name}' for name in ('q.jsonl', 'models/own', 'labels')} <= {*words}
-    names = {'task__query_dataset': 'books', 'task__policy__initial_model': 'org/name'}
-    run = write_run(tmp_path / 'other', **names)
-    assert {'books', 'org/name'} <= {*commands.again(facts.of_run(str(run)), EXPERIMENTS).split()}
+    assert {'books', f'{tmp_path}/models/own', f'{tmp_path}/labels'} <= {*words}
 
 
 def test_the_card_of_a_policy(tmp_path):
@@ -191,25 +171,16 @@ def test_held_out_labels_of_an_ensemble(tmp_path):
     assert 'mean of the 4' in text and ' 75.0 % ' in text and 'interval' not in text
 
 
-@pytest.mark.parametrize(
-    'settings, query, more',
-    [
-        ({'chat': True}, "[{'role': 'user', 'content': 'A question'}]", ''),
-        (
-            {'query_prefix': 'P\n', 'query_suffix': "'S"},
-            '"P\\nThe beginning of a text\'S"',
-            ', add_special_tokens=False',  # as in training; a BOS would be part of the prefix
-        ),
-    ],
-)
-def test_the_example_of_a_card_samples_as_the_training_did(tmp_path, settings, query, more):
-    given = {'response_length': 40, 'policy__temperature': 0.7, **settings}
+@pytest.mark.parametrize('is_chat', [True, False])
+def test_the_example_of_a_card_samples_as_the_training_did(tmp_path, is_chat):
+    given = {'chat': True} if is_chat else {'query_prefix': 'P\n', 'query_suffix': "'S"}
+    given |= {'response_length': 40, 'policy__temperature': 0.7}
     run = write_run(tmp_path / 'run', **{f'task__{name}': each for name, each in given.items()})
-    example = (
-        f'generate({query}, max_new_tokens=40,\n'
-        f'         do_sample=True, temperature=0.7, top_k=0, top_p=1.0{more})'
-    )
-    assert example in card_of(run)[0]
+    query, more = "[{'role': 'user', 'content': 'A question'}]", ''
+    if not is_chat:  # as in training, where a BOS would be part of the prefix
+        query, more = '"P\\nThe beginning of a text\'S"', ', add_special_tokens=False'
+    example = f'generate({query}, max_new_tokens=40,\n         do_sample=True, temperature=0.7'
+    assert f'{example}, top_k=0, top_p=1.0{more})' in card_of(run)[0]
 
 
 def test_the_best_evaluation_is_told_with_its_settings(tmp_path):
@@ -241,22 +212,19 @@ def test_the_best_evaluation_is_told_with_its_settings(tmp_path):
 def test_a_judge_that_the_policy_has_learned_from_is_told(tmp_path):
     """A member of its ensemble, or the reward model that it was given."""
     run, other = write_run(tmp_path / 'run'), write_run(tmp_path / 'other')
-    given = write_run(
-        tmp_path / 'given', rewards__train_new_model='off', rewards__trained_model=str(other)
-    )
-    for place, judge, has_learned in [
-        (run, run / 'reward_model_1', True),
-        (run, f'{run}/reward_model/', True),
-        (run, other / 'reward_model', False),
-        (run, 'mock', False),
-        (given, other / 'reward_model_2', True),
-        (given, other, True),
-        (given, run / 'reward_model', False),
+    rewards = {'rewards__train_new_model': 'off', 'rewards__trained_model': str(other)}
+    given = write_run(tmp_path / 'given', **rewards)
+    for place, judges, has_learned in [
+        (run, [run / 'reward_model_1', f'{run}/reward_model/'], True),
+        (run, [other / 'reward_model', 'mock'], False),
+        (given, [other / 'reward_model_2', other], True),
+        (given, [run / 'reward_model'], False),
     ]:
-        evaluated(place, judge=str(judge), rewards={'reward model': OWN, 'judge': OWN})
-        text = summary_of(place)
-        assert ('by the judge, a reward that it has learned from, ' in text) == has_learned, judge
-        assert ('by the judge, which it has not learned from, ' in text) != has_learned
+        for judge in judges:
+            evaluated(place, judge=str(judge), rewards={'reward model': OWN, 'judge': OWN})
+            text = summary_of(place)
+            assert ('by the judge, a reward that it has learned from, ' in text) == has_learned
+            assert ('by the judge, which it has not learned from, ' in text) != has_learned
 
 
 def test_an_interval_is_of_95_percent_and_an_impossible_share_is_not_told(tmp_path):
@@ -286,12 +254,9 @@ def test_an_evaluation_says_of_which_step_it_is(tmp_path):
     assert 'of 20' not in summary_of(run)
 
 
-def test_an_evaluation_that_is_damaged_is_told(tmp_path):
+def test_an_evaluation_that_is_damaged_is_told():
     assert outcome.table({'exact': True}) is None
     assert outcome.table(EVALUATION)[0].startswith('exact, from all 9 responses')
-    run = write_run(tmp_path / 'run')
-    storage.write_json(str(run / run_files.RESULTS), {'rewards': 3})
-    assert 'its evaluation are damaged' in card_of(run)[0]
 
 
 @pytest.mark.parametrize(
@@ -318,8 +283,9 @@ def test_a_reward_that_is_not_a_reward_model_is_not_called_one(tmp_path, setting
     run = write_run(tmp_path / 'run', rewards__train_new_model='off', **rewards)
     write_alarm(run / 'tb/ppo', 1, 'an alarm')
     shutil.rmtree(run / 'tb/reward_model')
-    card = card_of(run)[0]
-    for text in (words_of(render.page([str(run)], EXPERIMENTS)), card):
+    card, page = card_of(run)[0], words_of(render.page([str(run)], EXPERIMENTS))
+    assert 'Alarm at step 1 of the policy: an alarm.' in page
+    for text in (page, card):
         assert kind in text
         assert 'reward model' not in text.replace('not a model that', '')
     assert fact in card and 'labels of' not in card
@@ -337,27 +303,24 @@ def test_a_model_that_does_not_belong_to_a_run(tmp_path, monkeypatch):
     assert 'base_model' not in card_of(tmp_path, has_policy=False)[1]
 
 
-@pytest.mark.parametrize('has_policy', [True, False])
-@pytest.mark.parametrize('content', [None, '[]', '{}', '{"rewards": 3}', '\udcff'])
-def test_files_that_are_missing_or_damaged_are_told_as_not_known(tmp_path, has_policy, content):
+@pytest.mark.parametrize('content', [None, b'[]', b'{}', b'{"rewards": 3}', b'\xff'])
+def test_files_that_are_missing_or_damaged_are_told_as_not_known(tmp_path, content):
     """One by one, and all of them; what is left is told."""
     run = write_run(tmp_path / 'run', rewards__train_new_model__labels__held_out=0.1)
     files = [path for path in run.rglob('*') if path.is_file()]
-    whole = card_of(run, has_policy=has_policy)[0]
-    changed = 0
-    for damaged in [*([file] for file in files), files]:
-        copy = tmp_path / 'copy'
-        shutil.copytree(run, copy)
-        for path in damaged:
-            (copy / path.relative_to(run)).unlink()
-            if content is not None:
-                data = content.encode(errors='surrogateescape')
-                (copy / path.relative_to(run)).write_bytes(data)
-        text = card_of(copy, has_policy=has_policy)[0]
-        changed += text.replace('copy', 'run') != whole
-        shutil.rmtree(copy)
-    assert changed >= 5
-    assert 'not known' in text
+    for has_policy in (True, False):
+        whole = card_of(run, has_policy=has_policy)[0]
+        changed = 0
+        for number, damaged in enumerate([*([file] for file in files), files]):
+            copy = tmp_path / f'{has_policy}{number}' / 'run'
+            shutil.copytree(run, copy)
+            for path in damaged:
+                (copy / path.relative_to(run)).unlink()
+                if content is not None:
+                    (copy / path.relative_to(run)).write_bytes(content)
+            text = card_of(copy, has_policy=has_policy)[0]
+            changed += text != whole
+        assert changed >= 5 and 'not known' in text
 
 
 def test_labels_of_people(tmp_path):
@@ -416,9 +379,8 @@ def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
 
 
 def test_how_often_a_simulated_labeller_errs_while_the_policy_trains(tmp_path):
-    options = {'labels': 50, 'source': 'mock', 'error': 0.25}
-    online = {f'rewards__online__{name}': value for name, value in options.items()}
-    run = write_run(tmp_path / 'run', rewards__online='on', **online)
+    online = {'rewards__online__source': 'mock', 'rewards__online__error': 0.25}
+    run = write_run(tmp_path / 'run', rewards__online='on', rewards__online__labels=50, **online)
     assert '25.0 % are answers at random' in told('labels', facts.of_run(str(run)).labels)
 
 
@@ -537,16 +499,16 @@ def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
         'rewards.train_new_model.lr': 0.25,
         'rewards.train_new_model.batch_size': 16,
     }
-    found = policy_of()
-    found = dataclasses.replace(found, reward=found.policy.new_reward_model)
-    macros = ('task', 'policy_training', 'reward_training')
-    assert 'at first' not in str([told(macro, found) for macro in macros])
     # The reward model of a run that was moved is in another folder, of which cards say nothing.
     moved = ['rewards.trained_model', '/a/run/reward_model', '/b/run/reward_model']
     changed = [moved, *([key, value, 'x'] for key, value in before.items())]
-    found = dataclasses.replace(found, changed=tuple(changed))
-    text = ' '.join(told(macro, found) for macro in macros)
-    assert all(text.count(f' (at first {value})') == 1 for value in before.values())
-    line = ': --rewards.adaptive_kl.target x (before: 8.0), '
-    assert line in told('summary', found) and line in text
+    found = policy_of()
+    found = dataclasses.replace(found, reward=found.policy.new_reward_model)
+    texts = []
+    for each in (found, dataclasses.replace(found, changed=tuple(changed))):
+        macros = ('task', 'policy_training', 'reward_training', 'summary')
+        texts.append(' '.join(told(macro, each) for macro in macros))
+    assert 'at first' not in texts[0] and 'trained_model ' not in texts[1]
+    assert all(texts[1].count(f' (at first {value})') == 1 for value in before.values())
+    assert texts[1].count(': --rewards.adaptive_kl.target x (before: 8.0), ') == 2
     assert not told('changes', dataclasses.replace(found, changed=(moved,)))
