@@ -37,7 +37,7 @@ from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.labels.answers import shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import split
-from lm_human_preferences.labels.label_files import of_answers
+from lm_human_preferences.labels.label_files import tensors_of
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.simulated import simulate, small_tokens
@@ -169,7 +169,7 @@ def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_pat
     folder = LabelFolder(str(tmp_path / 'run/labels'))
     settings = online_hparams(live, rewards__train_new_model__labels__held_out=0.3)
     new_model = settings.rewards.train_new_model
-    labels = of_answers(folder, run_labels.collected(folder))
+    labels = tensors_of(folder, run_labels.collected(folder))
     learned, held_out, _ = split(labels, new_model, encodings.Test.get_encoder())
     found = reward_on_labels.report(folder, str(tmp_path / 'run/policy'))
     assert found['held_out_share'] == 0.3
