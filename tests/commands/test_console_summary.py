@@ -26,47 +26,38 @@ def test_summary(tmp_path):
         f'train_policy test first --mpi 1 --save_dir {tmp_path} {SMALL} --run.log_interval 2 '
         f'{NEW}.run.log_interval 4'
     )
-    lines = result.stdout.splitlines()
+    shown = result.stdout
+    lines = shown.splitlines()
     assert lines[0] == f'train_policy: 1 rank on a CPU, fp32, saving to {tmp_path}/first'
-    assert result.stdout.count('settings:') == 1
-    assert any(re.match(r'  ppo: .*total_episodes=320', line) for line in lines)
-    others = (
-        r'  \d+ others have their defaults; train_policy_hparams.json and'
-        r' train_policy_more_hparams.json there hold them all'
-    )
-    assert any(re.match(others, line) for line in lines)
+    assert re.search(r'^  ppo: .*total_episodes=320', shown, re.M) and 'hparams:' not in shown
+    assert re.search(r'^  \d+ others .*; train_policy_hparams.json and', shown, re.M)
     reward_heads, policy_heads = [line.split() for line in lines if line.startswith('       step')]
     assert reward_heads == ['step', 'labels', 'loss', 'labels/s', 'time', 'left']
     assert policy_heads == 'step episodes score KL KL coef loss episodes/s time left'.split()
-    rows = re.findall(r'^ +(\d+)/8 +(\d+) ', result.stdout, re.M)
-    assert rows == [('1', '32'), ('4', '128'), ('8', '256')]
-    rows = re.findall(r'^ +(\d+)/5 +(\d+) ', result.stdout, re.M)
-    assert rows == [('1', '64'), ('2', '128'), ('4', '256'), ('5', '320')]
-    assert re.search(r'^ +5/5 .* 0:00$', result.stdout, re.M)
-    assert result.stdout.count('(score ') == 4  # two samples of the first step and of the last
+    rows = re.findall(r'^ +(\d+/[58]) +(\d+) ', shown, re.M)
+    assert rows[:3] == [('1/8', '32'), ('4/8', '128'), ('8/8', '256')]
+    assert rows[3:] == [('1/5', '64'), ('2/5', '128'), ('4/5', '256'), ('5/5', '320')]
+    assert re.search(r'^ +5/5 .* 0:00$', shown, re.M)
+    assert shown.count('(score ') == 4  # two samples of the first step and of the last
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
-    assert not re.search('missing|k = |hparams:', result.stdout)
-    assert lines[-5:] == [
-        f'The policy is in {tmp_path}/first/policy',
-        f'  sample from it:     ./sample.py sample --save_dir {tmp_path}/first --nsamples 8',
-        f'  evaluate it:        ./launch.py evaluate {tmp_path}/first',
-        f'  look at its curves: tensorboard --logdir {tmp_path}/first/tb',
-        f'  write a report:     ./launch.py report {tmp_path}/first',
+    assert lines[-5] == f'The policy is in {tmp_path}/first/policy'
+    next_commands = [line.partition(': ')[2].split() for line in lines[-4:]]
+    assert [words[:2] for words in next_commands] == [
+        ['./sample.py', 'sample'],
+        ['./launch.py', 'evaluate'],
+        ['tensorboard', '--logdir'],
+        ['./launch.py', 'report'],
     ]
+    assert all(f'{tmp_path}/first' in ' '.join(words) for words in next_commands)
 
 
 def test_rows_fit_a_terminal(capsys):
+    """The longest numbers that may come."""
+    values = dict.fromkeys(['score', 'spread', 'KL', 'loss'], -12.3456)
+    more = {'episodes': 2_000_000, 'KL_coef': 0.012345678, 'episodes_per_second': 12345.6}
     for has_spread in (False, True):
         console.policy_table(has_spread=has_spread).add(
-            step='62500/62500',
-            episodes=2_000_000,
-            score=-12.34,
-            spread=12.34,
-            KL=123.45,
-            KL_coef=0.012345678,
-            loss=-12.3456,
-            episodes_per_second=12345.6,
-            time_left='123:45:59',
+            step='62500/62500', time_left='123:45:59', **values, **more
         )
     console.reward_table().add(
         step='2875/2875', labels=46_000, loss=1.2345, labels_per_second=1234.5, time_left='1:45:59'
@@ -94,11 +85,14 @@ def test_quiet(tmp_path):
 
 
 @pytest.mark.parametrize('columns', ['1', '2', '0', '80'])
-def test_the_width_of_a_terminal(columns, capsys, monkeypatch):
+def test_settings_at_the_width_of_a_terminal(columns, capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', columns)
     monkeypatch.setattr(logging, '_console', 'summary')
-    console.show_settings(resolved('train_policy', 'test'), record=None)
-    assert 'total_episodes=6400' in capsys.readouterr().out
+    console.show_settings(resolved('train_policy', 'descriptiveness'), record=None)
+    shown = capsys.readouterr().out
+    assert "query_dataset='books'" in shown and shown.count('query_length=') == 1
+    assert '  rewards.train_new_model: ' in shown and 'labels.num_train=4992' in shown
+    assert '--dry_run' in shown.splitlines()[-1]
 
 
 @pytest.mark.parametrize('is_terminal', [False, True])
@@ -114,26 +108,14 @@ def test_a_progress_bar_is_for_a_terminal(is_terminal, capsys, monkeypatch):
 
 
 def test_the_seed_of_the_reward_model_is_its_own(tmp_path):
-    note = (
-        'note: --run.seed is the seed of the policy only; that of the reward model stays 1 unless '
-        f'{NEW}.run.seed is given'
-    )
-    assert note in invoke('train_policy test first --dry_run --run.seed 5').stderr
-    for words in (
-        '',
-        f'--run.seed 5 {NEW}.run.seed 5',
-        f'--run.seed 5 {NEW} off --rewards.trained_model test',
-    ):
-        assert 'note: --run.seed' not in invoke(f'train_policy test first --dry_run {words}').stderr
+    def notes(words):
+        said = invoke(f'train_policy test first --dry_run --run.seed 5 {words}').stderr
+        return [line for line in said.splitlines() if line.startswith('note: --run.seed ')]
 
-
-def test_settings(capsys):
-    console.show_settings(resolved('train_policy', 'descriptiveness'), None)
-    shown = capsys.readouterr().out
-    assert "  task: query_length=64  query_dataset='books'" in shown
-    assert shown.count('query_length=') == 1
-    assert '  rewards.train_new_model: ' in shown and 'labels.num_train=4992' in shown
-    assert re.search(r'^  \d+ others have their defaults; --dry_run prints them all$', shown, re.M)
+    (note,) = notes('')
+    assert f'{NEW}.run.seed' in note
+    assert notes(f'{NEW}.run.seed 5') == []
+    assert notes(f'{NEW} off --rewards.trained_model test') == []
 
 
 def test_time_left():
@@ -151,17 +133,19 @@ def test_time_left():
     assert clock.per_second(0.5, 1000) == pytest.approx(25)
 
 
+def trainer_of(**more):
+    logger = SimpleNamespace(is_due=lambda step: True, log_interval=2)
+    return SimpleNamespace(comm=LocalComm(), logger=logger, **more)
+
+
 def test_a_line_of_the_policy_has_its_speed(capsys):
     """After an interruption: 128 episodes in 8 seconds, and 256 are left."""
     logging.configure_console('summary')
     now = [100.0]
     clock = TimeLeft({'policy': 4}, clock=lambda: now[0])
     clock.begin('policy', share=0.25)
-    hparams = resolved('train_policy', 'test')
-    hparams.ppo.batch_size, hparams.run.log_interval = 128, 2
-    trainer = SimpleNamespace(hparams=hparams, comm=LocalComm(), total_steps=4)
-    trainer.episodes_done, trainer.total_episodes, trainer.share_done = 256, 512, 0.5
-    table = hooks.PolicyTable(trainer, clock)
+    done = {'episodes_done': 256, 'total_episodes': 512, 'share_done': 0.5}
+    table = hooks.PolicyTable(trainer_of(total_steps=4, **done), clock, has_spread=False)
     now[0] += 8
     names = 'objective/score', 'objective/kl', 'objective/kl_coef', 'ppo/loss/total'
     table.after_step(2, dict.fromkeys(names, 0.5))
@@ -174,7 +158,7 @@ def test_pauses_are_no_part_of_the_time_left(monkeypatch):
     now = [100.0]
     clock = TimeLeft({'policy': 60}, clock=lambda: now[0])
     clock.begin('policy')
-    trainer = SimpleNamespace(total_steps=10, steps_done=0, comm=LocalComm())
+    trainer = trainer_of(total_steps=10, steps_done=0)
     settings = dict(name='policy', unit='episode', per_step=4, shown={})
     with hooks.ProgressBar(trainer, clock, **settings) as bar:
         started = bar.bar.start_t
@@ -205,24 +189,17 @@ def test_durations(seconds, text):
     assert time_left.as_text(seconds) == text
 
 
-def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
+@pytest.mark.parametrize('words', ['train_policy test x --dry_run', 'train_reward test x'])
+def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path, words):
     (tmp_path / 'x.jsonl').write_text('"abc"\n"a.b"\n')
     (tmp_path / 'x.test.jsonl').write_text('"x.z"\n')
-    words = f'--mpi 1 --task.query_dataset {tmp_path}/x.jsonl --task.start_text .'
-    told = [
-        f'Queries are from all of {tmp_path}/x.jsonl, the training part: 1 of 2 texts are used',
-        "  cut up to their first --task.start_text '.': 1",
-        "  left out, without --task.start_text '.': 1",
-    ]
-    for command, more in (
-        ('train_policy', '--dry_run'),
-        ('train_reward', f'--labels.num_train 32 --save_dir {tmp_path}/reward'),
-    ):
-        result = succeed(f'{command} test x {words} {more}')
-        lines = result.output.splitlines()
-        begin = lines.index(told[0])
-        assert lines[begin : begin + 3] == told
-        assert result.output.count('Queries are from') == 1
+    if 'train_reward' in words:
+        words += f' --labels.num_train 32 --save_dir {tmp_path}/reward'
+    given = f'--mpi 1 --task.query_dataset {tmp_path}/x.jsonl --task.start_text .'
+    lines = succeed(f'{words} {given}').output.splitlines()
+    (first,) = [number for number, line in enumerate(lines) if 'Queries are from' in line]
+    assert 'x.jsonl' in lines[first] and '1 of 2 texts' in lines[first]
+    assert [line.rpartition(" '.': ")[2] for line in lines[first + 1 : first + 3]] == ['1', '1']
 
 
 def test_samples_are_shown_with_the_kl_of_each(monkeypatch):
@@ -236,14 +213,8 @@ def test_samples_are_shown_with_the_kl_of_each(monkeypatch):
         values=logprobs,
         ref_logprobs=torch.tensor([[-1.5, -2.25], [-3.0, -0.25]]),
     )
-    trainer = SimpleNamespace(
-        rollout=rollout,
-        comm=LocalComm(),
-        total_steps=2,
-        logger=SimpleNamespace(is_due=lambda step: True),
-        step_seconds=1.0,
-        hparams=resolved('train_policy', 'test'),
-    )
+    ppo = SimpleNamespace(batch_size=2)
+    trainer = trainer_of(rollout=rollout, total_steps=2, step_seconds=1.0, ppo=ppo)
     hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
     assert shown[0][3].tolist() == [0.75, -0.25]
     trainer.comm = SimpleNamespace(rank=1)  # which shows nothing
