@@ -256,24 +256,26 @@ def test_gold_questions_are_no_part_of_the_agreement(with_gold):
     assert anna['gold'] == {'answers': 3, 'right': 3}
 
 
-def test_gold_questions_do_not_measure_a_reward_model(with_gold, tmp_path, monkeypatch):
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A folder that is taken for the run of a reward model."""
     monkeypatch.setattr(reward_on_labels, 'saved_model', lambda run: TrainedModel('test'))
     model = TrainedRewardModel('test', encodings.Test)
     monkeypatch.setattr(reward_on_labels, 'load', lambda saved: model)
-    found = reward_on_labels.report(with_gold, str(tmp_path))
+    (tmp_path / 'run').mkdir()
+    return tmp_path / 'run'
+
+
+def test_gold_questions_do_not_measure_a_reward_model(with_gold, run):
+    found = reward_on_labels.report(with_gold, str(run))
     assert found['trained_on']['labels'] == 7
     counts = {name: row['labels'] for name, row in found['labellers'].items()}
     assert counts == {'anna': 3, 'bob': 3, 'carl': 1}
     assert found['held_out'] is None and found['comparisons'] is None
 
 
-def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, tmp_path, monkeypatch):
+def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_path, monkeypatch):
     """Only of what it has not learned are there intervals: everything, for a function."""
-    run = tmp_path / 'run'
-    run.mkdir()
-    monkeypatch.setattr(reward_on_labels, 'saved_model', lambda run: TrainedModel('test'))
-    model = TrainedRewardModel('test', encodings.Test)
-    monkeypatch.setattr(reward_on_labels, 'load', lambda saved: model)
     for source, share, told in (
         (answered, 0.0, 'has'),
         (answered, 0.5, 'has'),

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import threading
-from pathlib import Path
 
 import example_label_type
 import pytest
@@ -23,8 +22,6 @@ from lm_human_preferences.labels.page.server import LabelServer
 from lm_human_preferences.utils.terminal import INVISIBLE
 
 pytestmark = needs_chromium
-
-ROOT = Path(__file__).parents[2]
 BACKSPACE, TAB, ENTER, ESCAPE = '\ue003', '\ue004', '\ue007', '\ue00c'
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(9)]
 

@@ -25,7 +25,6 @@ TASK = {
     'task.response_length': 4,
     'task.policy.initial_model': '124M',
 }
-LABELS = {'labels.type': 'best_of_4', 'labels.source': 'test'}
 
 
 def _classes():
@@ -188,12 +187,6 @@ def test_dump_as_recorded(path, capsys):
 def policy_hparams(**overrides):
     hparams = policy_options.HParams()
     hparams.override_from_dict({**TASK, 'rewards.trained_model': 'x', **overrides})
-    return hparams
-
-
-def reward_hparams(**overrides):
-    hparams = reward_options.HParams()
-    hparams.override_from_dict({**TASK, **LABELS, **overrides})
     return hparams
 
 

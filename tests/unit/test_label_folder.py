@@ -24,8 +24,6 @@ from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, L
 from lm_human_preferences.labels.page import key
 from lm_human_preferences.online import run_labels
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def path(tmp_path):
