@@ -1,7 +1,6 @@
 """The whole chain with models of transformers: every command that takes or makes one."""
 
 import json
-import re
 import shutil
 
 import numpy as np
@@ -11,12 +10,9 @@ from command_line import invoke, last_error_of, succeed
 from tiny_causal_lms import both_steps, save, tiny
 from tiny_tokenisers import write_byte_level
 
-import sample
 from lm_human_preferences.checkpointing import checkpoints, names
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.rewards import TrainedRewardModel
 
 N_VOCAB = 448  # rows of the embedding, more than the tokeniser has tokens
 
@@ -98,34 +94,6 @@ def test_an_export_is_what_transformers_loads(trained, tmp_path):
     dropout = json.loads((exported / 'config.json').read_text())['attention_dropout']
     assert dropout == trained.config['attention_dropout']
     assert dropout == MAKE[trained.family].get('attention_dropout', 0.0)
-
-
-def test_a_policy_is_sampled_evaluated_and_asked_about(trained, tmp_path):
-    printed = succeed(f'sample --save_dir {trained.run} --nsamples 4 --mpi 1', sample.cli).stdout
-    assert printed.count('=' * 80) == 4
-    output = f'--queries 2 --samples 64 --output_dir {tmp_path}'
-    table = succeed(f'evaluate {trained.run} {output}').stdout
-    assert re.search(r'\nbase +0\.000 .*\npolicy +\d', table)
-    folder = tmp_path / 'labels'
-    succeed(f'ask test {folder} --count 6 --policy {trained.run}')
-    assert len(LabelFolder(str(folder)).questions) == 6
-    assert '6 questions, 0 answered' in succeed(f'labels {folder}').stdout
-
-
-def test_a_reward_model_scores_texts(trained, tmp_path):
-    encoding = TrainedModel(str(trained.run)).encoding
-    model, encoder = TrainedRewardModel(str(trained.run), encoding), encoding.get_encoder()
-    query, response = encoder.encode('abc'), encoder.encode('was')
-    spelled = [token for letter in 'was' for token in encoder.encode(letter)]
-    assert spelled != response
-    texts = tmp_path / 'texts.jsonl'
-    record = {'query': 'abc', 'response': 'was'}
-    sampled = {**record, 'query_tokens': query, 'response_tokens': spelled}
-    texts.write_text(f'{json.dumps(record)}\n{json.dumps(sampled)}\n')
-    scored = succeed(f'score {trained.run} {texts}').stdout.splitlines()
-    for line, tokens in zip(scored, (response, spelled), strict=True):
-        expected = model.score(torch.tensor([query]), torch.tensor([tokens])).item()
-        assert json.loads(line)['score'] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_run_goes_on_without_the_model_that_it_began_with(trained, tmp_path):

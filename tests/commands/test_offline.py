@@ -16,10 +16,6 @@ OFFLINE = [
     'command, more',
     [
         (
-            'train_reward descriptiveness x --save_dir {}',
-            ['openaipublic/lm-human-preferences/labels/descriptiveness/offline_5k.json'],
-        ),
-        (
             'train_policy tldr x --save_dir {}',
             [
                 'openaipublic/lm-human-preferences/tldr/train-subset.json',

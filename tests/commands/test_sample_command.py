@@ -147,16 +147,6 @@ def test_what_follows_the_end_of_a_response_is_not_shown(copied_run, tmp_path):
     assert [shown for _, shown in responses(original)] == whole
 
 
-def test_where_the_reward_model_is_gone_the_checkpoint_has_a_copy(
-    copied_run, labelled_run, tmp_path
-):
-    shutil.rmtree(copied_run / 'reward_model')
-    for run, name in ((copied_run, 'a'), (labelled_run, 'b')):
-        result = sampled(run, *prompts(), '--seed=1', f'--output={tmp_path}/{name}.jsonl')
-        assert 'note' not in result.stderr
-    assert lines_of(tmp_path / 'a.jsonl') == lines_of(tmp_path / 'b.jsonl')
-
-
 def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):
     run = shutil.copytree(direct_run, tmp_path / 'copy')
     change_settings(run, 'rewards', trained_model=str(tmp_path / 'nowhere'))
@@ -188,20 +178,6 @@ def test_prompts_come_before_the_file_and_in_their_order(labelled_run, tmp_path)
     given = (*PROMPTS, 'the acting was', 'the music was')
     assert queries == [query for query in given for _ in range(2)]
     assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
-
-
-def test_a_batch_is_no_larger_than_what_is_asked_for(labelled_run, monkeypatch):
-    rows = []
-    respond = Policy.respond
-
-    def noted(policy, queries, length, *args):
-        rows.append(len(queries))
-        return respond(policy, queries, length, *args)
-
-    monkeypatch.setattr(Policy, 'respond', noted)
-    for given in ([], prompts()):
-        sampled(labelled_run, *given, '--nsamples=3', '--batch_size=1000000')
-    assert rows == [3, 3]
 
 
 def test_prompts_are_gone_through_until_there_are_enough_samples():

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from command_line import succeed
 from launched import PATIENCE, REPOSITORY, ROOT_MAY, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
@@ -56,28 +55,6 @@ def training(folder, name, *words):
         '--rewards.trained_model=test',
         *words,
     )
-
-
-@pytest.fixture(scope='module')
-def finished_run(tmp_path_factory):
-    """Run whose name is not in Latin-1, and so are its settings; its link is in ASCII."""
-    folder = tmp_path_factory.mktemp('runs')
-    _, *words = training(folder, NAME, *FEW)
-    succeed(words)
-    (folder / 'link').symlink_to(NAME)
-    return folder / 'link'
-
-
-def test_sampling_what_cannot_be_printed(finished_run):
-    output = finished(
-        'sample.py',
-        'sample',
-        f'--save_dir={finished_run}',
-        '--nsamples=4',
-        '--console=original',
-        **ASCII,
-    )
-    assert rb'run\u201c1\u201d' in output and output.count(b'=' * 80) == 4
 
 
 def closed_when(ready, *words):

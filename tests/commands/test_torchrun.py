@@ -5,19 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from launched import TORCHRUN, Launch, eventually, job, start_by_slurm
+from launched import TORCHRUN, Launch, eventually, start_by_slurm
 
 pytestmark = pytest.mark.slow
-
-
-def test_an_error_of_one_rank_ends_all(tmp_path):
-    failed = job(tmp_path, 'fail', started_by=TORCHRUN)
-    lines = failed.errors().splitlines()
-    assert lines.count('ArithmeticError: rank 1 cannot count') == 1
-    assert lines.count('error: rank 1 failed') == 1
-    assert lines.count('  traceback : ArithmeticError: rank 1 cannot count') == 1
-    assert 'closed by peer' not in failed.errors()
-    assert failed.process.returncode == 1
 
 
 def test_a_wrong_option_is_told_once(tmp_path):

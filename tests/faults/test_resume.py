@@ -22,7 +22,6 @@ from interrupted import (
     result_anywhere,
     result_of,
     run,
-    start,
 )
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
@@ -404,18 +403,6 @@ def test_lock_of_another_host(tmp_path):
     told = pytest.raises(UserError, match=r'8 rank\(s\) is writing .* there, delete this file')
     with told, run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
         pass
-
-
-def test_two_runs_that_start_at_once(tmp_path):
-    """One of them trains, the other is refused."""
-    both = [start(words('train_reward', tmp_path), tmp_path / f'out{i}') for i in range(2)]
-    assert sorted(child.wait() for child in both) == [0, 2]
-
-
-def test_unwritable_directory_is_refused_before_training(tmp_path):
-    (tmp_path / 'run/lock').mkdir(parents=True)
-    refusal = error_of(invoke(words('train_reward', tmp_path)))
-    assert refusal == f'--save_dir: {tmp_path}/run/lock cannot be written: Is a directory'
 
 
 @pytest.fixture(scope='module')

@@ -261,14 +261,6 @@ def test_a_query_that_is_given_to_sample_is_read_as_in_training(tmp_path, specia
     assert (encoder.eot_token in tokens) == special
 
 
-def test_the_end_of_a_text_of_gpt2_in_a_prefix():
-    encoder = encodings.BytePairEncoder([bytes([byte]) for byte in range(256)])
-    hparams = task(chat=False, special_tokens=True, query_prefix='<|endoftext|>A')
-    (context,) = lm_tasks.query_formatter(hparams, encoder)(torch.tensor([[5]])).tolist()
-    assert context == [256, ord('A'), 5]
-    assert len(encoder.encode('<|endoftext|>')) > 1
-
-
 def test_a_template_that_writes_the_date_is_named(tmp_path):
     dated = "{{ strftime_now('%d %B %Y') }}" + TEMPLATE
     notes = lm_tasks.end_notes(task(stop=False), encoder_of(tmp_path, template=dated))

@@ -4,17 +4,14 @@ import itertools
 import json
 import shutil
 
-import classifier_of_reviews
 import pytest
 import torch
 from command_line import error_of, invoke, last_error_of, succeed
-from reward_models import save_reward_model
 from safetensors.torch import load_file, save_file
 from tiny_classifiers import OF_FAMILY, change_config, change_json, write_classifier
 from tiny_tokenisers import END
 
 import sample
-from lm_human_preferences import rewards
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets.reviews import WORDS
@@ -189,18 +186,6 @@ def test_a_chat_is_read_in_the_own_template(tmp_path):
         assert Classifier(directory, chat=True).score(texts) == plain.score(spelled)
 
 
-def test_an_exported_reward_model_comes_back(tmp_path):
-    saved = save_reward_model(tmp_path / 'model')
-    succeed(f'export {tmp_path}/model {tmp_path}/exported')
-    own = rewards.load_reward_model(str(tmp_path / 'model'), saved.encoding)
-    again = rewards.load_reward_model(str(tmp_path / 'exported'), saved.encoding)
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randint(saved.encoding.n_vocab + 1, (20, 4), generator=generator)
-    responses = torch.randint(saved.encoding.n_vocab, (20, 4), generator=generator)
-    expected = own.score(queries, responses)
-    torch.testing.assert_close(again.score(queries, responses), expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.fixture(scope='module')
 def classes(tmp_path_factory):
     return write_classifier(tmp_path_factory.mktemp('classes'), names=('bad', 'good'))
@@ -266,14 +251,6 @@ def test_texts_are_scored(tmp_path, classes):
     assert told == f'RUN good: {tmp_path} is not a classifier of transformers, which has classes'
     told = error_of(invoke(f'score {tmp_path}/gone#good {texts}'))
     assert told == f'RUN {tmp_path}/gone: there is no such directory'
-
-
-def test_a_classifier_of_reviews_tells_praise(tmp_path):
-    """The one that benchmarks/quality.md trains a policy on, after a few of its steps."""
-    directory = classifier_of_reviews.write(tmp_path, steps=300)
-    texts = [joined('the plot was', word) for word in ('wonderful', 'great', 'awful', 'stale')]
-    scores = Classifier(directory, 'POSITIVE').score(texts)
-    assert scores[:2].min() > scores[2:].max() + 1
 
 
 def test_a_classifier_is_asked_once(tmp_path):

@@ -219,7 +219,6 @@ HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor 
         pytest.param([range(8)], HYPERTHREADS, None, 4, id='hyperthreads'),
         pytest.param([{0, 4}], HYPERTHREADS, None, 1, id='bound to a core'),
         pytest.param([{0}, {4}], HYPERTHREADS, None, 1, id='bound to hyperthreads'),
-        pytest.param([range(4)] * 2, {}, None, 2, id='two ranks'),
         pytest.param([{0, 1}, {2, 3}], {}, None, 2, id='two ranks, bound'),
         pytest.param([{0}] * 9, {}, None, 1, id='more ranks than processors'),
         pytest.param([range(64)], {}, 4, 4, id='container'),

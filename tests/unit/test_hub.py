@@ -8,13 +8,10 @@ from unittest import mock
 
 import huggingface_hub
 import pytest
-import torch
 from blobserver.server import BlackHole
 from hub_server import commit_of, files_in, forget
 from huggingface_hub import constants
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
-from sample_files import write_hugging_face
-from tiny_tokenisers import write_words
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -335,29 +332,6 @@ def test_a_disk_without_room(monkeypatch):
         patch.setattr(huggingface_hub, 'snapshot_download', full)
         told = failure(hub._snapshot, storage.paths.HubPath(path), commit_of(MODEL))
     assert told.endswith('cannot be written (No space left on device): HF_HOME moves it')
-
-
-@pytest.fixture
-def gpt2(tmp_path, hub_server):
-    directory = tmp_path / 'gpt2'
-    directory.mkdir()
-    write_hugging_face(directory)
-    (directory / 'encoding').unlink()
-    write_words(directory, [f'word{i}' for i in range(26)])
-    hub_server.holds['org/gpt2'] = {'main': files_in(directory)}
-    return directory
-
-
-def test_a_model_of_the_hub_is_the_one_in_a_directory(gpt2, hub_server):
-    ours = TrainedModel(str(gpt2))
-    theirs = TrainedModel('org/gpt2')
-    assert theirs.savedir == f'hf://org/gpt2@{commit_of(files_in(gpt2))}'
-    assert theirs.encoding.name == ours.encoding.name
-    assert not hub_server.requests('model.safetensors')  # the encoding does not need the weights
-    parameters = dict(theirs.build(scope='policy').named_parameters())
-    for name, parameter in ours.build(scope='policy').named_parameters():
-        if name.startswith('transformer.'):
-            assert torch.equal(parameter, parameters[name])
 
 
 def test_a_name_that_is_neither_a_directory_nor_on_the_hub():

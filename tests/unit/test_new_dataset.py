@@ -89,13 +89,6 @@ def test_each_run_may_read_it_in_another_order(add_poems):
     assert samplers[0].rules.seed != samplers[1].rules.seed
 
 
-def test_queries_may_be_listed(add_poems):
-    add_poems()
-    assert registry.info('poems').all_queries() is None
-    add_poems(is_enumerable=True)
-    assert registry.info('poems').all_queries() == ['a', 'b']
-
-
 def test_every_entry_has_its_generator():
     for name, info in registry.DATASETS.items():
         assert info.name == name and info.summary

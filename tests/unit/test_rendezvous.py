@@ -82,10 +82,8 @@ def test_endpoint_that_is_wrong(monkeypatch, variables, message):
 @pytest.mark.parametrize(
     'hosts, first',
     [
-        ('login', 'login'),
         ('a,b', 'a'),
         ('node[07-12,30],login', 'node07'),
-        ('node[3,5-6]', 'node3'),
         ('node[1]', 'node1'),
         ('rack[1-2]-a,b', 'rack1-a'),
         ('r[1-2]n[003-004],b', 'r1n003'),
@@ -157,12 +155,10 @@ def test_messages(value):
     [
         np.arange(6).reshape(2, 3),
         np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-        np.zeros((2, 0), np.float32),
         np.float32(0.1),
         torch.arange(6).reshape(2, 3).t(),
         torch.tensor([math.nan, -0.0]),
         torch.zeros(2, 0),
-        torch.tensor(True),
         torch.ones(3, dtype=torch.bfloat16),
         torch.nn.Parameter(torch.ones(2)),
     ],

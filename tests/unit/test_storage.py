@@ -305,17 +305,6 @@ def test_unwritable_cache(server, tmp_path, monkeypatch):
     assert 'Not a directory' in failure()
 
 
-def test_copy_that_may_not_be_read(server, monkeypatch):
-    storage.cached_path(BASE + '/labels/a.json')
-
-    def refuse(path, *args, **settings):
-        raise PermissionError(13, 'Permission denied', path)
-
-    monkeypatch.setattr('builtins.open', refuse)
-    with pytest.raises(storage.StorageError, match='a.json cannot be read .*Permission denied'):
-        storage.read_json(BASE + '/labels/a.json')
-
-
 @pytest.fixture
 def damaged(server, cache):
     place = storage.cached_path(BASE + '/labels/a.json')

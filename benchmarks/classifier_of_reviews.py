@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A tiny DistilBERT that tells whether a film review is praise, saved as transformers saves it.
 
-    pipenv run python tests/helpers/classifier_of_reviews.py DIRECTORY [--steps 2000]
+    pipenv run python benchmarks/classifier_of_reviews.py DIRECTORY [--steps 2000]
 
 It learns from the labelled reviews to which the known reward is fitted, by transformers alone: the
 sentiment classifier of the paper's section 3.1.1. Its classes are NEGATIVE and POSITIVE.
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tiny_tokenisers import write_words
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
+
+from tiny_tokenisers import write_words
 
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.language import encodings

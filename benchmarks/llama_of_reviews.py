@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A tiny Llama that has read the film reviews of mock_sentiment, saved as transformers saves it.
 
-    pipenv run python tests/helpers/llama_of_reviews.py DIRECTORY [--steps 1000] [--ends]
+    pipenv run python benchmarks/llama_of_reviews.py DIRECTORY [--steps 1000] [--ends]
 
 The counterpart of `synthetic.language_model`, which trains a GPT-2 on the same reviews: this one
 learns by transformers alone, and has a tokeniser of whole words. With `--ends`, it reads and writes
@@ -17,10 +17,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from tiny_tokenisers import END, write_words
 from transformers import AutoConfig, AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
+
+from tiny_tokenisers import END, write_words
 
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.synthetic import language_model
