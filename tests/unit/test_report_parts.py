@@ -84,12 +84,16 @@ def test_numbers_on_an_axis_differ_and_steps_are_whole(x, ys, expected):
     assert ticks_of(chart) == expected.split()
 
 
-def test_runs_of_the_same_colour_have_other_lines(tmp_path):
-    log = Log({'objective/score': Curve((0, 1), (1.0, 2.0))})
+def test_runs_and_curves_of_one_chart_look_different(tmp_path):
+    """Runs of the same colour have other lines."""
+    names = ['objective/score', 'ppo/val/mean', 'ppo/returns/mean']
+    log = Log(dict.fromkeys(names, Curve((0, 1), (1.0, 2.0))))
     runs = [RunFacts(str(tmp_path), logs={'train_policy': log})] * 13
     (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs)['charts']
     looks = looks_of(chart)
     assert len(set(looks[:12])) == 12 and looks[12] == looks[0]
+    _, value = training_curves.of_run(runs[0], 'run')
+    assert [colour for _, colour in looks_of(value)] == [0, 1]
 
 
 def test_settings_in_which_policies_differ_are_compared(tmp_path):
@@ -100,14 +104,6 @@ def test_settings_in_which_policies_differ_are_compared(tmp_path):
         rows = compared_runs.comparison(['a', 'b'], runs, has_names=has_names)['settings']
         assert rows[0] == ['--ppo.lr', str(runs[0].policy.ppo.lr), '0.5']
         assert any('anna' in row for row in rows) == has_names
-
-
-def test_curves_of_one_chart_have_colours_of_their_own(tmp_path):
-    curve = Curve((0, 1), (1.0, 2.0))
-    log = Log({'ppo/val/mean': curve, 'ppo/returns/mean': curve})
-    run = RunFacts(str(tmp_path), logs={'train_policy': log})
-    (chart,) = training_curves.of_run(run, 'run')
-    assert [colour for _, colour in looks_of(chart)] == [0, 1]
 
 
 LINE = './launch.py train_policy test x --ppo.lr 1'
@@ -202,8 +198,9 @@ def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
             (query, f'{query} {step}', scores[query], kls.get(query, 0.0)) for query in queries
         ]
         write_samples(tmp_path, {step: answers})
+    cut = {'step': 11, 'query': 'q3', 'response': 'r', 'score': 1.5, 'kl': 0, 'tokens_after_end': 7}
     with (tmp_path / 'samples.jsonl').open('a') as file:
-        file.write('[]\n{"query": 1}\n{"step": 3')
+        file.write(f'[]\n{{"query": 1}}\n{json.dumps(cut)}\n{{"step": 3')
     found = sample_choice.choices(str(tmp_path), 'run')
     chosen = {choice: [query.text for query in given] for choice, given in found.items()}
     again = sample_choice.choices(str(tmp_path), 'run')['random']
@@ -213,13 +210,7 @@ def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
     assert chosen == {'best': ['q4', 'q6'], 'worst': ['q1', 'q3'], 'unlikely': ['q7', 'q2']}
     assert [answer.step for answer in found['best'][0].three()] == [0, 5, 10]
     assert found['best'][0].answers[-1].parts[-1] == ('10', True)
-
-
-def test_samples_say_how_much_was_cut(tmp_path):
-    record = {'step': 0, 'query': 'q', 'response': 'r', 'score': 1, 'kl': 0, 'tokens_after_end': 7}
-    (tmp_path / 'samples.jsonl').write_text(json.dumps(record) + '\n')
-    (query,) = sample_choice.choices(str(tmp_path), 'run')['random']
-    assert query.answers[-1].cut == '[7 tokens cut]'
+    assert found['worst'][1].answers[-1].cut == '[7 tokens cut]'
 
 
 def test_calibration_of_choices_that_are_made_as_predicted():
