@@ -16,6 +16,7 @@ from run_folders import (
     summary_of,
     told,
     write_alarm,
+    write_curves,
     write_events,
     write_learned,
     write_run,
@@ -28,8 +29,8 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.report_page import label_section, render
-from lm_human_preferences.run_story import commands, facts, label_facts, model_card, outcome
-from lm_human_preferences.runs import curves, run_files, run_lock
+from lm_human_preferences.run_story import commands, facts, label_facts, model_card
+from lm_human_preferences.runs import run_files, run_lock
 from lm_human_preferences.utils.hyperparams import option
 
 NEW = '--rewards.train_new_model'
@@ -46,14 +47,6 @@ def run_facts(hparams, experiment, **more):
     command = hparams.command
     field = 'policy' if command == 'train_policy' else 'reward'
     return facts.RunFacts('run', experiments={command: experiment}, **{field: hparams}, **more)
-
-
-def policy_of(**settings):
-    """Facts about a run of the policy experiment `test`. settings: with __ for dots."""
-    hparams = policy_options.HParams()
-    hparams.override_from_dict(EXPERIMENTS['train_policy/test'])
-    hparams.override_from_dict({key.replace('__', '.'): each for key, each in settings.items()})
-    return run_facts(hparams, 'test')
 
 
 def evaluated(run, **results):
@@ -121,66 +114,131 @@ def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypa
     assert {'books', f'{tmp_path}/models/own', f'{tmp_path}/labels'} <= {*words}
 
 
-def test_the_card_of_a_policy(tmp_path):
-    run = write_run(tmp_path / 'my_run', task__policy__initial_model='355M')
-    text, metadata = card_of(run)
-    assert metadata == {
+FOUR = {'rewards__train_new_model__labels__held_out': 0.2, 'rewards__ensemble': 4}
+ONLINE = {'rewards__online': 'on', 'rewards__online__labels': 50}
+EXAMPLE = {'task__response_length': 40, 'task__policy__temperature': 0.7}
+POLICY = {**OWN['policy'], 'standard_errors': {'share': 0.01, 'kl': 0.1}}
+# Settings that differ from the experiment `test`, {statistic: its last value but one}, evaluation.
+RUNS = {
+    'plain': ({}, {}, {}),
+    'of_hub': ({'task__policy__initial_model': '355M'}, {}, {}),
+    'suffix': ({'task__query_prefix': 'P\n', 'task__query_suffix': "'S", **EXAMPLE}, {}, {}),
+    'chat': ({'task__chat': True, **EXAMPLE}, {}, {}),
+    'lora': ({'task__policy__lora': 'on'}, {}, {}),
+    'embedding': ({'task__policy__lora': 'on', 'task__policy__lora__full': 'wte'}, {}, {}),
+    'first': (FOUR, {'train_reward/held_out/effective_labels': 7}, {}),
+    'mean': (FOUR, {'train_reward/held_out_of_mean/accuracy': -0.25}, {}),
+    'errors': (
+        {**ONLINE, 'rewards__online__source': 'mock', 'rewards__online__error': 0.25},
+        {},
+        {},
+    ),
+    'early': ({'ppo__total_episodes': 5000}, {'elapsed/episodes': 127}, {}),
+    'all': ({'ppo__total_episodes': 5000}, {'elapsed/episodes': 5055}, {}),
+    'older': ({}, {'elapsed/updates': 19}, {'step': 12}),
+    'newest': ({}, {'elapsed/updates': 19}, {'step': 20}),
+    # 2.04 standard errors, of 32 queries; also in files of earlier versions.
+    'sure': ({}, {}, {'queries': 32, 'rewards': {'reward model': {**OWN, 'policy': POLICY}}}),
+    'damaged': ({}, {}, {'rewards': 3}),
+}
+FACTS = [
+    ('plain', 'card', '# plain: a policy'),
+    ('plain', 'card', 'up to 3 tokens'),
+    ('plain', 'card', 'a KL of 6.5 nats from the initial model, a mean score of 2.25.'),
+    ('plain', 'card', '1024 labels of the type best\\_of\\_4 that the program made up'),
+    ('plain', 'card', '87.5 % of the labels that were held out of its training.'),
+    ('plain', 'card', 'policy        2.000   1.500            2.000              71.4%'),
+    ('plain', 'card', 'transformers 5'),
+    ('plain', 'reward card', '32 at a time, at a learning rate of 0.001'),
+    ('plain', 'reward card', 'Add 2.5 to each score'),
+    ('plain', 'summary', ' learned in 6,400 episodes of PPO'),
+    ('of_hub', 'card', 'began as openai-community/gpt2-medium.'),
+    ('of_hub', 'card', 'train_policy test of_hub --mpi 2 --task.policy.initial_model 355M\n'),
+    ('suffix', 'card', "between 'P\\\\n' and \"'S\""),
+    # As in training; a BOS would be part of the prefix.
+    ('suffix', 'card', 'generate("P\\nThe beginning of a text\'S", max_new_tokens=40,\n'),
+    ('suffix', 'card', 'temperature=0.7, top_k=0, top_p=1.0, add_special_tokens=False)'),
+    ('chat', 'card', "generate([{'role': 'user', 'content': 'A question'}], max_new_tokens=40,\n"),
+    ('chat', 'card', 'temperature=0.7, top_k=0, top_p=1.0)'),
+    ('chat', 'card', 'sampled up to its end'),
+    ('chat', 'reward card', 'dialogue'),
+    ('lora', 'card', 'rank 8 (LoRA) learned'),
+    ('embedding', 'card', 'rank 8 (LoRA), and wte in full, learned'),
+    ('first', 'card', 'first of the 4 reward models'),
+    (
+        'first',
+        'card',
+        '87.5 % of the labels that were held out of its training (a share of 0.2 of all)',
+    ),
+    ('first', 'card', 'interval is 52.9 to 97.8 %'),  # Wilson's for 8 labels
+    ('mean', 'card', 'mean of the 4 reward models prefers'),
+    (
+        'mean',
+        'card',
+        '75.0 % of the labels that were held out of its training (a share of 0.2 of all).',
+    ),
+    ('errors', 'card', '25.0 % are answers at random'),
+    ('early', 'card', ' 5056 episodes in batches of 64'),
+    ('early', 'summary', ' learned in 128 of 5,056 episodes of PPO'),
+    ('early', 'summary', 'an early end, after 128 of 5,056 episodes'),
+    ('all', 'summary', ' learned in 5,056 episodes of PPO'),
+    ('older', 'card', 'step 12 of 20'),
+    ('older', 'summary', 'step 12 of 20'),
+    ('older', 'page', 'step 12 of 20'),
+    ('sure', 'summary', '71.4 ± 2.0 % of the gain'),
+    ('sure', 'summary', 'Each ± is a 95 % interval.'),
+    ('damaged', 'card', 'its evaluation are damaged'),
+]
+ABSENT = [
+    ('plain', 'card', 'evaluation.json'),
+    ('plain', 'card', '/tmp'),
+    ('plain', 'reward card', 'evaluat'),
+    ('all', 'summary', 'early end'),
+    ('newest', 'summary', 'of 20'),
+]
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+    """{(run, place): text} of all RUNS."""
+    found = {}
+    for name, (settings, values, evaluation) in RUNS.items():
+        run = write_run(tmp_path_factory.mktemp('runs') / name, **settings)
+        write_curves(
+            run / 'tb/ppo', {'x': [0, 0], **{tag: [each, each + 1] for tag, each in values.items()}}
+        )
+        evaluated(run, **evaluation)
+        found[name, 'card'] = card_of(run)[0]
+        found[name, 'reward card'] = card_of(run / 'reward_model', has_policy=False, constant=2.5)[
+            0
+        ]
+        found[name, 'page'] = words_of(render.page([str(run)], EXPERIMENTS))
+        found[name, 'summary'] = summary_of(run)
+    return found
+
+
+@pytest.mark.parametrize('run, place, fact', FACTS)
+def test_a_fact_is_told_of_its_run_alone(texts, run, place, fact):
+    assert fact in texts[run, place]
+    assert run == 'plain' or fact not in texts['plain', place]
+
+
+@pytest.mark.parametrize('run, place, fact', ABSENT)
+def test_what_does_not_belong_there_is_absent(texts, run, place, fact):
+    assert fact not in texts[run, place]
+
+
+def test_what_cards_say_to_machines(tmp_path):
+    run = write_run(tmp_path / 'run', task__policy__initial_model='org/name@abc')
+    text, metadata = card_of(f'{run}/reward_model', has_policy=False)
+    assert metadata['pipeline_tag'] == 'text-classification' and 'Add ' not in text
+    assert metadata['base_model'] == 'org/name'
+    assert card_of(run)[1] == {
         'library_name': 'transformers',
         'pipeline_tag': 'text-generation',
         'tags': ['rlhf', 'ppo', 'lm-human-preferences'],
-        'base_model': 'openai-community/gpt2-medium',
+        'base_model': 'org/name',
     }
-    for fact in (
-        '# my\\_run: a policy',
-        'began as openai-community/gpt2-medium.',
-        'up to 3 tokens',
-        'a KL of 6.5 nats from the initial model, a mean score of 2.25.',
-        '1024 labels of the type best\\_of\\_4 that the program made up',
-        '87.5 % of the labels that were held out',
-        'policy        2.000   1.500            2.000              71.4%',
-        './launch.py train_policy test my_run --mpi 2 --task.policy.initial_model 355M\n',
-        'transformers 5',
-    ):
-        assert fact in text, fact
-    assert 'evaluation.json' not in text and str(tmp_path) not in text
-
-
-def test_the_card_of_a_reward_model(tmp_path):
-    """Also of a policy's run; a constant that its score lacks is given."""
-    run = write_run(tmp_path / 'run', task__policy__initial_model='org/name@abc')
-    text, metadata = card_of(f'{run}/reward_model', has_policy=False, constant=2.5)
-    assert metadata['pipeline_tag'] == 'text-classification'
-    assert metadata['base_model'] == 'org/name'
-    assert 'Add 2.5 to each score' in text and '32 at a time, at a learning rate of 0.001' in text
-    assert 'evaluat' not in text and 'dialogue' not in text
-    assert 'Add ' not in card_of(f'{run}/reward_model', has_policy=False)[0]
-    chat = write_run(tmp_path / 'chat', 'train_reward', task__chat=True)
-    assert 'dialogue' in card_of(chat, has_policy=False)[0]
-
-
-def test_held_out_labels_of_an_ensemble(tmp_path):
-    """Wilson's interval of 87.5 % of 8 labels, however many 0.2 of all are."""
-    settings = {'rewards__train_new_model__labels__held_out': 0.2, 'rewards__ensemble': 4}
-    run = write_run(tmp_path / 'tested', **settings)
-    write_events(run / 'tb/reward_model', train_reward__held_out__effective_labels=7)
-    text = told('held_out', facts.of_run(f'{run}/reward_model_1'))
-    for fact in ('first of the 4', ' 87.5 % ', '(a share of 0.2 of all)', '52.9 to 97.8 %'):
-        assert fact in text
-    write_events(run / 'tb/reward_model', train_reward__held_out_of_mean__accuracy=-0.25)
-    text = told('held_out', facts.of_run(f'{run}/reward_model_1'))
-    assert 'mean of the 4' in text and ' 75.0 % ' in text and 'interval' not in text
-
-
-@pytest.mark.parametrize('is_chat', [True, False])
-def test_the_example_of_a_card_samples_as_the_training_did(tmp_path, is_chat):
-    given = {'chat': True} if is_chat else {'query_prefix': 'P\n', 'query_suffix': "'S"}
-    given |= {'response_length': 40, 'policy__temperature': 0.7}
-    run = write_run(tmp_path / 'run', **{f'task__{name}': each for name, each in given.items()})
-    query, more = "[{'role': 'user', 'content': 'A question'}]", ''
-    if not is_chat:  # as in training, where a BOS would be part of the prefix
-        query, more = '"P\\nThe beginning of a text\'S"', ', add_special_tokens=False'
-    example = f'generate({query}, max_new_tokens=40,\n         do_sample=True, temperature=0.7'
-    assert f'{example}, top_k=0, top_p=1.0{more})' in card_of(run)[0]
 
 
 def test_the_best_evaluation_is_told_with_its_settings(tmp_path):
@@ -227,34 +285,11 @@ def test_a_judge_that_the_policy_has_learned_from_is_told(tmp_path):
             assert ('by the judge, which it has not learned from, ' in text) != has_learned
 
 
-@pytest.mark.parametrize(
-    'more, share',
-    [({}, '71.4 ± 2.0 %'), ({'effective_samples': 9}, None), ({'share': 1.516}, None)],
-)
-def test_an_interval_is_of_95_percent_and_an_impossible_share_is_not_told(tmp_path, more, share):
-    """Also in files of earlier versions; 2.04 standard errors, of 32 queries."""
+@pytest.mark.parametrize('more', [{'effective_samples': 9}, {'share': 1.516}])
+def test_a_share_that_cannot_be_is_not_told(tmp_path, more):
     run = write_run(tmp_path / 'run')
-    policy = {**OWN['policy'], 'standard_errors': {'share': 0.01, 'kl': 0.1}, **more}
-    evaluated(run, queries=32, rewards={'reward model': {**OWN, 'policy': policy}})
-    text = summary_of(run)
-    assert facts.of_run(str(run)).share_of_gain == share
-    assert (f'{share} of the gain' in text) == ('Each ± is a 95 %' in text) == (share is not None)
-
-
-def test_an_evaluation_says_of_which_step_it_is(tmp_path):
-    run = write_run(tmp_path / 'run')
-    write_events(run / 'tb/ppo', elapsed__updates=19)
-    evaluated(run, step=12)
-    page = sections_of(render.page([str(run)], EXPERIMENTS))['How far from the best possible']
-    for text in (summary_of(run), card_of(run)[0], page):
-        assert 'step 12 of 20' in text
-    evaluated(run, step=20)
-    assert 'of 20' not in summary_of(run)
-
-
-def test_an_evaluation_that_is_damaged_is_told():
-    assert outcome.table({'exact': True}) is None
-    assert outcome.table(EVALUATION)[0].startswith('exact, from all 9 responses')
+    evaluated(run, rewards={'reward model': {**OWN, 'policy': {**OWN['policy'], **more}}})
+    assert facts.of_run(str(run)).share_of_gain is None and 'of the gain' not in summary_of(run)
 
 
 @pytest.mark.parametrize(
@@ -369,12 +404,6 @@ def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
         assert fact in text, fact
 
 
-def test_how_often_a_simulated_labeller_errs_while_the_policy_trains(tmp_path):
-    online = {'rewards__online__source': 'mock', 'rewards__online__error': 0.25}
-    run = write_run(tmp_path / 'run', rewards__online='on', rewards__online__labels=50, **online)
-    assert '25.0 % are answers at random' in told('labels', facts.of_run(str(run)).labels)
-
-
 @dataclasses.dataclass
 class TwoSources(reward_options.LabelHParams):
     """Labels from a second place besides, as CONTRIBUTING's map says how to add one."""
@@ -439,23 +468,6 @@ def test_text_of_others_means_nothing_in_markdown(tmp_path):
     assert model_card.code_block(['a `b`'], 'sh') == '```sh\na `b`\n```'
 
 
-@pytest.mark.parametrize(
-    'settings, macro, fact',
-    [
-        ({'task__query_suffix': ' TL;DR:'}, 'task', "between '' and ' TL;DR:'"),
-        ({'task__stop': True}, 'task', 'sampled up to its end'),
-        ({'task__policy__lora': 'on'}, 'policy_training', 'rank 8 (LoRA) learned'),
-        (
-            {'task__policy__lora': 'on', 'task__policy__lora__full': 'wte'},
-            'policy_training',
-            'rank 8 (LoRA), and wte in full, learned',
-        ),
-    ],
-)
-def test_settings_that_are_on_are_told(settings, macro, fact):
-    assert fact in told(macro, policy_of(**settings)) and fact not in told(macro, policy_of())
-
-
 def test_a_run_that_is_still_training_has_not_ended_early(tmp_path):
     run = write_run(tmp_path / 'run')
     write_events(run / 'tb/ppo', elapsed__episodes=127)
@@ -463,19 +475,6 @@ def test_a_run_that_is_still_training_has_not_ended_early(tmp_path):
     with lock:
         text = summary_of(run)
     assert 'still training, after 128 of' in text and 'early end' not in text
-    text = summary_of(run)
-    assert 'early end, after 128 of' in text and 'still training' not in text
-
-
-def test_episodes_are_counted_in_whole_batches():
-    """The console counts so, too."""
-    found = policy_of(ppo__total_episodes=5000, ppo__batch_size=64)
-    assert ' 5056 episodes' in told('policy_training', found)
-    assert ' learned in 5,056 episodes of PPO' in told('summary', found)
-    for done, expected in ((128, '128 of 5,056'), (5056, '5,056')):
-        log = curves.Log({'elapsed/episodes': curves.Curve((1,), (done,))})
-        found = dataclasses.replace(found, logs={'train_policy': log})
-        assert f' learned in {expected} episodes of PPO' in told('summary', found)
 
 
 def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
@@ -492,8 +491,9 @@ def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
     # The reward model of a run that was moved is in another folder, of which cards say nothing.
     moved = ['rewards.trained_model', '/a/run/reward_model', '/b/run/reward_model']
     changed = [moved, *([key, value, 'x'] for key, value in before.items())]
-    found = policy_of()
-    found = dataclasses.replace(found, reward=found.policy.new_reward_model)
+    hparams = policy_options.HParams()
+    hparams.override_from_dict(EXPERIMENTS['train_policy/test'])
+    found = run_facts(hparams, 'test', reward=hparams.new_reward_model)
     texts = []
     for each in (found, dataclasses.replace(found, changed=tuple(changed))):
         macros = ('task', 'policy_training', 'reward_training', 'summary')
