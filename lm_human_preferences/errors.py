@@ -46,6 +46,15 @@ def disks_are_told() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def os_errors_as(what: str, fix: str = '', kind: type[UserError] = UserError) -> Iterator[None]:
+    """Raise an OSError within the block as a UserError: `what`, its reason, `fix`."""
+    try:
+        yield
+    except OSError as e:
+        raise kind(f'{what}: {e.strerror or e}{fix}') from e
+
+
+@contextlib.contextmanager
 def no_panics() -> Iterator[None]:
     """Raise what Rust raises when it panics, which is not an Exception, as a RuntimeError."""
     try:

@@ -20,7 +20,7 @@ from lm_human_preferences.checkpointing.tf_table import (
     read_varint,
     varint,
 )
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.storage.crc import masked_crc
 
 if TYPE_CHECKING:
@@ -112,10 +112,8 @@ def open_file(path: str) -> BinaryIO:
         raise BundleError(f'{path} is missing')
     if not os.path.isfile(path):  # opening a pipe would block for ever
         raise BundleError(f'{path} is not a file')
-    try:
+    with os_errors_as(f'{path} cannot be read', kind=BundleError):
         return open(path, 'rb')
-    except OSError as e:
-        raise BundleError(f'{path} cannot be read: {e.strerror}') from e
 
 
 def _mapped(path: str) -> bytes | mmap.mmap:

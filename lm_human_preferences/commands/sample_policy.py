@@ -14,7 +14,7 @@ import torch
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets.jsonl import Query, read_queries
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.errors import UserError, about_option
+from lm_human_preferences.errors import UserError, about_option, os_errors_as
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -373,12 +373,9 @@ class SampleFile:
         if self.path is None:
             return
         line = json.dumps(sample, ensure_ascii=False, allow_nan=False).encode() + b'\n'
-        try:
+        left = f'; it has {self.count} samples'
+        with os_errors_as(f'--output {self.path} cannot be written', left):
             if self.file is None:
                 self.file = open(self.path, 'xb', buffering=0)
             storage.append(self.file, line, sync=False)
-        except OSError as e:
-            raise UserError(
-                f'--output {self.path} cannot be written: {e.strerror}; it has {self.count} samples'
-            ) from e
         self.count += 1

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeGuard
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import (
@@ -187,11 +187,12 @@ class LabelFolder:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
         """Open the file of questions; UserError where it cannot be read."""
-        try:
-            with open(self._reader.path, 'rb', opener=storage.open_nofollow) as file:
-                yield file
-        except OSError as e:
-            raise UserError(f'{self._reader.path} cannot be read: {e.strerror or e}') from e
+        path = self._reader.path
+        with (
+            os_errors_as(f'{path} cannot be read'),
+            open(path, 'rb', opener=storage.open_nofollow) as file,
+        ):
+            yield file
 
     def _tokens(self, question: Question, file: BinaryIO) -> dict[str, list[int]]:
         begin, length = question.span
@@ -356,11 +357,9 @@ class QuestionWriter(contextlib.AbstractContextManager['QuestionWriter']):
 
     def __init__(self, path: str, task: dict[str, Any], encoding: Encoding | None = None) -> None:
         file = os.path.join(path, QUESTIONS)
-        try:
+        with os_errors_as(f'{path} cannot be made'):
             os.makedirs(path, 0o700, exist_ok=True)
             os.makedirs(os.path.join(path, ANSWERS), exist_ok=True)
-        except OSError as e:
-            raise UserError(f'{path} cannot be made: {e.strerror}') from e
         self._writer = json_lines.Writer(
             file,
             in_use=f'{file} is in use: another program adds questions; try again when it has ended',

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 
 
 class Reader:
@@ -37,12 +37,11 @@ class Reader:
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield (where it begins, a line with its end) for each line since the last call."""
         self.torn = 0
-        try:
-            file = open(self.path, 'rb', opener=storage.open_nofollow)
-        except FileNotFoundError:
-            return
-        except OSError as e:
-            raise UserError(f'{self.path} cannot be read: {e.strerror or e}') from e
+        with os_errors_as(f'{self.path} cannot be read'):
+            try:
+                file = open(self.path, 'rb', opener=storage.open_nofollow)
+            except FileNotFoundError:
+                return
         with file:
             file.seek(self.offset)
             for line in file:
@@ -102,22 +101,19 @@ class Writer:
         opener: Callable[[str, int], int] = storage.open_nofollow,
     ) -> None:
         self.path = path
+        self._unwritable = f'{path} cannot be written'
         self._rescue: tuple[str, str] | None = None  # change of a lost file, and advice
-        try:
-            is_new = not os.path.exists(path)
-            self.file = storage.open_locked(path, 'ab+', opener=opener)
+        is_new = not os.path.exists(path)
+        with os_errors_as(self._unwritable):
+            try:
+                self.file = storage.open_locked(path, 'ab+', opener=opener)
+            except BlockingIOError:
+                raise UserError(in_use) from None
             self.dropped = self._drop_torn_line()
             self._size = os.fstat(self.file.fileno()).st_size
             self._lines = bytearray(self._content()) if keeps_lines else None
             if is_new:
                 storage.sync_directory(os.path.dirname(path))
-        except BlockingIOError:
-            raise UserError(in_use) from None
-        except OSError as e:
-            raise self._unwritable(e) from e
-
-    def _unwritable(self, error: OSError, more: str = '') -> UserError:
-        return UserError(f'{self.path} cannot be written: {error.strerror or error}{more}')
 
     def _drop_torn_line(self) -> int:
         size = os.fstat(self.file.fileno()).st_size
@@ -139,10 +135,8 @@ class Writer:
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
         data = b''.join(lines)
         self.check()
-        try:
+        with os_errors_as(self._unwritable, '; what it had is saved'):
             storage.append(self.file, data, sync=True)
-        except OSError as e:
-            raise self._unwritable(e, '; what it had is saved') from e
         self._size += len(data)
         if self._lines is not None:
             self._lines += data
@@ -150,7 +144,7 @@ class Writer:
 
     def check(self) -> None:
         """Raise FileTaken if the path leads to another file, or others have changed this one."""
-        try:
+        with os_errors_as(self._unwritable):
             what = self._change()
             if what is None:
                 self._rescue = None
@@ -158,8 +152,6 @@ class Writer:
             if self._rescue is None and self._is_lost():
                 self._rescue = what, self._save_lines()
             raise FileTaken(self.path, *(self._rescue or (what, self._advice())))
-        except OSError as e:
-            raise self._unwritable(e) from e
 
     def _change(self) -> str | None:
         """Return the change of the file by somebody else; None if it is as this process left it."""

@@ -9,7 +9,7 @@ import socket
 import time
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.runs.run_files import LOCK
 
 _HOST = socket.gethostname()
@@ -24,16 +24,15 @@ def describe_process(size: int) -> str:
 def acquire(directory: str) -> tuple[io.FileIO, str]:
     """Make and lock a run directory; return (file to close, name of a killed holder or '')."""
     path = os.path.join(directory, LOCK)
-    try:
+    with os_errors_as(f'--save_dir: {path} cannot be written'):
         os.makedirs(directory, exist_ok=True)
         with open(path, 'ab+', buffering=0, opener=storage.open_nofollow) as file:
             file.seek(0)
             holder = file.read(_MAX_LENGTH).decode(errors='replace')
-        lock = storage.open_locked(path, 'ab+')
-    except BlockingIOError:
-        raise _held(path, holder) from None
-    except OSError as e:
-        raise UserError(f'--save_dir: {path} cannot be written: {e.strerror}') from e
+        try:
+            lock = storage.open_locked(path, 'ab+')
+        except BlockingIOError:
+            raise _held(path, holder) from None
     try:
         if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
             raise _held(path, holder)  # another process has deleted it, and perhaps made it anew
@@ -55,11 +54,9 @@ def _held(path: str, holder: str) -> UserError:
 
 def name_holder(lock: io.FileIO, process: str) -> None:
     """Write into the locked file which process holds it; UserError on a full disk."""
-    try:
+    with os_errors_as(f'--save_dir: {lock.name} cannot be written'):
         lock.truncate(0)
-        lock.write(process.encode())
-    except OSError as e:
-        raise UserError(f'--save_dir: {lock.name} cannot be written: {e.strerror}') from e
+        os.write(lock.fileno(), process.encode())
 
 
 def check_free(directory: str) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import os_errors_as
 
 Opener = Callable[[str, int], int]  # of open(path, mode, opener=...)
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that knows none
@@ -137,10 +137,8 @@ def write_bytes(path: str, data: bytes, opener: Opener = open_nofollow) -> None:
 
 def write_json(path: str, value: Any) -> None:
     """Write `value` to a local file, indented as in the original; UserError if that fails."""
-    try:
+    with os_errors_as(f'cannot write {path}'):
         write_bytes(path, json.dumps(value, indent=2).encode())
-    except OSError as e:
-        raise UserError(f'cannot write {path}: {e.strerror}') from e
 
 
 def local_files(directory: str, pattern: re.Pattern[str]) -> list[str]:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.storage.files import write_bytes
 from lm_human_preferences.storage.paths import is_remote
 
@@ -45,10 +45,8 @@ def check_new_file(path: str) -> None:
 
 def write_file(path: str, data: bytes) -> None:
     """Write or replace a file atomically; UserError if that fails."""
-    try:
+    with os_errors_as(f'{path} cannot be written'):
         write_bytes(path, data)
-    except OSError as e:
-        raise UserError(f'{path} cannot be written: {e.strerror or e}') from e
 
 
 @contextlib.contextmanager
@@ -77,12 +75,8 @@ def new_directory(path: str, *errors: type[Exception]) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def translate_errors(directory: str, fix: str = 'give another directory') -> Iterator[None]:
+def translate_errors(
+    directory: str, fix: str = 'give another directory'
+) -> contextlib.AbstractContextManager[None]:
     """Raise an OSError of the block as a UserError about `directory` with the `fix`."""
-    try:
-        yield
-    except OSError as e:
-        raise UserError(
-            f'--output_dir: cannot write to {directory}: {e.strerror or e}; {fix}'
-        ) from e
+    return os_errors_as(f'--output_dir: cannot write to {directory}', f'; {fix}')

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from tqdm import tqdm
 
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
 ALARMS = 'alarms'  # the tag, in TensorBoard, of warnings about a training that goes wrong
@@ -95,7 +94,7 @@ class Logger:
     def purge_from(self, step: int) -> None:
         """Delete the events of an interrupted run from `step` on; call it before `log`."""
         if self.directory:
-            with self._translate_errors():
+            with os_errors_as(f'cannot write to {self.directory}'):
                 _event_files().purge(self.directory, step)
         self.first_step = step  # is logged, for a TensorBoard that is running
 
@@ -123,27 +122,20 @@ class Logger:
     def _write(self, record: bytes) -> None:
         """Append a record to the file; the first record creates it."""
         assert self.directory is not None
-        with self._translate_errors():
+        with os_errors_as(f'cannot write to {self.directory}'):
             if self.file is None:
                 self.file = _event_files().create(self.directory, self.first_step)
             assert self.file is not None
             self.file.write(record)
 
-    @contextlib.contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as e:
-            raise UserError(f'cannot write to {self.directory}: {e.strerror}') from e
-
     def flush(self) -> None:
         if self.file:
-            with self._translate_errors():
+            with os_errors_as(f'cannot write to {self.directory}'):
                 self.file.flush()
 
     def close(self) -> None:
         if self.file:
-            with self._translate_errors():
+            with os_errors_as(f'cannot write to {self.directory}'):
                 self.file.close()
 
 

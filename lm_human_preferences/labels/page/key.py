@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Sequence
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 
 KEY_FILE = 'page.key'
 LOCK_SECONDS = 5.0  # for which another program may be making the key
@@ -38,15 +38,13 @@ class FolderKey:
 def folder_key(folder: str) -> FolderKey:
     """Return the key of a folder, made if there is none; UserError if that is unsafe."""
     path = os.path.join(folder, KEY_FILE)
-    try:
-        with storage.open_locked(
-            path, 'ab+', opener=storage.open_private, seconds=LOCK_SECONDS
-        ) as file:
-            return _read_or_make(file, path)
-    except PermissionError as e:
-        return _temporary(f'{path} cannot be opened ({e.strerror})')
-    except OSError as e:
-        raise UserError(f'{path} cannot be used: {e.strerror or e}') from e
+    opener = storage.open_private
+    with os_errors_as(f'{path} cannot be used'):
+        try:
+            with storage.open_locked(path, 'ab+', opener=opener, seconds=LOCK_SECONDS) as file:
+                return _read_or_make(file, path)
+        except PermissionError as e:
+            return _temporary(f'{path} cannot be opened ({e.strerror})')
 
 
 def _read_or_make(file: io.FileIO, path: str) -> FolderKey:

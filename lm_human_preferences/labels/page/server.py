@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.hparams.labelling_options import PUBLIC_URL, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page.app import HEADERS, make_app, page_and_policy
@@ -159,14 +159,13 @@ def _locked(folder: str) -> io.FileIO:
     path = os.path.join(folder, TASK)
     # Some shared disks lock for those only who may write.
     mode = 'rb+' if os.access(path, os.W_OK) else 'rb'
-    try:
-        return storage.open_locked(path, mode)
-    except BlockingIOError:
-        raise UserError(
-            f'{folder} has a page already: name all labellers where it was started'
-        ) from None
-    except OSError as e:
-        raise UserError(f'{path} cannot be used: {e.strerror or e}') from e
+    with os_errors_as(f'{path} cannot be used'):
+        try:
+            return storage.open_locked(path, mode)
+        except BlockingIOError:
+            raise UserError(
+                f'{folder} has a page already: name all labellers where it was started'
+            ) from None
 
 
 def is_local(host: str) -> bool:
