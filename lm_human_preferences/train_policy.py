@@ -53,7 +53,8 @@ def build_trainer(
     encoder = encoding.get_encoder()
     settings = lm_tasks.policy_settings(hparams.task, encoder)
     ref_policy = Policy(initial_model, scope='ref_policy', **settings)
-    policy = Policy(initial_model, scope='policy', **settings)
+    graphs = hparams.run.graphs
+    policy = Policy(initial_model, scope='policy', graphs=graphs, **settings)
     policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
     reward_model = source.for_training(initial_model, comm)
     query_sampler = lm_tasks.make_query_sampler(

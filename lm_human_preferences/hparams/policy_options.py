@@ -170,6 +170,11 @@ class RunHParams(reward_options.RunHParams):
         'steps after which it answers them again; None: a tenth of the run',
         at_least=1,
     )
+    graphs: bool = own_option(
+        False,
+        'on a GPU, sample by CUDA graphs, which keep the cache of keys and values: no GPU was at'
+        ' hand to try it',
+    )
     serve: ServeHParams | None = own_option(
         None,
         'while labels are collected, serve the page on which people answer (./launch.py label'

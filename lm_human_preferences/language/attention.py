@@ -1,5 +1,6 @@
 """Attention over rows with padding: masks, positions, and the cache of keys and values."""
 
+import copy
 from typing import Self
 
 import numpy as np
@@ -138,9 +139,10 @@ class KVCache:
         return held[..., :end, :]
 
     def select(self, rows: torch.Tensor) -> Self:
-        """Keep only these rows of the batch, in place."""
-        self.layers = [layer[:, rows] for layer in self.layers]
-        return self
+        """Return only these rows of the batch."""
+        selected = copy.copy(self)
+        selected.layers = [layer[:, rows] for layer in self.layers]
+        return selected
 
 
 class Unpadding:

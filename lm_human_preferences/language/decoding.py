@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 
-from lm_human_preferences.language.attention import Unpadding, attention_bias
+from lm_human_preferences.language.attention import KVCache, Unpadding, attention_bias
 from lm_human_preferences.language.network import Network
 
 
@@ -15,7 +16,7 @@ class Decoding:
     """Rows that are continued by `length` tokens; h: outputs at the end of each (rows, n_embd).
 
     contexts: (batch, context_length), from host memory if the device is not to be waited for; none
-    may be padding alone (ValueError). repeats: rows that continue each context.
+    may be padding alone (ValueError).
     Checks, masks and positions of all tokens are made before the first one.
     """
 
@@ -25,7 +26,6 @@ class Decoding:
         contexts: torch.Tensor,
         padding_token: int,
         length: int,
-        repeats: int = 1,
     ) -> None:
         self.network = network
         device = network.device
@@ -45,26 +45,37 @@ class Decoding:
         # Masks padding, and each token until it is there (batch, 1, 1, keys).
         whole[:, self.start :] = False
         self.bias = attention_bias(whole.unsqueeze(1), batch, network.attention_type)
-        if repeats > 1:
-            rows = torch.arange(batch, device=device).repeat_interleave(repeats)
-            self.h = self.h[rows]
-            self.select(rows)
+
+    def repeated(self, times: int) -> Self:
+        """Return each row so many times, one beside the other."""
+        if times == 1:
+            return self
+        return self.select(torch.arange(len(self.h), device=self.h.device).repeat_interleave(times))
 
     def select(self, rows: torch.Tensor) -> Self:
-        """Keep only these rows, in place."""
-        self.cache = self.cache.select(rows)
-        self.positions = self.positions[:, rows]
-        self.bias = self.bias[rows]
-        return self
+        """Return only these rows; the cache may change in place."""
+        selected = copy.copy(self)
+        selected.h = self.h[rows]
+        selected.cache = self.cache.select(rows)
+        selected.positions = self.positions[:, rows]
+        selected.bias = self.bias[rows]
+        return selected
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what a step of any number reads and writes; RuntimeError if there is none."""
+        if not isinstance(self.cache, KVCache):
+            raise RuntimeError('the cache of this model grows with each token')
+        return [self.positions, self.bias, *self.cache.layers]
 
     def step(self, tokens: torch.Tensor, number: int | torch.Tensor) -> torch.Tensor:
         """Return outputs (rows, n_embd) at `tokens (rows,)`, each the `number`-th new one of a row.
 
-        number: from 0; or int64 (1,) on the device, for operators that are the same each time.
+        number: from 0; or int64 (1,) on the device, for operators and shapes that are always the
+        same.
         """
         column = self.start + number
         if isinstance(column, int):
-            self.cache.length = column
+            self.cache.length, self.cache.column = column, None
             self.bias[..., column] = 0
             bias = self.bias[..., : column + 1]
         else:

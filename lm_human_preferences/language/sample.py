@@ -1,13 +1,16 @@
 """Sampling from an autoregressive model; knows neither the encoding nor the network."""
 
+import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 
+from lm_human_preferences.machine.graphs import Graph
 from lm_human_preferences.utils.core import (
     MIN_TEMPERATURE,
+    ceil_div,
     sample_from_cdf,
     take_top_k_logits,
     take_top_p_logits,
@@ -26,32 +29,39 @@ class Rows(Protocol):
     def step(self, tokens: torch.Tensor, number: int | torch.Tensor) -> torch.Tensor:
         """Return the outputs at `tokens (rows,)`, each the `number`-th new one of its row.
 
-        number: from 0; or int64 (1,) on the device.
+        number: from 0; or int64 (1,) on the device, for a step that can be captured.
         """
         ...
 
-    def select(self, rows: torch.Tensor) -> Any:
-        """Keep only these rows, in place."""
+    def select(self, rows: torch.Tensor) -> Self:
+        """Return only these rows; may change in place."""
+        ...
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what a captured step reads and writes; RuntimeError if none can be captured."""
         ...
 
 
 class Sampling:
     """Tables (length, batch) of what is drawn, and the `kept` columns, whose rows still go on.
 
-    outputs: see sample_sequence. adjust: function of logits.
+    outputs: see sample_sequence. temperature, top_k, top_p: of the distribution.
     """
 
     def __init__(
         self,
         rows: Rows,
         outputs: Callable[[torch.Tensor], dict[str, torch.Tensor]],
-        adjust: Callable[[torch.Tensor], torch.Tensor],
         length: int,
+        **distribution: float,
     ) -> None:
-        self.rows, self.outputs, self.adjust = rows, outputs, adjust
+        self.rows, self.outputs = rows, outputs
+        self.distribution = distribution
+        self.graph: Graph | None = None  # of a step
         first = outputs(rows.h)
         shape = length, len(rows.h)
         logits = first['logits']
+        self.number = torch.zeros(1, dtype=torch.int64, device=logits.device)  # for the graph
         self.tables = {
             'tokens': logits.new_zeros(shape, dtype=torch.int64),
             'probs': logits.new_zeros(shape, dtype=torch.float64),
@@ -63,13 +73,21 @@ class Sampling:
         if length > 0:
             self._draw(first, 0)
 
-    def step(self, number: int | torch.Tensor) -> None:
-        """Draw the `number`-th tokens, after those before; number: see Rows.step."""
+    def step(self, number: int) -> None:
+        """Draw the `number`-th tokens, after those before."""
+        if self.graph is None:
+            self._step(number)
+        else:
+            self.number.fill_(number)
+            self.graph.replay()
+
+    def _step(self, number: int | torch.Tensor) -> None:
         tokens = self.tables['tokens'][number - 1, self.kept].view(-1)
         self._draw(self.outputs(self.rows.step(tokens, number - 1)), number)
 
     def _draw(self, outputs: dict[str, torch.Tensor], number: int | torch.Tensor) -> None:
-        probs = self.adjust(outputs.pop('logits').float()).softmax(-1)
+        logits = adjusted(outputs.pop('logits').float(), **self.distribution)
+        probs = logits.softmax(-1)
         # In float64, as float32 has too few numbers for the tail of a large vocabulary.
         cdf = probs.cumsum(-1, dtype=torch.float64)
         tokens = sample_from_cdf(cdf, self.uniform[number, self.kept].view(-1))
@@ -78,10 +96,66 @@ class Sampling:
         for name, values in {'tokens': tokens, 'probs': chosen, **outputs}.items():
             self.tables[name][number, self.kept] = values
 
-    def select(self, rows: torch.Tensor) -> None:
-        """Go on with these of the rows that are kept."""
-        self.kept = rows if isinstance(self.kept, slice) else self.kept[rows]
-        self.rows.select(rows)
+    def select(self, rows: torch.Tensor) -> Self:
+        """Return the sampling that goes on with these of the rows that are kept."""
+        selected = copy.copy(self)
+        selected.graph = None
+        selected.kept = rows if isinstance(self.kept, slice) else self.kept[rows]
+        selected.rows = self.rows.select(rows)
+        return selected
+
+    def capture(self, number: int) -> None:
+        """Capture the steps from the `number`-th on; RuntimeError if that fails."""
+        self.number = torch.full_like(self.number, number)
+        self.graph = Graph(lambda: self._step(self.number))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all that a captured step reads and writes."""
+        kept = [] if isinstance(self.kept, slice) else [self.kept]
+        return [*self.tables.values(), self.uniform, *kept, *self.rows.tensors()]
+
+
+class CapturedSteps:
+    """Graphs of steps, one for each number of rows and columns.
+
+    A graph computes on the tensors of the sampling that it was captured from, which are kept.
+    Those of a later sampling are copied there.
+    """
+
+    def __init__(self) -> None:
+        self._captured: dict[tuple[object, ...], Sampling] = {}
+        self._has_failed = False
+
+    def take(self, sampling: Sampling, number: int) -> Sampling:
+        """Return a captured sampling that goes on with the `number`-th tokens in place of this."""
+        if self._has_failed:
+            return sampling
+        try:
+            return self._captured_one(sampling, number)
+        except RuntimeError as e:
+            self._has_failed = True
+            print(f'note: --run.graphs: sampling cannot be captured ({e!s:.200})')
+            return sampling
+
+    def _captured_one(self, sampling: Sampling, number: int) -> Sampling:
+        tensors = sampling.tensors()
+        key = (*sampling.distribution.values(), *(tensor.shape for tensor in tensors))
+        captured = self._captured.get(key)
+        if captured is None:
+            sampling.capture(number)
+            self._captured[key] = sampling
+            return sampling
+        for own, new in zip(captured.tensors(), tensors, strict=True):
+            own.copy_(new)
+        return captured
+
+
+def adjusted(logits: torch.Tensor, *, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """Return `logits (..., n_vocab)` of the distribution that is sampled from."""
+    logits = logits / max(temperature, MIN_TEMPERATURE)
+    if top_k != 0:
+        logits = take_top_k_logits(logits, top_k)
+    return take_top_p_logits(logits, top_p)
 
 
 @torch.no_grad()
@@ -95,6 +169,7 @@ def sample_sequence(
     top_p: float = 1.0,
     is_end: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
     padding_token: int = 0,
+    captured: CapturedSteps | None = None,
 ) -> dict[str, torch.Tensor]:
     """Continue `rows` by `length` tokens, or until every row has ended.
 
@@ -102,35 +177,36 @@ def sample_sequence(
         (rows,).
     is_end: function of sampled tokens (batch,) and their position that returns where a row ends:
         bool (batch,). Rows that have ended leave the batch, by `rows.select`.
+    captured: steps by CUDA graphs, each of which is for one number of rows: they leave by quarters.
     Returns 'tokens' (batch, length), padded after the end of a row, 'logprobs' under the adjusted
     distribution, and each of the other outputs where the token was chosen; 0 after the end.
     """
-
-    def adjust(logits: torch.Tensor) -> torch.Tensor:
-        """Return logits at the temperature, of top_k or top_p."""
-        logits = logits / max(temperature, MIN_TEMPERATURE)
-        if top_k != 0:
-            logits = take_top_k_logits(logits, top_k)
-        return take_top_p_logits(logits, top_p)
-
-    sampling = Sampling(rows, outputs, adjust, length)
-    results = sampling.tables
-    device = results['tokens'].device
-    ends = torch.zeros_like(results['tokens'], dtype=torch.bool)
+    sampling = Sampling(rows, outputs, length, temperature=temperature, top_k=top_k, top_p=top_p)
+    if captured is not None and length > 1:
+        sampling = captured.take(sampling, 1)
+    tokens = sampling.tables['tokens']
+    ends = torch.zeros_like(tokens, dtype=torch.bool)
+    together = 1 if captured is None else ceil_div(tokens.shape[1], 4)
     for number in range(length):
         if number > 0:
             sampling.step(number)
         if is_end is None:
             continue
-        ends[number] = is_end(results['tokens'][number], number)
-        if (number + 1) % LOOK_EVERY[device.type] > 0:
+        ends[number] = is_end(sampling.tables['tokens'][number], number)
+        is_last = number + 1 == length
+        if is_last or (number + 1) % LOOK_EVERY[tokens.device.type] > 0:
             continue
         ended = ends[:, sampling.kept].any(0).cpu().numpy()
         if ended.all():
             break
-        if ended.mean() >= LEAVING:
-            going = torch.from_numpy(np.flatnonzero(~ended))
-            sampling.select(going.to(device, non_blocking=True))
+        going = together * ceil_div(np.count_nonzero(~ended), together)
+        if 1 - going / len(ended) >= LEAVING:
+            leaving_last = torch.from_numpy(np.argsort(ended, kind='stable'))
+            staying = leaving_last[:going].to(tokens.device, non_blocking=True)
+            sampling = sampling.select(staying)
+            if captured is not None:
+                sampling = captured.take(sampling, number + 1)
+    results = dict(sampling.tables)
     results['logprobs'] = results.pop('probs').log().float()
     after_end = ends.cumsum(0) > ends
     for name, table in results.items():
