@@ -48,16 +48,12 @@ def page(
     compared = None
     if len(found) > 1:
         compared = compared_runs.comparison(names, found, has_names=has_names)
-    text = (
-        _environment()
-        .get_template('report.html')
-        .render(
-            title=names[0] if len(names) == 1 else f'{len(names)} runs',
-            stories=stories,
-            compared=compared,
-            packages=('lm-human-preferences', 'python', *command_record.PACKAGES),
-            version=__version__,
-        )
+    text = _template().render(
+        title=names[0] if len(names) == 1 else f'{len(names)} runs',
+        stories=stories,
+        compared=compared,
+        packages=('lm-human-preferences', 'python', *command_record.PACKAGES),
+        version=__version__,
     )
     size = len(text.encode())
     if size > LARGEST:
@@ -114,8 +110,8 @@ def _story(
     }
 
 
-def _environment() -> jinja2.Environment:
-    return words.environment(
+def _template(name: str = 'report.html') -> jinja2.Template:
+    environment = words.environment(
         os.path.join(os.path.dirname(__file__), 'templates'),
         _escaped,
         digest=_digest,
@@ -124,6 +120,7 @@ def _environment() -> jinja2.Environment:
         plain=plain,
         whole=_whole,
     )
+    return environment.get_template(name)
 
 
 def _escaped(text: str, longest: int = LONGEST) -> Markup:

@@ -40,7 +40,7 @@ from lm_human_preferences.runs.curves import Curve, Log
 
 
 def drawn(chart):
-    return render._environment().get_template('chart.jinja').module.figure(chart)
+    return render._template('chart.jinja').module.figure(chart)
 
 
 def ticks_of(chart):
