@@ -188,17 +188,8 @@ def evaluation(trials: int, rng: np.random.Generator) -> None:
                 rewards, log_ratios, truth = draw(kind, queries, samples, rng)
                 scores = torch.from_numpy(rewards)
                 reference, policy = optimum.of_mixture(torch.from_numpy(log_ratios))
-                found = comparison.summarize(
-                    comparison.compare(
-                        reference,
-                        optimum.kl(policy, reference),
-                        scores,
-                        optimum.expected(policy, scores),
-                        kl_coef=None,
-                        exact=False,
-                    ),
-                    with_errors=True,
-                )['policy']
+                points = comparison.compare_samples(reference, policy, scores, kl_coef=None)
+                found = comparison.summarize(points, with_errors=True)['policy']
                 for name, value in truth.items():
                     width = report.margin(found, name, queries)
                     if found[name] is not None and width is not None:

@@ -66,8 +66,8 @@ def points_of(initial: Answers, trained: Answers, log_ratios: torch.Tensor) -> d
     """Return base and policy as in an evaluation. log_ratios: of both models' answers in turn."""
     reference, policy = optimum.of_mixture(log_ratios)
     scores = torch.cat([initial.scores, trained.scores], dim=1)
-    kl, score = optimum.kl(policy, reference), optimum.expected(policy, scores)
-    found = comparison.compare(reference, kl, scores, score, kl_coef=None, exact=False)
+    copies = measure.copies_of(torch.cat([initial.responses, trained.responses], dim=1))
+    found = comparison.compare_samples(reference, policy, scores, kl_coef=None, copies=copies)
     return comparison.summarize(found, with_errors=True)
 
 

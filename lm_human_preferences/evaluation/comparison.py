@@ -12,11 +12,12 @@ from lm_human_preferences.evaluation.report import (
     BEST_OF,
     BY_REWARD_MODEL,
     FEW_SAMPLES,
+    FEWEST_FOR_SHARE,
     OWN_BEST,
 )
 from lm_human_preferences.utils import student
 
-WIDEST_SHARE = 0.1  # half of a 95 % interval; a wider one is biased, and says nothing
+WIDEST_SHARE = 0.5  # half of a 95 % interval; a wider one says nothing
 # Of a t test for each fall from the highest point of a curve: of all falls on a curve that only
 # rises, one in fifty is then taken for a turn, see benchmarks/interval_coverage.py.
 SURE_OF_A_TURN = 0.995
@@ -31,35 +32,108 @@ def compare(
     score: torch.Tensor,
     *,
     kl_coef: float | None,
-    exact: bool,
     chooser: torch.Tensor | None = None,
 ) -> Points:
     """Return the points of a policy, best of n and the optimum beside the frontier.
 
-    ref_logprobs, scores (queries, responses): by the reference, and of the same responses. kl,
-    score: of the policy. kl_coef: of the optimum, None to leave it out. exact: whether the
-    responses are all that there are, or samples of the reference. chooser (queries, responses):
-    scores of the reward model, if `scores` are another reward's: then best of n is chosen by
-    either, and the reward model's own optimum at the policy's KL is judged.
+    ref_logprobs, scores (queries, responses): by the reference, and of all responses. kl, score: of
+    the policy. kl_coef: of the optimum, None to leave it out. chooser (queries, responses): scores
+    of the reward model, if `scores` are another reward's: then best of n is chosen by either, and
+    the reward model's own optimum at the policy's KL is judged.
     """
+    points = _points(ref_logprobs, kl, scores, score, kl_coef, chooser)
+    base = points['base']['reward']
+    for values in points.values():
+        if not values.get('share', base.new_tensor(math.nan)).isnan().all():
+            possible = values['frontier'] - base
+            share = (values['reward'] - base).mean() / possible.mean()
+            of_queries = _with_spread(values['share'], possible, share)
+            values['share'] = of_queries.nan_to_num(share.item())
+    return points
+
+
+def compare_samples(
+    ref_logprobs: torch.Tensor,
+    logprobs: torch.Tensor,
+    scores: torch.Tensor,
+    *,
+    kl_coef: float | None,
+    chooser: torch.Tensor | None = None,
+    copies: torch.Tensor | None = None,
+) -> Points:
+    """Estimate the points of `compare` from samples of both models; NaN where they do not tell.
+
+    logprobs, copies (queries, samples): see optimum.of_mixture and measure.copies_of. The bias by
+    few samples is about inverse to their number, so it is estimated from both halves of them.
+    """
+    if copies is None:
+        copies = torch.ones_like(scores)
+
+    def of(samples: slice) -> Points:
+        """Return the points by a part of the samples."""
+        reference, policy = (each[:, samples].log_softmax(-1) for each in (ref_logprobs, logprobs))
+        score, own = scores[:, samples], None if chooser is None else chooser[:, samples]
+        kl, mean = optimum.kl(policy, reference), optimum.expected(policy, score)
+        return _points(reference, kl, score, mean, kl_coef, own, copies[:, samples])
+
+    points, first, second = of(slice(None)), of(slice(0, None, 2)), of(slice(1, None, 2))
+    rounding = ROUNDING * scores.abs().max().item()
+    for name, values in points.items():
+        halves = {key: (first[name][key] + second[name][key]) / 2 for key in values}
+        points[name] = _told(values, halves, points['base']['reward'], rounding)
+    if kl_coef:
+        is_unknown = points['optimum']['kl'].isnan()
+        points['policy']['kl_to_optimum'].masked_fill_(is_unknown, math.nan)
+    return points
+
+
+def _told(
+    values: dict[str, torch.Tensor],
+    halves: dict[str, torch.Tensor],
+    base: torch.Tensor,
+    rounding: float,
+) -> dict[str, torch.Tensor]:
+    """Return what samples tell of a point, without its bias; NaN for what they do not tell.
+
+    values, halves: of all samples, and the mean of two halves. base: reward of the reference.
+    """
+    told = {name: 2 * of - halves[name] for name, of in values.items()}
+    if 'effective_samples' not in values:
+        return told
+    told['effective_samples'] = values['effective_samples']
+    names = ('frontier', 'share') if 'frontier' in values else ('kl', 'reward')
+    is_above = 'frontier' in values and (values['reward'] - values['frontier']).mean() > rounding
+    if is_above or values['effective_samples'].min() < FEW_SAMPLES:
+        return told | dict.fromkeys(names, torch.full_like(base, math.nan))
+    if 'share' in told:
+        mean = told['share'].mean().clamp(max=1)
+        share = _with_spread(told['share'], told['frontier'] - base, mean)
+        width = student.quantile(len(share) - 1) * optimum.standard_error(share)
+        if len(share) < FEWEST_FOR_SHARE or width > WIDEST_SHARE:
+            share = torch.full_like(share, math.nan)
+        told['share'] = share
+    return told
+
+
+def _points(
+    ref_logprobs: torch.Tensor,
+    kl: torch.Tensor,
+    scores: torch.Tensor,
+    score: torch.Tensor,
+    kl_coef: float | None,
+    chooser: torch.Tensor | None,
+    copies: torch.Tensor | None = None,
+) -> Points:
+    """Return the points of `compare`, or with copies those of samples, before any correction."""
 
     def point(
         kl: torch.Tensor, reward: torch.Tensor, chooser: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return a policy beside the frontier; NaN where samples do not tell it."""
+        """Return a policy beside the frontier."""
         values, beta = against_frontier(kl, reward, ref_logprobs, scores)
-        if exact:
-            return values
-        of = values | sample_sizes(ref_logprobs, beta, scores, chooser)
-        is_sure = (of['effective_samples'] >= FEW_SAMPLES).all()
-        if not is_sure or reward.mean() > of['frontier'].mean() + ROUNDING * scores.abs().max():
-            for name in ('frontier', 'share'):
-                of[name] = torch.full_like(kl, math.nan)
-        times = student.quantile(len(kl) - 1)
-        if times * optimum.standard_error(of['share']) > WIDEST_SHARE:
-            of['share'] = torch.full_like(kl, math.nan)
-        return of
+        return values | sample_sizes(ref_logprobs, beta, scores, chooser, copies)
 
+    exact = copies is None
     base = optimum.expected(ref_logprobs, scores)
     points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
     for name, best, best_kl in bests_of_n(ref_logprobs, scores, exact=exact):
@@ -73,15 +147,8 @@ def compare(
     if kl_coef:
         log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
         of_optimum = {'kl': best / kl_coef - log_z, 'reward': best}
-        distance = kl - score / kl_coef + log_z
-        if not exact:
-            sizes = sample_sizes(ref_logprobs, kl_coef, scores)
-            if (sizes['effective_samples'] < FEW_SAMPLES).any():
-                of_optimum = dict.fromkeys(of_optimum, torch.full_like(kl, math.nan))
-                distance = torch.full_like(kl, math.nan)
-            of_optimum |= sizes
-        points['optimum'] = of_optimum
-        points['policy']['kl_to_optimum'] = distance
+        points['optimum'] = of_optimum | sample_sizes(ref_logprobs, kl_coef, scores, None, copies)
+        points['policy']['kl_to_optimum'] = kl - score / kl_coef + log_z
     return points
 
 
@@ -89,11 +156,18 @@ def sample_sizes(
     ref_logprobs: torch.Tensor,
     beta: float,
     scores: torch.Tensor,
-    chooser: torch.Tensor | None = None,
+    chooser: torch.Tensor | None,
+    copies: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
-    """Return {'effective_samples'} of pi* with this beta, for the worse of one or two rewards."""
-    rewards = [scores] if chooser is None else [scores, chooser]
-    sizes = [optimum.effective_samples(ref_logprobs, each, beta or 1e-9) for each in rewards]
+    """Return {'effective_samples'} of pi* with this beta, for the worse of one or two rewards.
+
+    Without copies the responses are all that there are, and nothing is returned.
+    """
+    if copies is None:
+        return {}
+    sizes = []
+    for rewards in (scores, scores if chooser is None else chooser):
+        sizes.append(optimum.effective_samples(ref_logprobs, rewards, beta or 1e-9, copies))
     return {'effective_samples': torch.full((len(scores),), min(sizes), dtype=torch.float64)}
 
 
@@ -173,23 +247,39 @@ def _frontier_of_others(
 def _share_of_queries(
     gain: torch.Tensor, possible: torch.Tensor, possible_of_others: torch.Tensor
 ) -> torch.Tensor:
-    """Return values (queries,) whose mean is sum(gain) / sum(possible), and whose spread its error.
+    """Return the jackknife's pseudo-values (queries,) of sum(gain) / sum(possible).
 
-    Their spread is that of the jackknife's pseudo-values (Efron 1982, "The Jackknife, the Bootstrap
-    and Other Resampling Plans"). Queries with little to gain tell little: as many as
-    sum(possible)^2 / sum(possible^2) count, and t has as many degrees of freedom less one. To be
-    multiplied by the t of all queries, like any error, the spread is scaled. It is NaN where one
-    query has nearly all that is possible.
+    Their mean is without most of the bias by few queries, and their spread is its error (Efron
+    1982, "The Jackknife, the Bootstrap and Other Resampling Plans").
     """
     count = len(gain)
     share = gain.mean() / possible.mean()
     if count < 2:
         return share.expand(count)
-    deviations = (1 - count) * _of_others(gain) / possible_of_others
+    return count * share + (1 - count) * _of_others(gain) / possible_of_others
+
+
+def _with_spread(
+    pseudo_values: torch.Tensor, possible: torch.Tensor, share: torch.Tensor
+) -> torch.Tensor:
+    """Return values (queries,) with the mean `share`, and a spread that t makes its error.
+
+    Queries with little to gain tell little: as many as sum(possible)^2 / sum(possible^2) count. So
+    do long tails: the variance of n values with the kurtosis k is known as well as that of
+    2 n / (k - 1) normal ones. t has as many degrees of freedom less one; to be multiplied by the t
+    of all queries, like any error, the spread is scaled. NaN where one query has nearly all that
+    is possible.
+    """
+    count = len(pseudo_values)
+    if count < 2:
+        return share.expand(count)
+    deviations = pseudo_values - pseudo_values.mean()
     positive = possible.clamp(min=0)
-    dof = round((positive.sum() ** 2 / positive.square().sum()).item()) - 1
+    alike = positive.sum() ** 2 / positive.square().sum()
+    kurtosis = count * deviations.pow(4).sum() / deviations.square().sum() ** 2
+    dof = round(torch.fmin(alike, 2 * count / (kurtosis - 1)).nan_to_num().item()) - 1
     factor = math.nan if dof < 1 else student.quantile(dof) / student.quantile(count - 1)
-    return share + factor * (deviations - deviations.mean())
+    return share + factor * deviations
 
 
 def own_optimum(
@@ -199,15 +289,16 @@ def own_optimum(
     *,
     exact: bool,
     with_errors: bool = False,
+    copies: torch.Tensor | None = None,
 ) -> dict[str, Any] | None:
     """Return KLs and rewards by `judge` of the best policies for `rewards`, for JSON.
 
-    ref_logprobs, rewards, judge: (queries, responses). Where these are samples, also standard
-    errors and effective samples. with_errors: whether the queries alone are a sample. 'rises':
-    whether the judge clearly rises where the KL begins to. 'trusted_up_to' is the KL with the
-    highest reward by `judge`; None where it does not clearly fall beyond. 'least_fall': one that
-    would have been clear; None without errors. No curve, but None, if all responses to a query are
-    equally good.
+    ref_logprobs, rewards, judge: (queries, responses). Where these are samples, with copies of them
+    as in compare_samples, also standard errors and effective samples. with_errors: whether the
+    queries alone are a sample. 'rises': whether the judge clearly rises where the KL begins to.
+    'trusted_up_to' is the KL with the highest reward by `judge`; None where it does not clearly
+    fall beyond. 'least_fall': one that would have been clear; None without errors. No curve, but
+    None, if all responses to a query are equally good.
     """
     betas = optimum.beta_grid(rewards).tolist()
     if betas[0] == 0:
@@ -220,7 +311,7 @@ def own_optimum(
         curve['kl'].append(kl.mean().item())
         curve['reward'].append(reward.mean().item())
         if not exact:
-            effective = optimum.effective_samples(ref_logprobs, rewards, beta)
+            effective = optimum.effective_samples(ref_logprobs, rewards, beta, copies)
             curve['standard_errors'].append(optimum.standard_error(reward).item())
             curve['effective_samples'].append(effective)
             if min(curve['effective_samples']) < FEW_SAMPLES:

@@ -12,7 +12,8 @@ JUDGE = 'judge'  # what the reward is called that --judge names
 OWN_OPTIMUM = 'own_optimum'  # the curve in the results of a reward that was not trained on
 CURVES = ('frontier', OWN_OPTIMUM)  # what is not a point among those of a reward
 OWN_BEST = 'optimum_by_reward_model'  # the point of OWN_OPTIMUM at the policy's KL
-FEW_SAMPLES = 30  # effective ones, below which nothing is said about the best there is
+FEW_SAMPLES = 10  # effective ones, below which nothing is said about the best there is
+FEWEST_QUERIES, FEWEST_FOR_SHARE = 10, 16  # below which an interval over queries says too little
 MOST_SHARE = 1 + 1e-5  # more than all is rounding up to here
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
 REWARD_MODEL = 'reward model'
@@ -78,10 +79,10 @@ def points_of(
 def margin(values: Mapping[str, Any], name: str, queries: int) -> float | None:
     """Return half the width of the 95 % interval of a number; None where it has no error.
 
-    Queries are taken as independent; the mean of few has a t distribution.
+    Queries are taken as independent; the mean of few has a t distribution; very few tell nothing.
     """
     error = values.get('standard_errors', {}).get(name)
-    if not error or queries < 2:
+    if not error or queries < (FEWEST_FOR_SHARE if name == 'share' else FEWEST_QUERIES):
         return None
     return student.quantile(queries - 1) * error
 
@@ -142,7 +143,13 @@ def how_measured(results: dict[str, Any]) -> str:
     if results['exact']:
         how = f'exact, from all {counts}'
     points = next(iter(results['rewards'].values()))
-    return f'{how}; ±: 95 % interval' if 'standard_errors' in points['policy'] else how
+    if 'standard_errors' not in points['policy']:
+        return how
+    if results['queries'] < FEWEST_QUERIES:
+        return (
+            f'{how}; no ±, which takes {FEWEST_QUERIES} queries, or for a share {FEWEST_FOR_SHARE}'
+        )
+    return f'{how}; ±: 95 % interval'
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
@@ -218,7 +225,10 @@ def _without_share(
     if above:
         yield f'-: more than was found possible at its KL: {", ".join(above)}; give more --samples'
     if vague:
-        yield '-: these queries do not tell the share within 10 points; give more --queries'
+        yield (
+            f'-: the share takes {FEWEST_FOR_SHARE} queries or more, and such as do not differ too'
+            ' much in what they gain; give more --queries'
+        )
     elif shares and not any(shares):
         yield '-: there is no gain, as all responses to a query have the same score'
     elif None in shares:
