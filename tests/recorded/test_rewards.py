@@ -84,28 +84,24 @@ def test_a_run_directory_will_do(directory):
         assert torch.equal(a, b)
 
 
-def test_a_model_of_another_vocabulary_is_refused(tmp_path):
-    hparams = load_json('train_model', 'hparams.json')
-    (tmp_path / 'hparams.json').write_text(json.dumps({**hparams, 'n_vocab': 50257}))
-    message = "^--rewards.trained_model .* knows 50257 tokens, but encoding 'test' of .* has 27$"
-    with pytest.raises(UserError, match=message):
-        TrainedRewardModel(str(tmp_path), encodings.Test)
-
-
-def test_a_model_of_another_encoding_is_refused(tmp_path):
-    """Even where it has as many tokens."""
-    hparams = load_json('train_model', 'hparams.json')
-    (tmp_path / 'hparams.json').write_text(json.dumps(hparams))
-    (tmp_path / 'encoding').write_text('"tokenizer-0123456789ab"')
-    message = f"^--rewards.trained_model {tmp_path} is of encoding 'tokenizer-0123456789ab', but"
-    with pytest.raises(UserError, match=message):
-        TrainedRewardModel(str(tmp_path), encodings.Test)
-
-
-def test_a_directory_without_a_reward_model_is_refused(tmp_path):
-    with pytest.raises(
-        UserError, match=r'neither it nor its reward_model/ has an hparams.json, nor is it a'
-    ):
+@pytest.mark.parametrize(
+    'files, told',
+    [
+        (
+            {'hparams.json': {'n_vocab': 50257}},
+            "knows 50257 tokens, but encoding 'test' of",
+        ),
+        # Even where it has as many tokens.
+        ({'hparams.json': {}, 'encoding': 'tokenizer-1'}, "is of encoding 'tokenizer-1', but"),
+        ({}, r'neither it nor its reward_model/ has an hparams.json, nor is it a'),
+    ],
+)
+def test_what_is_no_reward_model_of_this_encoding_is_refused(tmp_path, files, told):
+    sizes = load_json('train_model', 'hparams.json')
+    for name, content in files.items():
+        content = content if name == 'encoding' else {**sizes, **content}
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f'^--rewards.trained_model .*{told}'):
         TrainedRewardModel(str(tmp_path), encodings.Test)
 
 

@@ -207,28 +207,20 @@ def test_tokens_that_the_tokeniser_does_not_know_have_no_logits():
 
 
 @pytest.mark.parametrize(
-    'family, settings', [('cohere', {'logit_scale': 0.3}), ('granite', {'logits_scaling': 8.0})]
+    'family, settings',
+    [('cohere', {'logit_scale': 0.3}), ('granite', {'logits_scaling': 8.0}), ('phi', {})],
 )
-def test_a_scale_of_logits_counts(family, settings):
+def test_a_scale_or_a_bias_of_logits_counts(family, settings):
+    """In logits, and in log-probabilities at a temperature."""
     network = network_of(family, **settings)
+    if family == 'phi':
+        torch.nn.init.normal_(network.causal_lm.lm_head.bias)
     tokens = torch.arange(6).reshape(1, 6)
     h = network.hidden(tokens)
     theirs = network.causal_lm(input_ids=tokens).logits[..., :N_VOCAB]
     torch.testing.assert_close(network.logits(h), theirs)
-    logprobs, _ = network.logprobs_and_entropies(h, tokens, 0.7)
-    expected = (theirs / 0.7).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    torch.testing.assert_close(logprobs, expected)
-
-
-def test_a_bias_of_the_output_layer_counts():
-    """As in Phi's: in logits, and in log-probabilities at a temperature."""
-    network = network_of('phi')
-    torch.nn.init.normal_(network.causal_lm.lm_head.bias)
-    tokens = torch.arange(6).reshape(1, 6)
-    h = network.hidden(tokens)
-    theirs = network.causal_lm(input_ids=tokens).logits[..., :N_VOCAB]
-    torch.testing.assert_close(network.logits(h), theirs)
-    torch.testing.assert_close(Network.logits(network, h), theirs)  # of networks like GPT-2
+    if family == 'phi':
+        torch.testing.assert_close(Network.logits(network, h), theirs)  # of networks like GPT-2
     expected = (theirs / 0.7).log_softmax(-1)
     logprobs, entropies = network.logprobs_and_entropies(h, tokens, 0.7)
     torch.testing.assert_close(logprobs, expected.gather(-1, tokens[..., None])[..., 0])

@@ -126,6 +126,7 @@ def test_a_class_gives_its_log_odds(tmp_path):
     [
         (('bad', 'good'), None, 'has several classes, bad, good: name the one whose log odds are'),
         (('bad', 'good'), 'fine', "has no class 'fine', but bad, good"),
+        (('bad', 'good', 'good'), 'good', "has several classes 'good': rename all but one"),
         (('reward',), 'reward', 'has one output, which is the reward: reward is none of'),
     ],
 )
@@ -136,13 +137,6 @@ def test_classes_that_are_not_there(tmp_path, names, name, told):
         with pytest.raises(UserError, match=told):
             read(directory, name)
     check_directory(directory, None if len(names) == 1 else names[0])
-
-
-def test_two_classes_of_one_name_are_refused(tmp_path):
-    directory = write_classifier(tmp_path, names=('bad', 'good', 'good'))
-    for read in (Classifier, check_directory):
-        with pytest.raises(UserError, match="has several classes 'good': rename all but one"):
-            read(directory, 'good')
 
 
 def test_tensors_that_a_classifier_has_no_place_for_are_said(tmp_path, capsys):

@@ -11,9 +11,7 @@ import sys
 import time
 import types
 
-import blobfile
 import pytest
-from blobfile import _azure
 from blobserver.fixtures import KEY
 from blobserver.server import BlackHole, BlobServer, Fault, redirect
 from launched import eventually
@@ -397,21 +395,3 @@ def test_a_server_is_asked_again_later(server, monkeypatch):
     assert not server.log
     monkeypatch.setattr(time, 'monotonic', lambda: clock() + storage.blobs.UNREACHABLE_SECONDS)
     assert storage.cached_path(BASE + '/big')
-
-
-# --- what blobfile has no public name for: the first of these to fail tells what has gone ---
-
-
-def test_blobfile_still_tells_whether_there_are_credentials(cache, monkeypatch):
-    assert not storage.blobs._has_credentials()
-    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
-    assert storage.blobs._has_credentials()
-
-
-def test_blobfile_still_takes_a_token_put_there_for_good(cache, monkeypatch):
-    """An anonymous one, without asking anybody for another."""
-    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)  # which would be taken otherwise
-    storage.blobs._use_anonymous_access('account', 'container')
-    conf = blobfile.create_context()._conf
-    token = _azure.access_token_manager.get_token(conf, key=('account', 'container'))
-    assert token == (_azure.ANONYMOUS, '')

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -72,14 +71,6 @@ def test_a_directory_is_loaded_and_nothing_is_missing(model_dir, capsys):
     for name, value in variables(model).items():
         np.testing.assert_array_equal(value, bundle[name])
     assert capsys.readouterr().out == ''
-
-
-def test_reading_a_model_leaves_the_number_of_threads(model_dir, monkeypatch):
-    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-    counts = []
-    monkeypatch.setattr(torch, 'set_num_threads', counts.append)
-    TrainedModel(str(model_dir)).build(scope='policy')
-    assert counts == []
 
 
 def test_missing_heads_are_drawn_and_reported(model_dir, capsys, monkeypatch):
@@ -337,11 +328,3 @@ def test_models_that_cannot_be_are_refused(tmp_path, config, told):
     write_byte_level(tmp_path)
     (tmp_path / 'config.json').write_text(json.dumps(config))
     assert told in error_of(tmp_path)
-
-
-def test_what_cannot_be_imported_is_no_fault_of_a_config(tmp_path, monkeypatch):
-    write_byte_level(tmp_path)
-    (tmp_path / 'config.json').write_text('{"model_type": "llama"}')
-    monkeypatch.setitem(sys.modules, 'transformers.modeling_utils', None)
-    with pytest.raises(ImportError):
-        TrainedModel(str(tmp_path)).hparams()
