@@ -260,10 +260,7 @@ def mistake(run, *words):
         (['--prompt', ' \n'], "--prompt ' \\n' is empty: the model needs at least one token"),
         (['--prompt', 'the xyzzy was'], "--prompt 'the xyzzy was': encoding 'reviews' has no word"),
         (['--prompt', 'film ' * 50], f"--prompt '{'film ' * 12}...' has 50 tokens, but the"),
-        (
-            ['--savescope', 'polcy'],
-            '--savescope polcy: the checkpoint in RUN/policy has policy',
-        ),
+        (['--savescope', 'polcy'], '--savescope polcy: the checkpoint in RUN/policy has policy'),
         (['--output', 'RUN/samples.jsonl'], '--output RUN/samples.jsonl exists: give another name'),
         (['--queries', 'RUN/nothing.jsonl'], '--queries RUN/nothing.jsonl: no such file'),
     ],

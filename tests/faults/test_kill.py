@@ -7,15 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import (
-    FOREVER,
-    MPIEXEC,
-    SMALL,
-    WITHOUT_TORCH,
-    Launch,
-    eventually,
-    start_job,
-)
+from launched import FOREVER, MPIEXEC, SMALL, WITHOUT_TORCH, Launch, eventually, start_job
 
 pytestmark = pytest.mark.slow
 END = 10  # seconds in which everything has to end

@@ -15,14 +15,7 @@ import pytest
 import torch
 from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
-from interrupted import (
-    TRAIN_MINIBATCH,
-    assert_same,
-    failing,
-    result_anywhere,
-    result_of,
-    run,
-)
+from interrupted import TRAIN_MINIBATCH, assert_same, failing, result_anywhere, result_of, run
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 from lm_human_preferences import train_policy, train_reward

@@ -11,15 +11,7 @@ import run_folders
 from command_line import error_of, invoke, last_error_of, succeed
 from events import CLOCK, events_of
 from experiments import resolved
-from interrupted import (
-    REWARD_STEP,
-    STEP,
-    TRAIN_BATCH,
-    assert_same,
-    failing,
-    result_anywhere,
-    run,
-)
+from interrupted import REWARD_STEP, STEP, TRAIN_BATCH, assert_same, failing, result_anywhere, run
 from label_folders import make_folder
 
 from lm_human_preferences.checkpointing import checkpoints

@@ -357,10 +357,7 @@ def test_columns_of_queries_that_are_given_come_first(write):
 
 @pytest.mark.parametrize(
     'body, told',
-    [
-        ('return [1] * len(queries)', None),
-        ("return answer + ['x']", "returned ['x', 'y', 'x']"),
-    ],
+    [('return [1] * len(queries)', None), ("return answer + ['x']", "returned ['x', 'y', 'x']")],
 )
 def test_the_reward_function_is_called_once(tmp_path, body, told):
     """About two rows of the queries, with the columns that it asks for."""

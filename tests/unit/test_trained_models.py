@@ -317,10 +317,7 @@ def test_exported_encoding_is_the_one_of_the_model(tmp_path, monkeypatch):
             {'model_type': 'llama', 'hidden_size': -1},
             'describe a model that transformers can make: ',
         ),
-        (
-            {'model_type': 'llama', 'hidden_size': 0, 'head_dim': 8},
-            'can make: --n_embd must be',
-        ),
+        ({'model_type': 'llama', 'hidden_size': 0, 'head_dim': 8}, 'can make: --n_embd must be'),
         ({'model_type': 'llama', 'vocab_size': 99}, 'the model knows 99 tokens, but its tokeniser'),
     ],
 )
