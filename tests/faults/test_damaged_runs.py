@@ -13,7 +13,7 @@ from three_runs import make_three_runs
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.report_page import render
 
-COPIES = 34  # of each run
+COPIES = 22  # of each run
 # What may stand where JSON, or lines of JSON, should.
 OTHER_CONTENT = {
     'empty': b'',

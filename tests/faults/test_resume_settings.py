@@ -33,19 +33,14 @@ SMALL = (
     f'--ppo.noptepochs 2 --ppo.nminibatches 2 --{NEW}.labels.num_train 64'
     f' --{NEW}.normalize_samples 16'
 )
-# Another value of each option, and what it changes in the steps after it, to the eye of
-# TensorBoard.
+# Another value of each option that a trainer, a sampler or a checkpoint might hold, and what it
+# changes in the steps after it, to the eye of TensorBoard.
 EFFECTS = {
     'run.seed': (7, 'objective/score'),
-    'run.precision': ('bf16', 'ppo/loss/total'),
     'task.policy.temperature': (1.5, 'objective/entropy'),
     'task.truncate_token': (3, 'objective/score'),
-    'task.truncate_text': ('c', 'objective/score'),
-    'task.penalty_reward_value': (-7.5, 'objective/score'),
-    'task.truncate_after': (2, 'objective/score'),
     'task.stop': ('on', 'objective/entropy'),
     'task.query_length': (2, 'objective/score'),
-    'task.query_suffix': ('a', 'objective/entropy'),
     'task.query_prefix': ('a', 'objective/entropy'),
     'task.response_length': (3, 'objective/score'),
     'rewards.kl_coef': (3.0, 'objective/kl_coef'),
@@ -55,16 +50,15 @@ EFFECTS = {
     'ppo.total_episodes': (192, 'objective/score'),
     'ppo.batch_size': (32, 'objective/score'),
     'ppo.nminibatches': (1, 'ppo/loss/total'),
-    'ppo.noptepochs': (1, 'ppo/loss/total'),
     'ppo.lr': (0.1, 'ppo/loss/total'),
-    'ppo.vf_coef': (9.0, 'ppo/loss/total'),
-    'ppo.cliprange': (1e-6, 'ppo/policy/clipfrac'),
-    'ppo.cliprange_value': (1e-6, 'ppo/val/clipfrac'),
-    'ppo.gamma': (0.5, 'ppo/returns/mean'),
-    'ppo.lam': (0.1, 'ppo/returns/mean'),
-    'ppo.whiten_rewards': ('false', 'ppo/returns/var'),
     'ppo.samples_per_query': (4, 'ppo/returns/var'),
 }
+# These are read at each step.
+OF_STEPS = (
+    'run.precision task.truncate_text task.penalty_reward_value task.truncate_after'
+    ' task.query_suffix ppo.noptepochs ppo.vf_coef ppo.cliprange ppo.cliprange_value ppo.gamma'
+    ' ppo.lam ppo.whiten_rewards'
+).split()
 REFUSED = {
     'task.policy.initial_model': '/somewhere',
     'rewards.trained_model': 'mock',
@@ -222,15 +216,11 @@ def test_a_relative_coefficient_that_was_zero_has_its_scale(tmp_path):
 # labels; those that are refused, by what is known when the training starts, or always.
 OF_REWARD = {
     'run.seed': 7,
-    'run.precision': 'bf16',
     'task.policy.temperature': 0.5,
     'batch_size': 24,
     'lr': 0.5,
-    'rollout_batch_size': 32,
     'normalize_samples': 32,
-    'debug_normalize': 16,
     'normalize_after': 'false',
-    'micro_batch_size': 4,
 }
 REFUSED_OF_REWARD = {
     'labels.num_train': 96,
@@ -243,6 +233,7 @@ FIXED = (
     ' ensemble keep labels.type labels.held_out labels.held_out_by labels.error normalize_before'
 )
 FIXED_OF_REWARD = set(FIXED.split())
+OF_STEPS_OF_REWARD = {'run.precision', 'rollout_batch_size', 'debug_normalize', 'micro_batch_size'}
 
 
 @pytest.fixture(scope='module')
@@ -304,9 +295,9 @@ def test_every_option_of_a_reward_model_is_looked_at():
         if not key.startswith(('task.policy.lora.', 'lora.'))
         and (not hyperparams.group_class(field.type) or field.default is None)
     }
-    of_texts = OF_TEXTS | {key for key in EFFECTS if key.startswith('task.')}
+    of_texts = OF_TEXTS | {key for key in (*EFFECTS, *OF_STEPS) if key.startswith('task.')}
     of_folders = {'labels.without', 'labels.too_long'}  # see test_label_files.py
-    looked_at = OF_REWARD.keys() | REFUSED_OF_REWARD.keys() | FIXED_OF_REWARD
+    looked_at = OF_REWARD.keys() | REFUSED_OF_REWARD.keys() | FIXED_OF_REWARD | OF_STEPS_OF_REWARD
     assert options == looked_at | (of_texts | WITHOUT_NUMBERS | of_folders) & options
     hparams = resolved('train_reward', 'test')
     for key in looked_at:
@@ -379,7 +370,11 @@ def test_every_option_is_looked_at():
         and (not hyperparams.group_class(field.type) or field.default is None)
     }
     refused = {key for key in REFUSED if not key.startswith(f'{NEW}.')}
-    assert options == {*EFFECTS, *WITHOUT_NUMBERS, *OF_TEXTS, *OF_OTHER_REWARDS, *refused}
+    hold = {*EFFECTS, *OF_STEPS}
+    assert options == hold | WITHOUT_NUMBERS | OF_TEXTS | OF_OTHER_REWARDS | refused
+    hparams = resolved('train_policy', 'test')
+    for key in hold:
+        assert not fixed_settings.is_fixed(hparams, key, has_reward_model=True), key
 
 
 def test_a_named_coefficient_is_the_one_in_force_and_stays(copied):

@@ -302,7 +302,7 @@ def test_much_damaged_index(prefix):
     generator = random.Random(0)
     good = contents(prefix + INDEX)
     with mock.patch.object(tf_table, 'masked_crc', lambda data: _AnyChecksum()):
-        for _ in range(1000):
+        for _ in range(400):
             put(prefix + INDEX, damaged(generator, good))
             survive(prefix)
 
