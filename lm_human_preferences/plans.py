@@ -12,7 +12,7 @@ from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
+from lm_human_preferences.training.memory import FLOAT, MemoryEstimate, of_sampling
 from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
 from lm_human_preferences.utils.core import ceil_div, exact_div
 
@@ -53,7 +53,8 @@ def check_disk_space(hparams: policy_options.HParams, sizes: Sizes) -> None:
             checkpoint_size(policy_networks(hparams), sizes),
         )
     ]
-    if hparams.reward_training is not None:
+    training = hparams.reward_training
+    if training is not None and training.features != reward_options.FROZEN:
         planned += [
             checkpoints.Planned(
                 os.path.join(directory, run_files.REWARD.of_member(member).finished),
@@ -107,6 +108,10 @@ def _snapshot(hparams: policy_options.HParams) -> int:
 
 def reward_memory(hparams: reward_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
     """Estimate the memory of a step of reward training on one of `ranks`."""
+    if hparams.features == reward_options.FROZEN:
+        rows, precision = exact_div(hparams.rollout_batch_size, ranks), hparams.run.precision
+        task = hparams.task
+        return of_sampling(sizes, task, rows, networks=1, sampling=1, precision=precision)
     labels = hparams.labels.num_train or UNKNOWN_LABELS
     steps = hparams.epochs * ceil_div(labels, hparams.batch_size)
     is_saved = hparams.run.save_dir is not None and steps > hparams.run.save_interval
@@ -189,6 +194,8 @@ def work_left(hparams: policy_options.HParams, n_vocab: int) -> dict[str, float]
         row = task.query_length + _responses_of(training) * task.response_length
         labels = training.labels.num_train or UNKNOWN_LABELS
         work = passes_of_training * row * training.epochs * labels
+        if training.features == reward_options.FROZEN:
+            work = row * labels + tokens * training.normalize_samples
         phases |= dict.fromkeys(reward_phases(hparams.rewards.members), work)
     # Sampling, the reference and the reward; forward and backward in each epoch.
     passes = 2 + hparams.rewards.members + passes_of_training * hparams.ppo.noptepochs

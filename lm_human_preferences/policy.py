@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 
 from lm_human_preferences.language.attention import Unpadding
 from lm_human_preferences.language.decoding import Decoding
-from lm_human_preferences.language.network import HEADS
+from lm_human_preferences.language.network import HEADS, BlockInputs
 from lm_human_preferences.language.sample import CapturedSteps, sample_sequence
 from lm_human_preferences.machine.graphs import are_available
 from lm_human_preferences.training import precision
@@ -111,31 +111,26 @@ class Policy:
         return None if self.is_end is None else responses != self.padding_token
 
     def analyze_responses_op(
-        self, queries: torch.Tensor, responses: torch.Tensor, samples_per_query: int = 1
+        self,
+        queries: torch.Tensor,
+        responses: torch.Tensor,
+        samples_per_query: int = 1,
+        blocks: Sequence[int] = (),
     ) -> dict[str, torch.Tensor]:
         """Return differentiable logprobs, entropies and values (batch, length), 0 at padding.
 
-        samples_per_query: see respond.
+        samples_per_query: see respond. blocks: of these the result has the inputs from which each
+        token is predicted, 'states' (blocks, batch, length, n_embd).
         """
+        kept = BlockInputs(blocks)
         # In host memory, where a layout is computed without waiting for a GPU.
-        contexts, responses = self.embed_queries(queries.cpu()), responses.cpu()
+        responses = responses.cpu()
         real = responses != self.padding_token
         longest = int(np.flatnonzero(real.numpy().any(0)).max()) + 1
         left_out = responses.shape[1] - longest
         responses = responses[:, :longest]
         unpadding = Unpadding(responses.shape, real[:, :longest]).to(self.device)
-        # A token is predicted at the position before it.
-        together = responses_in_a_row(samples_per_query)
-        if together > 1:
-            completions = responses[:, :-1].unflatten(0, (-1, together))
-            h = self.model.completion_hidden(contexts[::together], completions, self.padding_token)
-            h = h.flatten(0, 1)
-        else:
-            tokens, mask = self.model.mask_padding(
-                torch.cat([contexts, responses], dim=1), self.padding_token
-            )
-            columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=self.device)
-            h = self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns)
+        h = self._hidden_before(queries, responses, samples_per_query, kept)
         h = unpadding.unpad(h)
         logprobs, entropies = self.model.logprobs_and_entropies(
             h, unpadding.unpad(responses.to(self.device, non_blocking=True)), self.temperature
@@ -145,6 +140,51 @@ class Policy:
         def padded(outputs: torch.Tensor) -> torch.Tensor:
             return F.pad(unpadding.pad(outputs), (0, left_out))
 
-        return dict(logprobs=padded(logprobs), entropies=padded(entropies), values=padded(values))
+        outputs = dict(
+            logprobs=padded(logprobs), entropies=padded(entropies), values=padded(values)
+        )
+        if blocks:
+            states = kept.stacked().reshape(len(blocks), *responses.shape, -1)
+            outputs['states'] = F.pad(states, (0, 0, 0, left_out))
+        return outputs
 
     analyze_responses = torch.no_grad()(analyze_responses_op)
+
+    @torch.no_grad()
+    def states(
+        self,
+        queries: torch.Tensor,
+        responses: torch.Tensor,
+        samples_per_query: int,
+        blocks: Sequence[int],
+    ) -> torch.Tensor:
+        """Return the 'states' of analyze_responses alone."""
+        kept = BlockInputs(blocks)
+        self._hidden_before(queries, responses.cpu(), samples_per_query, kept)
+        return kept.stacked().reshape(len(blocks), *responses.shape, -1)
+
+    def _hidden_before(
+        self,
+        queries: torch.Tensor,
+        responses: torch.Tensor,
+        samples_per_query: int,
+        kept: BlockInputs,
+    ) -> torch.Tensor:
+        """Return the outputs (batch, length, n_embd) by which each token is predicted.
+
+        responses: in host memory.
+        """
+        contexts = self.embed_queries(queries.cpu())
+        # A token is predicted at the position before it.
+        together = responses_in_a_row(samples_per_query)
+        if together > 1:
+            completions = responses[:, :-1].unflatten(0, (-1, together))
+            h = self.model.completion_hidden(
+                contexts[::together], completions, self.padding_token, kept
+            )
+            return h.flatten(0, 1)
+        tokens, mask = self.model.mask_padding(
+            torch.cat([contexts, responses], dim=1), self.padding_token
+        )
+        columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=self.device)
+        return self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns, kept=kept)

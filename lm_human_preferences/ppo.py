@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 # (queries (batch, query_length), responses (batch, response_length)) ->
 # (scores (batch,), the responses as they were scored, {'score': scores}), as in the original; an
-# ensemble's scores also have 'score_std' (batch,): deviation over its models, penalty or not
+# ensemble's scores also have 'score_std' (batch,): deviation over its models, penalty or not. With
+# `blocks`, it also takes the 'states' that the reference's analysis has of these.
 ScoreFn = Callable[
-    [torch.Tensor, torch.Tensor],
+    ...,
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ]
 PART = 'score/'  # of the names of parts of a score among statistics

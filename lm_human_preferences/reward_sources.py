@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 from lm_human_preferences import rewards, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.external_rewards.classifier import is_classifier
+from lm_human_preferences.frozen_head import head
+from lm_human_preferences.frozen_head import reward as frozen
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import weights
 from lm_human_preferences.reward_models import locations
@@ -27,11 +30,18 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.policy_options import HParams, RunHParams
     from lm_human_preferences.language.encodings import Encoding
     from lm_human_preferences.language.trained_models import TrainedModel
+    from lm_human_preferences.policy import Policy
 
 KNOWN = 'mock'  # of --rewards.trained_model: the known reward of reviews
 RANDOM = 'test'  # a random network, of which a run keeps a copy
 # Asked often while a run goes on
 _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
+
+
+@functools.lru_cache(maxsize=64)
+def _has_head(path: str) -> bool:
+    """Return whether a reward model, in a run or by itself, is a head on hidden states."""
+    return any(map(head.is_head, (path, storage.join(path, run_files.REWARD.network))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +61,13 @@ class RewardSource(ABC):
         """Return the same source as rank 0 reads it for the training of `run`."""
         return self
 
-    def for_training(self, initial_model: TrainedModel, comm: Comm) -> rewards.ScoringModel:
-        """Return the reward model of a training, before rank 0 broadcasts its weights."""
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        """Return the reward model of a training, before rank 0 broadcasts its weights.
+
+        reference: the policy that never learns, on whose hidden states a reward may be a head.
+        """
         return rewards.load_reward_model(
             self.name,
             initial_model.encoding,
@@ -62,8 +77,10 @@ class RewardSource(ABC):
             may_be_code=False,
         )
 
-    def of_run(self, save_dir: str, encoding: Encoding) -> rewards.FrozenRewardModel:
-        """Return the reward that the run in `save_dir` learned from."""
+    def of_run(
+        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
+    ) -> rewards.FrozenRewardModel:
+        """Return the reward that the run in `save_dir` learned from; reference: if it is loaded."""
         name = self.place_in(save_dir)
         chat, members = self.task.chat, self.members
         return rewards.load_reward_model(
@@ -118,11 +135,15 @@ class FunctionSource(RewardSource):
         code = reward_function.Source(*comm.all_gather_object(parts)[0])
         return dataclasses.replace(self, code=code)
 
-    def for_training(self, initial_model: TrainedModel, comm: Comm) -> rewards.ScoringModel:
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
         assert self.code is not None, 'see pinned'
         return rewards.reward_of_function(self.code, initial_model.encoding, self.task)
 
-    def of_run(self, save_dir: str, encoding: Encoding) -> rewards.FrozenRewardModel:
+    def of_run(
+        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
+    ) -> rewards.FrozenRewardModel:
         return rewards.reward_of_function(
             reward_function.function_of_run(save_dir), encoding, self.task
         )
@@ -174,9 +195,11 @@ class NewSource(RewardSource):
     def networks(self) -> Networks:
         return _with_reward_models(self.members, is_retrained=False)
 
-    def for_training(self, initial_model: TrainedModel, comm: Comm) -> rewards.ScoringModel:
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
         if comm.rank == 0:
-            return super().for_training(initial_model, comm)
+            return super().for_training(initial_model, comm, reference)
         # Other hosts may not see its directory.
         return _ensemble([_without_values(initial_model) for _ in range(self.members)])
 
@@ -189,6 +212,50 @@ class NewSource(RewardSource):
         return self.labels
 
 
+@dataclasses.dataclass(frozen=True)
+class _OnReference(RewardSource):
+    """A head on the hidden states of the reference, which is all the network that it needs."""
+
+    pessimism: float = 0.0
+
+    @property
+    def networks(self) -> Networks:
+        return POLICY_NETWORKS
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        assert reference is not None
+        own = None
+        if comm.rank == 0:
+            directory = locations.reward_model_dir(self.name)
+            own = directory, *head.load(directory)
+        of_rank_0 = comm.all_gather_object(own)[0]
+        return frozen.checked(*of_rank_0, reference, self.pessimism)
+
+    def of_run(
+        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
+    ) -> rewards.FrozenRewardModel:
+        directory = locations.reward_model_dir(self.place_in(save_dir))
+        return frozen.load_frozen(directory, reference, self.pessimism)
+
+    def place_in(self, save_dir: str) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedHeadSource(_OnReference, SavedSource):
+    """A head on the reference's hidden states that is trained already."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NewHeadSource(_OnReference, NewSource):
+    """A head on the reference's hidden states that is trained before the policy."""
+
+    def place_in(self, save_dir: str) -> str:
+        return storage.join(save_dir, run_files.REWARD.network)
+
+
 class OnlineSource(NewSource):
     """Reward models that are trained again and again while the policy trains."""
 
@@ -196,7 +263,9 @@ class OnlineSource(NewSource):
     def networks(self) -> Networks:
         return _with_reward_models(self.members, is_retrained=True)
 
-    def for_training(self, initial_model: TrainedModel, comm: Comm) -> rewards.ScoringModel:
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
         return _ensemble([RewardModel(initial_model) for _ in range(self.members)])
 
     def place_in(self, save_dir: str) -> str:
@@ -210,13 +279,18 @@ def source_of(hparams: HParams) -> RewardSource:
         kind = NewSource if given.online is None else OnlineSource
         # In a run that is uploaded, its staging directory
         name = storage.staging_dir(given.trained_model or '')
-        return kind(name, task, members, labels=given.train_new_model.labels.source)
+        labels = given.train_new_model.labels.source
+        if given.train_new_model.features == reward_options.FROZEN:
+            return NewHeadSource(name, task, members, labels, given.pessimism)
+        return kind(name, task, members, labels=labels)
     if given.function is not None:
         return FunctionSource(given.function, task, members)
     if given.trained_model in (None, KNOWN):  # None: settings that are about a task alone
         return KnownSource(KNOWN, task, members)
     name = locations.given_name(given)
     is_with_classes = given.class_name is not None or _is_classifier(given.trained_model)
+    if not is_with_classes and name != RANDOM and _has_head(name):
+        return SavedHeadSource(name, task, members, given.pessimism)
     kind = ClassifierSource if is_with_classes else SavedSource
     return kind(name, task, members)
 

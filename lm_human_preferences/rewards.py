@@ -13,12 +13,15 @@ from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
+from lm_human_preferences.frozen_head.head import is_head
+from lm_human_preferences.frozen_head.reward import FrozenReward, load_frozen
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters import layers as adapters
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import Weights, check_size, load_parameters
+from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import PART, ScoreFn
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir
@@ -192,10 +195,11 @@ class EnsembleReward:
         return rewards.mean(0), rewards.std(0, correction=0)
 
 
-LearnedReward = TrainedRewardModel | EnsembleReward
+LearnedReward = TrainedRewardModel | EnsembleReward | FrozenReward
 FrozenRewardModel = KnownReward | TextReward | LearnedReward
+WITH_SPREAD = (EnsembleReward, FrozenReward)  # whose score_and_spread says how unsure they are
 # What a policy learns from
-ScoringModel = KnownReward | TextReward | Scorer | EnsembleReward
+ScoringModel = KnownReward | TextReward | Scorer | EnsembleReward | FrozenReward
 
 
 def load_reward_model(
@@ -227,8 +231,14 @@ def load_learned(
     encoding: Encoding,
     members: int | None = None,
     base: trained_models.TrainedModel | None = None,
+    reference: Policy | None = None,
 ) -> LearnedReward:
-    """Return the reward models at `name`, a directory or 'test'; see load_reward_model."""
+    """Return the reward models at `name`, a directory or 'test'; see load_reward_model.
+
+    reference: whose hidden states a head on frozen ones reads; None: it is loaded as well.
+    """
+    if name != 'test' and is_head(directory := reward_model_dir(name)):
+        return load_frozen(directory, reference)
     found = [] if name == 'test' or members == 1 else locations.locations_of(name, members)
     if len(found) < 2:
         return TrainedRewardModel(name, encoding, base=base)
@@ -284,6 +294,11 @@ def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
     return dict(zip(scopes_of(len(reward_model.members)), reward_model.members, strict=True))
 
 
+def blocks_of(reward_model: ScoringModel) -> Sequence[int]:
+    """Return the blocks of the reference by whose inputs a reward scores; () for others."""
+    return reward_model.blocks if isinstance(reward_model, FrozenReward) else ()
+
+
 def scopes_of(members: int) -> tuple[str, ...]:
     """Return the scopes in checkpoints of the models of an ensemble."""
     return tuple(run_files.member_name(SCOPE, number) for number in range(members))
@@ -296,13 +311,15 @@ def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:
     is_valid = lm_tasks.filter_fn_from_hparams(hparams, encoder)
 
     def score_fn(
-        queries: torch.Tensor, responses: torch.Tensor
+        queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Score `responses (batch, response_length)` to `queries (batch, query_length)`."""
         responses = postprocess(responses)
         stats = {}
         if isinstance(reward_model, EnsembleReward):
             scores, stats['score_std'] = reward_model.score_and_spread(queries, responses)
+        elif isinstance(reward_model, FrozenReward):
+            scores, stats['score_std'] = reward_model.score_and_spread(queries, responses, states)
         elif isinstance(reward_model, TextReward):
             scores, parts = reward_model.score_and_parts(queries, responses)
             stats |= {f'{PART}{name}': values for name, values in parts.items()}

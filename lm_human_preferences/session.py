@@ -184,21 +184,45 @@ def start(
     trainer = build(initial_model)
     checkpointer.restore(trainer, saves=saves(trainer))
     comm.barrier()
-    directory = hparams.run.directory
-    if directory is not None and comm.rank == 0:
-        log_as_original(f'Will save to {hparams.run.save_dir}')
-        for name, record in records.items():
-            path = storage.join(directory, name)
-            if isinstance(record, str):
-                storage.write_bytes(path, record.encode())
-            else:
-                storage.write_json(path, record)
-        origin = {'ranks': comm.size, **hardware(), **initial_model.parts()}
-        files = run_files.COMMANDS[command]
-        command_record.begin(directory, files, origin)
-        command_record.note_seed(directory, files, network, checkpointer.seed)
-        initial_model.write_files(storage.join(directory, network))
+    if comm.rank == 0:
+        record_start(
+            hparams,
+            initial_model,
+            comm,
+            records=records,
+            command=command,
+            network=network,
+            seed=checkpointer.seed,
+        )
     return trainer
+
+
+def record_start(
+    hparams: Training,
+    initial_model: TrainedModel,
+    comm: Comm,
+    *,
+    records: Mapping[str, Any],
+    command: str,
+    network: str,
+    seed: int | None,
+) -> None:
+    """Write what a run's directory says of a training that begins; see start. On rank 0."""
+    directory = hparams.run.directory
+    if directory is None:
+        return
+    log_as_original(f'Will save to {hparams.run.save_dir}')
+    for name, record in records.items():
+        path = storage.join(directory, name)
+        if isinstance(record, str):
+            storage.write_bytes(path, record.encode())
+        else:
+            storage.write_json(path, record)
+    origin = {'ranks': comm.size, **hardware(), **initial_model.parts()}
+    files = run_files.COMMANDS[command]
+    command_record.begin(directory, files, origin)
+    command_record.note_seed(directory, files, network, seed)
+    initial_model.write_files(storage.join(directory, network))
 
 
 def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Library:

@@ -56,7 +56,7 @@ def build_trainer(
     graphs = hparams.run.graphs
     policy = Policy(initial_model, scope='policy', graphs=graphs, **settings)
     policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
-    reward_model = source.for_training(initial_model, comm)
+    reward_model = source.for_training(initial_model, comm, ref_policy)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
@@ -71,6 +71,7 @@ def build_trainer(
         score_fn=make_score_fn(hparams.task, reward_model),
         roles=source.networks,
         reward_networks=rewards.networks_of(reward_model),
+        reward_blocks=rewards.blocks_of(reward_model),
         comm=comm,
         **learning_settings(hparams, encoder, comm),
     )
@@ -209,7 +210,7 @@ def take_steps(
     """Take the remaining steps. clock: of the whole command, with a phase 'policy'."""
     reader = tokenisers.reader(trainer.policy.encoder, hparams.task.chat)
     limits = health.policy_limits(hparams.task, hparams.rewards.adaptive_kl)
-    has_spread = hparams.rewards.members > 1
+    has_spread = hparams.rewards.members > 1 or bool(trainer.reward_blocks)
     hooks = [
         *collection.hooks(trainer, hparams, checkpointer, clock),
         *tracked_samples.hooks(trainer, hparams, checkpointer.seed, reader),

@@ -17,7 +17,7 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variab
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
-from lm_human_preferences.hparams.reward_options import BEST, HParams
+from lm_human_preferences.hparams.reward_options import BEST, FROZEN, HParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
 from lm_human_preferences.labels import label_files, simulated
@@ -30,6 +30,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.runs import label_record, run_dir, run_files, run_settings
+from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.hooks import reward_hooks
 from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrainer, counted
 from lm_human_preferences.training import console, memory
@@ -92,6 +93,8 @@ def train_in_run(
     before.
     """
     console.dump(hparams)
+    if hparams.features == FROZEN:
+        return head_training.train(hparams, command, comm, records)
     members = _Members(hparams, command, comm, records, clock)
     prediction = held_out = None
     last_step = 0

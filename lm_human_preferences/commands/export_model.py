@@ -13,6 +13,8 @@ from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.external_rewards.classifier import is_classifier
+from lm_human_preferences.frozen_head.head import FILE, is_head, load
+from lm_human_preferences.frozen_head.reward import load_frozen, task_of
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.exported import classifier, tokeniser
@@ -121,6 +123,8 @@ def _export_reward_models(
     experiments: Experiments,
     form: str,
 ) -> list[str]:
+    if is_head(str(saved.savedir)):
+        return [_export_head(str(saved.savedir), model_dir, output_dir, experiments, form)]
     found = locations.locations_of(saved.name)
     directories = [output_dir]
     if len(found) > 1:
@@ -146,6 +150,34 @@ def _export_reward_models(
     return directories
 
 
+def _export_head(
+    directory: str, model_dir: str, output_dir: str, experiments: Experiments, form: str
+) -> str:
+    """Save the initial model with the head on its hidden states; return `output_dir`."""
+    if form == 'adapter':
+        raise UserError(f'--as adapter: {directory} is a head on a model as it was; leave it out')
+    with warnings_only():
+        reward = load_frozen(directory)
+    model = reward.reference.trained_model
+    model.as_transformers(reward.reference.model).save_pretrained(output_dir)
+    model.encoding.write_tokeniser(output_dir)
+    fitted, about = load(directory)
+    fitted.save(output_dir, about)
+    task = task_of(about)
+    parts = [repr(task.query_prefix), 'query', repr(task.query_suffix)]
+    head = {
+        'file': FILE,
+        'blocks': reward.blocks,
+        'chat': task.chat,
+        'content': ' + '.join(part for part in parts if part != repr('')),
+    }
+    card = model_card.card(
+        facts.of_run(model_dir), experiments, model_dir, has_policy=False, head=head
+    )
+    model_card.write(card, output_dir)
+    return output_dir
+
+
 def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
     """Return the reward model at a path or URL, also a policy's; None for other models."""
     run, _, last = model_dir.rstrip('/').rpartition('/')
@@ -154,6 +186,8 @@ def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
     is_own = storage.exists(storage.join(model_dir, 'hparams.json'))
     if last == run_files.REWARD.network and not is_own and _has(run or '.', run_files.POLICY):
         return reward_on_labels.saved_model(storage.join(run or '.', run_files.POLICY.network))
+    if is_head(model_dir):
+        return reward_on_labels.saved_model(model_dir)
     model = trained_models.TrainedModel(model_dir)
     if not model.is_reward_model():
         return None

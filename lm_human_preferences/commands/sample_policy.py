@@ -328,7 +328,7 @@ class Judge:
     ) -> rewards.FrozenRewardModel | None:
         """Load the run's reward, or the copy beside the policy; None with a note if that fails."""
         try:
-            return source_of(hparams).of_run(save_dir, encoding)
+            return source_of(hparams).of_run(save_dir, encoding, self.reference)
         except UserError as e:
             error = e
         with contextlib.suppress(UserError):

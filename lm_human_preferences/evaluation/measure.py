@@ -87,7 +87,7 @@ def load_models(save_dir: str, hparams: policy_options.HParams, judge: str | Non
                 **lm_tasks.policy_settings(hparams.task, encoder),
             )
             policies.append(policy)
-        models = _reward_models(save_dir, hparams, encoding)
+        models = _reward_models(save_dir, hparams, encoding, policies[1])
         if judge is not None:
             models[JUDGE] = rewards.load_judge(judge, encoding, hparams.task)
     policy, reference = policies
@@ -95,10 +95,10 @@ def load_models(save_dir: str, hparams: policy_options.HParams, judge: str | Non
 
 
 def _reward_models(
-    save_dir: str, hparams: policy_options.HParams, encoding: Encoding
+    save_dir: str, hparams: policy_options.HParams, encoding: Encoding, reference: Policy
 ) -> RewardModels:
     """Return {name: reward} of a run; reviews have a known reward, too."""
-    trained_on = source_of(hparams).of_run(save_dir, encoding)
+    trained_on = source_of(hparams).of_run(save_dir, encoding, reference)
     if isinstance(trained_on, KnownReward):
         return {'known reward': trained_on}
     models: RewardModels = {REWARD_MODEL: trained_on}

@@ -22,13 +22,18 @@ from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFol
 from lm_human_preferences.labels.held_out import Labels, Rewards, parted, predict, rewards_of
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_models import locations
-from lm_human_preferences.rewards import EnsembleReward, LearnedReward, TrainedRewardModel
+from lm_human_preferences.rewards import (
+    EnsembleReward,
+    FrozenReward,
+    LearnedReward,
+    TrainedRewardModel,
+)
 from lm_human_preferences.runs import run_files, run_settings
 from lm_human_preferences.training import precision
 
 RECORD = run_files.REWARD.settings
 POLICY_RECORD = run_files.POLICY.settings
-LEARNED = (TrainedRewardModel, EnsembleReward)
+LEARNED = (TrainedRewardModel, EnsembleReward, FrozenReward)
 BATCH = 64  # labels that are scored at a time
 # Of calibration: groups of responses, by how likely they are to be chosen, and scales to try.
 GROUPS, LEAST_IN_GROUP = 10, 12

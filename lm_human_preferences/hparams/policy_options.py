@@ -78,6 +78,13 @@ class RewardHParams(hyperparams.HParams):
 
     train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
 
+    pessimism: float = own_option(
+        0.0,
+        'standard deviations that a head on frozen hidden states (features frozen) takes off its'
+        ' score where its labels have told little',
+        at_least=0,
+    )
+
     ensemble: int | None = own_option(
         None,
         'reward models whose mean is the reward: that many are trained; None: one, or as many as'
@@ -103,6 +110,16 @@ class RewardHParams(hyperparams.HParams):
         yield (
             self.members > 1 and (self.function or trained in ('mock', 'test')),
             f'{{ensemble=}} is for reward models that have learned from labels: {known} is none',
+        )
+        is_head = new is not None and new.features == reward_options.FROZEN
+        yield (
+            is_head and self.members > 1,
+            '{ensemble=}: {train_new_model.features} frozen has one solution, and says itself how'
+            ' unsure it is',
+        )
+        yield (
+            is_head and self.online is not None,
+            '{online}: {train_new_model.features} frozen is trained before the policy alone',
         )
         yield (
             self.online is not None and new is None,

@@ -16,6 +16,7 @@ from lm_human_preferences.utils.integers import check_multiple
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ON_ANOMALY = ('off', 'warn', 'stop')
 LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
+TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
 CONSOLES = ('summary', 'original', 'quiet')
 QUERY, QUESTION = 'query', 'question'  # what is held out as a whole
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
@@ -199,6 +200,12 @@ class HParams(hyperparams.HParams):
     task: TaskHParams = field(default_factory=TaskHParams)
     labels: LabelHParams = field(default_factory=LabelHParams)
 
+    features: str = own_option(
+        TRAINED,
+        'trained: a network that learns with its head; frozen: only a head on hidden states of the'
+        ' initial model, best for few labels (docs/labelling.md)',
+        one_of=(TRAINED, FROZEN),
+    )
     batch_size: int = option(
         40,
         'labels per step, over all ranks; the last step has what is left of all labels',
@@ -264,6 +271,19 @@ class HParams(hyperparams.HParams):
             self.lora is not None and self.task.policy.lora is None,
             '{lora} has no effect without --task.policy.lora on',
         )
+        if self.features == FROZEN:
+            yield (
+                self.ensemble > 1,
+                '{ensemble=}: {features=} has one solution, and says itself how unsure it is',
+            )
+            yield (
+                self.keep == BEST or self.epochs > 1,
+                '{keep=} {epochs=}: {features=} has no epochs; leave them out',
+            )
+            yield (
+                self.lora is not None,
+                '{lora}: {features=} trains no network; leave it out',
+            )
         yield (
             self.keep == BEST and not self.labels.held_out,
             '{keep=} chooses an epoch by labels that are held out: give {labels.held_out} a share,'

@@ -13,7 +13,7 @@ from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.network import BlockInputs, Network
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
@@ -104,6 +104,7 @@ class Model(Network):
         unpadding: Unpadding,
         output_positions: torch.Tensor | None,
         cache: KVCache | None = None,
+        kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Compute outputs: see Network. The last layer computes only what is wanted."""
         network = self.transformer
@@ -116,6 +117,8 @@ class Model(Network):
         last = len(network.h) - 1
         with precision.autocast(x.device):
             for i in range(len(network.h)):
+                if kept is not None and i in kept.blocks:
+                    kept.states[i] = unpadding.pad(x)
                 # Earlier blocks compute all positions, which the last one needs keys of.
                 read = output_positions if i == last else None
                 x, unpadding = compute(i, x, unpadding, bias, cache, read)

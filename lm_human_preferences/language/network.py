@@ -36,6 +36,23 @@ class Cache(Protocol):
         ...
 
 
+class BlockInputs:
+    """Inputs of some blocks, counted from 0, which a pass leaves in `states` in their order."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self.blocks = tuple(blocks)
+        self.states: dict[int, torch.Tensor] = {}  # (batch, n, n_embd) each
+
+    def take(self, columns: torch.Tensor) -> None:
+        """Keep only the columns (batch, n) of each."""
+        for block, states in self.states.items():
+            self.states[block] = index_each(states, columns)
+
+    def stacked(self) -> torch.Tensor:
+        """Return them as one tensor, (blocks, batch, n, n_embd)."""
+        return torch.stack([self.states[block] for block in self.blocks])
+
+
 class ScalarHead(nn.Module):
     """One number for each position, in the type of its own parameters."""
 
@@ -87,12 +104,14 @@ class Network(nn.Module, ABC):
         unpadding: Unpadding,
         output_positions: torch.Tensor | None,
         cache: Any = None,
+        kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Compute the outputs of the last layer at `tokens (batch, length)`.
 
         positions: (batch, length). bias: see attention_bias. unpadding: layout of the tokens that
         need to be computed. output_positions: columns (batch, n) of the outputs that are wanted;
-        None: all. cache: of `new_cache`, or None; it is extended.
+        None: all. cache: of `new_cache`, or None; it is extended. kept: gets its blocks' inputs at
+        all columns.
         """
 
     @abstractmethod
@@ -131,12 +150,14 @@ class Network(nn.Module, ABC):
         mask: torch.Tensor | None = None,
         cache: Any = None,
         output_positions: torch.Tensor | None = None,
+        kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Return outputs of the last layer: `tokens (batch, length)` -> (batch, length, n_embd).
 
         mask: bool (batch, past + length), False at padding; None: all are real. cache: of the
         tokens before (extended in place), or None. output_positions: int64 (n,), the only columns
-        of `tokens` that are computed in the last layer: (batch, n, n_embd).
+        of `tokens` that are computed in the last layer: (batch, n, n_embd). kept: gets the inputs
+        of its blocks at these columns.
 
         Tokens and mask may be in host memory: then nothing waits for the network's device.
         """
@@ -155,7 +176,10 @@ class Network(nn.Module, ABC):
         if output_positions is not None:
             unpadding = Unpadding(tokens.shape, on_host[:, past:]).to(device)
             columns = columns[:, output_positions]
-            return self.outputs(tokens, positions, bias, unpadding, columns, cache)
+            h = self.outputs(tokens, positions, bias, unpadding, columns, cache, kept)
+            if kept is not None:
+                kept.take(columns)
+            return h
         # Padding is computed too: before the first token there is no real one to repeat.
         h = self.outputs(tokens, positions, bias, Unpadding(tokens.shape), None, cache)
         return index_each(h, columns)
@@ -173,22 +197,32 @@ class Network(nn.Module, ABC):
         return self._in_one_row(rows, prompt.shape[1], ends, padding_token).squeeze(2)
 
     def completion_hidden(
-        self, prompt: torch.Tensor, completions: torch.Tensor, padding_token: int
+        self,
+        prompt: torch.Tensor,
+        completions: torch.Tensor,
+        padding_token: int,
+        kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and each token behind it.
 
         prompt: (batch, prompt_length), computed once. completions: (batch, n, length); what is
-        returned at their padding has no meaning.
+        returned at their padding has no meaning. kept: gets the inputs of its blocks at the same
+        places, (batch, n * (1 + length), n_embd).
         """
         rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
         ends = last_present(rows[..., :start] != padding_token)[..., -1:]
         behind = torch.arange(start, rows.shape[2], device=rows.device)
         columns = torch.cat([ends, behind.expand(*rows.shape[:2], -1)], dim=2)
-        return self._in_one_row(rows, start, columns, padding_token)
+        return self._in_one_row(rows, start, columns, padding_token, kept)
 
     def _in_one_row(
-        self, rows: torch.Tensor, start: int, columns: torch.Tensor, padding_token: int
+        self,
+        rows: torch.Tensor,
+        start: int,
+        columns: torch.Tensor,
+        padding_token: int,
+        kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Return outputs at `columns (batch, n, m)` of `rows (batch, n, start + length)`.
 
@@ -218,7 +252,10 @@ class Network(nn.Module, ABC):
         allowed = attention_mask(one_row(mask), len(segment_mask), segment_mask, all_real=all_real)
         bias = attention_bias(allowed, batch, self.attention_type)
         positions = one_row(positions_for(mask))
-        h = self.outputs(one_row(tokens), positions, bias, unpadding, columns.flatten(1))
+        columns = columns.flatten(1)
+        h = self.outputs(one_row(tokens), positions, bias, unpadding, columns, None, kept)
+        if kept is not None:
+            kept.take(columns)
         return h.unflatten(1, (n, -1))
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:

@@ -31,9 +31,17 @@ from lm_human_preferences.runs.curves import Curve, Log, Mark
 
 KNOWN = 'mock'  # of --rewards.trained_model
 # Prefixes of the tags of these measurements: of the mean of an ensemble, of a single reward model
-# (of an ensemble, the first), and of one that is retrained while the policy trains.
+# (of an ensemble, the first), of one that is retrained while the policy trains, and of a head that
+# is fitted without a part of the labels in turn.
 OF_MEAN = 'train_reward/held_out_of_mean/'
-HELD_OUT = (OF_MEAN, 'train_reward/held_out_of_kept/', 'train_reward/held_out/', 'online/held_out_')
+CROSS_VALIDATED = 'train_reward/cross_validated/'
+HELD_OUT = (
+    OF_MEAN,
+    'train_reward/held_out_of_kept/',
+    'train_reward/held_out/',
+    'online/held_out_',
+    CROSS_VALIDATED,
+)
 
 
 class HeldOut(NamedTuple):
@@ -45,6 +53,7 @@ class HeldOut(NamedTuple):
     share: float  # of the labels that were held out; 0 where it is not known
     members: int  # of its ensemble; 1 for a single reward model
     is_of_mean: bool  # False: of the first member, as in logs of earlier versions
+    is_cross_validated: bool  # each by a head that had not learned from its query
     is_selected: bool  # True where an epoch was selected by the same labels
 
 
@@ -188,6 +197,7 @@ class RunFacts:
             share=0 if self.labels is None else self.labels.held_out,
             members=1 if hparams is None or is_online else hparams.members,
             is_of_mean=prefix == OF_MEAN,
+            is_cross_validated=prefix == CROSS_VALIDATED,
             is_selected=self.reward is not None and self.reward.keep == BEST,
         )
 

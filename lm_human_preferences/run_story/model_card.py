@@ -3,7 +3,8 @@
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -34,11 +35,13 @@ def card(
     constant: float = 0.0,
     members: int = 1,
     is_adapter: bool = False,
+    head: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the card of a policy, or of a reward model. facts: None for a model of no run.
 
     ends: tokens at which a policy stops. constant: part of a reward that the score lacks. members:
-    reward models of its ensemble.
+    reward models of its ensemble. head: of one on frozen hidden states, its 'file', its 'blocks',
+    whether it is of a 'chat', and the Python of the 'content' before a response.
     """
     environment = words.environment(
         os.path.dirname(__file__), escaped, code_block=code_block, table=outcome.table
@@ -60,6 +63,7 @@ def card(
         constant=constant,
         members=members,
         is_adapter=is_adapter,
+        head=head,
         versions=_versions(),
     )
 

@@ -42,7 +42,11 @@ ADAPTER = 'adapter.json'  # beside a network of which only adapters are saved: w
 BASE = 'base'  # folder with a copy of the model that they adapt
 # Beside the weights of a network: its sizes, transformers' config of it, and its encoding with the
 # files of a tokeniser.
-_MODEL_FILES = rf'hparams\.json|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
+FROZEN_HEAD = 'frozen_head.safetensors'  # in the folder of a reward model that is one
+_MODEL_FILES = (
+    rf'hparams\.json|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
+    rf'|{re.escape(FROZEN_HEAD)}'
+)
 _EVENTS = r'events\.out\.tfevents\..*'
 
 

@@ -1,7 +1,7 @@
 """Trainer of a policy by PPO (paper, section 2.2)."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -76,7 +76,8 @@ def counted(
 class PPOTrainer:
     """PPO trainer; ref_policy: the paper's rho.
 
-    reward_networks: what score_fn asks, saved as well. kl_ctl: with the initial coefficient, which
+    reward_networks: what score_fn asks, saved as well. reward_blocks: of the reference, by whose
+    inputs it scores. kl_ctl: with the initial coefficient, which
     relative_kl_coef multiplies by the deviation of the first scores.
     """
 
@@ -95,6 +96,7 @@ class PPOTrainer:
         relative_kl_coef: bool = False,
         roles: Networks = POLICY_NETWORKS,
         reward_networks: NetworksByScope = MappingProxyType({}),
+        reward_blocks: Sequence[int] = (),
     ) -> None:
         self.policy = policy
         self.ref_policy = ref_policy
@@ -117,6 +119,7 @@ class PPOTrainer:
         self.start_time = self.last_time = time.monotonic()
         self.kl_scale = 1.0  # of the reward, with relative_kl_coef
         self.roles = roles
+        self.reward_blocks = reward_blocks
         self.networks = {'policy': policy, 'ref_policy': ref_policy, **reward_networks}
         self.optimizer = Adam(roles.learning_parameters(self.networks), comm=comm)
 
@@ -189,8 +192,11 @@ class PPOTrainer:
         sampled: dict[str, torch.Tensor],
         samples_per_query: int,
     ) -> Rollout:
-        reference = self.ref_policy.analyze_responses(queries, responses, samples_per_query)
-        scores, scored_responses, stats = self.score_fn(queries, responses)
+        reference = self.ref_policy.analyze_responses(
+            queries, responses, samples_per_query, self.reward_blocks
+        )
+        states = {'states': reference['states']} if self.reward_blocks else {}
+        scores, scored_responses, stats = self.score_fn(queries, responses, **states)
         self.score_parts.append({name: stats[name] for name in stats if name.startswith(PART)})
         return Rollout(
             queries=queries,

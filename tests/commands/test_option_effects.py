@@ -11,7 +11,7 @@ from lm_human_preferences.hparams import policy_options, reward_options
 
 OPTIONS = settable(reward_options.HParams) | settable(policy_options.HParams)
 # What code calls settings, or a group of them, where it is not their own name.
-USUAL_NAMES = {'hparams', 'options', 'self', 'adaptive', 'policy', 'new_reward_model'}
+USUAL_NAMES = {'hparams', 'settings', 'options', 'self', 'adaptive', 'policy', 'new_reward_model'}
 CHECKS = {'problems', 'validate', 'check_ranks'}  # do not heed what they refuse
 
 

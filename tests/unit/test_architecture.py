@@ -31,6 +31,7 @@ ROOMS = (
     'external_rewards',
     'lm_tasks',
     'labels',
+    'frozen_head',
     'reward_models',
     'rewards',
     'reward_sources',

@@ -116,7 +116,7 @@ def test_families_without_attention_are_refused(family, tmp_path):
 def wrong_cache(network):
     outputs = network.outputs
 
-    def forgetful(tokens, positions, allowed, real, columns, cache=None):
+    def forgetful(tokens, positions, allowed, real, columns, cache=None, kept=None):
         return outputs(tokens, positions, allowed[..., -tokens.shape[1] :], real, columns, None)
 
     return forgetful

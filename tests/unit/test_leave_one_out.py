@@ -85,7 +85,7 @@ def test_few_responses_stand_in_one_row(policy, monkeypatch):
     monkeypatch.setattr(
         policy.model,
         'completion_hidden',
-        lambda prompt, completions, padding: (
+        lambda prompt, completions, padding, kept: (
             widths.append(completions.shape[1]) or own(prompt, completions, padding)
         ),
     )

@@ -20,7 +20,7 @@ from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.tokenisers import text_encoder
-from lm_human_preferences.rewards import EnsembleReward, LearnedReward
+from lm_human_preferences.rewards import WITH_SPREAD, LearnedReward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.terminal import printable
 
@@ -70,7 +70,7 @@ def score(
     with warnings_only():
         # Last, as it may be a large download.
         model = KnownReward(encoding) if saved is None else load(saved)
-    has_spread = isinstance(model, EnsembleReward)
+    has_spread = isinstance(model, WITH_SPREAD)
     scores = _scores(model, [tokens for tokens in questions if tokens], batch_size)
     show = _printer(has_spread=has_spread)
     for tokens, (where, record) in zip(questions, found, strict=True):
@@ -205,7 +205,7 @@ def _scores(
     for start in range(0, len(pairs), batch_size):
         queries, responses = zip(*pairs[start : start + batch_size], strict=True)
         padded = (_padded(queries, model.padding_token), _padded(responses, model.padding_token))
-        if isinstance(model, EnsembleReward):
+        if isinstance(model, WITH_SPREAD):
             means, spreads = model.score_and_spread(*padded)
             yield from zip(means.tolist(), spreads.tolist(), strict=True)
         else:

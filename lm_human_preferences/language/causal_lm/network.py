@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,8 @@ from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.language.attention import KVCache, Unpadding
 from lm_human_preferences.language.causal_lm import rows
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
+from lm_human_preferences.language.network import BlockInputs, Network
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
@@ -84,6 +86,7 @@ class TransformersNetwork(Network):
         unpadding: Unpadding,
         output_positions: torch.Tensor | None,
         cache: Any = None,
+        kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Compute outputs: see Network. By rows, the last layer computes only what is read."""
         takes_rows = self._computes_by_rows()
@@ -94,7 +97,7 @@ class TransformersNetwork(Network):
             layer.training = recomputes
         model = self.causal_lm.base_model
         read = output_positions if takes_rows and self.leaves_out_unread else None
-        with precision.autocast(tokens.device):
+        with precision.autocast(tokens.device), _noted(self.causal_lm, kept):
             if takes_rows:
                 h = rows.outputs(model, tokens, positions, bias, unpadding, cache, read)
             else:
@@ -107,6 +110,8 @@ class TransformersNetwork(Network):
                 ).last_hidden_state
         if cache is not None:
             cache.length += tokens.shape[1]
+        if kept is not None and takes_rows:
+            kept.states = {block: unpadding.pad(h[0]) for block, h in kept.states.items()}
         # In float32 like the logits and values that are made of it.
         h = h.float()
         if output_positions is None or read is not None:
@@ -165,6 +170,23 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
     cache = network.new_cache(5)
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)
     return torch.cat([first, network.hidden(tokens[:, 4:], mask, cache)], dim=1)
+
+
+@contextlib.contextmanager
+def _noted(causal_lm: PreTrainedModel, kept: BlockInputs | None) -> Iterator[None]:
+    """Put the first argument of the blocks that are `kept` there, as it is."""
+    with contextlib.ExitStack() as stack:
+        for number in () if kept is None else kept.blocks:
+
+            def note(_: Any, args: Any, kwargs: Any, number: int = number) -> None:
+                assert kept is not None
+                kept.states[number] = args[0] if args else kwargs['hidden_states']
+
+            # Before what is done to the arguments of the last one
+            block = blocks_of(causal_lm)[number]
+            hook = block.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
+            stack.callback(hook.remove)
+        yield
 
 
 def _checkpointed_layers(causal_lm: PreTrainedModel) -> list[Any]:

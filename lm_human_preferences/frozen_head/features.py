@@ -1,0 +1,30 @@
+"""Features of a response: hidden states of the initial model, pooled over its tokens."""
+
+from __future__ import annotations
+
+import torch
+
+# Of the depth, where hidden states are read: chosen on a real model, see docs/real-run.md
+MIDDLE, LATE = 0.6, 0.9
+
+
+def blocks_of(n_layer: int) -> tuple[int, int]:
+    """Return the two blocks, counted from 0, whose inputs are pooled."""
+    last = n_layer - 1
+    return min(round(MIDDLE * n_layer), last), min(round(LATE * n_layer), last)
+
+
+def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Return features (batch, 3 * n_embd): both blocks' means, and the first one's last state.
+
+    states: (2, batch, length, n_embd), from which each token is predicted. real: (batch, length),
+    where there are tokens. Without any, what is read is the state behind the query.
+    """
+    real = real.clone()
+    real[:, 0] = True
+    count = real.sum(1)
+    shares = real / count.unsqueeze(1)
+    middle, late = torch.einsum('kbte,bt->kbe', states.float(), shares)
+    rows = torch.arange(len(count), device=count.device)
+    last = states[0, rows, count - 1].float()
+    return torch.cat([middle, last, late], dim=1)

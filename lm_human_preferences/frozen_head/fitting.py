@@ -1,0 +1,88 @@
+"""Fitting a head to the features of labels, and how well it would predict other labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import torch
+
+from lm_human_preferences.frozen_head.head import Head, unfitted
+from lm_human_preferences.frozen_head.posterior import Labels, Problem, posterior, scale_of
+from lm_human_preferences.frozen_head.validation import cross_validated
+from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.labels.held_out import Prediction, prediction_of
+from lm_human_preferences.utils import student
+
+MOST_WANTED = 10_000  # labels, beyond which no number is named
+
+
+class Fitted(NamedTuple):
+    """A head, and what its cross-validation has found.
+
+    prediction: of labels without ties by heads that have not learned from their queries; None
+    without any. gain: mean number of nats by which these find a label less surprising than guessing
+    does. margin: of its 95 % interval, over queries.
+    """
+
+    head: Head
+    strength: float
+    prediction: Prediction | None
+    gain: float
+    margin: float
+
+    @property
+    def knows(self) -> bool:
+        """Return whether it predicts labels better than guessing, with 95 % confidence."""
+        return self.gain > self.margin
+
+    def __str__(self) -> str:
+        found = f'{self.gain:.2f} ± {self.margin:.2f} nats better than guessing'
+        return found if self.prediction is None else f'{self.prediction}; {found}'
+
+    def warning(self) -> str | None:
+        """Return a line for the user where labels may have taught nothing; None otherwise."""
+        if self.knows:
+            return None
+        more = 'what they prefer may not be in the hidden states at all'
+        if self.gain > 0 and self.prediction is not None:
+            # The margin falls with the square root of the number of labels.
+            wanted = self.prediction.labels * (self.margin / self.gain) ** 2
+            if wanted < MOST_WANTED:
+                more = f'about {math.ceil(wanted / 10) * 10} labels would probably show more'
+        return (
+            'WARNING: the reward model may have learned nothing: its prediction of labels that it'
+            f' has not seen is not surely better than guessing; {more}'
+        )
+
+
+def fit_head(
+    features: torch.Tensor, labels: Labels, label_type: LabelType, others: torch.Tensor
+) -> Fitted:
+    """Fit a head to `features (labels, n, features)`.
+
+    others: (responses, features) of other responses; all set the scale of each feature.
+    """
+    head = unfitted(torch.cat([features.flatten(0, 1), others]))
+    z = head.standardized(features.double())
+    problem = Problem(z, labels, label_type, scale_of(labels, label_type))
+    found = cross_validated(problem)
+    weight, bias, known = posterior(problem, found.strength)
+    doubt = torch.tensor(found.strength**-0.5)
+    head = dataclasses.replace(head, weight=weight, bias=bias, known=known, doubt=doubt)
+    gains = _by_query(found.gains, labels['query'])
+    margin = math.inf
+    if len(gains) > 1:
+        margin = student.quantile(len(gains) - 1) * (gains.std() / len(gains) ** 0.5).item()
+    choices = label_type.without_ties({**labels, 'scores': found.scores})
+    scores = choices.pop('scores')
+    prediction = prediction_of(scores, choices, label_type) if len(scores) else None
+    return Fitted(head, found.strength, prediction, found.gains.mean().item(), margin)
+
+
+def _by_query(gains: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """Return values (queries,) whose mean is that of `gains (labels,)`, one of each query."""
+    _, number = torch.unique(queries, dim=0, return_inverse=True)
+    sums = torch.zeros(int(number.max()) + 1, dtype=gains.dtype).index_add(0, number, gains)
+    return sums * len(sums) / len(gains)

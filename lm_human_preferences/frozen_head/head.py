@@ -1,0 +1,97 @@
+"""A head on pooled hidden states: what it computes, and its file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
+
+ABOUT = 'about'  # in the file's metadata: what the head is of, in JSON
+SMALLEST_DEVIATION = 1e-6  # of a feature
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """Linear head on z = (features - mean) / scale, and how sure its labels make it.
+
+    A score is z . weight + bias, of standard deviation doubt * sqrt(|z|^2 - |known z|^2): without
+    labels a Gaussian prior gives it doubt * |z|, of which they have told the rest. mean, scale,
+    weight: (features,). known: (directions, features). bias, doubt: ().
+    """
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    known: torch.Tensor
+    doubt: torch.Tensor
+
+    def standardized(self, features: torch.Tensor) -> torch.Tensor:
+        """Return z (..., n) of `features (..., n)`."""
+        return (features - self.mean) / self.scale
+
+    def __call__(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scores and their standard deviations (...) for `features (..., n)`."""
+        z = self.standardized(features)
+        left = z.square().sum(-1) - (z @ self.known.T).square().sum(-1)
+        return z @ self.weight + self.bias, self.doubt * left.clamp(min=0).sqrt()
+
+    def rescaled(self, gain: float, offset: float) -> Head:
+        """Return the head whose scores are gain * score + offset."""
+        return dataclasses.replace(
+            self,
+            weight=gain * self.weight,
+            bias=gain * self.bias + offset,
+            doubt=gain * self.doubt,
+        )
+
+    def to(self, device: torch.device) -> Head:
+        """Return the head on a device, in float32."""
+        return Head(**{name: each.to(device, torch.float32) for name, each in vars(self).items()})
+
+    def save(self, directory: str, about: Mapping[str, Any]) -> None:
+        """Write the file with what the head is of."""
+        from safetensors.torch import save
+
+        tensors = {name: each.float().contiguous() for name, each in vars(self).items()}
+        content = save(tensors, {ABOUT: json.dumps(about)})
+        storage.write_bytes(storage.join(directory, FILE), content)
+
+
+def unfitted(features: torch.Tensor) -> Head:
+    """Return the head that standardises `features (responses, n)`, with the weight 0.
+
+    scale: so that a typical z has the norm 1.
+    """
+    deviation, mean = torch.std_mean(features.double(), dim=0, correction=0)
+    scale = deviation.clamp(min=SMALLEST_DEVIATION) * features.shape[1] ** 0.5
+    zero = mean.new_zeros(())
+    return Head(mean, scale, torch.zeros_like(mean), zero, mean.new_zeros(0, len(mean)), zero)
+
+
+def is_head(directory: str) -> bool:
+    """Return whether a reward model in a directory is a head on frozen hidden states."""
+    return storage.exists(storage.join(directory, FILE))
+
+
+def load(directory: str) -> tuple[Head, dict[str, Any]]:
+    """Return a head and what it is of; UserError for a damaged file."""
+    from safetensors import SafetensorError, safe_open
+
+    path = storage.cached_path(storage.join(directory, FILE))
+    names = [field.name for field in dataclasses.fields(Head)]
+    try:
+        with safe_open(path, 'pt') as file:
+            about = json.loads(file.metadata()[ABOUT])
+            head = Head(**{name: file.get_tensor(name) for name in names})
+    except (SafetensorError, KeyError, TypeError, ValueError) as e:
+        raise UserError(f'{os.path.join(directory, FILE)} is damaged: {e}') from e
+    return head, about

@@ -1,0 +1,132 @@
+"""The reward that a head on a frozen policy's hidden states gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.frozen_head.features import blocks_of, pooled
+from lm_human_preferences.frozen_head.head import Head, load
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.runs.run_files import BASE, POLICY
+from lm_human_preferences.synthetic import language_model
+
+PROBED = 4  # tokens of a query and of a response by which models are told apart
+MOST_DIFFERENCE = 0.05  # of their features, in proportion: bf16 rounds them
+
+
+class FrozenReward:
+    """Score less `pessimism` times its standard deviation, by a head on the states of `reference`.
+
+    The reference never learns. It reads a query as the policy does, in the chat template.
+    """
+
+    def __init__(self, head: Head, reference: Policy, pessimism: float = 0.0) -> None:
+        self.head = head.to(reference.device)
+        self.reference = reference
+        self.pessimism = pessimism
+        self.encoder = reference.encoder
+        self.padding_token = reference.padding_token
+        self.blocks = blocks_of(reference.model.hparams.n_layer)
+
+    def score_and_spread(
+        self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rewards and standard deviations (batch[, n]) of `responses (batch[, n], length)`.
+
+        states: of `blocks`, where the reference has passed over the same tokens already.
+        """
+        features = features_of(self.reference, queries, responses, states)
+        scores, spread = self.head(features)
+        return scores - self.pessimism * spread, spread
+
+    def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        """Return rewards (batch[, n]); see score_and_spread."""
+        return self.score_and_spread(queries, responses)[0]
+
+    score = get_rewards
+
+
+def features_of(
+    reference: Policy,
+    queries: torch.Tensor,
+    responses: torch.Tensor,
+    states: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return features (batch[, n], features) of `responses (batch[, n], length)` to queries."""
+    rows = responses.to(reference.device).flatten(0, -2)
+    real = rows != reference.padding_token
+    if states is None:
+        count = len(rows) // len(queries)
+        blocks = blocks_of(reference.model.hparams.n_layer)
+        # What is read of an empty response is before its first token, whichever that is.
+        rows = rows.clone()
+        rows[~real.any(1), 0] = 0
+        repeated = queries.repeat_interleave(count, 0)
+        states = reference.states(repeated, rows, count, blocks)
+    return pooled(states, real).unflatten(0, responses.shape[:-1])
+
+
+def probe_of(reference: Policy) -> torch.Tensor:
+    """Return features of a fixed text in the template: another model gives others."""
+    tokens = torch.arange(2 * PROBED).view(2, 1, PROBED) % reference.model.hparams.n_vocab
+    return features_of(reference, tokens[0], tokens[1])[0].cpu()
+
+
+def load_frozen(
+    directory: str, reference: Policy | None = None, pessimism: float = 0.0
+) -> FrozenReward:
+    """Load a head; reference: of the policy that it judges, None: what it was fitted on.
+
+    UserError unless the reference gives the hidden states that it was fitted on.
+    """
+    head, about = load(directory)
+    if reference is None:
+        reference = _reference_of(directory, about)
+    return checked(directory, head, about, reference, pessimism)
+
+
+def checked(
+    directory: str, head: Head, about: Mapping[str, Any], reference: Policy, pessimism: float
+) -> FrozenReward:
+    """Return the reward of a head from a directory; see load_frozen."""
+    fitted_on, here = torch.tensor(about['probe']), probe_of(reference)
+    is_alike = fitted_on.shape == here.shape
+    if not is_alike or (fitted_on - here).norm() > MOST_DIFFERENCE * fitted_on.norm():
+        raise UserError(
+            f'{directory} is a head on hidden states of {about["initial_model"]} in its template:'
+            f' {reference.trained_model.name} has others; train a reward model for this task'
+        )
+    return FrozenReward(head, reference, pessimism)
+
+
+def task_of(about: Mapping[str, Any]) -> TaskHParams:
+    """Return the task that a head was fitted for."""
+    task = TaskHParams()
+    task.override_from_nested_dict(about['task'])
+    return task
+
+
+def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
+    """Load the model that a head was fitted on: the one in its run, or else the one named."""
+    run = os.path.dirname(directory.rstrip('/'))
+    task = task_of(about)
+    base, policy = storage.join(run, BASE), storage.join(run, POLICY.network)
+    name = task.policy.initial_model
+    if storage.exists(storage.join(base, 'hparams.json')):
+        model = TrainedModel(base)
+    elif name != language_model.NAME and not storage.is_remote(name) and not os.path.exists(name):
+        if not storage.exists(storage.join(policy, 'hparams.json')):
+            raise UserError(f'{directory} is a head on hidden states of {name}, which is not here')
+        model = TrainedModel(policy, scope='ref_policy')
+    else:
+        model = lm_tasks.initial_model(name)
+    settings = lm_tasks.policy_settings(task, model.encoding.get_encoder())
+    return Policy(model, scope='ref_policy', only_samples=True, **settings)

@@ -1,0 +1,215 @@
+"""A head on frozen hidden states: its fit against closed forms, its doubt, its validation."""
+
+import math
+
+import pytest
+import torch
+
+from lm_human_preferences import label_types, lm_tasks
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.frozen_head import features, fitting, head, posterior, validation
+from lm_human_preferences.frozen_head.reward import FrozenReward, checked, features_of, probe_of
+from lm_human_preferences.label_types import TIED
+from lm_human_preferences.policy import Policy
+
+TYPES = {'best_of_2': 2, 'best_of_4': 4, 'scalar_rating': 1, 'scalar_compare': 2}
+
+
+def made_labels(name, rewards, noise=0.0):
+    """Return labels of a type by rewards (labels, n), each about a query of its own."""
+    label_type = label_types.get(name)
+    noisy = rewards + noise * torch.randn_like(rewards)
+    answers = label_type.simulate(noisy)
+    return label_type, {'query': torch.arange(len(rewards))[:, None], **answers}
+
+
+def problem_of(name, count=40, width=6):
+    torch.manual_seed(1)
+    x = torch.randn(count, TYPES[name], width, dtype=torch.float64)
+    label_type, labels = made_labels(name, x @ torch.randn(width, dtype=torch.float64), noise=1)
+    return posterior.Problem(x, labels, label_type, posterior.scale_of(labels, label_type))
+
+
+def test_a_single_choice_by_hand():
+    """Of prior w^2 / 2 and likelihood 1 / (1 + exp(-w)): w = 1 / (1 + exp(w))."""
+    labels = {'best': torch.tensor([0]), 'query': torch.zeros(1, 1)}
+    x = torch.tensor([[[1.0], [0.0]]], dtype=torch.float64)
+    problem = posterior.Problem(x, labels, label_types.get('best_of_2'), 1.0)
+    weight, bias, known = posterior.posterior(problem, 1.0)
+    assert weight.item() == pytest.approx(0.4010581, abs=1e-5)
+    assert bias.item() == pytest.approx(0, abs=1e-9)
+    chance = 1 / (1 + math.exp(-weight.item()))
+    variance = 1 / (1 + chance * (1 - chance))
+    assert 1 - known.square().sum().item() == pytest.approx(variance, abs=1e-6)
+
+
+def test_ratings_are_ridge_regression():
+    problem, strength = problem_of('scalar_rating'), 0.7
+    x, y = problem.features[:, 0], problem.labels['score'].double()
+    x, target = x - x.mean(0), y - y.mean()
+    noise = y.var(correction=0)
+    expected = torch.linalg.solve(
+        x.T @ x / noise + strength * torch.eye(x.shape[1]), x.T @ target / noise
+    )
+    weight, bias = posterior.fit(problem, strength)
+    torch.testing.assert_close(weight, expected, atol=1e-5, rtol=1e-5)
+    assert bias.item() == pytest.approx(
+        (y - problem.features[:, 0] @ weight).mean().item(), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize('name', TYPES)
+def test_the_doubt_is_the_inverse_of_the_curvature(name):
+    problem, strength = problem_of(name), 0.3
+    weight, bias, known = posterior.posterior(problem, strength)
+
+    def loss(weight):
+        of_labels = problem.surprise(problem.features @ weight + bias)
+        return of_labels + strength / 2 * weight.square().sum()
+
+    assert torch.autograd.functional.jacobian(loss, weight).abs().max() < 1e-4
+    curvature = torch.autograd.functional.hessian(loss, weight)
+    x = torch.randn(5, len(weight), dtype=torch.float64)
+    expected = (x @ torch.linalg.inv(curvature) * x).sum(1)
+    left = x.square().sum(1) - (x @ known.T).square().sum(1)
+    torch.testing.assert_close(left / strength, expected)
+
+
+def test_a_tie_draws_rewards_together():
+    x = torch.tensor([[[1.0], [0.0]]], dtype=torch.float64).expand(4, 2, 1)
+    weights = []
+    for second in (0, TIED):
+        labels = {'best': torch.tensor([0, 0, second, second]), 'query': torch.zeros(4, 1)}
+        problem = posterior.Problem(x, labels, label_types.get('best_of_2').allow_ties(), 1.0)
+        weights.append(posterior.fit(problem, 1.0)[0].item())
+    assert 0 < weights[1] < weights[0]
+
+
+def test_labels_of_one_query_are_left_out_together():
+    queries = torch.arange(30).repeat(2)[:, None]
+    fold = validation.folds_of(queries)
+    assert torch.equal(fold[:30], fold[30:])
+    assert torch.bincount(fold).tolist() == [6] * validation.FOLDS
+    assert validation.folds_of(queries[:3]).unique().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize('name', TYPES)
+@pytest.mark.parametrize('is_random', [False, True])
+def test_it_knows_whether_it_has_learned(name, is_random):
+    torch.manual_seed(2)
+    x = torch.randn(120, TYPES[name], 8)
+    rewards = torch.randn(x.shape[:2]) if is_random else 2 * x[..., 0] - x[..., 1]
+    label_type, labels = made_labels(name, rewards, noise=0.5)
+    for sample in label_type.samples:
+        labels[sample] = torch.arange(120)[:, None]
+    fitted = fitting.fit_head(x, labels, label_type, torch.randn(50, 8))
+    assert fitted.knows != is_random
+    assert (fitted.warning() is not None) == is_random
+    if not is_random:
+        scores, spread = fitted.head.to(torch.device('cpu'))(x)
+        assert torch.corrcoef(torch.stack([scores.flatten(), rewards.flatten()]))[0, 1] > 0.9
+        far = fitted.head.to(torch.device('cpu'))(10 * x)[1]
+        assert (far > spread).all()  # which no label has spoken about
+        assert fitted.gain > fitted.margin > 0
+
+
+@pytest.mark.parametrize(('gain', 'margin', 'told'), [(0.1, 0.2, 'about 160'), (-1, 1, 'at all')])
+def test_the_number_of_labels_that_would_do(gain, margin, told):
+    """Twice as narrow an interval takes four times as many."""
+    labels = {'query': torch.arange(40)[:, None], 'best': torch.zeros(40, dtype=torch.int64)}
+    labels |= {sample: torch.arange(40)[:, None] for sample in ('sample0', 'sample1')}
+    prediction = fitting.prediction_of(torch.randn(40, 2), labels, label_types.get('best_of_2'))
+    fitted = fitting.Fitted(head.unfitted(torch.randn(9, 3)), 1.0, prediction, gain, margin)
+    assert told in str(fitted.warning())
+
+
+def test_features_are_means_and_a_last_state():
+    states = torch.arange(24.0).view(2, 2, 3, 2)
+    real = torch.tensor([[True, True, False], [False, False, False]])
+    found = features.pooled(states, real)
+    assert found[0].tolist() == [1, 2, 2, 3, 13, 14]
+    assert found[1].tolist() == [6, 7, 6, 7, 18, 19]  # behind the query
+
+
+def test_blocks_of_shallow_models_are_there():
+    assert [features.blocks_of(n) for n in (1, 2, 12, 30)] == [(0, 0), (1, 1), (7, 11), (18, 27)]
+
+
+@pytest.fixture
+def reference():
+    torch.manual_seed(3)
+    return Policy(lm_tasks.initial_model('test'), scope='ref_policy', only_samples=True)
+
+
+@pytest.fixture
+def responses(reference):
+    """Queries (4, 3) in pairs of equal ones, and responses (4, 4) to them, padded."""
+    padding = reference.padding_token
+    queries = torch.tensor([[1, 2, padding], [3, 4, 5]]).repeat_interleave(2, 0)
+    tokens = torch.tensor(
+        [[6, 7, 8, 9], [1, 2, padding, padding], [5, 5, 5, padding], [0, 1, 2, 3]]
+    )
+    return queries, tokens
+
+
+def random_head(reference):
+    width = 3 * reference.model.hparams.n_embd
+    found = head.unfitted(torch.randn(50, width))
+    return (
+        found.rescaled(1, 0)
+        if width == 0
+        else head.Head(**{**vars(found), 'weight': torch.randn(width), 'doubt': torch.tensor(0.5)})
+    )
+
+
+@pytest.mark.parametrize('same', [1, 2])
+def test_the_references_own_pass_gives_the_reward(reference, responses, same):
+    reward = FrozenReward(random_head(reference), reference, pessimism=0.5)
+    states = reference.analyze_responses(*responses, same, reward.blocks)['states']
+    reads = []
+    reference.states = lambda *args: reads.append(args)
+    found = reward.score_and_spread(*responses, states)
+    assert not reads
+    del reference.states
+    alone = reward.score_and_spread(*responses)
+    for ours, expected in zip(found, alone, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+    several = reward.get_rewards(responses[0][::2], responses[1].view(2, 2, -1))
+    torch.testing.assert_close(several.flatten(), alone[0], atol=1e-5, rtol=1e-4)
+    reward.pessimism = 0
+    torch.testing.assert_close(reward.get_rewards(*responses), alone[0] + 0.5 * alone[1])
+
+
+def test_states_are_those_of_transformers(reference, responses):
+    """The inputs of a block are transformers' hidden states, from before each token on."""
+    theirs = reference.trained_model.as_transformers(reference.model)
+    states = reference.states(*responses, 2, (0, 1))
+    for row, (query, response) in enumerate(zip(*responses, strict=True)):
+        real = [each[each != reference.padding_token] for each in (query, response)]
+        hidden = theirs(torch.cat(real)[None], output_hidden_states=True).hidden_states
+        for block in range(2):
+            expected = hidden[block][0, len(real[0]) - 1 : -1]
+            found = states[block, row, : len(real[1])]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_an_empty_response_is_read_behind_its_query(reference, responses):
+    empty = torch.full_like(responses[1], reference.padding_token)
+    found = features_of(reference, responses[0], empty)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_head_is_saved_with_what_it_is_of(reference, tmp_path):
+    made = random_head(reference)
+    made.save(str(tmp_path), {'probe': probe_of(reference).tolist(), 'initial_model': 'test'})
+    loaded, about = head.load(str(tmp_path))
+    torch.testing.assert_close(vars(loaded), vars(made.to(torch.device('cpu'))))
+    checked(str(tmp_path), loaded, about, reference, 0.0)
+    other = Policy(lm_tasks.initial_model('test'), scope='ref_policy')
+    with pytest.raises(UserError, match=f'{tmp_path} is a head on hidden states of test'):
+        checked(str(tmp_path), loaded, about, other, 0.0)
+    file = tmp_path / head.FILE
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(UserError, match='is damaged'):
+        head.load(str(tmp_path))
