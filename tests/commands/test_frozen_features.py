@@ -1,0 +1,117 @@
+"""Commands with a reward that is a head on the frozen initial model's hidden states."""
+
+import contextlib
+import io
+import json
+
+import pytest
+from command_line import error_of, invoke, last_error_of, succeed
+from documentation import fenced
+from test_own_tokeniser import TEMPLATE, write_model
+from tiny_causal_lms import save, tiny
+
+import sample
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+
+QUERIES = [f'Who is {name}?' for name in ('late', 'quick', 'lazy', 'brown', 'there', 'nobody')]
+NEW = '--rewards.train_new_model.'
+SIZES = '--task.query_length 24 --task.response_length 8'
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    """A chat policy that learned from eight labels: its folder, and what was printed."""
+    folder = tmp_path_factory.mktemp('frozen')
+    model = save(
+        tiny('llama', vocab_size=512, max_position_embeddings=128),
+        write_model(folder / 'model', chat_template=TEMPLATE),
+    )
+    texts = [json.dumps(query) for query in QUERIES]
+    (folder / 'queries.jsonl').write_text('\n'.join(texts))
+    (folder / 'queries.test.jsonl').write_text('"Who jumps?"\n"Who said so?"\n')
+    pairs = []
+    for number, query in enumerate(QUERIES * 2):
+        chosen, rejected = f' the fox {number}', f' a dog, {number} twice'
+        pairs.append(json.dumps({'prompt': query, 'chosen': chosen, 'rejected': rejected}))
+    (folder / 'pairs.jsonl').write_text('\n'.join(pairs))
+    task = (
+        f'--task.policy.initial_model {model} --task.query_dataset {folder}/queries.jsonl {SIZES}'
+    )
+    done = succeed(
+        f'train_policy chat run --mpi 1 --save_dir {folder} {task} --ppo.total_episodes 64'
+        f' {NEW}features frozen {NEW}labels.source {folder}/pairs.jsonl'
+        f' {NEW}labels.type best_of_2 --rewards.pessimism 0.5'
+    )
+    return folder, done.stdout
+
+
+def test_there_is_no_network_but_the_policy_and_the_reference(run):
+    folder, printed = run
+    assert 'A head on frozen hidden states learned 12 labels' in printed
+    assert 'By cross-validation: as the labeller in' in printed
+    assert 'spread' in printed
+    scopes = {
+        name.split('/')[0]
+        for name in Bundle(checkpoints.latest(f'{folder}/run/policy/checkpoints'))
+    }
+    assert scopes.isdisjoint({'reward_model'}) and {'policy', 'ref_policy'} <= scopes
+    assert not (folder / 'run/reward_model/checkpoints').exists()
+
+
+def test_it_goes_on_as_it_began(run):
+    folder, _ = run
+    head = (folder / 'run/reward_model/frozen_head.safetensors').read_bytes()
+    resumed = succeed(f'resume {folder}/run --ppo.total_episodes 128')
+    assert 'learned' not in resumed.stdout
+    assert (folder / 'run/reward_model/frozen_head.safetensors').read_bytes() == head
+
+
+def test_commands_that_score_know_it(run, tmp_path):
+    folder, _ = run
+    words = f'sample --save_dir {folder}/run --nsamples 2 --mpi 1 --output {tmp_path}/samples.jsonl'
+    invoke(words, sample.cli)
+    written = [json.loads(line) for line in (tmp_path / 'samples.jsonl').read_text().splitlines()]
+    assert all(line['score_std'] > 0 for line in written)
+    results = succeed(f'evaluate {folder}/run --queries 2 --samples 64 --judge {folder}/run')
+    assert 'reward model' in results.stdout and 'judge' in results.stdout
+
+
+def test_an_export_has_lines_that_compute_it(run, tmp_path):
+    """Those on its card give the scores of `score`, with their deviations."""
+    folder, _ = run
+    (tmp_path / 'text.jsonl').write_text('{"query": "Who is late?", "response": " the fox"}\n')
+    expected = json.loads(succeed(f'score {folder}/run {tmp_path}/text.jsonl').stdout)
+    succeed(f'export {folder}/run/reward_model {tmp_path}/exported')
+    code = fenced(tmp_path / 'exported/README.md', 'python')
+    code = code.replace('ORG/NAME', f'{tmp_path}/exported').replace('A question', 'Who is late?')
+    found = {}
+    with contextlib.redirect_stderr(io.StringIO()):
+        exec(code.replace(' And a response.', ' the fox'), found)
+    assert found['reward'].item() == pytest.approx(expected['score'], abs=1e-3)
+    assert found['deviation'].item() == pytest.approx(expected['score_std'], abs=1e-3)
+
+
+def test_a_trained_head_is_given_to_another_policy(run, tmp_path):
+    folder, _ = run
+    task = (
+        f'--task.policy.initial_model {folder}/model --task.query_dataset {folder}/queries.jsonl'
+        f' {SIZES}'
+    )
+    given = f'--rewards.trained_model {folder}/run --ppo.total_episodes 64'
+    succeed(f'train_policy chat second --mpi 1 --save_dir {tmp_path} {task} {given}')
+    other = save(
+        tiny('llama', seed=1, vocab_size=512, max_position_embeddings=128),
+        write_model(tmp_path / 'other', chat_template=TEMPLATE),
+    )
+    task = task.replace(f'{folder}/model', str(other))
+    refused = invoke(f'train_policy chat third --mpi 1 --save_dir {tmp_path} {task} {given}')
+    assert 'is a head on hidden states of' in last_error_of(refused)
+
+
+@pytest.mark.parametrize(
+    'more', ['--ensemble 2', '--epochs 2', '--keep best --labels.held_out 0.1']
+)
+def test_what_a_head_does_not_have_is_refused(more):
+    words = f'train_reward test run {more} --features frozen --dry_run'
+    assert '--features frozen' in error_of(invoke(words))
