@@ -1,6 +1,5 @@
 """`./launch.py label`: keys, through a pipe and on a terminal, and what is shown."""
 
-import itertools
 import os
 import pty
 import re
@@ -10,7 +9,6 @@ import sys
 import time
 import unicodedata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from command_line import error_of, invoke
@@ -93,13 +91,6 @@ def test_questions_that_come_while_nothing_is_left_are_asked(path, monkeypatch):
     act_before(monkeypatch, '1x2q', 'x', lambda: make_folder(path, 1, seed=1))
     press(path, '')
     assert [answer.order.index(answer.value) for answer in log_of(path).uuids.values()] == [0, 1]
-
-
-def test_a_labeller_sees_how_fast_it_goes(tmp_path, monkeypatch):
-    clock = itertools.chain([100.0], itertools.repeat(130.0))
-    monkeypatch.setattr(label_command, 'time', SimpleNamespace(monotonic=lambda: next(clock)))
-    make_folder(tmp_path / 'f', 4)
-    assert '2 done, 2 to go, 4 a minute' in press(tmp_path / 'f', '12')
 
 
 def test_skip_has_a_reason(tmp_path):

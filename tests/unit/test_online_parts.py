@@ -175,16 +175,8 @@ def test_members_of_an_ensemble_are_retrained_one_after_another(retrainer):
     assert not torch.equal(parameters(ensemble, 1)['heads.reward.w'], expected['heads.reward.w'])
     assert not any(optimizer.state for optimizer in ensemble.optimizers)
     assert outcome.loss != alone.loss and outcome.held_out is None
-
-    of_first = retrainer.predict(labels).agreement  # it has the same weights
-    assert ensemble.predict(labels).agreement != of_first
-    retrainer.reward_models[0].set_scale(first.reward_gain.item(), first.reward_bias.item())
-    with torch.no_grad():  # their mean is then the first one's, the other way round
-        for name in ('reward_gain', 'reward_bias'):
-            second.parameters_by_name()[name].zero_()
-        for model in (first, retrainer.reward_models[0]):
-            model.reward_gain.mul_(-1)
-    assert of_first != ensemble.predict(labels).agreement == retrainer.predict(labels).agreement
+    # by the mean of both, of which the first has the same weights
+    assert ensemble.predict(labels).agreement != retrainer.predict(labels).agreement
     retrainer.hparams.labels.held_out = 0.25
     assert ensemble.train(labels, step=3).held_out.labels < 30
 

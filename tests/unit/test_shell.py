@@ -72,7 +72,11 @@ def test_a_python_without_torch_ends_in_one_line(environment, monkeypatch):
     told = f"{sys.executable} has no module 'torch': "
     installs = f'{told}`sh tools/setup.sh` installs what this program needs into .venv'
     assert error_of(invoke('train_reward mock_sentiment a')) == installs
+    (environment / 'python').touch(0o755)
+    assert error_of(invoke('train_reward mock_sentiment a')) == installs  # this is that Python
     monkeypatch.setattr(sys, 'prefix', '/usr')
+    (environment / 'python').unlink()
+    assert error_of(invoke('train_reward mock_sentiment a')) == installs
     (environment / 'python').touch(0o755)
     assert error_of(invoke('train_reward mock_sentiment a')) == (
         f"{told}type `.venv/bin/python ./launch.py evaluate 'a run'`, or `. .venv/bin/activate`"
