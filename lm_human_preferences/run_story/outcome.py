@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -80,27 +81,23 @@ def best_evaluation(directory: str) -> tuple[str, dict[str, Any]]:
     An exact one comes first, then the one with most queries and most responses to each; of those
     that are alike, the newest. Times of a remote run are not known.
     """
-    pattern = re.compile(run_files.EVALUATION)
     names = [run_files.RESULTS]
     with contextlib.suppress(storage.StorageError, OSError):
         is_remote = storage.is_remote(directory)
         names += sorted(storage.listing(directory) if is_remote else os.listdir(directory))
     trained = _time_of(directory, run_files.POLICY.finished)
-
-    def how_good(candidate: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
-        """Return a key that is greatest for the best."""
-        name, results = candidate
+    candidates = []
+    for name in names:
+        if not name.endswith('.json') or not re.fullmatch(run_files.EVALUATION, name):
+            continue
+        results = json_object(storage.join(directory, name))
         sizes = (results.get(size) for size in ('queries', 'responses'))
         counts = [size if isinstance(size, int) else 0 for size in sizes]
         time = _time_of(directory, name)
-        return bool(results), time >= trained, results.get('exact') is True, *counts, time
-
-    candidates = [
-        (name, json_object(storage.join(directory, name)))
-        for name in names
-        if name.endswith('.json') and pattern.fullmatch(name)
-    ]
-    return max(candidates, key=how_good)
+        key = bool(results), time >= trained, results.get('exact') is True, *counts, time
+        candidates.append((key, name, results))
+    _, name, results = max(candidates, key=operator.itemgetter(0))
+    return name, results
 
 
 def _time_of(directory: str, name: str) -> float:

@@ -72,7 +72,7 @@ def test_a_run_that_has_only_begun(tmp_path, command):
     page = (tmp_path / 'run/report.html').read_text()
     assert problems(page) == []
     said = sections_of(page)
-    assert said['Curves'] == 'Curves Its log is not at hand.'
+    assert said['Curves'] == 'Curves There is no log of this run.'
     assert ('Samples' in said) == ('has not been evaluated' in page) == (command == 'train_policy')
 
 

@@ -114,7 +114,7 @@ def test_a_page_tells_what_is_left_of_a_run(runs, tmp_path, name):
             raise AssertionError(what) from e
         assert problems(page) == [], what
         pages[what] = words_of(page).replace(run.name, name)
-    assert 'Its log is not at hand.' in pages['no tb/']
+    assert 'There is no log of this run.' in pages['no tb/']
     assert len(pages) > COPIES / 2
     assert sum(words != whole for words in pages.values()) > COPIES / 3
 

@@ -139,6 +139,8 @@ RUNS = {
     'newest': ({}, {'elapsed/updates': 19}, {'step': 20}),
     # 2.04 standard errors, of 32 queries; also in files of earlier versions.
     'sure': ({}, {}, {'queries': 32, 'rewards': {'reward model': {**OWN, 'policy': POLICY}}}),
+    'far': ({}, {'objective/kl': 63.5}, {}),
+    'without': ({'rewards__train_new_model__labels__without': 'anna,bert'}, {}, {}),
     'damaged': ({}, {}, {'rewards': 3}),
 }
 FACTS = [
@@ -187,6 +189,8 @@ FACTS = [
     ('older', 'page', 'step 12 of 20'),
     ('sure', 'summary', '71.4 ± 2.0 % of the gain'),
     ('sure', 'summary', 'Each ± is a 95 % interval.'),
+    ('far', 'summary', 'a KL of 64.50 at the end, where the target was 6'),
+    ('without', 'card', 'The answers of 2 more were left out.'),
     ('damaged', 'card', 'its evaluation are damaged'),
 ]
 ABSENT = [
