@@ -1,21 +1,21 @@
-"""Real launchers: Open MPI's mpiexec, and srun of a Slurm cluster of this machine."""
+"""Real launchers: Open MPI's mpiexec, torchrun, srun, and docs/slurm.sh on a cluster here."""
 
+import re
 import signal
+import sys
+from pathlib import Path
 
+import documentation
 import pytest
 import real_launchers
 from engines import COMMUNICATION, on_mpi_command
-from launched import CONSOLE, REPOSITORY
+from launched import REPOSITORY, TORCHRUN, Launch, eventually, start_by_slurm
 
-from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.checkpointing import checkpoints
 
 pytestmark = pytest.mark.slow
 TIMEOUT_SECONDS = 600  # an idle machine needs a tenth of it
-SHORT = (
-    '--ppo.total_episodes=128',
-    '--rewards.train_new_model=off',
-    '--rewards.trained_model=test',
-)
+SECONDS = 180  # for each part of the batch job, on a machine that has much else to do
 OF_OPEN_MPI = ['mpiexec of Open MPI', 'srun by PMIx']
 by_launcher = pytest.mark.parametrize('name', real_launchers.INSTALLED)
 
@@ -36,44 +36,98 @@ def test_engines(name, request):
     assert len(passed) == 2 * len(engines)
 
 
-def train(launcher, directory, *words):
-    command = [REPOSITORY / 'launch.py', 'train_policy', 'test', 'run', f'--save_dir={directory}']
-    run = real_launchers.run(
-        launcher, [*command, *CONSOLE, *SHORT, *words], cwd=directory, timeout=TIMEOUT_SECONDS
-    )
-    print(run.stdout, run.stderr)
-    return run
-
-
-def parameters_of(directory):
-    bundle = Bundle(str(directory / 'run/policy/checkpoints/model.ckpt-2'))
-    return {name: bundle[name].tobytes() for name in bundle if name.startswith('policy/')}
-
-
-@pytest.fixture(scope='module')
-def parameters(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp('mpich')
-    run = train(
-        real_launchers.find('mpiexec of MPICH', request), directory, '--run.allreduce=torch'
-    )
-    assert run.returncode == 0
-    return parameters_of(directory)
-
-
-@pytest.mark.parametrize('name', ['mpiexec of Open MPI', 'srun without MPI'])
-def test_the_same_seed_gives_the_same_parameters(name, request, tmp_path, parameters):
-    """To the bit, by another MPI and by none, with the same engine."""
-    run = train(real_launchers.find(name, request), tmp_path, '--run.allreduce=torch')
-    assert run.returncode == 0
-    assert parameters and parameters_of(tmp_path) == parameters
-
-
 @by_launcher
 def test_a_wrong_option_is_told_once(name, request, tmp_path):
     """Though srun, when the first rank has ended, ends the others by a signal: its status is that
     of such a signal if another rank had not come as far as the options."""
-    run = train(real_launchers.find(name, request), tmp_path, '--ppo.batch=8')
+    command = [REPOSITORY / 'launch.py', 'train_policy', 'test', 'run', '--ppo.batch=8']
+    launcher = real_launchers.find(name, request)
+    run = real_launchers.run(launcher, command, cwd=tmp_path, timeout=TIMEOUT_SECONDS)
     by_signal = {128 + signal.SIGTERM} if name.startswith('srun') else set()
     assert run.returncode in {2} | by_signal
     errors = [line for line in run.stderr.splitlines() if line.startswith('error: ')]
     assert errors == ['error: no such option: --ppo.batch (did you mean --ppo.batch_size?)']
+
+
+def on_this_machine(script, directory):
+    changes = {
+        '#SBATCH --ntasks=8\n': '#SBATCH --ntasks=2\n',
+        '#SBATCH --gpus-per-task=1\n': '',
+        '.venv/bin/python ./launch.py': f'{sys.executable} {REPOSITORY}/launch.py',
+        'descriptiveness': 'test',
+        '/shared/runs': str(directory),
+        '--run.resume on': '--run.resume on --run.console original --ppo.total_episodes 640_000'
+        ' --rewards.train_new_model off --rewards.trained_model test',
+    }
+    return documentation.changed(script, changes)
+
+
+def test_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):
+    """The signal is sent by `scancel --batch`: Slurm itself needs half a minute for it."""
+    script = tmp_path / 'job.sh'
+    script.write_text(on_this_machine(documentation.page('docs/slurm.sh'), tmp_path))
+    output = tmp_path / 'output'
+    submitted = slurm.run('sbatch', '--parsable', f'--output={output}', str(script), cwd=REPOSITORY)
+    assert submitted.returncode == 0, submitted.stderr
+    job = submitted.stdout.strip()
+
+    def said(pattern):
+        text = output.read_text() if output.exists() else ''
+        return re.search(pattern, text)
+
+    try:
+        eventually(lambda: said(r'\[ppo_step 3\]'), SECONDS)
+        assert slurm.run('scancel', '--signal=TERM', '--batch', job).returncode == 0
+        saved = eventually(lambda: said(r'Step (\d+) of the policy is saved'), SECONDS)
+        latest = checkpoints.latest(tmp_path / 'slurm' / 'policy' / 'checkpoints')
+        assert latest.endswith(f'model.ckpt-{saved[1]}')
+        following = int(saved[1]) + 1
+        eventually(lambda: said(rf'{saved[0]}[^~]*\[ppo_step {following}\]'), SECONDS)
+    finally:
+        # Else the script takes the end for that of its time, and goes back into the queue.
+        slurm.run('scontrol', 'update', f'JobId={job}', 'Requeue=0')
+        slurm.run('scancel', job)
+        eventually(lambda: not slurm.run('squeue', '-h').stdout, SECONDS)
+    assert f'[ppo_step {following}]' not in output.read_text().partition(saved[0])[0]
+
+
+def test_torchrun_tells_a_wrong_option_once(tmp_path):
+    """Before the ranks meet: once by rank 0, once in the report of torchrun, whose status is 1."""
+    failed = Launch(tmp_path, '--ppo.batch=8', started_by=TORCHRUN)
+    assert failed.wait() == 1
+    lines = failed.errors().splitlines()
+    told = 'no such option: --ppo.batch (did you mean --ppo.batch_size?)'
+    assert lines.count(f'error: {told}') == 1
+    assert lines.count(f'  traceback : {told}') == 1
+    assert re.search(r'exitcode  : 2 \(pid: \d+\)', failed.errors())
+
+
+def ignores_sigterm(launch):
+    status = Path('/proc', str(launch.process.pid), 'status').read_text()
+    ignored = int(re.search(r'SigIgn:\s*(\w+)', status)[1], 16)
+    return bool(ignored >> (signal.SIGTERM - 1) & 1)
+
+
+def test_only_one_rank_under_srun_speaks_and_tells_the_error_of_all(tmp_path):
+    """The others do not lose the store, which rank 0 keeps, before they know that it is told.
+
+    The SIGTERM by which srun ends ranks after the first does not change their status, which is
+    srun's.
+    """
+    first, second = start_by_slurm(tmp_path, 'talk')
+    eventually(lambda: ignores_sigterm(second), 60)
+    second.process.terminate()
+    assert (first.wait(), second.wait()) == (2, 2)
+    assert first.output().splitlines() == ['rank 0 of [0, 1] speaks']
+    assert first.errors().splitlines()[-1] == 'error: /labels.json is not a label file'
+    assert first.errors().count('label file') == 1
+    assert second.output() == second.errors() == ''
+
+
+def test_a_killed_rank_under_srun_ends_the_other(tmp_path):
+    """Though nothing but the connection tells."""
+    first, second = start_by_slurm(tmp_path, 'wait_for_rank_1')
+    first.reach_line('2 ranks wait for ever')
+    second.process.send_signal(signal.SIGKILL)
+    assert first.wait(60) == 1
+    assert re.fullmatch('error: rank 0: the connection to another rank is lost: .*', first.errors())

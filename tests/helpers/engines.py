@@ -21,9 +21,7 @@ OF_EACH_ENGINE = [
 OF_ONE_ENGINE = [
     # Not in parts: torch would import its compiler in each rank, for longer than the tests take.
     'unit/test_one_against_many.py::test_reward_training[2-False]',
-    'recorded/test_datasets.py::test_sequences_are_the_recorded_ones',
     'recorded/test_datasets.py::test_batches_of_queries_are_the_recorded_ones',
-    'recorded/test_ppo.py::test_updates_without_shuffling',
     'recorded/test_ppo.py::test_train_shuffles_as_the_original',
     'recorded/test_ppo_step.py::test_rewards_and_step_statistics',
     'recorded/test_reward_training.py::test_reward_training',

@@ -439,9 +439,6 @@ def test_a_run_whose_members_are_damaged(trained, tmp_path):
     data = run / 'reward_model_2/checkpoints/model.ckpt.data-00000-of-00001'
     data.write_bytes(data.read_bytes()[:100])
     assert error_of(invoke(f'score {run} {texts}')).startswith(f'{data} is truncated')
-    shutil.rmtree(run / 'reward_model_1')
-    missing = f'there is no {run}/reward_model_1'
-    assert error_of(invoke(f'score {run} {texts}')).endswith(missing)
     record = run / 'train_reward_more_hparams.json'
     record.write_text(record.read_text().replace('"ensemble": 3', '"ensemble": 1000000000'))
     error = error_of(invoke(f'score {run} {texts}'))

@@ -167,10 +167,8 @@ def test_names_of_models(tmp_path, monkeypatch):
     [
         ('org/model@{}', 'org/model', True),
         ('org/model@{}', 'org/model@v1', True),
-        ('hf://org/model@{}', 'org/model', True),
         ('hf://datasets/org/labels@{}/a.json', 'hf://datasets/org/labels/a.json', True),
         ('hf://datasets/org/labels@{}/a.json', 'hf://datasets/org/labels/b.json', False),
-        ('hf://datasets/org/model@{}/a.json', 'hf://org/model/a.json', False),
         ('org/model@{}', 'org/model@' + 40 * 'b', False),
         ('org/model@v1', 'org/model', False),
         (None, 'org/model', False),

@@ -78,14 +78,6 @@ def test_a_run_that_goes_on_with_its_own_model_still_says_with_which_it_began(tm
     assert run_settings.records(hparams, experiment='test', ranks=1) == records
 
 
-def test_a_reward_model_that_a_run_trains_cannot_be_left_out(tmp_path):
-    hparams = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path)})
-    write(tmp_path, run_settings.records(hparams, experiment='test', ranks=1))
-    hparams.override_from_dict({'rewards.train_new_model': 'off'})
-    with pytest.raises(ValueError, match='^--rewards.train_new_model cannot change: '):
-        run_settings.check_settings(hparams, {'rewards.train_new_model'})
-
-
 def test_a_run_goes_on_elsewhere_with_the_files_it_was_started_with(tmp_path, monkeypatch):
     """Another folder has a file of the same name."""
     begun, other = tmp_path / 'begun', tmp_path / 'other'
