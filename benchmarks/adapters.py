@@ -18,12 +18,13 @@ import reward_step
 import torch
 import workload
 
-from lm_human_preferences import plans, train_reward
+from lm_human_preferences import train_reward
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters.shared import SharedBase
 from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.memory import on_ranks
@@ -128,7 +129,7 @@ def memory(args):
     own = run.trainer.policy.model.own_parameters()
     sizes = model.hparams()
     sizes.learned = sum(each.numel() for name, each in own.items() if HEADS not in name)
-    planned = on_ranks(plans.policy_memory(hparams, sizes, 1), 1, default_device())
+    planned = on_ranks(policy_phase(hparams).memory(sizes, 1)[-1], 1, default_device())
     estimate = planned.peak() / 1e9
     print(f'{sizes.parameters() / 1e9:.2f} billion parameters, {hparams.run.precision}:')
     print(f'process {peak / 1e9:.2f} GB, {before / 1e9:.2f} before; {estimate=:.2f}')

@@ -33,6 +33,7 @@ from figures.tables import groups, write_table
 from lm_human_preferences import lm_tasks, storage, train_policy, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum, plots
+from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.utils.core import ceil_div, set_seed
 from lm_human_preferences.utils.logging import log_line
@@ -194,7 +195,8 @@ def _trained(hparams: train_reward.HParams, count: int, members: int) -> Iterato
     for member in range(members):
         assert hparams.run.seed is not None
         set_seed(hparams.run.seed)
-        of_all = train_reward.build_trainer(hparams, initial_model, LocalComm(), member=member)
+        phase = dataclasses.replace(reward_phase(hparams), member=member)
+        of_all = train_reward.build_trainer(phase, initial_model, LocalComm())
         trainer = train_reward.RewardModelTrainer(
             reward_model=of_all.reward_model,
             policy=of_all.policy,

@@ -26,8 +26,9 @@ import reward_step
 import torch
 import workload
 
-from lm_human_preferences import plans, train_reward
+from lm_human_preferences import train_reward
 from lm_human_preferences.distributed import comm
+from lm_human_preferences.plan.making import policy_phase, reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import memory, precision
@@ -68,7 +69,7 @@ def ppo(args, common):
         run.trainer.policy.model.gradient_checkpointing = args.checkpointing
         return run.trainer, run.update
 
-    return plans.policy_memory(hparams, model_of(args).sizes, 1), build
+    return policy_phase(hparams).memory(model_of(args).sizes, 1)[-1], build
 
 
 def reward_hparams(args, common):
@@ -114,7 +115,7 @@ def reward(args, common):
     def build():
         return reward_trainer(args, hparams)
 
-    return plans.reward_memory(hparams, model_of(args).sizes, 1), build
+    return reward_phase(hparams).memory(model_of(args).sizes, 1)[0], build
 
 
 def retraining(args, common):
@@ -134,7 +135,7 @@ def retraining(args, common):
         trainer, step = reward_trainer(args, hparams.rewards.train_new_model)
         return trainer, functools.partial(_step_beside, optimizer, step)
 
-    return plans.retraining_memory(hparams, model_of(args).sizes, 1), build
+    return policy_phase(hparams).memory(model_of(args).sizes, 1)[0], build
 
 
 def _step_beside(optimizer, step):

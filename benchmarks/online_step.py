@@ -24,6 +24,7 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE, OnlineHParams, Schedule
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online.collection import Collection
+from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.training.time_left import TimeLeft
 
 RATES = {
@@ -81,7 +82,7 @@ def measure(args):
     checkpointer = Checkpointer(None, world, resume=False)
     checkpointer.set_seed(1)
     steps, asked, idle = [], [], []
-    collection = Collection(trainer, hparams, checkpointer, TimeLeft({'policy': 1}))
+    collection = Collection(trainer, policy_phase(hparams), checkpointer, TimeLeft({'policy': 1}))
     collection.schedule = AlternateSchedule(**vars(collection.schedule))
     with checkpointer, collection:
         for step in range(2, 2 * args.steps + 4):

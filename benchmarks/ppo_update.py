@@ -22,9 +22,10 @@ import trl_ppo
 import workload
 from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel, SameQueries
 
-from lm_human_preferences import plans, train_policy
+from lm_human_preferences import train_policy
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.rewards import EnsembleReward, RewardModel, networks_of
 
 TEMPERATURE = 0.7
@@ -74,7 +75,7 @@ class Ours:
         self.trainer = train_policy.PPOTrainer(
             policy=Policy(trained_model, temperature=TEMPERATURE),
             reward_networks=networks_of(scorer),
-            roles=plans.policy_networks(hparams),
+            roles=source_of(hparams).networks,
             comm=world,
             ref_policy=Policy(trained_model, scope='ref_policy', temperature=TEMPERATURE),
             query_sampler=SameQueries(queries),

@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from lm_human_preferences import rewards, storage
+from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.external_rewards.classifier import is_classifier
+from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
+from lm_human_preferences.external_rewards.function import FunctionScorer
+from lm_human_preferences.external_rewards.texts import TextScorer
 from lm_human_preferences.frozen_head import head
 from lm_human_preferences.frozen_head import reward as frozen
 from lm_human_preferences.hparams import reward_options
@@ -22,6 +24,7 @@ from lm_human_preferences.language import weights
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.rewards import EnsembleReward, RewardModel, Scorer
 from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
 from lm_human_preferences.utils.core import default_device
 
@@ -42,6 +45,19 @@ _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 def _has_head(path: str) -> bool:
     """Return whether a reward model, in a run or by itself, is a head on hidden states."""
     return any(map(head.is_head, (path, storage.join(path, run_files.REWARD.network))))
+
+
+class Trial(Protocol):
+    """Texts to try a reward on. encoding: None where it is not here; has_queries: they are."""
+
+    encoding: Encoding | None
+
+    @property
+    def has_queries(self) -> bool: ...
+
+    def ask(self, scorer: TextScorer) -> None:
+        """Ask a reward about a few texts; UserError where it fails."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +115,14 @@ class RewardSource(ABC):
         """Return the paths that a training reads, as far as they are known before."""
         return []
 
+    def elsewhere(self) -> list[str]:
+        """Return the options whose files are not on this machine, or not yet."""
+        return []
+
+    def check(self, trial: Trial) -> None:
+        """Raise UserError if the reward, whose files are here, could not judge responses."""
+        return  # one that is yet to be trained is checked by its labels
+
     def records(self) -> dict[str, Any]:
         """Return the files of a run that say what it learned from: {name: text, or JSON}."""
         return {}
@@ -117,6 +141,10 @@ class KnownSource(RewardSource):
 
     def place_in(self, save_dir: str) -> str:
         return self.name
+
+    def check(self, trial: Trial) -> None:
+        if trial.encoding is not None:
+            known_reward.check_encoding(trial.encoding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,16 +179,33 @@ class FunctionSource(RewardSource):
     def place_in(self, save_dir: str) -> str:
         return save_dir
 
+    def check(self, trial: Trial) -> None:
+        assert self.code is not None, 'see pinned'
+        scorer = FunctionScorer(self.code)
+        trial.ask(scorer)
+        if scorer.asks_for_columns and trial.has_queries and trial.encoding is not None:
+            lm_tasks.query_columns(self.task, trial.encoding.get_encoder())
+
     def records(self) -> dict[str, Any]:
         assert self.code is not None, 'see pinned'
         return reward_function.records(self.code)
 
 
+@dataclasses.dataclass(frozen=True)
 class ClassifierSource(RewardSource):
-    """A sequence classifier of transformers, DIRECTORY or DIRECTORY#CLASS."""
+    """A sequence classifier of transformers. name: DIRECTORY, or DIRECTORY#CLASS_NAME."""
+
+    directory: str = ''
+    class_name: str | None = None
 
     def place_in(self, save_dir: str) -> str:
         return self.name
+
+    def elsewhere(self) -> list[str]:
+        return [] if _is_here(self.directory) else [f'--rewards.trained_model {self.name}']
+
+    def check(self, trial: Trial) -> None:
+        trial.ask(Classifier(self.directory, self.class_name, chat=self.task.chat))
 
 
 class SavedSource(RewardSource):
@@ -172,6 +217,15 @@ class SavedSource(RewardSource):
 
     def place_in(self, save_dir: str) -> str:
         return locations.original_or(storage.join(save_dir, run_files.POLICY.network), self.name)
+
+    def elsewhere(self) -> list[str]:
+        is_there = self.name == RANDOM or (_is_here(self.name) and storage.exists(self.name))
+        # One that is missing may still be in training.
+        return [] if is_there else [f'--rewards.trained_model {self.name}']
+
+    def check(self, trial: Trial) -> None:
+        if self.name != RANDOM:
+            locations.locations_of(self.name, self.members)
 
     def recorded_members(self) -> int:
         return 1 if self.name == RANDOM else locations.recorded_members(self.name)
@@ -272,8 +326,11 @@ class OnlineSource(NewSource):
         return storage.join(save_dir, run_files.POLICY.network)
 
 
-def source_of(hparams: HParams) -> RewardSource:
-    """Return the source of the reward of a run of train_policy with these settings."""
+def source_of(hparams: HParams, *, ask: bool = True) -> RewardSource:
+    """Return the source of the reward of a run of train_policy with these settings.
+
+    ask: False for a dry run, in which a model of the hub that is not here counts as one of ours.
+    """
     given, task, members = hparams.rewards, hparams.task, hparams.rewards.members
     if given.train_new_model is not None:
         kind = NewSource if given.online is None else OnlineSource
@@ -288,11 +345,19 @@ def source_of(hparams: HParams) -> RewardSource:
     if given.trained_model in (None, KNOWN):  # None: settings that are about a task alone
         return KnownSource(KNOWN, task, members)
     name = locations.given_name(given)
-    is_with_classes = given.class_name is not None or _is_classifier(given.trained_model)
-    if not is_with_classes and name != RANDOM and _has_head(name):
+    directory = given.trained_model
+    may_look = ask or _is_here(directory)
+    if given.class_name is not None or (may_look and _is_classifier(directory)):
+        return ClassifierSource(name, task, members, directory, given.class_name)
+    if may_look and name != RANDOM and _has_head(name):
         return SavedHeadSource(name, task, members, given.pessimism)
-    kind = ClassifierSource if is_with_classes else SavedSource
-    return kind(name, task, members)
+    return SavedSource(name, task, members)
+
+
+def _is_here(name: str) -> bool:
+    """Return whether no server need be asked about a reward model; local ones may be missing."""
+    path = storage.model_path(name) or name
+    return not storage.is_remote(path) or (storage.is_hub(path) and storage.is_here(path))
 
 
 def _with_reward_models(members: int, *, is_retrained: bool) -> Networks:

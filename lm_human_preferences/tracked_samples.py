@@ -12,7 +12,6 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
@@ -21,8 +20,9 @@ from lm_human_preferences.utils.integers import ceil_div
 from lm_human_preferences.utils.terminal import cut_mark
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.policy_options import HParams
+    from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.language.encodings import Encoder
+    from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
     from lm_human_preferences.training.console import Decoder
 
@@ -30,13 +30,12 @@ TIMES = 10  # that queries are answered in a run, as a rule
 _TRIES = 20  # draws for each query; a data set may have fewer different ones
 
 
-def fixed_queries(hparams: HParams, encoder: Encoder, count: int) -> torch.Tensor:
+def fixed_queries(
+    task: TaskHParams, encoder: Encoder, count: int, labels: str | None
+) -> torch.Tensor:
     """Return the first `count` different queries of the data set: (at most count, query_length)."""
     sampler = lm_tasks.make_query_sampler(
-        hparams=hparams.task,
-        encoder=encoder,
-        batch_size=1,
-        labels=source_of(hparams).label_source(),
+        hparams=task, encoder=encoder, batch_size=1, labels=labels
     )
     found: dict[tuple[int, ...], None] = {}
     for _ in range(_TRIES * count):
@@ -46,16 +45,17 @@ def fixed_queries(hparams: HParams, encoder: Encoder, count: int) -> torch.Tenso
     return torch.tensor(list(found))
 
 
-def hooks(trainer: PPOTrainer, hparams: HParams, seed: int | None, reader: Decoder) -> list[Hook]:
+def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Decoder) -> list[Hook]:
     """Return the hook of a run that keeps samples, on rank 0; none where nothing is saved."""
-    run = hparams.run
-    if trainer.comm.rank != 0 or run.directory is None or run.sample_queries == 0:
+    run, task = phase.run, phase.settings.task
+    if trainer.comm.rank != 0 or run.directory is None:
         return []
+    labels = phase.source.label_source()
     with random_stream(seed, 'queries of samples'):
-        queries = fixed_queries(hparams, trainer.policy.encoder, run.sample_queries)
+        queries = fixed_queries(task, trainer.policy.encoder, run.sample_queries, labels)
     interval = run.sample_interval or ceil_div(trainer.total_steps, TIMES)
     path = os.path.join(run.directory, run_files.SAMPLES)
-    return [TrackedSamples(trainer, path, seed, reader, queries, interval, hparams.task.truncates)]
+    return [TrackedSamples(trainer, path, seed, reader, queries, interval, task.truncates)]
 
 
 class TrackedSamples(Hook):

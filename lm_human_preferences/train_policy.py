@@ -1,87 +1,75 @@
 """Training of a policy by PPO (the original's train_policy.py; paper, section 2.2)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lm_human_preferences import (
-    lm_tasks,
-    plans,
-    rewards,
-    session,
-    storage,
-    tracked_samples,
-    train_reward,
-)
+from lm_human_preferences import lm_tasks, rewards, session, storage
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams.algorithm_options import AdaptiveKLParams as AdaptiveKLParams
 from lm_human_preferences.hparams.algorithm_options import PpoHParams as PpoHParams
+from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.policy_options import RewardHParams as RewardHParams
 from lm_human_preferences.language import tokenisers
-from lm_human_preferences.language.adapters import shared
+from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.online import collection
+from lm_human_preferences.plan import checks
+from lm_human_preferences.plan.making import Plan, in_directory, make_plan, policy_phase
+from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_sources import RewardSource, source_of
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_dir, run_files, run_settings
-from lm_human_preferences.trainers import health
-from lm_human_preferences.trainers.hooks import policy_hooks
+from lm_human_preferences.trainers.policy_hooks import policy_hooks, policy_limits
 from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, Responses, counted
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.kl_control import AdaptiveKLController as AdaptiveKLController
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
 from lm_human_preferences.training.kl_control import make_kl_controller
-from lm_human_preferences.training.loop import training_loop
+from lm_human_preferences.training.loop import Hook, training_loop
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce
 
 
-def build_trainer(
-    hparams: HParams,
-    initial_model: TrainedModel,
-    comm: Comm,
-    source: RewardSource,
-) -> PPOTrainer:
+def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -> PPOTrainer:
     """Return the trainer of a policy that starts as `initial_model`, the same on all ranks."""
-    encoding = initial_model.encoding
-    encoder = encoding.get_encoder()
-    settings = lm_tasks.policy_settings(hparams.task, encoder)
-    ref_policy = Policy(initial_model, scope='ref_policy', **settings)
-    graphs = hparams.run.graphs
-    policy = Policy(initial_model, scope='policy', graphs=graphs, **settings)
-    policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
+    settings, source = phase.settings, phase.source
+    encoder = initial_model.encoding.get_encoder()
+    policy_settings = lm_tasks.policy_settings(settings.task, encoder)
+    ref_policy = Policy(initial_model, scope='ref_policy', **policy_settings)
+    graphs = settings.run.graphs
+    policy = Policy(initial_model, scope='policy', graphs=graphs, **policy_settings)
+    policy.model.gradient_checkpointing = settings.run.gradient_checkpointing
     reward_model = source.for_training(initial_model, comm, ref_policy)
     query_sampler = lm_tasks.make_query_sampler(
-        hparams=hparams.task,
+        hparams=settings.task,
         encoder=encoder,
         comm=comm,
         labels=source.label_source(),
-        batch_size=exact_div(hparams.ppo.batch_size, comm.size * hparams.ppo.samples_per_query),
+        batch_size=exact_div(settings.ppo.batch_size, comm.size * settings.ppo.samples_per_query),
     )
     trainer = PPOTrainer(
         policy=policy,
         ref_policy=ref_policy,
         query_sampler=query_sampler,
-        score_fn=make_score_fn(hparams.task, reward_model),
+        score_fn=make_score_fn(settings.task, reward_model),
         roles=source.networks,
         reward_networks=rewards.networks_of(reward_model),
         reward_blocks=rewards.blocks_of(reward_model),
         comm=comm,
-        **learning_settings(hparams, encoder, comm),
+        **learning_settings(settings, encoder, comm),
     )
     trainer.roles.broadcast(trainer.networks, comm)
     return trainer
 
 
-def learning_settings(hparams: HParams, encoder: Encoder, comm: Comm) -> dict[str, Any]:
+def learning_settings(settings: HParams, encoder: Encoder, comm: Comm) -> dict[str, Any]:
     """Return the arguments of a PPOTrainer that say how it learns, and from which responses."""
-    task, run = hparams.task, hparams.run
+    task, run = settings.task, settings.run
     responses = Responses(
         task.response_length,
         has_end=lm_tasks.filter_fn_from_hparams(task, encoder, anywhere=True),
@@ -90,9 +78,9 @@ def learning_settings(hparams: HParams, encoder: Encoder, comm: Comm) -> dict[st
     )
     return dict(
         responses=responses,
-        ppo=hparams.ppo,
-        kl_ctl=make_kl_controller(hparams.rewards.kl_coef, hparams.rewards.adaptive_kl),
-        relative_kl_coef=hparams.rewards.relative_kl_coef,
+        ppo=settings.ppo,
+        kl_ctl=make_kl_controller(settings.rewards.kl_coef, settings.rewards.adaptive_kl),
+        relative_kl_coef=settings.rewards.relative_kl_coef,
         logger=Logger(run.directory, 'ppo', log_interval=run.log_interval, comm=comm),
     )
 
@@ -105,22 +93,23 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
         if comm.rank != 0:
             return
         try:
-            if hparams.run.evaluate:
-                evaluate.after_training(hparams, has_trained=has_trained)
+            evaluation = make_plan(hparams).evaluation
+            if evaluation is not None:
+                evaluation.evaluate(has_trained=has_trained)
         finally:  # the policy is saved even if its evaluation cannot be written
             console.announce_policy(hparams)
 
 
 def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None) -> bool:
     """Train the rest of this run; return False if it was finished before."""
-    directory = hparams.run.directory
+    run = hparams.run
     with Checkpointer(
-        directory and storage.join(directory, run_files.POLICY.unfinished),
+        run.directory and storage.join(run.directory, run_files.POLICY.unfinished),
         comm,
-        resume=hparams.run.resume,
+        resume=run.resume,
         schema=STATE,
-        frozen_scopes=plans.policy_networks(hparams).frozen,
-        stop_timeout=hparams.run.stop_timeout,
+        frozen_scopes=policy_phase(hparams).networks.frozen,
+        stop_timeout=run.stop_timeout,
         complete=lambda state: _counted(state, run_settings.as_recorded(hparams)),
     ) as checkpointer:
         state = checkpointer.state.get('trainer')
@@ -131,12 +120,16 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
             return True
         checkpointer.make_latest()
     if comm.rank == 0:
-        done, episodes = state['step'], state['done'][0]
-        steps = ceil_div(done * hparams.ppo.total_episodes, episodes)  # of their mean size
-        wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
-        more = 'of' if done == steps else 'steps, more than'
-        announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
+        _tell_finished(state, hparams)
     return False
+
+
+def _tell_finished(state: Mapping[str, Any], hparams: HParams) -> None:
+    done, episodes = state['step'], state['done'][0]
+    steps = ceil_div(done * hparams.ppo.total_episodes, episodes)  # of their mean size
+    wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
+    more = 'of' if done == steps else 'steps, more than'
+    announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
 
 
 def _counted(state: Mapping[str, Any], recorded: HParams) -> dict[str, Any]:
@@ -166,54 +159,97 @@ def _tell_lost_steps(hparams: HParams) -> None:
 def _train_both(
     hparams: HParams, checkpointer: Checkpointer, comm: Comm, experiment: str | None
 ) -> None:
-    """Train the reward model, if a new one is asked for, and the policy."""
+    """Train the reward models, if new ones are asked for, and the policy."""
     session.pin(hparams, comm)
     session.show_precision_notes(hparams, comm)
+    plan = make_plan(hparams)
+    assert plan.policy is not None
     # Check the policy's needs, too, before hours go into its reward model.
-    sizes = session.check(hparams, comm, plans.policy_plans)
+    sizes = checks.check_start(plan, plan.policy, comm)
     if comm.rank == 0:
-        plans.check_disk_space(hparams, sizes)
-        console.show_start('train_policy', hparams, comm)
-        session.show_queries(hparams)
-    clock = TimeLeft(plans.work_left(hparams, sizes.n_vocab))
-    with shared.read_once(), session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
-        if hparams.reward_training is not None:
-            hparams = train_reward.train_for_policy(hparams, directory, comm, clock, experiment)
-        trainer = start(hparams, checkpointer, comm, experiment)
-    take_steps(trainer, hparams, checkpointer, clock)
+        plan.check_disk_space(sizes)
+        session.show_start(plan, comm)
+    clock = TimeLeft(plan.work(sizes.n_vocab))
+    bases = Bases()
+    with session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
+        phase = plan.policy
+        if plan.rewards:
+            plan, phase = in_directory(phase, directory)
+            _train_rewards(plan, sizes, comm, experiment, clock, bases)
+        trainer = start(phase, checkpointer, comm, experiment, bases)
+    take_steps(trainer, phase, checkpointer, clock)
+
+
+def _train_rewards(
+    plan: Plan, sizes: Sizes, comm: Comm, experiment: str | None, clock: TimeLeft, bases: Bases
+) -> None:
+    """Train those reward models of a policy's run that are not finished."""
+    from lm_human_preferences import train_reward  # its labels are needed here alone
+
+    console.dump(plan.rewards[0].settings)
+    left = train_reward.unfinished(plan, comm)
+    if left:
+        checks.check_memory(left[0], sizes, comm)
+        records = run_settings.records(plan.settings, experiment=experiment, ranks=comm.size)
+        train_reward.train_models(left, plan, comm, records, clock, bases)
+    comm.barrier()
 
 
 def start(
-    hparams: HParams, checkpointer: Checkpointer, comm: Comm, experiment: str | None = None
+    phase: TrainPolicy,
+    checkpointer: Checkpointer,
+    comm: Comm,
+    experiment: str | None = None,
+    bases: Bases | None = None,
 ) -> PPOTrainer:
     """Return the trainer of a run before its next step; see session.start."""
-    console.dump(hparams)
-    source = source_of(hparams).pinned(hparams.run, comm)
-    settings = run_settings.records(
-        hparams, experiment=experiment, ranks=comm.size, commands=[run_files.POLICY.command]
+    settings = phase.settings
+    console.dump(settings)
+    phase = dataclasses.replace(phase, source=phase.source.pinned(settings.run, comm))
+    commands = [run_files.POLICY.command]
+    records = run_settings.records(
+        settings, experiment=experiment, ranks=comm.size, commands=commands
     )
     return session.start(
-        lambda initial_model: build_trainer(hparams, initial_model, comm, source),
-        hparams,
+        phase,
+        lambda initial_model: build_trainer(phase, initial_model, comm),
         checkpointer,
+        bases or Bases(),
         comm,
-        records={**source.records(), **settings},
-        command=hparams.command,
-        network=run_files.POLICY.network,
-        saves=lambda _: plans.policy_saves(hparams),
+        records={**phase.source.records(), **records},
     )
 
 
 def take_steps(
-    trainer: PPOTrainer, hparams: HParams, checkpointer: Checkpointer, clock: TimeLeft
+    trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, clock: TimeLeft
 ) -> None:
     """Take the remaining steps. clock: of the whole command, with a phase 'policy'."""
-    reader = tokenisers.reader(trainer.policy.encoder, hparams.task.chat)
-    limits = health.policy_limits(hparams.task, hparams.rewards.adaptive_kl)
-    has_spread = hparams.rewards.members > 1 or bool(trainer.reward_blocks)
+    settings = phase.settings
+    reader = tokenisers.reader(trainer.policy.encoder, settings.task.chat)
+    limits = policy_limits(settings.task, settings.rewards.adaptive_kl)
+    has_spread = phase.source.members > 1 or bool(trainer.reward_blocks)
     hooks = [
-        *collection.hooks(trainer, hparams, checkpointer, clock),
-        *tracked_samples.hooks(trainer, hparams, checkpointer.seed, reader),
-        *policy_hooks(trainer, checkpointer, clock, reader, hparams.run, limits, has_spread),
+        *_plugged_in(trainer, phase, checkpointer, clock, reader),
+        *policy_hooks(trainer, checkpointer, clock, reader, settings.run, limits, has_spread),
     ]
     training_loop(trainer, hooks)
+
+
+def _plugged_in(
+    trainer: PPOTrainer,
+    phase: TrainPolicy,
+    checkpointer: Checkpointer,
+    clock: TimeLeft,
+    reader: console.Decoder,
+) -> list[Hook]:
+    """Return the hooks of rooms that only a run which asks for them loads."""
+    found: list[Hook] = []
+    if phase.retraining is not None:
+        from lm_human_preferences.online.collection import Collection
+
+        found.append(Collection(trainer, phase, checkpointer, clock))
+    if phase.run.sample_queries:
+        from lm_human_preferences import tracked_samples
+
+        found += tracked_samples.hooks(trainer, phase, checkpointer.seed, reader)
+    return found

@@ -23,6 +23,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
+from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.time_left import TimeLeft
@@ -181,9 +182,10 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
     hparams.rewards.train_new_model = None
     hparams.rewards.trained_model = reward_model
     hparams.rewards.kl_coef = _kl_coef(hparams, reward_model, known)
+    phase = policy_phase(hparams)
     with Curve(known) as curve:
-        trainer = train_policy.start(hparams, curve, LocalComm())
-        train_policy.take_steps(trainer, hparams, curve, TimeLeft({'policy': 1}))
+        trainer = train_policy.start(phase, curve, LocalComm())
+        train_policy.take_steps(trainer, phase, curve, TimeLeft({'policy': 1}))
     last_kl = curve.points[-1]['kl']
     result = {
         'kl_coef': hparams.rewards.kl_coef,

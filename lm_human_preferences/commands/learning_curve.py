@@ -12,6 +12,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, record_of
 from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.utils import student
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
@@ -87,7 +88,7 @@ def _train_on_part(
     """Add the result of a training on 1/part of the labels, unless there are too few for it."""
     set_seed(seed)
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
-    trainer = train_reward.build_trainer(hparams, initial_model, LocalComm())
+    trainer = train_reward.build_trainer(reward_phase(hparams), initial_model, LocalComm())
     count = trainer.num_train // part
     if count == 0:
         return

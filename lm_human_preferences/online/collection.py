@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 
 from lm_human_preferences import shell
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.online.run_labels import RunLabels
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs.run_files import LABELS
-from lm_human_preferences.trainers.health import HealthMonitor, retraining_alarms
+from lm_human_preferences.trainers.health import Alarm, HealthMonitor
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-    from lm_human_preferences.hparams.policy_options import HParams
+    from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.training.time_left import TimeLeft
 
 POLL_SECONDS = 1.0  # between two looks for answers
@@ -31,25 +32,22 @@ HOUR = 3600.0
 # the first are from before, and it learns from the new scores; those of the second are from after.
 STEPS_TO_REACT = 2
 
-
-def hooks(
-    trainer: PPOTrainer, hparams: HParams, checkpointer: Checkpointer, clock: TimeLeft
-) -> list[Hook]:
-    """Return the hook that collects labels; none without --rewards.online."""
-    if hparams.rewards.online is None:
-        return []
-    return [Collection(trainer, hparams, checkpointer, clock)]
+LEAST_SKILL = 0.2  # of a useful reward model, from 0 at chance to 1 at perfection
+NOT_ABOVE_CHANCE = (
+    'the reward model predicts labels that it has not seen no better than chance: look at the'
+    ' agreement of labellers (./launch.py labels), or collect more labels before the first episode'
+)
 
 
 class Collection(Hook):
     """Collects labels while `trainer` trains a policy; entered on every rank."""
 
     def __init__(
-        self, trainer: PPOTrainer, hparams: HParams, checkpointer: Checkpointer, clock: TimeLeft
+        self, trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, clock: TimeLeft
     ) -> None:
-        self.hparams = hparams
-        online, new_model = hparams.rewards.online, hparams.new_reward_model
-        assert online is not None and new_model is not None and checkpointer.seed is not None
+        self.phase, online = phase, phase.settings.rewards.online
+        assert online is not None and phase.retraining is not None
+        assert checkpointer.seed is not None
         self.trainer, self.checkpointer, self.comm = trainer, checkpointer, trainer.comm
         self.clock, self.online, self.seed = clock, online, checkpointer.seed
         self.schedule = online.schedule(trainer.total_steps)
@@ -61,18 +59,18 @@ class Collection(Hook):
         self.retrainer = Retrainer(
             reward_models=reward_models,
             ref_policy=trainer.ref_policy,
-            hparams=new_model,
+            settings=phase.retraining.settings,
             comm=trainer.comm,
             seed=checkpointer.seed,
         )
-        self.health = HealthMonitor(hparams.run.on_anomaly, trainer, checkpointer)
+        self.health = HealthMonitor(phase.run.on_anomaly, trainer, checkpointer)
         self.labels: RunLabels | None = None  # of rank 0
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Collection:
         if self.comm.rank == 0:
             with contextlib.ExitStack() as stack:
-                self.labels = RunLabels(self.trainer, self.hparams, self.schedule, self.seed, stack)
+                self.labels = RunLabels(self.trainer, self.phase, self.schedule, self.seed, stack)
                 self._stack = stack.pop_all()
         return self
 
@@ -119,7 +117,7 @@ class Collection(Hook):
         self.checkpointer.save(self.trainer)
         self.checkpointer.wait()
         self.comm.barrier()
-        run = self.hparams.run
+        run = self.phase.run
         how = 'nothing is saved, because --save_dir is None'
         if run.directory is not None:
             folder = os.path.join(run.directory, LABELS)
@@ -159,3 +157,16 @@ class Collection(Hook):
             model, prediction = model - 1, previous
         if prediction is not None:
             self.health.raise_alarms(step, retraining_alarms(model, prediction))
+
+
+def retraining_alarms(model: int, prediction: Prediction) -> list[Alarm]:
+    """Return an alarm if the model may be no better than chance, and surely not much better."""
+    value, chance, name = prediction.accuracy, prediction.chance, 'accuracy'
+    if value is None or chance is None:
+        value, chance, name = prediction.agreement, 0.0, 'agreement'
+    interval = low, high = prediction.interval()
+    useful = chance + LEAST_SKILL * (1 - chance)
+    if low > chance or high >= useful:  # the second: too few labels to judge by
+        return []
+    statistic = f'{name} of reward model {model} on {prediction.labels} labels'
+    return [Alarm(statistic, value, chance, NOT_ABOVE_CHANCE, interval)]

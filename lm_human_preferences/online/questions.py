@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
-from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, Question, QuestionWriter
 from lm_human_preferences.online.question_sampler import (
     IDLE_BATCHES,
@@ -13,8 +12,8 @@ from lm_human_preferences.online.question_sampler import (
     Tokens,
     labellers_wanted,
 )
+from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.utils.core import random_stream
 
 PART = 'train'  # of the data set: comparisons are learned from as well
@@ -30,26 +29,26 @@ class QuestionSource:
         policy: Policy,
         ref_policy: Policy,
         writer: QuestionWriter,
-        hparams: HParams,
+        phase: TrainPolicy,
         seed: int,
     ) -> None:
-        online = hparams.rewards.online
-        assert online is not None
-        self.writer, self.hparams, self.online, self.seed = writer, hparams, online, seed
+        settings = phase.settings
+        assert settings.rewards.online is not None
+        self.writer, self.online, self.seed = writer, settings.rewards.online, seed
+        self.batch_size = settings.ppo.batch_size
         self.sampler = QuestionSampler(
             {INITIAL: ref_policy, POLICY: policy},
-            hparams.task,
+            settings.task,
             writer.folder.label_type,
-            hparams.ppo.micro_batch_size,
+            settings.ppo.micro_batch_size,
         )
         self.names = {
             TRAIN: self.sampler.share([POLICY]),
             VALIDATION: self.sampler.share([INITIAL, POLICY]),
         }
         with random_stream(seed, 'queries of questions'):
-            self.queries = Queries.of_task(
-                hparams.task, policy.encoder, PART, source_of(hparams).label_source()
-            )
+            labels = phase.source.label_source()
+            self.queries = Queries.of_task(settings.task, policy.encoder, PART, labels)
 
     def ask(self, step: int, counts: dict[str, int]) -> int:
         """Ask until `step` has `counts` {kind: number} questions; return the number added."""
@@ -64,7 +63,7 @@ class QuestionSource:
 
     def _ask(self, step: int, kind: str, there: list[Question], lacking: int) -> None:
         """Add `lacking` questions of a kind to those that this run has asked, `there`."""
-        episode = step * self.hparams.ppo.batch_size
+        episode = step * self.batch_size
         made_again = {question.id for question in there if question.episode == episode}
         of_this_step = len(made_again)
         before = [question for question in self._own() if question.id not in made_again]

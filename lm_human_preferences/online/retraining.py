@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lm_human_preferences import label_types, lm_tasks
+from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels.held_out import Prediction, predict, split
@@ -16,7 +16,7 @@ from lm_human_preferences.rewards import EnsembleReward, RewardModel
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
 from lm_human_preferences.training import memory
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.utils.core import exact_div, random_stream
+from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.logging import Logger
 
 Labels = dict[str, torch.Tensor]
@@ -41,30 +41,30 @@ class Retrainer:
         *,
         reward_models: Sequence[RewardModel],
         ref_policy: Policy,
-        hparams: reward_options.HParams,
+        settings: reward_options.HParams,
         comm: Comm,
         seed: int,
     ) -> None:
         self.reward_models, self.ref_policy = reward_models, ref_policy
-        self.hparams, self.comm, self.seed = hparams, comm, seed
+        self.settings, self.comm, self.seed = settings, comm, seed
         self.reward = EnsembleReward(reward_models)
         # To the console alone: numbers in TensorBoard are those of the policy's steps.
         self.logger = Logger(
             None,
             'reward_model',
-            log_interval=hparams.run.log_interval,
+            log_interval=settings.run.log_interval,
             comm=comm,
             tag_prefix='train_reward/minibatch/',
         )
         self.optimizers = []
         for model in reward_models:
             self.optimizers.append(Adam(model.parameters_by_name(), comm=comm))
-            model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
+            model.model.gradient_checkpointing = settings.run.gradient_checkpointing
 
     @memory.explain_oom('--rewards.train_new_model.micro_batch_size')
     def train(self, labels: Labels, step: int) -> Outcome:
         """Train on `labels` {field: (labels, ...)}, the same on all ranks, before policy `step`."""
-        learned, held_out, _ = split(labels, self.hparams, self.ref_policy.encoder)
+        learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
         losses = []
         for number in range(len(self.reward_models)):
             # The first model draws the numbers that a single one does.
@@ -89,24 +89,8 @@ class Retrainer:
         reward_model.restart(self.ref_policy.model)
         self.comm.broadcast_(reward_model.get_params())  # the head, which each rank has drawn
         optimizer.reset()
-        query_sampler = lm_tasks.make_query_sampler(
-            hparams=self.hparams.task,
-            encoder=self.ref_policy.encoder,
-            comm=self.comm,
-            labels=self.hparams.labels.source,
-            batch_size=exact_div(self.hparams.rollout_batch_size, self.comm.size),
-        )
-        trainer = RewardModelTrainer(
-            reward_model=reward_model,
-            policy=self.ref_policy,
-            query_sampler=query_sampler,
-            labels=labels,
-            held_out=held_out,
-            settings=self.hparams,
-            logger=self.logger,
-            comm=self.comm,
-            optimizer=optimizer,
-        )
+        parts = (reward_model, self.ref_policy, labels, held_out, optimizer)
+        trainer = train_reward.trainer_of(self.settings, self.comm, self.logger, *parts)
         trainer.prepare()
         while trainer.steps_done < trainer.total_steps:
             trainer.step()
@@ -121,7 +105,7 @@ class Retrainer:
         return predict(
             self.reward.get_rewards,
             labels,
-            label_types.get(self.hparams.labels.type),
-            self.hparams.micro_batch_size or self.hparams.batch_size,
+            label_types.get(self.settings.labels.type),
+            self.settings.micro_batch_size or self.settings.batch_size,
             self.comm,
         )

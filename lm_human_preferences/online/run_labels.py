@@ -31,7 +31,7 @@ from lm_human_preferences.utils.logging import announce, log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams.online_options import ServeHParams
-    from lm_human_preferences.hparams.policy_options import HParams
+    from lm_human_preferences.plan.phases import TrainPolicy
 
 ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active
 REPORT_SECONDS = 60.0  # between two lines about missing labels
@@ -43,21 +43,22 @@ class RunLabels:
     def __init__(
         self,
         trainer: PPOTrainer,
-        hparams: HParams,
+        phase: TrainPolicy,
         schedule: Schedule,
         seed: int,
         stack: contextlib.ExitStack,
     ) -> None:
         encoding = trainer.policy.trained_model.encoding
-        online, new_model = hparams.rewards.online, hparams.new_reward_model
-        assert online is not None and new_model is not None
+        online, task_of_policy = phase.settings.rewards.online, phase.settings.task
+        assert online is not None and phase.retraining is not None
         self.online = online
         self.schedule = schedule
         path = online.instructions
         text = None if path is None else storage.read_text(path).strip()
-        task = new_task(new_model.labels.type, hparams.task, text, online.ties)
+        label_type = phase.retraining.settings.labels.type
+        task = new_task(label_type, task_of_policy, text, online.ties)
         task['encoding'] = encoding.name
-        directory = hparams.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
+        directory = phase.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
         writer = QuestionWriter(os.path.join(directory, LABELS), task, encoding)
         self.folder = stack.enter_context(writer).folder
         self.decisions = stack.enter_context(contextlib.closing(Decisions(self.folder.path)))
@@ -65,7 +66,7 @@ class RunLabels:
             policy=trainer.policy,
             ref_policy=trainer.ref_policy,
             writer=writer,
-            hparams=hparams,
+            phase=phase,
             seed=seed,
         )
         self.labellers: list[Labeller] = []  # simulated ones
@@ -77,8 +78,8 @@ class RunLabels:
         self.judge = simulated.small_tokens
         if online.source == 'mock':
             self.judge = simulated.judge_by(KnownReward(encoding).score)
-        if hparams.run.serve is not None:
-            serve(self.folder.path, hparams.run.serve, stack)
+        if phase.run.serve is not None:
+            serve(self.folder.path, phase.run.serve, stack)
         self.wins: dict[str, Any] | None = None  # of the policy, before the last training
         self.answered = 0  # questions, when they were last counted
         self.reported = -REPORT_SECONDS  # when a line was last printed

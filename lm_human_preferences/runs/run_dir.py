@@ -140,6 +140,18 @@ def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Colle
             storage.remove(path)
 
 
+def check_run(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> list[str]:
+    """Make the checks of `prepare_run_dir` that ask no server; return the options left out."""
+    save_dir = hparams.run.save_dir
+    if save_dir is None:
+        return []
+    check_start(hparams, overwrite=overwrite)
+    if storage.is_remote(save_dir):
+        return [f'--save_dir {save_dir}']
+    check_earlier_run(hparams, overwrite=overwrite, explicitly_set=explicitly_set)
+    return []
+
+
 def check_start(hparams: Training, *, overwrite: bool) -> None:
     """Raise UserError if another process writes the run, or if --overwrite makes no sense."""
     assert hparams.run.directory is not None

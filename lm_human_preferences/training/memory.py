@@ -41,7 +41,7 @@ class MemoryEstimate:
     sampled_rows: int
     sampled_tokens: int
     learning: int = 1  # networks
-    retrained: int = 0  # networks that learn at another time, see plans.Networks
+    retrained: int = 0  # networks that learn at another time, see networks.Networks
     predicted: int = 0  # tokens of a row whose logits are computed together
     together: int = 1  # rows whose predicted tokens follow the other tokens, which are the same
     micro_batch_size: int | None = None

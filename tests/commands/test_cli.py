@@ -28,7 +28,7 @@ from experiments import CLASSES, EXPERIMENTS, resolved
 import launch
 import lm_human_preferences
 import sample
-from lm_human_preferences import session, storage
+from lm_human_preferences import storage
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.cli import program, user_settings
 from lm_human_preferences.cli.launch import JobName
@@ -36,6 +36,7 @@ from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
+from lm_human_preferences.plan import checks
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils.combos import bind, combos
 
@@ -184,7 +185,7 @@ def test_tasks_of_policy_and_reward_model_are_told_apart_by_what_differs():
     task.policy.lora, other.policy.lora = LoraHParams(rank=1), LoraHParams(rank=2)
     other.name_group('rewards.train_new_model.task.')
     with pytest.raises(UserError, match=r'lora.rank and .*task.policy.lora.rank .*1 != 2$'):
-        session._check_same_task(task, other)
+        checks._check_same_task(task, other)
 
 
 def test_a_command_of_the_other_script_is_named():

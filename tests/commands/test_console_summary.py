@@ -11,7 +11,7 @@ from experiments import resolved
 from trainers import rollout_of
 
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.trainers import hooks
+from lm_human_preferences.trainers import hooks, policy_hooks
 from lm_human_preferences.training import console, time_left
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils import logging
@@ -145,7 +145,7 @@ def test_a_line_of_the_policy_has_its_speed(capsys):
     clock = TimeLeft({'policy': 4}, clock=lambda: now[0])
     clock.begin('policy', share=0.25)
     done = {'episodes_done': 256, 'total_episodes': 512, 'share_done': 0.5}
-    table = hooks.PolicyTable(trainer_of(total_steps=4, **done), clock, has_spread=False)
+    table = policy_hooks.PolicyTable(trainer_of(total_steps=4, **done), clock, has_spread=False)
     now[0] += 8
     names = 'objective/score', 'objective/kl', 'objective/kl_coef', 'ppo/loss/total'
     table.after_step(2, dict.fromkeys(names, 0.5))
@@ -215,10 +215,10 @@ def test_samples_are_shown_with_the_kl_of_each(monkeypatch):
     )
     ppo = SimpleNamespace(batch_size=2)
     trainer = trainer_of(rollout=rollout, total_steps=2, step_seconds=1.0, ppo=ppo)
-    hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
+    policy_hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
     assert shown[0][3].tolist() == [0.75, -0.25]
     trainer.comm = SimpleNamespace(rank=1)  # which shows nothing
-    hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
+    policy_hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
     assert len(shown) == 1
 
 

@@ -15,11 +15,11 @@ from experiments import resolved
 
 import launch
 import sample
-from lm_human_preferences import plans
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.cli import program
 from lm_human_preferences.cli.arguments import convert
 from lm_human_preferences.language.gpt2.sizes import HParams
+from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.utils import hyperparams
 
@@ -91,7 +91,7 @@ def test_memory_in_readme_is_what_the_program_estimates():
     for name, *shown in rows:
         n_embd, n_head, n_layer = SIZES[name]
         sizes = HParams(n_vocab=50257, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer)
-        training = plans.policy_memory(hparams, sizes, ranks=1)
+        training = policy_phase(hparams).memory(sizes, ranks=1)[-1]
         estimates = [
             dataclasses.replace(training, fused=fused).peak() / 1e9 for fused in (False, True)
         ]

@@ -51,7 +51,7 @@ def test_the_policy_is_checked_before_its_reward_model_is_trained(tmp_path, monk
     from lm_human_preferences import train_reward
 
     monkeypatch.setattr(
-        train_reward, 'train_in_run', lambda *args: pytest.fail('training has begun')
+        train_reward, 'train_models', lambda *args: pytest.fail('training has begun')
     )
     command = f'train_policy test first --mpi 1 --save_dir {tmp_path}'
     message = last_error_of(invoke(f'{command} --ppo.batch_size 1_000_000_000_000'))

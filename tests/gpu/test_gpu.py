@@ -15,6 +15,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.training import precision
 
@@ -51,7 +52,9 @@ def policy_on(device, model, adapted):
     if adapted:
         options = {'task.policy.initial_model': model, 'task.policy.lora': 'on'}
         hparams = resolved('train_policy', 'test', options)
-        start = shared.on_one_base(start, hparams, 'policy', LocalComm())
+        start = shared.Bases().under(
+            start, policy_phase(hparams).adapters, hparams.run, 'policy', LocalComm()
+        )
     policy = Policy(start, device=device)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in policy.parameters_by_name().items():

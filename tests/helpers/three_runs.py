@@ -21,7 +21,8 @@ from run_folders import (
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.trainers.health import EXPLOITING, FAR_FROM_START, Alarm
+from lm_human_preferences.trainers.health import Alarm
+from lm_human_preferences.trainers.policy_hooks import EXPLOITING, FAR_FROM_START
 
 QUERIES = [f'the {noun} was' for noun in 'acting plot cast script score film pace ending'.split()]
 LABELLERS = ('hedda', 'ivo')

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tiny_causal_lms import WAYS, both_steps, tiny
 from tiny_tokenisers import write_byte_level
 
-from lm_human_preferences import lm_tasks, plans, train_reward
+from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.commands import export_model
@@ -31,6 +31,7 @@ from lm_human_preferences.language.causal_lm.rows import Linear
 from lm_human_preferences.language.model import Projection
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.language.weights import load_parameters
+from lm_human_preferences.plan.making import policy_phase, reward_phase
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
@@ -73,7 +74,9 @@ def base_of(model, **options):
     of_policy = {'initial_model': str(model), 'lora': 'on', 'lora.targets': None, **options}
     for prefix in ('task.policy.', 'rewards.train_new_model.task.policy.'):
         hparams.override_from_dict({prefix + name: value for name, value in of_policy.items()})
-    return shared.on_one_base(TrainedModel(str(model)), hparams, 'policy', COMM)
+    return shared.Bases().under(
+        TrainedModel(str(model)), policy_phase(hparams).adapters, hparams.run, 'policy', COMM
+    )
 
 
 @pytest.mark.parametrize('kind', [Linear, Projection])
@@ -188,7 +191,9 @@ def test_what_is_trained_in_full_is_float32_and_has_no_adapter(model, names):
     hparams = resolved(
         'train_policy', 'test', {'task.policy.lora': 'on', 'task.policy.lora.full': names}
     )
-    sizes = shared.with_learned(sizes, TrainedModel(str(model)).create, hparams)
+    sizes = shared.with_learned(
+        sizes, TrainedModel(str(model)).create, policy_phase(hparams).adapters
+    )
     assert sizes.learned == sum(each.numel() for each in network.own_parameters().values())
 
 
@@ -319,7 +324,7 @@ def change(path):
 
 def test_memory_and_checkpoints_are_planned_for_adapters(model, tmp_path):
     full, lean = (
-        plans.policy_memory(hparams, sizes, 1)
+        policy_phase(hparams).memory(sizes, 1)[-1]
         for hparams in (resolved('train_policy', 'test'),)
         for sizes in planned_sizes(model)
     )
@@ -337,9 +342,13 @@ def test_memory_and_checkpoints_are_planned_for_adapters(model, tmp_path):
 
 def planned_sizes(model):
     initial_model, hparams = TrainedModel(str(model)), resolved('train_policy', 'test')
-    yield shared.with_learned(initial_model.hparams(), initial_model.create, hparams)
+    yield shared.with_learned(
+        initial_model.hparams(), initial_model.create, policy_phase(hparams).adapters
+    )
     hparams.override_from_dict({'task.policy.lora': 'on', 'task.policy.lora.rank': 1})
-    yield shared.with_learned(initial_model.hparams(), initial_model.create, hparams)
+    yield shared.with_learned(
+        initial_model.hparams(), initial_model.create, policy_phase(hparams).adapters
+    )
 
 
 def tokens_of(model):
@@ -614,9 +623,9 @@ def reward_losses(model, lora, ranks=1, settings=None):
     def work(comm):
         torch.manual_seed(1)
         base = TrainedModel(str(model))
-        if lora == 'on':
-            base = shared.on_one_base(base, hparams, 'reward_model', comm)
-        trainer = train_reward.build_trainer(hparams, base, comm)
+        phase = reward_phase(hparams)
+        base = shared.Bases().under(base, phase.adapters, hparams.run, 'reward_model', comm)
+        trainer = train_reward.build_trainer(phase, base, comm)
         network, generator = trainer.reward_model.model, torch.Generator().manual_seed(1)
         torch.nn.init.constant_(network.heads['reward'].w, 0.1)
         for name, parameter in network.named_parameters():

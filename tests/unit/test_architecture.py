@@ -36,7 +36,7 @@ ROOMS = (
     'rewards',
     'reward_sources',
     'evaluation',
-    'plans',
+    'plan',
     'session',
     'trainers',
     'train_reward',

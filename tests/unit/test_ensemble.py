@@ -26,6 +26,7 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.held_out import predict
 from lm_human_preferences.language import encodings
+from lm_human_preferences.plan.making import make_plan, reward_phase
 from lm_human_preferences.rewards import EnsembleReward
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.utils.core import set_seed
@@ -132,7 +133,9 @@ def test_the_mean_has_the_scale_that_one_model_has(trained):
     hparams = reward_options.HParams()
     run_settings.read_settings(hparams, str(trained))
     set_seed(1)
-    trainer = train_reward.build_trainer(hparams, lm_tasks.initial_model('test'), LocalComm())
+    trainer = train_reward.build_trainer(
+        reward_phase(hparams), lm_tasks.initial_model('test'), LocalComm()
+    )
     model = rewards.load_learned(str(trained), encodings.Test)
     queries = torch.cat([trainer.query_sampler()['tokens'] for _ in range(8)])
     responses = trainer.policy.respond(queries, length=hparams.task.response_length)['responses']
@@ -150,7 +153,7 @@ def test_the_mean_is_measured_by_the_labels_held_out(tmp_path):
     run_settings.read_settings(hparams, f'{tmp_path}/run')
     initial = lm_tasks.initial_model('test')
     set_seed(hparams.run.seed, 0)
-    trainer = train_reward.build_trainer(hparams, initial, LocalComm())
+    trainer = train_reward.build_trainer(reward_phase(hparams), initial, LocalComm())
     model = rewards.load_learned(f'{tmp_path}/run', encodings.Test)
     score = reward_on_labels.rewards_by(model)
     expected = predict(score, trainer.held_out, trainer.label_type, 32, LocalComm())
@@ -446,5 +449,7 @@ def test_a_run_whose_members_are_damaged(trained, tmp_path):
 
 
 def test_seeds_of_members_are_far_apart():
-    seeds = [train_reward.member_seed(7, member) for member in range(3)]
+    settings = reward_options.HParams(ensemble=3)
+    settings.run.seed = 7
+    seeds = [phase.seed for phase in make_plan(settings).rewards]
     assert seeds == [7, 1_000_010, 2_000_013]

@@ -11,12 +11,13 @@ from experiments import resolved
 from interrupted import REWARD_STEP, failing
 from run_folders import told
 
-from lm_human_preferences import plans, train_reward
+from lm_human_preferences import train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import variables_of
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language import trained_models
+from lm_human_preferences.plan.making import make_plan, reward_phase
 from lm_human_preferences.run_story import facts
 
 # Some 64 labels to train on, in batches of 32: the last one of an epoch is smaller.
@@ -81,9 +82,9 @@ def test_held_out_labels_are_predicted_after_each_epoch(tmp_path):
 
 def test_epochs_count_in_the_time_left():
     hparams = resolved('train_policy', 'test')
-    once = plans.work_left(hparams, 27)['reward model']
+    once = make_plan(hparams).work(27)['reward model']
     hparams.override_from_dict({'rewards.train_new_model.epochs': 4})
-    assert plans.work_left(hparams, 27)['reward model'] == 4 * once
+    assert make_plan(hparams).work(27)['reward model'] == 4 * once
 
 
 @pytest.fixture
@@ -203,5 +204,5 @@ def test_the_copy_of_the_best_epoch_counts_as_memory(keep, networks, copies):
     hparams = resolved('train_reward', 'test')
     changes = {'keep': keep, 'labels.held_out': 0.3, 'run.save_interval': 1, 'run.save_dir': 'd'}
     hparams.override_from_dict(changes)
-    plan = plans.reward_memory(hparams, trained_models.test_hparams(), ranks=1)
+    plan = reward_phase(hparams).memory(trained_models.test_hparams(), ranks=1)[0]
     assert (plan.networks, plan.snapshot) == (networks, copies)

@@ -13,7 +13,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.trainers import health
+from lm_human_preferences.trainers import health, policy_hooks, reward_hooks
 from lm_human_preferences.trainers.reward_trainer import LearnedBatch, RewardModelTrainer
 from lm_human_preferences.training import optimizer
 from lm_human_preferences.utils import logging
@@ -23,7 +23,7 @@ HEALTHY = {
     'objective/kl': 5.0,
     'objective/score': 1.0,
     'ppo/policy/entropy': 1.0,
-    health.PENALIZED: 0.2,
+    policy_hooks.PENALIZED: 0.2,
 }
 NAN, INF = float('nan'), float('inf')
 
@@ -39,7 +39,7 @@ def limits(**overrides):
         }
     )
     found.override_from_dict(overrides)
-    return health.policy_limits(found.task, found.rewards.adaptive_kl)
+    return policy_hooks.policy_limits(found.task, found.rewards.adaptive_kl)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def limits(**overrides):
         ({'objective/kl': 23}, {'rewards.adaptive_kl': None}, None),
         ({'objective/kl': 49, 'objective/score': 0}, {'rewards.adaptive_kl': None}, 'objective/kl'),
         ({'ppo/policy/entropy': 0.01}, {}, 'ppo/policy/entropy'),
-        ({health.PENALIZED: 0.96}, {}, health.PENALIZED),
+        ({policy_hooks.PENALIZED: 0.96}, {}, policy_hooks.PENALIZED),
         ({'objective/score_std': 0.69}, {}, None),
         ({'objective/score_std': 0.71}, {}, 'objective/score_std'),
     ],
 )
 def test_rules(changes, settings, rings):
-    alarms = health.policy_alarms(
+    alarms = policy_hooks.policy_alarms(
         {**HEALTHY, **changes},
         {**HEALTHY, 'objective/score': 0.9, 'objective/score_std': 0.4},
         limits(**settings),
@@ -78,10 +78,10 @@ def test_no_alarm_in_the_recorded_trainings():
     )
     for seed in range(10):
         first, *steps = (
-            {**{name: runs[seed, i] for name, runs in curves.items()}, health.PENALIZED: 0}
+            {**{name: runs[seed, i] for name, runs in curves.items()}, policy_hooks.PENALIZED: 0}
             for i in range(150)
         )
-        assert not any(health.policy_alarms(stats, first, settings) for stats in steps)
+        assert not any(policy_hooks.policy_alarms(stats, first, settings) for stats in steps)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_no_alarm_in_the_recorded_trainings():
 def test_rules_of_reward_training(agreements, loss, rings):
     """320 labels: the limit of the agreement is -0.11; guessing among four has a loss of 1.39."""
     judged = [LearnedBatch(32, loss, agreement) for agreement in agreements]
-    alarms = health.reward_alarms({'loss': loss}, judged, guessing_loss=1.386)
+    alarms = reward_hooks.reward_alarms({'loss': loss}, judged, guessing_loss=1.386)
     assert [alarm.statistic for alarm in alarms] == rings
 
 
 def test_a_small_last_batch_rings_no_alarm_alone():
     """Each label counts alike: here a bad one after 32 good ones."""
     judged = [LearnedBatch(32, 1.0, 0.2), LearnedBatch(1, 4.0, -1.0)]
-    assert health.reward_alarms({'loss': 4.0}, judged, guessing_loss=1.386) == []
+    assert reward_hooks.reward_alarms({'loss': 4.0}, judged, guessing_loss=1.386) == []
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_loss_of_guessing(name, labels, expected):
 
 def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path, monkeypatch):
     # No learning rate leads there, and not to NaN, on every processor.
-    monkeypatch.setattr(health, 'FAR_ABOVE_GUESSING', 0.1)
+    monkeypatch.setattr(reward_hooks, 'FAR_ABOVE_GUESSING', 0.1)
     result = succeed(f'train_reward test first --mpi 1 --save_dir {tmp_path}')
     told = 'WARNING: step 32: the loss of the reward model ended far above that of guessing, 1.386'
     assert told in result.stdout
@@ -136,7 +136,7 @@ def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path, monkeypat
 @pytest.mark.parametrize('loss, is_shown', [(1.386, False), (1.387, True), (2.5, False)])
 def test_a_reward_model_that_ends_at_guessing_is_reported(monkeypatch, loss, is_shown):
     """Of four: ln 4 is 1.38629. The alarm of far larger losses says enough."""
-    monkeypatch.setattr(health, 'mean_loss', lambda batches: loss)
+    monkeypatch.setattr(reward_hooks, 'mean_loss', lambda batches: loss)
     words = 'train_reward mock_sentiment first --mpi 1 --save_dir None --labels.num_train 512'
     printed = succeed(words).output
     warning = f'WARNING: the reward model ended no better than by guessing (loss {loss}, of guess'

@@ -27,6 +27,7 @@ from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online.retraining import Retrainer
+from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.runs import run_settings
@@ -255,9 +256,8 @@ def of_source(source):
 @pytest.mark.parametrize('way', SOURCES)
 def test_nobody_predicts_held_out_coin_flips(way, tmp_path):
     """Of a training, and of the learning curve, which builds the same trainer."""
-    trainer = train_reward.build_trainer(
-        of_source(SOURCES[way](tmp_path)), TrainedModel('test'), LocalComm()
-    )
+    phase = reward_phase(of_source(SOURCES[way](tmp_path)))
+    trainer = train_reward.build_trainer(phase, TrainedModel('test'), LocalComm())
     check_interval_holds_a_half(trainer.labels, trainer.held_out)
 
 
@@ -267,7 +267,7 @@ def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypat
     policy = Policy(TrainedModel('test'), scope='ref_policy')
     model = RewardModel(TrainedModel('test'))
     parts = {'reward_models': [model], 'ref_policy': policy}
-    retrainer = Retrainer(**parts, hparams=hparams, comm=LocalComm(), seed=0)
+    retrainer = Retrainer(**parts, settings=hparams, comm=LocalComm(), seed=0)
     split_into = []
     monkeypatch.setattr(retrainer, '_train', lambda _, *both: (split_into.append(both), 0.0)[1])
     retrainer.train(labels, step=0)
@@ -277,7 +277,8 @@ def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypat
 def test_nobody_predicts_coin_flips_of_other_labels_about_the_same_queries(tmp_path, monkeypatch):
     """`labels --reward` of a folder with longer responses and queries than its run learned from."""
     hparams = of_source(SOURCES['preferences'](tmp_path))
-    learned = train_reward.build_trainer(hparams, TrainedModel('test'), LocalComm()).labels
+    phase = reward_phase(hparams)
+    learned = train_reward.build_trainer(phase, TrainedModel('test'), LocalComm()).labels
     other = write_lines(tmp_path / 'b.jsonl', same_prompt_as_messages())
     longer = '--task.query_length 5 --labels.type best_of_2'
     succeed(f'import_labels test {other} {tmp_path}/f {longer}')

@@ -17,7 +17,7 @@ from tiny_causal_lms import tiny
 from trainers import LARGE, bytes_held_by, loss_of, ppo_trainer, rollouts_of
 
 import lm_human_preferences
-from lm_human_preferences import plans, ppo, train_policy, train_reward
+from lm_human_preferences import ppo, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
@@ -28,9 +28,12 @@ from lm_human_preferences.language.causal_lm import activation_memory
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
+from lm_human_preferences.plan.phases import checkpoint_size
 from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import memory, optimizer, precision
+from lm_human_preferences.training.networks import REWARD_NETWORKS
 
 CPU = torch.device('cpu')
 
@@ -232,22 +235,22 @@ def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
             reward = {'rewards.trained_model': f'{tmp_path}/reward_model', 'rewards.ensemble': 3}
         hparams = train_policy.HParams()
         hparams.override_from_dict({**TEST_TASK, **reward})
-        trainer = train_policy.build_trainer(hparams, start, comms.LocalComm(), source_of(hparams))
-        estimate = plans.policy_memory(hparams, start.hparams(), ranks=1)
-        networks = plans.policy_networks(hparams)
+        trainer = train_policy.build_trainer(policy_phase(hparams), start, comms.LocalComm())
+        estimate = policy_phase(hparams).memory(start.hparams(), ranks=1)[-1]
+        networks = source_of(hparams).networks
         trainer.step()
     else:
         hparams = train_reward.HParams()
         hparams.override_from_dict({**TEST_TASK, **TEST_LABELS})
-        trainer = train_reward.build_trainer(hparams, start, comms.LocalComm())
-        estimate = plans.reward_memory(hparams, start.hparams(), ranks=1)
-        networks = plans.REWARD_NETWORKS
+        trainer = train_reward.build_trainer(reward_phase(hparams), start, comms.LocalComm())
+        estimate = reward_phase(hparams).memory(start.hparams(), ranks=1)[0]
+        networks = REWARD_NETWORKS
         trainer.prepare()
         trainer.step()
     held = bytes_held_by(trainer, [trainer.optimizer])
     assert estimate.lasting_bytes() == pytest.approx(held, rel=0.02)
     in_a_checkpoint = checkpoints.size_of(checkpointer.variables_of(trainer))
-    expected = plans.checkpoint_size(networks, start.hparams())
+    expected = checkpoint_size(networks, start.hparams())
     values, expected_values = (
         size - checkpoints.SIZE_OF_OTHER_FILES for size in (in_a_checkpoint, expected)
     )
@@ -262,11 +265,11 @@ def test_room_on_the_disk_is_asked_for_all_that_a_run_writes(tmp_path, monkeypat
     settings |= {'run.save_dir': str(tmp_path), 'rewards.ensemble': 2}
     hparams = resolved('train_policy', 'test', settings)
     sizes = TrainedModel('test').hparams()
-    plans.check_disk_space(hparams, sizes)
+    make_plan(hparams).check_disk_space(sizes)
     policy, *reward_models = planned
-    size = plans.checkpoint_size(plans.policy_networks(hparams), sizes)
+    size = checkpoint_size(source_of(hparams).networks, sizes)
     assert policy == checkpoints.Planned(f'{tmp_path}/policy/checkpoints', 8, size)
-    size = plans.checkpoint_size(plans.REWARD_NETWORKS, sizes)
+    size = checkpoint_size(REWARD_NETWORKS, sizes)
     for name, each in zip(('reward_model', 'reward_model_1'), reward_models, strict=True):
         assert each == checkpoints.Planned(f'{tmp_path}/{name}/checkpoints', 1, size)
 
@@ -397,7 +400,7 @@ def test_what_a_step_works_on():
     policy, reward = (
         resolved(command, 'descriptiveness') for command in ('train_policy', 'train_reward')
     )
-    assert plans.policy_memory(policy, SIZES, ranks=8) == memory.MemoryEstimate(
+    assert policy_phase(policy).memory(SIZES, ranks=8)[-1] == memory.MemoryEstimate(
         SIZES,
         networks=3,
         rows=64,
@@ -408,7 +411,7 @@ def test_what_a_step_works_on():
         option='--ppo.micro_batch_size',
         batch_options=('--ppo.batch_size', '--ppo.batch_size'),
     )
-    assert plans.reward_memory(reward, SIZES, 8) == memory.MemoryEstimate(
+    assert reward_phase(reward).memory(SIZES, 8)[0] == memory.MemoryEstimate(
         SIZES, networks=2, rows=4, tokens=160, sampled_rows=64, sampled_tokens=88
     )
 
@@ -431,7 +434,7 @@ def test_what_both_trainings_of_a_run_share(monkeypatch, tmp_path):
 def test_a_policy_is_saved_at_intervals_and_at_the_end():
     settings = {'ppo.batch_size': 4, 'ppo.total_episodes': 40, 'run.save_interval': 3}
     hparams = resolved('train_policy', 'test', settings)
-    assert plans.policy_saves(hparams) == 4  # after steps 3, 6, 9 and 10
+    assert policy_phase(hparams).saves() == 4  # after steps 3, 6, 9 and 10
 
 
 def test_work_of_each_phase():
@@ -452,7 +455,7 @@ def test_work_of_each_phase():
     def work(settings, n_vocab=10):
         changed = copy.deepcopy(hparams)
         changed.override_from_dict(settings)
-        return plans.work_left(changed, n_vocab)
+        return make_plan(changed).work(n_vocab)
 
     # Labels of 5 + 4 * 2 tokens. 60 episodes of 7: sampled, read by the reference and the reward
     # model, and learned from 4 times. 64 queries with each of 10 first tokens: 6 tokens read by
@@ -465,7 +468,7 @@ def test_work_of_each_phase():
     assert work({}) == every
     # With adapters a backward pass counts as one.
     adapted = {**every, 'reward model': 2 * 13 * 100, 'policy': (3 + 4 * 2) * 60 * 7}
-    assert work({'task.policy.lora': 'on'}) == adapted
+    assert work({'task.policy.lora': 'on', f'{NEW}.task.policy.lora': 'on'}) == adapted
     new = 'rewards.train_new_model'
     assert work({f'{new}.labels.num_train': None})['reward model'] == 3 * 13 * 5000
     assert work({f'{new}.labels.type': 'scalar_compare'})['reward model'] == 3 * 9 * 100

@@ -13,7 +13,7 @@ from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
 from trainers import bytes_held_by
 
-from lm_human_preferences import label_types, plans, train_policy
+from lm_human_preferences import label_types, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import Schedule, ServeHParams
@@ -29,18 +29,18 @@ from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.online import run_labels
+from lm_human_preferences.online import collection, run_labels
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.progress import Report
 from lm_human_preferences.online.question_sampler import Queries, QuestionSampler
 from lm_human_preferences.online.questions import QuestionSource
 from lm_human_preferences.online.retraining import Retrainer
+from lm_human_preferences.plan.making import make_plan, policy_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.train_reward import RewardModelTrainer
-from lm_human_preferences.trainers import health
 from lm_human_preferences.utils.core import random_stream, set_seed
 
 
@@ -73,7 +73,7 @@ def retrainer_of(reward_models, ref_policy, hparams):
     return Retrainer(
         reward_models=reward_models,
         ref_policy=ref_policy,
-        hparams=hparams,
+        settings=hparams,
         comm=LocalComm(),
         seed=7,
     )
@@ -135,11 +135,11 @@ def test_the_initial_model_with_a_new_head_is_the_start(retrainer):
 def test_what_learned_scores(retrainer):
     """Normalised on the initial model's samples, and learned enough to prefer small tokens."""
     labels = simulated.generate_labels(reward_hparams(**{'labels.num_train': 1024}), encodings.Test)
-    retrainer.hparams.lr = 0.01
+    retrainer.settings.lr = 0.01
     outcome = retrainer.train(labels, step=0)
     queries = torch.randint(26, (512, 3))
     responses = retrainer.ref_policy.respond(queries, length=4)['responses']
-    score_fn = make_score_fn(retrainer.hparams.task, retrainer.reward)
+    score_fn = make_score_fn(retrainer.settings.task, retrainer.reward)
     scores, _, _ = score_fn(queries, responses)
     assert scores.mean().item() == pytest.approx(0, abs=0.3)
     assert scores.std().item() == pytest.approx(1, abs=0.3)
@@ -156,8 +156,8 @@ def test_members_of_an_ensemble_are_retrained_one_after_another(retrainer):
     expected = parameters(retrainer)
     model = retrainer.ref_policy.trained_model
     members = [RewardModel(model), RewardModel(model)]
-    ensemble = retrainer_of(members, retrainer.ref_policy, retrainer.hparams)
-    retrainer.hparams.labels.held_out = 0.0
+    ensemble = retrainer_of(members, retrainer.ref_policy, retrainer.settings)
+    retrainer.settings.labels.held_out = 0.0
     outcome = ensemble.train(labels, step=3)
     first, second = ensemble.reward_models
     gains = [model.reward_gain.item() for model in (retrainer.reward_models[0], first)]
@@ -177,34 +177,34 @@ def test_members_of_an_ensemble_are_retrained_one_after_another(retrainer):
     assert outcome.loss != alone.loss and outcome.held_out is None
     # by the mean of both, of which the first has the same weights
     assert ensemble.predict(labels).agreement != retrainer.predict(labels).agreement
-    retrainer.hparams.labels.held_out = 0.25
+    retrainer.settings.labels.held_out = 0.25
     assert ensemble.train(labels, step=3).held_out.labels < 30
 
 
 def test_plans_count_a_reward_model_that_learns():
     hparams = resolved('train_policy', 'test')
-    offline = plans.policy_networks(hparams)
+    offline = source_of(hparams).networks
     hparams.override_from_dict({'rewards.online': 'on', 'rewards.online.labels': 96})
-    online = plans.policy_networks(hparams)
+    online = source_of(hparams).networks
     assert (offline.frozen, online.frozen) == (('ref_policy', 'reward_model'), ('ref_policy',))
     assert offline.learning == online.learning == ('policy',)
     assert set(offline.scopes) == set(online.scopes)
     hparams.ppo.batch_size, hparams.run.precision = 32, 'bf16'
-    retraining, step = plans.memory_plans(hparams, trained_models.test_hparams(), 1)
+    retraining, step = make_plan(hparams).memory(trained_models.test_hparams(), 1)
     assert (retraining.networks, retraining.learning, retraining.retrained) == (3, 2, 0)
     assert (step.networks, step.learning, step.retrained) == (3, 1, 1)
     assert retraining.reduced and retraining.option == '--rewards.train_new_model.micro_batch_size'
     assert step.sampled_rows == 64  # 16 questions with 4 responses each
     hparams.rewards.ensemble = 3  # of which one learns at a time
-    retraining, step = plans.memory_plans(hparams, trained_models.test_hparams(), 1)
+    retraining, step = make_plan(hparams).memory(trained_models.test_hparams(), 1)
     assert (retraining.networks, retraining.learning, retraining.retrained) == (5, 2, 2)
     assert (step.networks, step.learning, step.retrained) == (5, 1, 3)
     hparams.override_from_dict({'rewards.online': 'off'})
-    training, step = plans.memory_plans(hparams, trained_models.test_hparams(), 1)
+    training, step = make_plan(hparams).memory(trained_models.test_hparams(), 1)
     assert (training.networks, training.learning) == (2, 1)
     assert (step.networks, step.learning) == (5, 1)
-    assert plans.policy_networks(hparams).frozen[-1] == 'reward_model_2'
-    work = plans.work_left(hparams, 27)
+    assert source_of(hparams).networks.frozen[-1] == 'reward_model_2'
+    work = make_plan(hparams).work(27)
     assert list(work) == ['reward model', 'reward model 2', 'reward model 3', 'policy']
     assert work['reward model'] == work['reward model 3']
 
@@ -213,8 +213,8 @@ def test_what_is_counted_is_what_is_held(monkeypatch):
     online = {'rewards.online': 'on', 'rewards.online.labels': 96}
     hparams = resolved('train_policy', 'test', online)
     start = TrainedModel('test')
-    retraining, step = plans.memory_plans(hparams, start.hparams(), 1)
-    trainer = train_policy.build_trainer(hparams, start, LocalComm(), source_of(hparams))
+    retraining, step = make_plan(hparams).memory(start.hparams(), 1)
+    trainer = train_policy.build_trainer(policy_phase(hparams), start, LocalComm())
     reward_model = trainer.networks['reward_model']
     retrainer = retrainer_of([reward_model], trainer.ref_policy, reward_hparams())
     optimizers = (trainer.optimizer, *retrainer.optimizers)
@@ -309,16 +309,15 @@ def asked_by_a_run(path, while_interrupted=None):
     hparams = resolved('train_policy', 'test', {'rewards.online': 'on', **online})
     task = {**TASK, 'task': hparams.task.to_nested_dict()}
     set_seed(1)
-    trainer = train_policy.build_trainer(
-        hparams, TrainedModel('test'), LocalComm(), source_of(hparams)
-    )
+    phase = policy_phase(hparams)
+    trainer = train_policy.build_trainer(phase, TrainedModel('test'), LocalComm())
 
     def ask(writer, step, count):
         source = QuestionSource(
             policy=trainer.policy,
             ref_policy=trainer.ref_policy,
             writer=writer,
-            hparams=hparams,
+            phase=phase,
             seed=3,
         )
         source.ask(step, {TRAIN: count, VALIDATION: 2 * step})
@@ -464,40 +463,40 @@ def best_of_four(accuracy, labels):
 
 
 def test_a_reward_model_no_better_than_chance_rings():
-    (alarm,) = health.retraining_alarms(3, best_of_four(0.28, 100))
+    (alarm,) = collection.retraining_alarms(3, best_of_four(0.28, 100))
     assert str(alarm).startswith('the reward model predicts labels that it has not seen no better')
     # Wilson's interval
     assert str(alarm).endswith(
         '(accuracy of reward model 3 on 100 labels is 0.28, the limit 0.25, the 95 % interval 0.201'
         ' to 0.375)'
     )
-    assert health.retraining_alarms(3, best_of_four(0.36, 400)) == []
+    assert collection.retraining_alarms(3, best_of_four(0.36, 400)) == []
     # Ratings have a correlation: tanh(atanh(0.01) +- 1.96 / sqrt(97)) = -0.187 to 0.206
     rated = dataclasses.replace(best_of_four(None, 120), queries=100, chance=None, agreement=0.01)
-    assert health.retraining_alarms(3, rated) == []
-    assert len(health.retraining_alarms(3, dataclasses.replace(rated, agreement=0.0))) == 1
+    assert collection.retraining_alarms(3, rated) == []
+    assert len(collection.retraining_alarms(3, dataclasses.replace(rated, agreement=0.0))) == 1
 
 
 def test_labels_that_are_too_few_to_tell_ring_no_alarm():
     for accuracy, questions in [(0.34, 32), (0.25, 32), (0.0, 5)]:
-        assert health.retraining_alarms(3, best_of_four(accuracy, questions)) == []
+        assert collection.retraining_alarms(3, best_of_four(accuracy, questions)) == []
     # Four answers to each question tell little more than one.
     few = dataclasses.replace(best_of_four(0.25, 128), questions=32, effective=32)
-    assert health.retraining_alarms(3, few) == []
+    assert collection.retraining_alarms(3, few) == []
 
 
 def test_labels_shuffled_apart_ring(retrainer):
     """Each field by an order of its own: nothing crashes, but the alarm does not stay silent."""
-    retrainer.hparams.lr = 0.01
-    retrainer.hparams.labels.held_out = 0.2
+    retrainer.settings.lr = 0.01
+    retrainer.settings.labels.held_out = 0.2
     hparams = reward_hparams(**{'labels.num_train': 1024})
     labels = simulated.generate_labels(hparams, encodings.Test)
-    assert health.retraining_alarms(1, retrainer.train(labels, 0).held_out) == []
+    assert collection.retraining_alarms(1, retrainer.train(labels, 0).held_out) == []
     generator = torch.Generator().manual_seed(0)
     apart = {
         field: values[torch.randperm(1024, generator=generator)] for field, values in labels.items()
     }
-    assert len(health.retraining_alarms(1, retrainer.train(apart, 0).held_out)) == 1
+    assert len(collection.retraining_alarms(1, retrainer.train(apart, 0).held_out)) == 1
 
 
 def test_the_line_of_a_training():

@@ -11,10 +11,12 @@ from lm_human_preferences import session
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.gpt2.sizes import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import processors, products, threads
 from lm_human_preferences.machine.products import Rates
+from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
@@ -328,15 +330,7 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     hparams.task.policy.initial_model = 'test'
     hparams.run.precision = 'bf16'
     with pytest.raises(Begun):
-        session.start(
-            begin,
-            hparams,
-            kept(),
-            LocalComm(),
-            records={},
-            command='train_reward',
-            network='reward_model',
-        )
+        session.start(reward_phase(hparams), begin, kept(), shared.Bases(), LocalComm(), records={})
     assert calls == [(768, 'bf16', 'onednn')]
 
 

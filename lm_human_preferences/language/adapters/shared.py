@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +13,6 @@ from torch import nn
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters import layers, record
 from lm_human_preferences.language.network import HEADS, Network
@@ -28,12 +25,9 @@ from lm_human_preferences.utils.core import digest_of
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.model_sizes import Sizes
-    from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
+    from lm_human_preferences.hparams.reward_options import RunHParams
 
-    Training = PolicyHParams | RewardHParams
     Adapters = dict[str, LoraHParams]  # options of the networks that learn, by scope
-
-_read: ContextVar[dict[Any, SharedBase]] = ContextVar('_read')
 
 
 class SharedBase(TrainedModel):
@@ -129,53 +123,38 @@ class SharedBase(TrainedModel):
         allocator.release_freed_memory()  # half of the weights' bytes
 
 
-def adapters_of(hparams: Training) -> Adapters:
-    """Return {scope: LoRA options} of the networks that are trained; empty without LoRA."""
-    lora = hparams.task.policy.lora
-    if lora is None:
-        return {}
-    found = {}
-    if hparams.policy is not None:
-        found['policy'] = lora
-    if hparams.new_reward_model is not None:
-        found['reward_model'] = hparams.new_reward_model.lora or lora
-    return found
+class Bases:
+    """Bases of the trainings of a command, such as those of an ensemble: each is read once."""
 
+    def __init__(self) -> None:
+        self._read: dict[Any, SharedBase] = {}
 
-def on_one_base(model: TrainedModel, hparams: Training, network: str, comm: Comm) -> TrainedModel:
-    """Return `model`, as a SharedBase with LoRA. network: the folder of a model in the run."""
-    adapters = adapters_of(hparams)
-    if not adapters:
-        return model
-    key = model.savedir, hparams.run.precision, hparams.run.keep_base
-    read = _read.get({})
-    shared = (read.get(key) or SharedBase(model, comm)).with_adapters(adapters)
-    run = hparams.run.directory
-    if run is not None:
-        shared.check_record(os.path.join(run, network))
-    if run is not None and hparams.run.keep_base and comm.rank == 0:
-        shared.keep(os.path.join(run, run_files.BASE))
-    if hparams.run.precision == 'bf16' and key not in read:
-        shared.reduce()
-    read[key] = shared
-    return shared
+    def under(
+        self, model: TrainedModel, adapters: Adapters, run: RunHParams, network: str, comm: Comm
+    ) -> TrainedModel:
+        """Return `model`, as a SharedBase if there are adapters.
 
-
-@contextlib.contextmanager
-def read_once() -> Iterator[None]:
-    """Within the block, read a base once for all trainings, such as those of an ensemble."""
-    token = _read.set(_read.get({}))
-    try:
-        yield
-    finally:
-        _read.reset(token)
+        run: of the training. network: folder of the trained network in the run.
+        """
+        if not adapters:
+            return model
+        key = model.savedir, run.precision, run.keep_base
+        shared = (self._read.get(key) or SharedBase(model, comm)).with_adapters(adapters)
+        if run.directory is not None:
+            shared.check_record(os.path.join(run.directory, network))
+        if run.directory is not None and run.keep_base and comm.rank == 0:
+            shared.keep(os.path.join(run.directory, run_files.BASE))
+        if run.precision == 'bf16' and key not in self._read:
+            shared.reduce()
+        self._read[key] = shared
+        return shared
 
 
 def with_learned(
-    sizes: Sizes, create: Callable[[Iterable[str]], Network], hparams: Training
+    sizes: Sizes, create: Callable[[Iterable[str]], Network], adapters: Adapters
 ) -> Sizes:
     """Set `learned` of `sizes`: the most parameters that a network learns beside its heads."""
-    for options in adapters_of(hparams).values():
+    for options in adapters.values():
         with torch.device('meta'):
             network = create([])
         layers.attach(network, options)

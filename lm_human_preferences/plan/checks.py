@@ -1,0 +1,99 @@
+"""Checks of a command before it spends anything, the cheap ones first; each is made once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.adapters import shared
+from lm_human_preferences.machine import products
+from lm_human_preferences.training import memory, precision
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.core import default_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lm_human_preferences.distributed.comm import Comm
+    from lm_human_preferences.hparams.model_sizes import Sizes
+    from lm_human_preferences.hparams.task_options import TaskHParams
+    from lm_human_preferences.language.encodings import Encoder
+    from lm_human_preferences.language.network import Network
+    from lm_human_preferences.plan.making import Plan, Settings
+    from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
+
+
+def check_settings(settings: Settings, ranks: int) -> None:
+    """Raise UserError for settings that do not suit each other, the machine or the ranks."""
+    settings.check_ranks(ranks)
+    for name in _precisions(settings):
+        precision.check(name, default_device())
+    if settings.new_reward_model is not None:
+        _check_same_task(settings.task, settings.new_reward_model.task)
+
+
+def check_start(plan: Plan, phase: TrainReward | TrainPolicy, comm: Comm) -> Sizes:
+    """Return the sizes of networks; UserError if they cannot be had, used, or held by `phase`."""
+    lm_tasks.check_offline(plan.settings.task, files(plan))
+    initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
+    sizes = sizes_of(plan, initial_model.hparams(), initial_model.create)
+    lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
+    check_memory(phase, sizes, comm)
+    if comm.rank == 0:
+        initial_model.check()
+    return sizes
+
+
+def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:
+    """Return the sizes of the networks of a plan, whose initial model has these."""
+    return shared.with_learned(sizes, create, plan.trainings[-1].adapters)
+
+
+def check_memory(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Comm) -> None:
+    """Print warnings where memory is short; UserError if no micro-batch would help."""
+    for estimate in phase.memory(sizes, comm.size):
+        memory.check(estimate, comm, default_device())
+
+
+def files(plan: Plan) -> list[str]:
+    """Return the paths that a command reads before its first step, but for those of its task."""
+    if plan.rewards:
+        return list(plan.rewards[0].settings.labels.sources().values())
+    return [] if plan.policy is None else plan.policy.source.files()
+
+
+def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
+    """Return notes on the texts of a user's own file; UserError if they cannot be used."""
+    notes = lm_tasks.end_notes(plan.settings.task, encoder)
+    notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')
+    if plan.evaluation is not None:
+        plan.evaluation.check_queries()
+    return notes
+
+
+def precision_notes(settings: Settings) -> list[str]:
+    """Return lines for the user where this processor is slow in a precision of the command."""
+    names = dict.fromkeys(_precisions(settings))
+    notes = [products.note_on_bf16(name) for name in names]
+    return [note for note in notes if note]
+
+
+def _precisions(settings: Settings) -> list[str]:
+    """Return the precision of a training, and that of its new reward model."""
+    found = [settings.run.precision]
+    if settings.new_reward_model is not None:
+        found.append(settings.new_reward_model.run.precision)
+    return found
+
+
+def _check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
+    """Raise UserError unless a policy and its new reward model have the same task."""
+    settings, of_reward = hyperparams.leaves(task), hyperparams.leaves(reward_task)
+    for name in settings | of_reward:
+        value, other = settings.get(name, 'off'), of_reward.get(name, 'off')
+        if value != other:
+            raise UserError(
+                f'{task.option_name(name)} and {reward_task.option_name(name)} must be the same:'
+                f' {value} != {other}'
+            )

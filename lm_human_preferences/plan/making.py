@@ -1,0 +1,96 @@
+"""Making of a plan, from the settings of a command."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING
+
+from lm_human_preferences import storage
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.plan.phases import Evaluate, FitHead, Training, TrainPolicy, TrainReward
+from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.runs import run_files
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams.model_sizes import Sizes
+    from lm_human_preferences.training.memory import MemoryEstimate
+
+Settings = policy_options.HParams | reward_options.HParams
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Phases of a command, in their order; settings: all of it, for the record and the console."""
+
+    settings: Settings
+    rewards: tuple[TrainReward, ...]  # that are trained before the policy
+    policy: TrainPolicy | None = None
+    evaluation: Evaluate | None = None
+
+    @property
+    def trainings(self) -> list[Training]:
+        """All trainings, one after another."""
+        return [*self.rewards, *([] if self.policy is None else [self.policy])]
+
+    def work(self, n_vocab: int) -> dict[str, float]:
+        """Return the work of each phase, by name: tokens passed forward."""
+        work = {phase.name: phase.work() for phase in self.trainings}
+        if self.evaluation is not None:
+            work[self.evaluation.name] = self.evaluation.work(n_vocab)
+        return work
+
+    def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+        """Estimate the memory of each part of the command, on one of `ranks`."""
+        trainings = [*self.rewards[:1], *self.trainings[len(self.rewards) :]]
+        return [estimate for phase in trainings for estimate in phase.memory(sizes, ranks)]
+
+    def check_disk_space(self, sizes: Sizes) -> None:
+        """Raise UserError unless there is room for the checkpoints of a policy and its reward."""
+        directory = self.settings.run.directory
+        if directory is None or self.policy is None:
+            return
+        phases = [self.policy, *self.rewards]
+        planned = [phase.planned_checkpoints(directory, sizes) for phase in phases]
+        checkpoints.check_disk_space(*planned)
+
+
+def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
+    """Return the plan of a command with these settings; ask: see reward_sources.source_of."""
+    rewards: list[TrainReward] = []
+    if settings.reward_training is not None:
+        first = reward_phase(settings.reward_training, settings)
+        rewards = [dataclasses.replace(first, member=each) for each in range(settings.members)]
+    if settings.policy is None:
+        return Plan(settings, tuple(rewards))
+    is_evaluated = settings.policy.run.evaluate and settings.run.save_dir is not None
+    evaluation = Evaluate(settings.policy) if is_evaluated else None
+    return Plan(settings, tuple(rewards), policy_phase(settings.policy, ask=ask), evaluation)
+
+
+def reward_phase(settings: reward_options.HParams, command: Settings | None = None) -> TrainReward:
+    """Return the training of a reward model, alone or as a part of a `command`."""
+    command = command or settings
+    kind = FitHead if settings.features == reward_options.FROZEN else TrainReward
+    return kind(settings, command.run, run_files.COMMANDS[command.command])
+
+
+def policy_phase(settings: policy_options.HParams, *, ask: bool = True) -> TrainPolicy:
+    """Return the training of the policy that these settings ask for; ask: see make_plan."""
+    retraining = None
+    if settings.rewards.online is not None and settings.new_reward_model is not None:
+        retraining = reward_phase(settings.new_reward_model, settings)
+    return TrainPolicy(settings, source_of(settings, ask=ask), retraining)
+
+
+def in_directory(policy: TrainPolicy, directory: str) -> tuple[Plan, TrainPolicy]:
+    """Return the plan, and its policy, of a run whose reward models are trained in `directory`."""
+    settings = copy.deepcopy(policy.settings)
+    assert settings.reward_training is not None
+    settings.reward_training.run.save_dir = directory
+    settings.reward_training.ensemble = settings.rewards.members
+    settings.rewards.trained_model = storage.join(directory, run_files.REWARD.network)
+    plan = make_plan(settings)
+    assert plan.policy is not None
+    return plan, plan.policy

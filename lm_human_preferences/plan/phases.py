@@ -1,0 +1,289 @@
+"""Phases of a command: each says its networks, memory, work, files and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, ClassVar
+
+from lm_human_preferences import label_types, storage
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.frozen_head import head
+from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
+from lm_human_preferences.hparams.reward_options import BEST
+from lm_human_preferences.policy import responses_in_a_row
+from lm_human_preferences.runs import run_files
+from lm_human_preferences.training.memory import FLOAT, MemoryEstimate, of_sampling
+from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
+from lm_human_preferences.utils.core import ceil_div, exact_div
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams import policy_options, reward_options
+    from lm_human_preferences.hparams.model_sizes import Sizes
+    from lm_human_preferences.hparams.task_options import LoraHParams
+    from lm_human_preferences.reward_sources import RewardSource
+
+UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on
+# Between the seeds of two models. Like that of ranks: no seed of a run comes near it
+MEMBER_SEED_STRIDE = 1_000_003
+# Forward, and backward as two; as one, without gradients of the base's weights.
+PASSES, PASSES_OF_ADAPTERS = 3, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainReward:
+    """Training of reward model number `member`, from 0, before a policy or while it trains.
+
+    run, command: of the whole command, which may train a policy afterwards.
+    """
+
+    settings: reward_options.HParams
+    run: reward_options.RunHParams
+    command: run_files.CommandFiles
+    member: int = 0
+
+    networks: ClassVar[Networks] = REWARD_NETWORKS
+
+    @property
+    def name(self) -> str:
+        return 'reward model' if self.member == 0 else f'reward model {self.member + 1}'
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last model of an ensemble, whose training scales the mean of all."""
+        return 0 < self.member == self.settings.ensemble - 1
+
+    @property
+    def files(self) -> run_files.CommandFiles:
+        return run_files.REWARD.of_member(self.member)
+
+    @property
+    def seed(self) -> int:
+        """Seed of what differs between the models of an ensemble."""
+        assert self.settings.run.seed is not None, 'see run_settings.pins: labels are the same'
+        return self.settings.run.seed + self.member * MEMBER_SEED_STRIDE
+
+    @property
+    def adapters(self) -> dict[str, LoraHParams]:
+        """Options of the adapters of the networks that learn, by scope; empty without LoRA."""
+        lora = self.settings.task.policy.lora
+        return {} if lora is None else {'reward_model': self.settings.lora or lora}
+
+    def path(self, name: str) -> str | None:
+        """Return the path of a file of the run; None where nothing is saved."""
+        directory = self.settings.run.directory
+        return directory and storage.join(directory, name)
+
+    def is_finished(self) -> bool:
+        """Return whether the run has the checkpoint of the finished model."""
+        directory = self.path(self.files.finished)
+        return directory is not None and checkpoints.latest(directory) is not None
+
+    def saves(self, total_steps: int) -> int:
+        """Return the number of checkpoints of the whole training, with the finished model's."""
+        return 1 + total_steps // self.settings.run.save_interval
+
+    def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
+        """Return the checkpoint of the finished model in the run's directory."""
+        finished = os.path.join(directory, self.files.finished)
+        return checkpoints.Planned(finished, 1, checkpoint_size(self.networks, sizes))
+
+    def work(self) -> float:
+        """Return the tokens passed forward, a backward pass counting as two."""
+        labels = self.settings.labels.num_train or UNKNOWN_LABELS
+        return _passes(self.settings.task.policy.lora) * self._row * self.settings.epochs * labels
+
+    @property
+    def _row(self) -> int:
+        """Tokens of a label: of its query, and its responses."""
+        task = self.settings.task
+        return task.query_length + responses_of(self.settings) * task.response_length
+
+    def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+        """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
+        settings, task = self.settings, self.settings.task
+        labels = settings.labels.num_train or UNKNOWN_LABELS
+        steps = settings.epochs * ceil_div(labels, settings.batch_size)
+        is_saved = settings.run.save_dir is not None and steps > settings.run.save_interval
+        best = int(settings.keep == BEST)
+        estimate = MemoryEstimate(
+            sizes,
+            networks=len(self.networks.scopes) + best,
+            learning=len(self.networks.learning),
+            rows=exact_div(settings.batch_size, ranks),
+            tokens=self._row,
+            sampled_rows=exact_div(settings.rollout_batch_size, ranks),
+            sampled_tokens=task.query_length + task.response_length,
+            micro_batch_size=settings.micro_batch_size,
+            option=settings.option_name('micro_batch_size'),
+            batch_options=(
+                settings.option_name('batch_size'),
+                settings.option_name('rollout_batch_size'),
+            ),
+            gradient_checkpointing=settings.run.gradient_checkpointing,
+            reduced=settings.run.precision == 'bf16',
+            snapshot=3 + best if is_saved else 0,
+        )
+        return [estimate]
+
+
+@dataclasses.dataclass(frozen=True)
+class FitHead(TrainReward):
+    """Fitting of a head on frozen hidden states, which takes a single network and no steps."""
+
+    networks: ClassVar[Networks] = Networks(learning=(), frozen=('ref_policy',))
+
+    def is_finished(self) -> bool:
+        place = self.path(self.files.network)
+        return place is not None and head.is_head(place)
+
+    def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
+        return checkpoints.Planned(os.path.join(directory, self.files.network), 0, 0)
+
+    def work(self) -> float:
+        settings, task = self.settings, self.settings.task
+        labels = self._row * (settings.labels.num_train or UNKNOWN_LABELS)
+        return labels + (task.query_length + task.response_length) * settings.normalize_samples
+
+    def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+        rows = exact_div(self.settings.rollout_batch_size, ranks)
+        precision = self.settings.run.precision
+        task = self.settings.task
+        return [of_sampling(sizes, task, rows, networks=1, sampling=1, precision=precision)]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainPolicy:
+    """Training of a policy; retraining: of its reward models, if they learn while it trains."""
+
+    settings: policy_options.HParams
+    source: RewardSource
+    retraining: TrainReward | None = None
+
+    name: ClassVar[str] = 'policy'
+    files: ClassVar[run_files.CommandFiles] = run_files.POLICY
+    command: ClassVar[run_files.CommandFiles] = run_files.POLICY
+
+    @property
+    def run(self) -> policy_options.RunHParams:
+        return self.settings.run
+
+    @property
+    def networks(self) -> Networks:
+        """Networks of the training, with those of the reward."""
+        return self.source.networks
+
+    @property
+    def adapters(self) -> dict[str, LoraHParams]:
+        """Options of the adapters of the networks that learn, by scope; empty without LoRA."""
+        lora, new_model = self.settings.task.policy.lora, self.settings.new_reward_model
+        if lora is None or new_model is None:
+            return {} if lora is None else {'policy': lora}
+        return {'policy': lora, 'reward_model': new_model.lora or lora}
+
+    def saves(self, total_steps: int | None = None) -> int:
+        """Return the number of checkpoints that the whole training writes, as it was planned."""
+        return ceil_div(self.settings.ppo.nupdates, self.run.save_interval)
+
+    def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
+        """Return the checkpoints of the training in the run's directory."""
+        unfinished = os.path.join(directory, self.files.unfinished)
+        size = checkpoint_size(self.networks, sizes)
+        return checkpoints.Planned(unfinished, self.saves(), size)
+
+    def work(self) -> float:
+        """Return the tokens passed forward, a backward pass counting as two."""
+        task, ppo = self.settings.task, self.settings.ppo
+        tokens = task.query_length + task.response_length
+        # Sampling, the reference and the reward; forward and backward in each epoch.
+        passes = 2 + self.source.members + _passes(task.policy.lora) * ppo.noptepochs
+        return passes * tokens * ppo.nupdates * ppo.batch_size
+
+    def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+        """Estimate the memory of a step on one of `ranks`, and before that of retraining."""
+        task, ppo = self.settings.task, self.settings.ppo
+        sampled_rows = rows = exact_div(ppo.batch_size, ranks)
+        if self.retraining is not None:
+            # Rank 0 samples all responses of this many questions at a time.
+            sampled_rows = max(rows, ASKED_AT_ONCE * responses_of(self.retraining.settings))
+        step = MemoryEstimate(
+            sizes,
+            networks=len(self.networks.scopes),
+            learning=len(self.networks.learning),
+            retrained=len(self.networks.retrained),
+            rows=rows // ppo.nminibatches,
+            tokens=task.query_length + task.response_length,
+            predicted=task.response_length,
+            together=responses_in_a_row(ppo.samples_per_query),
+            sampled_rows=sampled_rows,
+            sampled_tokens=task.query_length + task.response_length,
+            micro_batch_size=ppo.micro_batch_size,
+            option='--ppo.micro_batch_size',
+            gradient_checkpointing=self.run.gradient_checkpointing,
+            reduced=self.run.precision == 'bf16',
+            batch_options=('--ppo.batch_size', '--ppo.batch_size'),
+            snapshot=self._snapshot(),
+        )
+        if self.retraining is None:
+            return [step]
+        retraining = dataclasses.replace(
+            *self.retraining.memory(sizes, ranks),
+            networks=step.networks,
+            learning=step.learning + 1,  # the policy keeps its moments
+            retrained=step.retrained - 1,
+            snapshot=step.snapshot,
+            reduced=step.reduced,
+        )
+        return [retraining, step]
+
+    def _snapshot(self) -> int:
+        """Return the number of network-sized tensors copied for checkpoints before the last."""
+        if self.run.save_dir is None or self.saves() == 1:
+            return 0
+        return 3 * len(self.networks.learning) + len(self.networks.retrained)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Evaluation of the trained policy, whose room is loaded for it alone."""
+
+    settings: policy_options.HParams
+
+    name: ClassVar[str] = 'evaluation'
+
+    def work(self, n_vocab: int) -> float:
+        """Return the tokens passed forward."""
+        from lm_human_preferences.evaluation import measure
+
+        return measure.tokens_to_compute(self.settings.task, n_vocab)
+
+    def check_queries(self) -> None:
+        """Raise UserError if the user's own file of queries has none to evaluate on."""
+        from lm_human_preferences.evaluation import evaluate
+
+        evaluate.check_queries(self.settings)
+
+    def evaluate(self, *, has_trained: bool) -> None:
+        """Evaluate, unless the policy was finished and evaluated before this command."""
+        from lm_human_preferences.evaluation import evaluate
+
+        evaluate.after_training(self.settings, has_trained=has_trained)
+
+
+Training = TrainReward | TrainPolicy
+
+
+def checkpoint_size(networks: Networks, sizes: Sizes) -> int:
+    """Return the bytes that a checkpoint of a training takes, for networks of `sizes`."""
+    moments = 2  # of Adam
+    copies = len(networks.scopes) + moments * len(networks.learning)
+    return copies * FLOAT * sizes.own_parameters() + checkpoints.SIZE_OF_OTHER_FILES
+
+
+def responses_of(settings: reward_options.HParams) -> int:
+    """Return the number of responses of a label."""
+    return len(label_types.get(settings.labels.type).samples)
+
+
+def _passes(lora: LoraHParams | None) -> int:
+    return PASSES if lora is None else PASSES_OF_ADAPTERS
