@@ -25,7 +25,7 @@ QUESTIONS = [
     ('amber', 'What did it write before and after?', SAMPLES, 'weak and bad .* moving and superb'),
     # birch learned from two people, and an alarm stopped it.
     ('birch', 'Did it come to its end?', HAPPENED, 'after 768 of 6,400 episodes'),
-    ('birch', 'What went wrong?', HAPPENED, 'alarm at step 12 .the policy has moved far'),
+    ('birch', 'What went wrong?', HAPPENED, 'alarm at step 12 .the policy .* 1 command that'),
     ('birch', 'Who gave the labels, how many?', LABELS, '8 labels .* people gave .* 2 labellers'),
     ('birch', 'Do they agree?', LABELS, r'75\.0 % of 4 pairs .* Chance is 25\.0 %'),
     ('birch', 'Who took how long?', LABELS, r'hedda .* 2\.0 .* ivo .* 5\.0'),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 import shutil
@@ -140,6 +141,8 @@ RUNS = {
     # 2.04 standard errors, of 32 queries; also in files of earlier versions.
     'sure': ({}, {}, {'queries': 32, 'rewards': {'reward model': {**OWN, 'policy': POLICY}}}),
     'far': ({}, {'objective/kl': 63.5}, {}),
+    'broken': ({}, {'ppo/loss/total': math.nan}, {}),
+    'retrained': ({}, {'online/model': 1}, {}),
     'without': ({'rewards__train_new_model__labels__without': 'anna,bert'}, {}, {}),
     'damaged': ({}, {}, {'rewards': 3}),
 }
@@ -190,6 +193,9 @@ FACTS = [
     ('sure', 'summary', '71.4 ± 2.0 % of the gain'),
     ('sure', 'summary', 'Each ± is a 95 % interval.'),
     ('far', 'summary', 'a KL of 64.50 at the end, where the target was 6'),
+    ('broken', 'summary', 'statistics that end as NaN'),
+    ('broken', 'page', 'ppo/loss/total is not a finite number from step 1 on'),
+    ('retrained', 'page', 'its reward model was trained again before steps 1, 2.'),
     ('without', 'card', 'The answers of 2 more were left out.'),
     ('damaged', 'card', 'its evaluation are damaged'),
 ]
