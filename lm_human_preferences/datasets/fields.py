@@ -28,6 +28,12 @@ def query_field(record: Mapping[str, Any], where: str) -> str | None:
     return found
 
 
+def columns(record: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
+    """Return what a record holds besides its query, the message of the system, and `known`."""
+    others = [name for name in record if name not in (*QUERIES, *SYSTEMS, *known)]
+    return {name: record[name] for name in others}
+
+
 def check_other_names(record: Mapping[str, Any], known: Collection[str], where: str) -> None:
     """Raise UserError if a record without a query has a field that may be one, but for `known`."""
     for name, value in record.items():

@@ -37,8 +37,7 @@ def _query(where: str, value: Any) -> Query:
     if isinstance(value, dict):
         record, name = value, fields.query_field(value, where)
         if name is not None:
-            known = {*fields.QUERIES, *fields.SYSTEMS}
-            columns = {field: record[field] for field in record if field not in known}
+            columns = fields.columns(record)
             value = record[name]
             if isinstance(value, str):
                 value = fields.after_system(record, value)

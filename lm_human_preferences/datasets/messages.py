@@ -65,7 +65,9 @@ def _role(name: str, where: str) -> str:
     role = OTHER_ROLES.get(name.lower(), name.lower())
     if role not in ROLES:
         known = ', '.join((*ROLES, *OTHER_ROLES))
-        raise UserError(f'{where}: a message has the role {name!r:.40}, which is none of {known}')
+        raise UserError(
+            f'{where}: a message has the role {name!r:.40}, which is not one of {known}'
+        )
     return role
 
 

@@ -85,23 +85,14 @@ class QueryRules:
         return ended, counts
 
 
+@dataclasses.dataclass
 class Dataset:
-    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a part.
+    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a part."""
 
-    is_file: whether it is one of the user's, whose generator also takes `seen`, see jsonl.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        generator: Callable[..., Iterator[str] | Iterator[str | list[int]]],
-        *,
-        is_file: bool = False,
-    ) -> None:
-        self.name = name
-        self.generator = generator
-        self.is_file = is_file
-        self.texts_read = 0  # in the current epoch
+    name: str
+    generator: Callable[..., Iterator[str] | Iterator[str | list[int]]]
+    is_file: bool = False  # of the user's, whose generator also takes `seen`, see jsonl
+    texts_read: int = 0  # in the current epoch
 
     def sequences(
         self,

@@ -26,14 +26,13 @@ def acquire(directory: str) -> tuple[io.FileIO, str]:
     path = os.path.join(directory, LOCK)
     with os_errors_as(f'--save_dir: {path} cannot be written'):
         os.makedirs(directory, exist_ok=True)
-        with open(path, 'ab+', buffering=0, opener=storage.open_nofollow) as file:
-            file.seek(0)
-            holder = file.read(_MAX_LENGTH).decode(errors='replace')
         try:
             lock = storage.open_locked(path, 'ab+')
         except BlockingIOError:
-            raise _held(path, holder) from None
+            with open(path, 'rb', buffering=0, opener=storage.open_nofollow) as file:
+                raise _held(path, _holder(file)) from None
     try:
+        holder = _holder(lock)
         if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
             raise _held(path, holder)  # another process has deleted it, and perhaps made it anew
         if holder and f' on {_HOST}, ' not in holder:
@@ -45,6 +44,11 @@ def acquire(directory: str) -> tuple[io.FileIO, str]:
     except BaseException:  # Ctrl-C too: nobody else could close the file
         lock.close()
         raise
+
+
+def _holder(file: io.FileIO) -> str:
+    file.seek(0)
+    return file.read(_MAX_LENGTH).decode(errors='replace')
 
 
 def _held(path: str, holder: str) -> UserError:

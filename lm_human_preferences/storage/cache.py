@@ -187,8 +187,8 @@ def make_cache_folder(path: str) -> None:
             pass
     except OSError as e:
         raise StorageError(
-            f'the cache folder {path} cannot be written ({e.strerror}): set LMHP_CACHE to a folder'
-            ' that can'
+            f'the cache folder {path} cannot be written ({e.strerror}): set LMHP_CACHE to a'
+            ' writable folder'
         ) from e
 
 

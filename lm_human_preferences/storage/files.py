@@ -120,10 +120,12 @@ def open_locked(
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise
+            except OSError as e:
+                if e.errno not in NO_LOCKS:
+                    raise
+                return file
             time.sleep(0.05)
-    except BaseException as e:  # Ctrl-C too: nobody else could close the file
-        if isinstance(e, OSError) and e.errno in NO_LOCKS:
-            return file
+    except BaseException:  # Ctrl-C too: nobody else could close the file
         file.close()
         raise
 

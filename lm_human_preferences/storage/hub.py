@@ -92,7 +92,7 @@ def cached_path(path: str) -> str:
     """Return the local copy of a file of the hub, fetched if need be."""
     hub = HubPath(path)
     if not hub.name:
-        raise hub.error('this is a model, where a file is wanted: add /FILE')
+        raise hub.error('this is the path of a model, not of a file: add /FILE')
     commit = _commit(hub)
     copy = _copy(hub, commit)
     if copy is not None:

@@ -52,7 +52,7 @@ def import_labels(
         keeps_columns=True,
     )
     if not labels:
-        why = [f'{file} holds no label that could be brought in', *notes]
+        why = [f'{file} holds no label that could be imported', *notes]
         raise UserError('. '.join(why))
     if task is None:
         label_type = label_types.get(reward_hparams.labels.type)

@@ -106,8 +106,7 @@ def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]], batch_siz
 
 def _others(record: Mapping[str, Any], responses: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a record besides texts and what `sample` measures, such as an id."""
-    known = {*fields.QUERIES, *fields.SYSTEMS, *_RESPONSES, *responses, *OF_SAMPLES}
-    return {name: record[name] for name in record if name not in known}
+    return fields.columns(record, (*_RESPONSES, *responses, *OF_SAMPLES))
 
 
 def _printer(*, has_spread: bool) -> Printer:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -243,22 +244,18 @@ def _unread(status: int, text: str) -> Response:
     return Json({'error': text}, status, {'Connection': 'close'})
 
 
+@dataclasses.dataclass
 class _Routes:
     """Handlers of requests. Whatever waits for the disk does so in a thread."""
 
-    def __init__(
-        self,
-        html: str,
-        service: LabellingService,
-        access: Access,
-        is_ending: Callable[[], bool],
-    ) -> None:
-        self._html, self.service, self.access = html, service, access
-        self._is_ending = is_ending
+    html: str
+    service: LabellingService
+    access: Access
+    is_ending: Callable[[], bool]
 
     async def page(self, request: Request) -> Response:
         """Send the page itself, which is the same for everybody."""
-        return HTMLResponse(self._html)
+        return HTMLResponse(self.html)
 
     async def session(self, request: Request) -> Response:
         """Exchange the secret of a link for a cookie and a proof."""
@@ -304,9 +301,9 @@ class _Routes:
         await self._request(request)
         loop = asyncio.get_running_loop()
         until = loop.time() + ENDING_SECONDS
-        while not self._is_ending() and loop.time() < until:
+        while not self.is_ending() and loop.time() < until:
             await asyncio.sleep(POLL_SECONDS)
-        return Json({'ended': self._is_ending()})
+        return Json({'ended': self.is_ending()})
 
     def _labeller(self, request: Request) -> str:
         """Return who asks: the cookie counts only with the proof, as all ports get the cookie."""

@@ -172,9 +172,9 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
 
 def columns(record: Mapping[str, Any], label_type: LabelType) -> dict[str, Any]:
     """Return what a record holds besides texts, answer, labeller and remark."""
-    known = {*QUERIES, *SYSTEMS, *people.FIELDS, REMARK}
-    known |= set(PAIR) if is_pair(record) else {*label_type.samples, label_type.field}
-    return {name: record[name] for name in _filled(record) - known}
+    texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
+    found = fields.columns(record, (*people.FIELDS, REMARK, *texts))
+    return {name: found[name] for name in _filled(found)}
 
 
 def _filled(record: Mapping[str, Any]) -> set[str]:
