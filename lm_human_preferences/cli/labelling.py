@@ -16,6 +16,9 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
 Experiments = Mapping[str, Sequence[Trial]]
+# Label types of questions to people about samples: a choice from four takes little longer than from
+# two, and tells more.
+ASKED = {'chat': 'best_of_4'}
 LABEL_FIELDS = {
     key: field
     for key, field in user_settings.settable(reward_options.HParams).items()
@@ -102,6 +105,18 @@ def _commands_of_folders(settings: Callable[[], commands.Experiments]) -> list[C
     ]
 
 
+def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
+    """Return the label type to ask for where the user names none: the folder's, if it is there."""
+    from lm_human_preferences.labels.folder import is_folder
+    from lm_human_preferences.labels.task_file import read_task
+
+    if is_folder(folder):
+        return {'labels.type': read_task(folder)['label_type']}
+    if experiment in ASKED and options.questions is options.gold is None:
+        return {'labels.type': ASKED[experiment]}
+    return {}
+
+
 def _experiment_command(
     name: str,
     job: JobName,
@@ -120,6 +135,8 @@ def _experiment_command(
         options = hparam_class(**{key: settings.pop(key) for key in own & settings.keys()})
         hparams = reward_options.HParams()
         hparams.override_from_dict(binds)
+        if name == 'ask':
+            settings = {**_asked_type(exp, options, values[-1]), **settings}
         settings = user_settings.with_end_of_response(settings, hparams.task)
         user_settings.override(hparams, settings)
         if hparams.labels.source is None:

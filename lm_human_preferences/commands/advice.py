@@ -1,4 +1,4 @@
-"""Recommended epochs and ensemble size by number of labels, from benchmarks/few_labels.py."""
+"""Recommended reward training by number of labels, from benchmarks/few_labels.py and real/."""
 
 import itertools
 import os
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import shell
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import LabelFolder
@@ -17,6 +18,17 @@ from lm_human_preferences.runs.run_files import POLICY, usual_directory
 # labellers' errors, above all where there are many labels.
 EPOCHS = ((512, 16), (4096, 4))
 MEMBERS = 4
+# Most labels from which a head on a large model's frozen hidden states learns more than a network
+MOST_FOR_HEAD = 512
+
+
+def training_options(labels: int, *, is_large: bool) -> list[str]:
+    """Return options of a new reward model for so many labels; is_large: as its language model."""
+    new_model = '--rewards.train_new_model'
+    if is_large and labels <= MOST_FOR_HEAD:
+        return [f'{new_model}.features', reward_options.FROZEN]
+    epochs, members = epochs_and_members(labels)
+    return [f'{new_model}.epochs', str(epochs), '--rewards.ensemble', str(members)]
 
 
 def epochs_and_members(labels: int) -> tuple[int, int]:
@@ -35,7 +47,6 @@ def training_command(
     labels: how many there are to train on.
     """
     experiment, of_task = _experiment_and_task(folder.task, experiments)
-    epochs, members = epochs_and_members(labels)
     path = os.path.abspath(folder.path)
     new_model = '--rewards.train_new_model'
     name = os.path.basename(path)
@@ -49,7 +60,10 @@ def training_command(
     words += [f'{new_model}.labels.num_train', 'None']
     if without:
         words += [f'{new_model}.labels.without', without]
-    words += [f'{new_model}.epochs', str(epochs), '--rewards.ensemble', str(members)]
+    task = TaskHParams()
+    task.override_from_nested_dict(folder.task['task'])
+    # Those that learn by adapters are large, and know more than a few labels can teach.
+    words += training_options(labels, is_large=task.policy.lora is not None)
     return shell.typed('./launch.py train_policy', *words)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import error_of, invoke, succeed
+from command_line import caught_jobs, error_of, invoke, succeed
 from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
 from sample_files import label_hparams
@@ -63,6 +63,22 @@ def test_questions_of_each_label_type(tmp_path, label_type, samples):
         query, *shown = folder.tokens(question).values()
         assert len(query) == 3 and [len(sample) for sample in shown] == [4] * samples
         assert question.policies == ('initial',) * samples
+
+
+def test_a_chat_shows_four_answers_to_choose_from(tmp_path, monkeypatch):
+    """A folder keeps its type; a file of questions, and the user, say how many there are."""
+    started = caught_jobs(monkeypatch)
+    make_folder(tmp_path / 'made', task={'label_type': 'best_of_2'}, samples=2)
+    task = '--task.policy.initial_model reviews --task.query_dataset test'
+    for more, path in (
+        ('', 'new'),
+        ('--questions pairs.jsonl', 'new'),
+        ('--labels.type scalar_rating', 'new'),
+        ('', 'made'),
+    ):
+        ask(tmp_path / path, f'{task} {more}', 'chat')
+    types = [arguments['reward_hparams'].labels.type for _, arguments, _ in started]
+    assert types == ['best_of_4', 'best_of_2', 'scalar_rating', 'best_of_2']
 
 
 def test_more_questions_go_on_in_the_data_set_and_none_comes_twice(tmp_path):

@@ -18,6 +18,13 @@ def test_few_labels_are_learned_more_often(labels, epochs):
     assert advice.epochs_and_members(labels) == (epochs, 4)
 
 
+def test_a_large_model_needs_only_a_head():
+    words = ['--rewards.train_new_model.features', 'frozen']
+    assert advice.training_options(512, is_large=True) == words
+    assert words[0] not in advice.training_options(513, is_large=True)
+    assert words[0] not in advice.training_options(30, is_large=False)
+
+
 def task_of(experiment, options):
     hparams = HParams()
     hparams.override_from_dict(binds('train_reward', experiment))
