@@ -25,10 +25,11 @@ from run_folders import (
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
-from lm_human_preferences.commands import dry_run, learning_curve
+from lm_human_preferences.commands import learning_curve
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.plan import trial
 from lm_human_preferences.report_page import label_section, render
 from lm_human_preferences.run_story import commands, facts, label_facts, model_card
 from lm_human_preferences.runs import run_files, run_lock
@@ -450,7 +451,7 @@ def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_pat
     measured = learning_curve._settings('measured', 'run', None)
     assert measured.labels.sources() == {'source': 'measured', 'more': None}
     hparams.labels.more = 'gs://bucket/more.json'
-    assert dry_run._elsewhere(hparams.labels) == [f'--labels.more {hparams.labels.more}']
+    assert trial._elsewhere(hparams.labels) == [f'--labels.more {hparams.labels.more}']
 
 
 def test_a_reward_model_of_another_run(tmp_path):
