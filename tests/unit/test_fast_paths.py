@@ -430,16 +430,6 @@ def test_without_the_operators_products_are_ordinary_ones(net, library, monkeypa
     assert not hasattr(net.transformer.wte.weight, 'prepacked')
 
 
-# --- what PyTorch has no public name for: the first of these to fail tells what has gone ---
-
-
-def test_pytorch_still_prepacks_on_processors_with_avx512():
-    flags = torch.cpu.get_capabilities()
-    if not all(flags.get(name) for name in ('avx512_bw', 'avx512_vl', 'avx512_dq')):
-        pytest.skip('this processor has no AVX-512')
-    assert precision._prepack_operator(torch.bfloat16) is not None
-
-
 def test_precisions():
     assert PRECISIONS == ('fp32', 'tf32', 'bf16')
     with pytest.raises(ValueError, match='^--run.precision half is none of fp32, tf32, bf16$'):

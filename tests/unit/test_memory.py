@@ -195,14 +195,6 @@ def test_gradients_of_an_embedding_are_counted_by_its_rows():
     assert peaks[1] - peaks[0] == 2 * 100 * 32 * FLOAT  # of the tokens, and of the logits
 
 
-def test_what_experts_keep_is_a_guess():
-    """Their choice depends on values."""
-    found = activation_memory.kept_by(tiny('mixtral'), reduced=False)
-    assert found == activation_memory.Kept(
-        FLOAT * (4 * 32 + 64 + 48 + 48 + 64 + 36 + 2 * (128 + 80)), 0
-    )
-
-
 TEST_TASK = {
     'task.query_length': 3,
     'task.response_length': 4,
@@ -429,12 +421,6 @@ def test_what_both_trainings_of_a_run_share(monkeypatch, tmp_path):
     started.clear()
     invoke(f'{command} --{NEW}.run.precision fp32')
     assert hparams_of(started).rewards.train_new_model.run.precision == 'fp32'
-
-
-def test_a_policy_is_saved_at_intervals_and_at_the_end():
-    settings = {'ppo.batch_size': 4, 'ppo.total_episodes': 40, 'run.save_interval': 3}
-    hparams = resolved('train_policy', 'test', settings)
-    assert policy_phase(hparams).saves() == 4  # after steps 3, 6, 9 and 10
 
 
 def test_work_of_each_phase():

@@ -234,13 +234,6 @@ ROUNDED = (
 )
 
 
-def test_a_run_whose_library_rounds_here_is_told_the_other_one(machine, capsys):
-    machine('Intel with AMX')
-    session.agree_on_library(768, kept(**AMD), LocalComm())
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(ROUNDED) and line.endswith(' is used, so last digits differ')
-
-
 class TwoRanks(LocalComm):
     size = 2
 
@@ -268,18 +261,6 @@ def test_rank_0_decides_and_the_others_say_where_that_does_not_suit(machine, cap
     assert session.agree_on_library(768, kept(), TwoRanks(0, rank_1.said)) == 'onednn'
     (line,) = capsys.readouterr().out.splitlines()
     assert line == rank_1.said[1] and told in line
-
-
-def test_rank_0_says_where_bf16_is_slow_on_any_host(machine, capsys):
-    machine('Intel without bf16')
-    hparams = reward_options.HParams()
-    hparams.run.precision = 'bf16'
-    rank_1 = TwoRanks(1, [[]])
-    session.show_precision_notes(hparams, rank_1)
-    assert capsys.readouterr().out == ''
-    machine('AMD with bf16')
-    session.show_precision_notes(hparams, TwoRanks(0, rank_1.said))
-    assert 'has no instructions for bf16' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
