@@ -167,20 +167,14 @@ def _as_given(found: dict[str, Any], hparams: Any, now: Mapping[str, Any]) -> di
 
 def _leaves(hparams: Any) -> Iterator[tuple[str, Any]]:
     """Yield (option, value) of lasting settings, without groups."""
-    fields = hyperparams.fields(type(hparams))
-    for key, field in fields.items():
+    for key, field in hyperparams.fields(type(hparams)).items():
+        group = key.rpartition('.')[0]
+        if group and value_of(hparams, group) is None:
+            continue
         if group_class(field.type) is not None or not field.metadata.get('lasting', True):
             continue
-        if hyperparams.is_of_another_command(key, field) or not _is_in_a_group_that_is_on(
-            hparams, key
-        ):
-            continue
-        yield key, value_of(hparams, key)
-
-
-def _is_in_a_group_that_is_on(hparams: Any, key: str) -> bool:
-    group = key.rpartition('.')[0]
-    return not group or value_of(hparams, group) is not None
+        if not hyperparams.is_of_another_command(key, field):
+            yield key, value_of(hparams, key)
 
 
 def value_of(hparams: Any, key: str) -> Any:
