@@ -171,20 +171,19 @@ def _with_the_same_end(key: str, names: Mapping[str, str]) -> str | None:
 def _spelt_alike(key: str, names: Mapping[str, str]) -> str | None:
     """Return the option that an unknown dotted name may mean; names: see `_with_the_same_end`."""
     group, _, leaf = key.rpartition('.')
+    text = key.replace('.', '_')
     same_leaf = [name for name in names if name.endswith(f'.{leaf}')]
     options = {}  # by the text that is compared
     near = []  # texts of which less likeness is enough: parts of names, and names that go on
-    text = key.replace('.', '_')
     for name in sorted(same_leaf or names, key=len):
         its_group, _, its_leaf = name.rpartition('.')
         for word in (its_leaf, _SPELT_OUT.get(its_leaf, its_leaf)):
             whole = f'{its_group}_{word}'.replace('.', '_')
-            options.setdefault(whole, names[name])
-            if not group:
-                options.setdefault(word, names[name])
-                near.append(word)
-            elif whole.startswith(text):
-                near.append(whole)
+            compared = (whole,) if group else (whole, word)
+            for each in compared:
+                options.setdefault(each, names[name])
+            if not group or whole.startswith(text):
+                near.append(compared[-1])
     close = difflib.get_close_matches(text, options, n=1, cutoff=0 if same_leaf else _ALMOST)
     close = close or difflib.get_close_matches(text, near, n=1, cutoff=_ALIKE)
     return options[close[0]] if close else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,37 @@ LABEL_FIELDS = {
 }
 
 
+HELP: dict[str, dict[str, Any]] = {  # {command: what its help page says}
+    'ask': {
+        'example': './launch.py ask mock_sentiment ./my-labels --count 200',
+        'help': 'Add questions for people to FOLDER, which is created if it does not exist. They'
+        " are queries of the experiment's data set, each with responses of a policy.",
+    },
+    'import_labels': {
+        'example': './launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
+        'help': 'Import labels that are texts into OUTPUT: a label file if its name ends in .json,'
+        ' else a folder. FILE has prompt, chosen and rejected, or query, sample0 and so on, or is'
+        ' an export of Label Studio.',
+    },
+    'label': {
+        'example': './launch.py label ./my-labels --labeller anna',
+        'help': 'Answer the questions in FOLDER, which `ask` has made. One key answers and goes on;'
+        ' every answer is saved at once.',
+    },
+    'labels': {
+        'example': './launch.py labels ./my-labels --export my-labels.json',
+        'help': 'Show what the labellers of FOLDER have answered and how far they agree, and export'
+        ' their labels.',
+    },
+    'score': {
+        'example': './launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
+        'help': 'Score texts with the reward model of RUN. FILE has a query, and a response or'
+        ' several, in each line; a JSON object with their scores is printed for each. - reads'
+        ' standard input.',
+    },
+}
+
+
 def label_commands(
     reward_experiments: Experiments, settings: Callable[[], commands.Experiments]
 ) -> list[Command]:
@@ -33,74 +65,26 @@ def label_commands(
 
     settings: returns those of all experiments, from which a command that trains is told.
     """
+    options = labelling_options
+    of_experiment = functools.partial(_experiment_command, reward_experiments, settings)
     return [
-        _experiment_command(
-            'ask',
-            JobName.ASK,
-            labelling_options.AskHParams,
-            reward_experiments,
-            settings,
-            ['folder'],
-            example='./launch.py ask mock_sentiment ./my-labels --count 200',
-            help=(
-                'Add questions for people to FOLDER, which is created if it does not exist. They'
-                " are queries of the experiment's data set, each with responses of a policy."
-            ),
+        of_experiment('ask', JobName.ASK, options.AskHParams, ['folder']),
+        of_experiment(
+            'import_labels', JobName.IMPORT_LABELS, options.ImportHParams, ['file', 'output']
         ),
-        _experiment_command(
-            'import_labels',
-            JobName.IMPORT_LABELS,
-            labelling_options.ImportHParams,
-            reward_experiments,
-            settings,
-            ['file', 'output'],
-            example='./launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
-            help=(
-                'Import labels that are texts into OUTPUT: a label file if its name ends in .json,'
-                ' else a folder. FILE has prompt, chosen and rejected, or query, sample0 and so on,'
-                ' or is an export of Label Studio.'
-            ),
-        ),
-        *_commands_of_folders(settings),
-    ]
-
-
-def _commands_of_folders(settings: Callable[[], commands.Experiments]) -> list[Command]:
-    return [
         launch.job_command(
-            'label',
-            JobName.LABEL,
-            labelling_options.LabelHParams,
-            ['folder'],
-            example='./launch.py label ./my-labels --labeller anna',
-            help=(
-                'Answer the questions in FOLDER, which `ask` has made. One key answers and goes on;'
-                ' every answer is saved at once.'
-            ),
+            'label', JobName.LABEL, options.LabelHParams, ['folder'], **HELP['label']
         ),
         launch.job_command(
             'labels',
             JobName.LABELS,
-            labelling_options.ReportHParams,
+            options.ReportHParams,
             ['folder'],
             more=lambda: {'experiments': settings()},
-            example='./launch.py labels ./my-labels --export my-labels.json',
-            help=(
-                'Show what the labellers of FOLDER have answered and how far they agree, and export'
-                ' their labels.'
-            ),
+            **HELP['labels'],
         ),
         launch.job_command(
-            'score',
-            JobName.SCORE,
-            labelling_options.ScoreHParams,
-            ['run', 'file'],
-            example='./launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
-            help=(
-                'Score texts with the reward model of RUN. FILE has a query, and a response or'
-                ' several, in each line; a JSON object with their scores is printed for each. -'
-                ' reads standard input.'
-            ),
+            'score', JobName.SCORE, options.ScoreHParams, ['run', 'file'], **HELP['score']
         ),
     ]
 
@@ -118,13 +102,12 @@ def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
 
 
 def _experiment_command(
+    reward_experiments: Experiments,
+    settings_of_all: Callable[[], commands.Experiments],
     name: str,
     job: JobName,
     hparam_class: type[hyperparams.HParams],
-    reward_experiments: Experiments,
-    settings_of_all: Callable[[], commands.Experiments],
     arguments: Sequence[str],
-    **attrs: Any,
 ) -> Command:
     """Return `name EXPERIMENT ARGUMENT ...`: `job` with the options of both classes."""
 
@@ -159,5 +142,5 @@ def _experiment_command(
         start,
         {**hyperparams.fields(hparam_class), **LABEL_FIELDS},
         [click.Argument(['exp'], metavar='EXPERIMENT'), *arguments],
-        **attrs,
+        **HELP[name],
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import sys
@@ -294,19 +295,12 @@ def _require(hub: HubPath) -> None:
     if time.monotonic() < until:
         raise hub.error(reason, Unreachable)
 
-    def describe() -> object:
-        """Ask for the repository, as the hub knows it."""
-        api = _library().HfApi()
-        return api.repo_info(
-            hub.repository,
-            revision=hub.revision,
-            repo_type=hub.kind,
-            timeout=blobs.READ_TIMEOUT,
-        )
-
+    ask = functools.partial(
+        _library().HfApi().repo_info, hub.repository, revision=hub.revision, repo_type=hub.kind
+    )
     try:
         with _explained(hub):
-            blobs.first_answer(describe, 'the hub')
+            blobs.first_answer(lambda: ask(timeout=blobs.READ_TIMEOUT), 'the hub')
     except Unreachable as e:
         blobs.unreachable[endpoint] = (time.monotonic() + blobs.UNREACHABLE_SECONDS, e.reason)
         raise
