@@ -12,6 +12,7 @@ from three_runs import make_three_runs
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.report_page import render
+from lm_human_preferences.run_story import facts, model_card
 
 COPIES = 22  # of each run
 # What may stand where JSON, or lines of JSON, should.
@@ -98,13 +99,22 @@ def page_of(run):
     return render.page([str(run)], EXPERIMENTS)
 
 
+def cards_of(run):
+    found = facts.of_run(str(run))
+    return [
+        model_card.card(found, EXPERIMENTS, str(run), has_policy=has_policy)
+        for has_policy in (True, False)
+    ]
+
+
 @pytest.mark.parametrize('name', ['amber', 'birch', 'cedar'])
 def test_a_page_tells_what_is_left_of_a_run(runs, tmp_path, name):
-    """Or a line says why there is none."""
+    """Or a line says why there is none. So do the cards of its models."""
     whole = words_of(page_of(runs[name]))
-    pages = {}
+    pages, cards = {}, set()
     for what, run in damaged_copies(runs[name], tmp_path):
         try:
+            cards.update(card.replace(run.name, name) for card in cards_of(run))
             page = page_of(run)
         except UserError as e:
             assert str(run) in str(e) and '\n' not in str(e), what
@@ -115,7 +125,8 @@ def test_a_page_tells_what_is_left_of_a_run(runs, tmp_path, name):
         assert problems(page) == [], what
         pages[what] = words_of(page).replace(run.name, name)
     assert 'There is no log of this run.' in pages['no tb/']
-    assert len(pages) > COPIES / 2
+    assert len(pages) > COPIES / 2 and len(cards) > COPIES / 3
+    assert all('## What is not known\n\n- ' in card for card in cards)
     assert sum(words != whole for words in pages.values()) > COPIES / 3
 
 

@@ -345,26 +345,6 @@ def test_a_model_that_does_not_belong_to_a_run(tmp_path, monkeypatch):
     assert 'base_model' not in card_of(tmp_path, has_policy=False)[1]
 
 
-@pytest.mark.parametrize('content', [None, b'[]', b'{}', b'{"rewards": 3}', b'\xff'])
-def test_files_that_are_missing_or_damaged_are_told_as_not_known(tmp_path, content):
-    """One by one, and all of them; what is left is told."""
-    run = write_run(tmp_path / 'run', rewards__train_new_model__labels__held_out=0.1)
-    files = [path for path in run.rglob('*') if path.is_file()]
-    for has_policy in (True, False):
-        whole = card_of(run, has_policy=has_policy)[0]
-        changed = 0
-        for number, damaged in enumerate([*([file] for file in files), files]):
-            copy = tmp_path / f'{has_policy}{number}' / 'run'
-            shutil.copytree(run, copy)
-            for path in damaged:
-                (copy / path.relative_to(run)).unlink()
-                if content is not None:
-                    (copy / path.relative_to(run)).write_bytes(content)
-            text = card_of(copy, has_policy=has_policy)[0]
-            changed += text != whole
-        assert changed >= 5 and 'not known' in text
-
-
 def test_labels_of_people(tmp_path):
     """How many gave them and how far they agree, of the answers that were learned; no name."""
     folder = tmp_path / 'answers'
