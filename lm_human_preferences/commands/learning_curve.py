@@ -43,9 +43,9 @@ def learning_curve(
 
 
 def _interval(row: dict[str, Any]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean over trainings; None for one, which does not tell."""
+    """Return the 95 % interval of the mean over trainings; None for one, or few queries."""
     measured = row['agreement' if row['chance'] is None else 'accuracy']
-    if len(measured) < 2:
+    if len(measured) < 2 or (min(row['low']), max(row['high'])) in ((0, 1), (-1, 1)):
         return None
     mean = statistics.mean(measured)
     of_trainings = statistics.stdev(measured) / math.sqrt(len(measured))

@@ -264,20 +264,18 @@ def _with_spread(
 ) -> torch.Tensor:
     """Return values (queries,) with the mean `share`, and a spread that t makes its error.
 
-    Queries with little to gain tell little: as many as sum(possible)^2 / sum(possible^2) count. So
-    do long tails: the variance of n values with the kurtosis k is known as well as that of
-    2 n / (k - 1) normal ones. t has as many degrees of freedom less one; to be multiplied by the t
-    of all queries, like any error, the spread is scaled. NaN where one query has nearly all that
-    is possible.
+    Queries with little to gain tell little: as many as sum(possible)^2 / sum(possible^2) count, and
+    t has as many degrees of freedom less one, or fewer where tails are long. To be multiplied by
+    the t of all queries, like any error, the spread is scaled. NaN where one query has nearly all
+    that is possible.
     """
     count = len(pseudo_values)
     if count < 2:
         return share.expand(count)
     deviations = pseudo_values - pseudo_values.mean()
     positive = possible.clamp(min=0)
-    alike = positive.sum() ** 2 / positive.square().sum()
-    kurtosis = count * deviations.pow(4).sum() / deviations.square().sum() ** 2
-    dof = round(torch.fmin(alike, 2 * count / (kurtosis - 1)).nan_to_num().item()) - 1
+    alike = (positive.sum() ** 2 / positive.square().sum()).nan_to_num().item()
+    dof = min(round(alike) - 1, student.dof_of(deviations.tolist()))
     factor = math.nan if dof < 1 else student.quantile(dof) / student.quantile(count - 1)
     return share + factor * deviations
 

@@ -13,7 +13,7 @@ OWN_OPTIMUM = 'own_optimum'  # the curve in the results of a reward that was not
 CURVES = ('frontier', OWN_OPTIMUM)  # what is not a point among those of a reward
 OWN_BEST = 'optimum_by_reward_model'  # the point of OWN_OPTIMUM at the policy's KL
 FEW_SAMPLES = 10  # effective ones, below which nothing is said about the best there is
-FEWEST_QUERIES, FEWEST_FOR_SHARE = 10, 16  # below which an interval over queries says too little
+FEWEST_FOR_SHARE = 16  # queries; an interval of another number takes student.FEWEST
 MOST_SHARE = 1 + 1e-5  # more than all is rounding up to here
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
 REWARD_MODEL = 'reward model'
@@ -82,7 +82,7 @@ def margin(values: Mapping[str, Any], name: str, queries: int) -> float | None:
     Queries are taken as independent; the mean of few has a t distribution; very few tell nothing.
     """
     error = values.get('standard_errors', {}).get(name)
-    if not error or queries < (FEWEST_FOR_SHARE if name == 'share' else FEWEST_QUERIES):
+    if not error or queries < (FEWEST_FOR_SHARE if name == 'share' else student.FEWEST):
         return None
     return student.quantile(queries - 1) * error
 
@@ -145,9 +145,9 @@ def how_measured(results: dict[str, Any]) -> str:
     points = next(iter(results['rewards'].values()))
     if 'standard_errors' not in points['policy']:
         return how
-    if results['queries'] < FEWEST_QUERIES:
+    if results['queries'] < student.FEWEST:
         return (
-            f'{how}; no ±, which takes {FEWEST_QUERIES} queries, or for a share {FEWEST_FOR_SHARE}'
+            f'{how}; no ±, which takes {student.FEWEST} queries, or for a share {FEWEST_FOR_SHARE}'
         )
     return f'{how}; ±: 95 % interval'
 

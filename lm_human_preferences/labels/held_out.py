@@ -22,6 +22,7 @@ from lm_human_preferences.labels.report.agreement import (
     SELECTED,
     correlation_interval,
     effective_answers,
+    effective_pairs,
     in_words,
     wilson_interval,
 )
@@ -105,16 +106,17 @@ class Prediction:
     labels: int
     questions: int
     queries: int  # what is independent; of one query, the questions are
-    effective: float  # independent labels, see agreement.clustered_interval
+    effective: float  # independent labels, see agreement.effective_answers
     accuracy: float | None  # share answered as by the labeller; None for ratings
     chance: float | None
     agreement: float  # see label_types
+    is_undefined: bool = False  # a correlation of rewards or ratings that are all the same
     is_selected: bool = False  # the maximum of several epochs
 
     def interval(self) -> tuple[float, float]:
         """Return the 95 % confidence interval of the accuracy; of the agreement for ratings."""
         if self.accuracy is None:
-            return correlation_interval(self.agreement, self.queries)
+            return correlation_interval(self.agreement, self.effective)
         return wilson_interval(self.accuracy * self.effective, self.effective)
 
     def statistics(self) -> dict[str, float]:
@@ -126,6 +128,8 @@ class Prediction:
 
     def __str__(self) -> str:
         warning = SELECTED if self.is_selected else ''
+        if self.is_undefined:
+            return f'no correlation with {self.labels} labels: rewards or labels are all the same'
         if self.accuracy is None or self.chance is None:
             return f'correlation {self.agreement:.3f} with {self.labels} labels{warning}'
         low, high = self.interval()
@@ -160,8 +164,12 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
     queries, query_of = torch.unique(labels['query'], dim=0, return_inverse=True)
     if len(queries) == 1:  # or none, where there is nothing but responses
         queries, query_of = questions, question_of
-    effective = float(len(queries))
-    if right is not None:
+    is_undefined = False
+    if right is None:
+        pair = rewards[:, 0].double().numpy(), labels[label_type.field].double().numpy()
+        is_undefined = any(np.ptp(each) <= 1e-6 * np.abs(each).max() for each in pair)
+        effective = 0.0 if is_undefined else effective_pairs(*pair, query_of.numpy())
+    else:
         effective = effective_answers(
             torch.bincount(query_of, weights=right.double()).tolist(),
             torch.bincount(query_of).tolist(),
@@ -173,7 +181,8 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
         effective=effective,
         accuracy=None if right is None else right.double().mean().item(),
         chance=label_type.chance,
-        agreement=label_type.agreement(rewards, labels).item(),
+        agreement=0.0 if is_undefined else label_type.agreement(rewards, labels).item(),
+        is_undefined=is_undefined,
     )
 
 

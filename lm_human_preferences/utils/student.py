@@ -2,8 +2,10 @@
 
 import functools
 import math
+from collections.abc import Sequence
 
 UPPER_95 = 0.975  # so much lies below the upper end of a 95 % interval
+FEWEST = 10  # independent values, of which there may be two kinds, that tell an interval
 
 
 @functools.cache
@@ -37,3 +39,15 @@ def _below(t: float, dof: int) -> float:
     total *= math.sin(angle)
     within = 2 / math.pi * (angle + total) if is_odd else total
     return (1 + within) / 2
+
+
+def dof_of(values: Sequence[float]) -> int:
+    """Return the degrees of freedom, at least 1, of t for the mean of 2 or more `values`.
+
+    They are fewer where tails are long: the variance of n values with the kurtosis k is known as
+    well as that of 2 n / (k - 1) normal ones.
+    """
+    count, mean = len(values), sum(values) / len(values)
+    squares = [(value - mean) ** 2 for value in values]
+    kurtosis = count * sum(square**2 for square in squares) / max(sum(squares) ** 2, 1e-300)
+    return max(1, round(min(count, 2 * count / max(kurtosis - 1, 1e-9))) - 1)

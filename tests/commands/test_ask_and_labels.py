@@ -237,12 +237,10 @@ def test_report_by_hand(answered, tmp_path):
     assert 'retired: skipped by two labellers, so not asked any more' in printed
     agreement = report['agreement']
     assert (agreement['pairs'], agreement['raw'], agreement['chance']) == (5, 4 / 5, 1 / 4)
-    # 3 of 3, 1 of 1 and 0 of 1: fewer than 5 independent pairs.
-    expected = clustered_interval([3, 1, 0], [3, 1, 1])
-    assert (agreement['low'], agreement['high']) == expected
-    ends = ' to '.join(f'{100 * end:.1f}' for end in expected)
-    taken = 'for these labellers, independent queries'
-    assert f'(95 % interval {ends} %, {taken}).\nChance is 25.0 %; Krippendorff' in printed
+    # 3 of 3, 1 of 1 and 0 of 1: the answers are about too few queries.
+    assert (agreement['low'], agreement['high']) == (0, 1)
+    none = '(no interval: most answers are about fewer than 10 queries).'
+    assert f'{none}\nChance is 25.0 %; Krippendorff' in printed
     # n 7; values 0: 1, 1: 3, 2: 2, 3: 1. Unequal ordered pairs over (values - 1): 2
     assert agreement['alpha'] == pytest.approx(1 - 6 * 2 / (49 - 1 - 9 - 4 - 1))
     anna = report['labellers']['anna']
@@ -250,7 +248,7 @@ def test_report_by_hand(answered, tmp_path):
     assert (anna['median_seconds'], anna['under_a_second']) == (1.5, 1)
     assert (anna['agreement'], anna['agreement_pairs']) == (3 / 4, 4)
     assert sum(anna['positions']) == 3
-    assert 'agreed in 80.0 % of 5 pairs of answers to 3 questions (95 % interval' in printed
+    assert 'agreed in 80.0 % of 5 pairs of answers to 3 questions (no interval' in printed
     *lines, last = printed.splitlines()
     assert max(map(len, lines)) < 140
     assert last == f'To train on them: {command_to_train(answered, 7)}'
@@ -319,7 +317,7 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
     (tmp_path / 'const.py').write_text(constant)
     report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
     assert report['reward']['trained_on']['accuracy'] == 1 / 4  # all are equally good
-    assert 'labels to train on: 2 of 7, 25.0 % (95 % interval' in printed
+    assert 'labels to train on: 2 of 7, 25.0 % (no interval' in printed
 
 
 def test_win_rate(tmp_path):

@@ -350,6 +350,26 @@ def test_among_equal_rewards_each_answer_is_as_right(name, rewards, answers, rig
     assert found.tolist() == pytest.approx(right)
 
 
+@pytest.mark.parametrize(
+    'slope, scores, told',
+    [
+        (0.0, range(12), 'no correlation with 12 labels: rewards or labels are all the same'),
+        (1e-8, range(12), 'no correlation with 12 labels: rewards or labels are all the same'),
+        (1.0, [3] * 12, 'no correlation with 12 labels: rewards or labels are all the same'),
+        (1.0, range(12), 'correlation 1.000 with 12 labels'),
+    ],
+)
+def test_rewards_that_are_all_the_same_have_no_correlation(slope, scores, told):
+    tokens = torch.arange(12)[:, None]
+    labels = {'query': tokens, 'sample': tokens, 'score': torch.tensor(list(scores)).float()}
+    rewards = lambda queries, responses: 5 + slope * responses[..., 0]  # noqa: E731
+    found = predict(rewards, labels, label_types.get('scalar_rating'), 4, LocalComm())
+    assert found is not None and str(found) == told
+    assert found.is_undefined == told.startswith('no ')
+    low, high = found.interval()
+    assert (low > 0.99) != found.is_undefined and (low == -1) == found.is_undefined
+
+
 @pytest.mark.parametrize('name', ['best_of_4', 'scalar_compare', 'scalar_rating'])
 def test_rewards_that_are_not_finite_predict_nothing(name):
     label_type = label_types.get(name)

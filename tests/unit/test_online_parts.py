@@ -472,7 +472,7 @@ def test_a_reward_model_no_better_than_chance_rings():
     )
     assert collection.retraining_alarms(3, best_of_four(0.36, 400)) == []
     # Ratings have a correlation: tanh(atanh(0.01) +- 1.96 / sqrt(97)) = -0.187 to 0.206
-    rated = dataclasses.replace(best_of_four(None, 120), queries=100, chance=None, agreement=0.01)
+    rated = dataclasses.replace(best_of_four(None, 120), effective=100, chance=None, agreement=0.01)
     assert collection.retraining_alarms(3, rated) == []
     assert len(collection.retraining_alarms(3, dataclasses.replace(rated, agreement=0.0))) == 1
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from lm_human_preferences.utils import student
+
 MOST_CORRELATED = 1 - 1e-12  # beyond which Fisher's transformation is infinite
+LEAST_ERROR = 1e-3  # of Fisher's z, for correlations of 1
 NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with probability 0.95
 # Weight of an imagined question whose labellers all agree: with it intervals hold what they promise
-# from 20 questions on, see benchmarks/interval_coverage.py.
+# from 10 questions on, see benchmarks/interval_coverage.py.
 IMAGINED = 0.25
 LEAST_EXPECTED = 5  # answers in each cell, below which a chi-square test is too inexact
 DRAWS, DRAWS_AT_ONCE = 20_000, 1_000  # of the test that takes its place
@@ -89,18 +92,54 @@ def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tu
 
     successes, answers: of each query. As labellers agree, k answers about it say less than one
     about each of k queries: it is Wilson's for the answers over the design effect. It is that of
-    the share among these labellers: others may differ, of whom a few tell too little.
+    the share among these labellers: others may differ, of whom a few tell too little. (0, 1) where
+    queries are too few.
     """
-    if sum(answers) == 0:
-        return 0.0, 1.0
     effective = effective_answers(successes, answers)
+    if effective == 0:
+        return 0.0, 1.0
     return wilson_interval(sum(successes) / sum(answers) * effective, effective)
 
 
 def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> float:
-    """Return the number of independent answers that say as much; see clustered_interval."""
+    """Return the number of independent answers that say as much; see clustered_interval.
+
+    It is 0 where some queries have several answers, and few queries have most of them: as many as
+    (sum of answers)^2 / sum of answers^2 count.
+    """
     counts = np.array(answers, np.float64)
+    if counts.max(initial=0) > 1 and counts.sum() ** 2 < student.FEWEST * (counts**2).sum():
+        return 0.0
     return float(counts.sum()) / design_effect(np.array(successes, np.float64), counts)
+
+
+def effective_pairs(first: np.ndarray, second: np.ndarray, clusters: np.ndarray) -> float:
+    """Return the number of independent normal pairs whose correlation is known as well.
+
+    first, second, clusters (pairs,): numbers, and the index of each pair's query. The error of
+    Fisher's z is the jackknife's over queries. It is 0 where these are too few.
+    """
+    queries = int(clusters.max(initial=-1)) + 1
+    if queries < student.FEWEST:
+        return 0.0
+    x, y = (each - each.mean() for each in (first, second))
+    products = (np.ones(len(x)), x, y, x * x, y * y, x * y)
+    sums = np.stack([np.bincount(clusters, weights=each) for each in products])
+    pseudo_values = queries * _fisher_z(sums.sum(1)) - (queries - 1) * _fisher_z(
+        sums.sum(1, keepdims=True) - sums
+    )
+    half = student.quantile(student.dof_of(pseudo_values.tolist()))
+    half *= max(float(pseudo_values.std(ddof=1)) / math.sqrt(queries), LEAST_ERROR)
+    return 3 + (NORMAL_95 / half) ** 2
+
+
+def _fisher_z(sums: np.ndarray) -> np.ndarray:
+    """Return Fisher's z of a correlation by the sums (6, ...) of 1, x, y, x^2, y^2 and x y."""
+    count, x, y, xx, yy, xy = sums
+    variances = (count * xx - x**2) * (count * yy - y**2)
+    with np.errstate(invalid='ignore', divide='ignore'):
+        correlation = np.nan_to_num((count * xy - x * y) / np.sqrt(variances))
+    return np.arctanh(correlation.clip(-MOST_CORRELATED, MOST_CORRELATED))
 
 
 def design_effect(right: np.ndarray, answers: np.ndarray) -> float:
@@ -137,12 +176,21 @@ def wilson_interval(successes: float, n: float) -> tuple[float, float]:
 
 
 def in_words(low: float, high: float) -> str:
-    """Return an interval of a share with what it takes as independent."""
+    """Return an interval of a share with what it takes as independent, or that there is none."""
+    if (low, high) == (0, 1):
+        return f'no interval: most answers are about fewer than {student.FEWEST} queries'
     ends = f'{100 * low:.1f} to {100 * high:.1f} %'
     return f'95 % interval {ends}, for these labellers, independent queries'
 
 
-def correlation_interval(correlation: float, n: int) -> tuple[float, float]:
+def of_correlation(low: float, high: float) -> str:
+    """Return an interval of a correlation with what it takes as independent."""
+    if (low, high) == (-1, 1):
+        return f'no interval: it takes {student.FEWEST} queries'
+    return f'95 % interval {low:.3f} to {high:.3f}, for independent queries'
+
+
+def correlation_interval(correlation: float, n: float) -> tuple[float, float]:
     """Return the 95 % interval of a correlation of `n` pairs, by Fisher's transformation."""
     if n <= 3:
         return -1.0, 1.0
