@@ -198,7 +198,7 @@ def test_another_machine_and_another_number_of_ranks(tmp_path, monkeypatch, caps
     interrupted('train_policy', tmp_path, 95)
     _, state = checkpoints.latest_resumable(str(tmp_path / 'run/policy/checkpoints'))
     assert 0 < state['trainer']['elapsed'] < 60
-    trainer = mock.Mock(last_time=1000.0, hparams=train_policy.HParams())
+    trainer = mock.Mock(last_time=1000.0, initial_kl_coef=0.2)
     train_policy.PPOTrainer.load_state_dict(trainer, state['trainer'])
     assert trainer.start_time == 1000 - state['trainer']['elapsed']
     hparams = train_policy.HParams()

@@ -24,6 +24,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.held_out import predict
 from lm_human_preferences.language import encodings
 from lm_human_preferences.plan.making import make_plan, reward_phase
@@ -178,7 +179,7 @@ def test_members_learn_the_same_labels(monkeypatch):
         return {'query': tokens, 'sample0': tokens, 'sample1': tokens, 'best': tokens[:, 0] % 2}
 
     monkeypatch.setattr(train_reward.RewardModelTrainer, 'prepare', noted)
-    monkeypatch.setattr(train_reward.simulated, 'simulated_labels', draw)
+    monkeypatch.setattr(simulated, 'simulated_labels', draw)
     settings = {
         'ensemble': 2,
         'run.seed': None,
@@ -348,7 +349,7 @@ def test_each_member_is_exported(trained, policy, tmp_path):
     assert '--ensemble 3' in (tmp_path / 'one/README.md').read_text()
     succeed(f'export {policy[0]} {tmp_path}/policy')
     page = (tmp_path / 'policy/README.md').read_text()
-    assert 'It is the mean of 3 reward models that differ by their seeds' in page
+    assert 'mean of 3 reward models' in page
 
 
 def test_a_policy_trains_its_members_first(trained, tmp_path):
