@@ -37,6 +37,7 @@ from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import (
     command_options,
+    completion,
     policy_options,
     reward_options,
 )
@@ -241,7 +242,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
         raise UserError(f'--{min(unknown)} is not an option of {command}')
     settings = user_settings.settings_with_own_token(settings, hparams.task)
     if hparams.policy is not None:
-        settings, notes = policy_options.complete(settings, hparams.policy, None)
+        settings, notes = completion.complete(settings, hparams.policy, None)
         for line in notes:
             note(line)
     user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})

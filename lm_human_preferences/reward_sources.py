@@ -154,6 +154,7 @@ class FunctionSource(RewardSource):
     code: reward_function.Source | None = None
 
     def pinned(self, run: RunHParams, comm: Comm) -> Self:
+        """Return it with the code that rank 0 reads."""
         parts: tuple[str, ...] = ()
         if comm.rank == 0:
             own = reward_function.function_of_training(
@@ -166,12 +167,14 @@ class FunctionSource(RewardSource):
     def for_training(
         self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
     ) -> rewards.ScoringModel:
+        """Return the reward by the code."""
         assert self.code is not None, 'see pinned'
         return rewards.reward_of_function(self.code, initial_model.encoding, self.task)
 
     def of_run(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> rewards.FrozenRewardModel:
+        """Return the reward by the run's copy of the code."""
         return rewards.reward_of_function(
             reward_function.function_of_run(save_dir), encoding, self.task
         )
@@ -180,6 +183,7 @@ class FunctionSource(RewardSource):
         return save_dir
 
     def check(self, trial: Trial) -> None:
+        """Call the function."""
         assert self.code is not None, 'see pinned'
         scorer = FunctionScorer(self.code)
         trial.ask(scorer)
@@ -252,6 +256,7 @@ class NewSource(RewardSource):
     def for_training(
         self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
     ) -> rewards.ScoringModel:
+        """Return the models that rank 0 reads; empty ones on other ranks."""
         if comm.rank == 0:
             return super().for_training(initial_model, comm, reference)
         # Other hosts may not see its directory.
@@ -279,6 +284,7 @@ class _OnReference(RewardSource):
     def for_training(
         self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
     ) -> rewards.ScoringModel:
+        """Return the head that rank 0 reads, on the states of `reference`."""
         assert reference is not None
         own = None
         if comm.rank == 0:
@@ -290,6 +296,7 @@ class _OnReference(RewardSource):
     def of_run(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> rewards.FrozenRewardModel:
+        """Return the head in the run."""
         directory = locations.reward_model_dir(self.place_in(save_dir))
         return frozen.load_frozen(directory, reference, self.pessimism)
 
@@ -320,6 +327,7 @@ class OnlineSource(NewSource):
     def for_training(
         self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
     ) -> rewards.ScoringModel:
+        """Return new models."""
         return _ensemble([RewardModel(initial_model) for _ in range(self.members)])
 
     def place_in(self, save_dir: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.cli.arguments import did_you_mean
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.hparams import completion, policy_options
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.runs import recorded_paths
@@ -67,7 +67,7 @@ def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
 def completed_by(
     reward_experiments: Mapping[str, Sequence[Trial]],
 ) -> Callable[..., tuple[dict[str, Any], list[str]]]:
-    """Return policy_options.complete, for experiments that may have no reward model of their own.
+    """Return completion.complete, for experiments that may have no reward model of their own.
 
     One that is asked for is trained as the experiment of train_reward of the same name trains it.
     """
@@ -77,10 +77,10 @@ def completed_by(
     ) -> tuple[dict[str, Any], list[str]]:
         """Complete `settings`, once `hparams` has a reward model if one is asked for."""
         has_none = hparams.rewards.train_new_model is None
-        if has_none and policy_options.trains_new_model(settings, hparams):
+        if has_none and completion.trains_new_model(settings, hparams):
             of_reward = bindings(reward_experiments, experiment, 'train_reward')
-            policy_options.switch_on_new_model(hparams, of_reward)
-        return policy_options.complete(settings, hparams, experiment)
+            completion.switch_on_new_model(hparams, of_reward)
+        return completion.complete(settings, hparams, experiment)
 
     return complete
 

@@ -1,11 +1,10 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
 
-import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import floor
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
@@ -24,24 +23,6 @@ from lm_human_preferences.utils.integers import check_multiple
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
-_RUNS = 'az://openaipublic/lm-human-preferences/runs'
-# Options of the policy that a new reward model takes over unless it is given its own.
-OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
-# Options of a new reward model that have no effect where its labels are collected while the policy
-# trains, and what says instead.
-_OFFLINE = {
-    'labels.num_train': '--rewards.online.labels',
-    'labels.error': '--rewards.online.error',
-    'labels.without': '--rewards.online: every answer to its questions counts',
-    'labels.too_long': 'its questions, which are cut to the task already',
-    'run.seed': '--run.seed',
-    'run.save_dir': '--save_dir',
-    'run.log_interval': '--rewards.online.retrainings: each of them is logged',
-    'run.save_interval': '--run.save_interval',
-    'run.precision': '--run.precision',
-    'keep': 'the last epoch',
-}
-_PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 
 @dataclass
@@ -328,86 +309,3 @@ class HParams(hyperparams.HParams):
                 f' use {_LEAST_TO_WHITEN * parts} or more'
             )
         return None
-
-
-def trains_new_model(settings: Mapping[str, Any], hparams: HParams) -> bool:
-    """Return whether a new reward model is trained with the user's `settings` over `hparams`."""
-    named = any(key.startswith(f'{_NEW}.') for key in settings)
-    default = 'on' if named or hparams.rewards.train_new_model else 'off'
-    return settings.get(_NEW, default) == 'on'
-
-
-def switch_on_new_model(hparams: HParams, of_reward: Mapping[str, Any]) -> None:
-    """Have a policy train a new reward model for its task, with the settings of train_reward."""
-    settings = {f'{_NEW}.{key}': value for key, value in of_reward.items()}
-    hparams.override_from_dict({_NEW: 'on', **settings})
-    assert hparams.rewards.train_new_model is not None
-    hparams.rewards.train_new_model.task = copy.deepcopy(hparams.task)
-
-
-def complete(
-    settings: dict[str, Any],
-    hparams: HParams,
-    experiment: str | None,
-) -> tuple[dict[str, Any], list[str]]:
-    """Return user settings with what they imply, and notes; UserError if contradictory."""
-    settings = dict(settings)
-    notes = []
-    if trains_new_model(settings, hparams):
-        notes += _refuse_what_has_no_effect(settings, hparams)
-        _share_task(settings)
-        for key in OF_BOTH & settings.keys():
-            settings.setdefault(f'{_NEW}.{key}', settings[key])
-        new_model = hparams.rewards.train_new_model
-        if (
-            experiment
-            and new_model
-            and 'run.seed' in settings
-            and f'{_NEW}.run.seed' not in settings
-        ):
-            notes.append(
-                'note: --run.seed is the seed of the policy only; that of the reward model stays '
-                f'{new_model.run.seed} unless --{_NEW}.run.seed is given'
-            )
-    elif (
-        not any(key.startswith(f'{_NEW}.') for key in settings)
-        and not settings.get('rewards.trained_model', hparams.rewards.trained_model)
-        and not settings.get('rewards.function')
-        and experiment in _PUBLISHED
-    ):
-        settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'
-        notes.append(
-            'note: no --rewards.trained_model given: using the published one,'
-            f' {settings["rewards.trained_model"]}'
-        )
-    return settings, notes
-
-
-def _refuse_what_has_no_effect(settings: Mapping[str, Any], hparams: HParams) -> list[str]:
-    """Raise UserError for an option that nothing would read; return notes on the original's."""
-    named = any(key.startswith('rewards.online.') for key in settings)
-    default = 'on' if named or hparams.rewards.online else 'off'
-    if settings.get('rewards.online', default) == 'on':
-        for name, instead in _OFFLINE.items():
-            if settings.get(f'{_NEW}.{name}') is not None:  # None asks for nothing
-                raise UserError(
-                    f'--{_NEW}.{name} has no effect with --rewards.online; what counts is {instead}'
-                )
-    elif f'{_NEW}.run.save_dir' in settings:
-        return [
-            f'note: --{_NEW}.run.save_dir has no effect: the reward model is kept with its policy'
-        ]
-    return []
-
-
-def _share_task(settings: dict[str, Any]) -> None:
-    """Set each option of the task for policy and reward model alike; UserError if two differ."""
-    for key, value in list(settings.items()):
-        if 'task.' not in key:
-            continue
-        twin = f'{_NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{_NEW}.')
-        if settings.setdefault(twin, value) != value:
-            raise UserError(
-                f'--{key} {value} and --{twin} {settings[twin]} differ, but a policy and its reward'
-                ' model share one task: give only one of them'
-            )

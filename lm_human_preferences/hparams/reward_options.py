@@ -202,8 +202,8 @@ class HParams(hyperparams.HParams):
 
     features: str = own_option(
         TRAINED,
-        'trained: a network that learns with its head; frozen: only a head on hidden states of the'
-        ' initial model, best for few labels (docs/labelling.md)',
+        "trained: a network that learns with its head; frozen: a head on the initial model's hidden"
+        ' states (docs/labelling.md)',
         one_of=(TRAINED, FROZEN),
     )
     batch_size: int = option(

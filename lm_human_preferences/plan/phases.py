@@ -146,6 +146,7 @@ class FitHead(TrainReward):
         return labels + (task.query_length + task.response_length) * settings.normalize_samples
 
     def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+        """Estimate the memory of sampling."""
         rows = exact_div(self.settings.rollout_batch_size, ranks)
         precision = self.settings.run.precision
         task = self.settings.task

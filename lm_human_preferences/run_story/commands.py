@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell
-from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.hparams import completion
 from lm_human_preferences.runs import command_record, run_settings
 from lm_human_preferences.runs.run_files import COMMANDS, REWARD
 from lm_human_preferences.utils import hyperparams
@@ -126,7 +126,7 @@ def differences(
     base.override_from_dict(dict(binds))
     found = _switched(hparams, base)
     if _NEW in found and found[_NEW] == 'on':
-        policy_options.switch_on_new_model(base, of_reward)
+        completion.switch_on_new_model(base, of_reward)
     now, before = dict(_leaves(hparams)), dict(_leaves(base))
     for key, value in now.items():
         if key not in _OWN and value != before.get(key, value):
@@ -160,7 +160,7 @@ def _as_given(found: dict[str, Any], hparams: Any, now: Mapping[str, Any]) -> di
     found = {key: value for key, value in found.items() if not key.startswith(f'{_NEW}.task.')}
     found.pop('rewards.trained_model', None)
     # The reward model follows the policy in these, unless they are given for it, too.
-    for key in policy_options.OF_BOTH & found.keys():
+    for key in completion.OF_BOTH & found.keys():
         found[f'{_NEW}.{key}'] = now[f'{_NEW}.{key}']
     return found
 

@@ -8,7 +8,7 @@ import re
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -39,19 +39,25 @@ class InvalidOptions(ValueError, AssertionError):
     """Options that do not go together, which the original asserted."""
 
 
+class Marks(TypedDict, total=False):
+    """Facts about an option, beside its default and its help; see option."""
+
+    at_least: float
+    above: float
+    at_most: float
+    one_of: Collection[str]
+    lasting: bool
+    of_command: bool
+    formerly: str
+    also: str
+
+
 def option(
     default: Any,
     help: str | None,  # the keyword of click
     *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    one_of: Collection[str] = (),
     ours: bool = False,
-    lasting: bool = True,
-    of_command: bool = False,
-    formerly: str | None = None,
-    also: str | None = None,
+    **marks: Unpack[Marks],
 ) -> Any:
     """Declare a field with a line of help; the other arguments limit the values accepted.
 
@@ -62,7 +68,7 @@ def option(
     of another command does not have. formerly, also: another name that is read and never written;
     groups cannot be renamed.
     """
-    metadata = {**locals()}
+    metadata = {'help': help, 'ours': ours, **marks}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
 
