@@ -117,10 +117,10 @@ def number(value: float) -> str:
 def _shown(series: Series) -> Series:
     """Return the finite numbers alone; of a line only as many as can be seen."""
     points = series.points()
-    xs, ys, texts = ([point[part] for point in points] for part in range(3))
+    xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
     if series.kind != POINTS:
         xs, ys = thinned(xs, ys)
-    return series._replace(xs=xs, ys=ys, texts=texts)
+    return series._replace(xs=xs, ys=ys, texts=[text for _, _, text in points])
 
 
 def _scale(

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -41,10 +40,24 @@ def page(
     """Return the page of `runs`, paths or URLs. UserError where one of them is not a run."""
     found = [_facts(run) for run in runs]
     names = _names(runs)
-    stories = [
-        _story(name, f'r{place}', each, experiments, has_names=has_names, calibrate=calibrate)
-        for place, (name, each) in enumerate(zip(names, found, strict=True))
-    ]
+    stories = []
+    for place, (name, each) in enumerate(zip(names, found, strict=True)):
+        identity = f'r{place}'
+        labels = label_section.labels(
+            each, has_names=has_names, calibrate=calibrate, identity=identity
+        )
+        stories.append(
+            {
+                'name': name,
+                'identity': identity,
+                'facts': each,
+                'evaluation': frontier.evaluation(each.evaluation or {}, identity),
+                'samples': sample_choice.choices(each.directory, name),
+                'charts': training_curves.of_run(each, identity),
+                'labels': labels,
+                'provenance': provenance.provenance(each, experiments, has_names=has_names),
+            }
+        )
     compared = None
     if len(found) > 1:
         compared = compared_runs.comparison(names, found, has_names=has_names)
@@ -84,30 +97,6 @@ def _names(runs: Sequence[str]) -> list[str]:
     if len(set(names)) < len(names):
         names = ['/'.join(path.rstrip('/').split('/')[-2:]) for path in paths]
     return [plain(name, _NAME) for name in names]
-
-
-def _story(
-    name: str,
-    identity: str,
-    found: RunFacts,
-    experiments: Experiments,
-    *,
-    has_names: bool,
-    calibrate: bool,
-) -> dict[str, Any]:
-    """Return the content of the template for one run."""
-    return {
-        'name': name,
-        'identity': identity,
-        'facts': found,
-        'evaluation': frontier.evaluation(found.evaluation or {}, identity),
-        'samples': sample_choice.choices(found.directory, name),
-        'charts': training_curves.of_run(found, identity),
-        'labels': label_section.labels(
-            found, has_names=has_names, calibrate=calibrate, identity=identity
-        ),
-        'provenance': provenance.provenance(found, experiments, has_names=has_names),
-    }
 
 
 def _template(name: str = 'report.html') -> jinja2.Template:

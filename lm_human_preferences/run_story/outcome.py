@@ -36,13 +36,13 @@ def measured(
     found = []
     try:
         for reward, points in evaluation['rewards'].items():
-            numbers = [
-                _with_interval(points['policy'], name, evaluation['queries'])
-                for name in ('kl', 'reward', 'share')
-            ]
+            policy, queries = points['policy'], evaluation['queries']
+            kl, mean, share = (
+                _with_interval(policy, name, queries) for name in ('kl', 'reward', 'share')
+            )
             judge = evaluation.get('judge') if reward == report.JUDGE else None
             is_learned_from = isinstance(judge, str) and has_learned_from(judge)
-            found.append(Measured(reward, *numbers, is_learned_from))
+            found.append(Measured(reward, kl, mean, share, is_learned_from))
     except _DAMAGED:
         return []
     return found
