@@ -317,6 +317,17 @@ class NewHeadSource(_OnReference, NewSource):
         return storage.join(save_dir, run_files.REWARD.network)
 
 
+@dataclasses.dataclass(frozen=True)
+class OnlineHeadSource(NewHeadSource):
+    """A head on the reference's hidden states that is fitted again while the policy trains."""
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        assert reference is not None
+        return frozen.without_labels(reference, self.pessimism)
+
+
 class OnlineSource(NewSource):
     """Reward models that are trained again and again while the policy trains."""
 
@@ -346,7 +357,8 @@ def source_of(hparams: HParams, *, ask: bool = True) -> RewardSource:
         name = storage.staging_dir(given.trained_model or '')
         labels = given.train_new_model.labels.source
         if given.train_new_model.features == reward_options.FROZEN:
-            return NewHeadSource(name, task, members, labels, given.pessimism)
+            kind = NewHeadSource if given.online is None else OnlineHeadSource
+            return kind(name, task, members, labels, given.pessimism)
         return kind(name, task, members, labels=labels)
     if given.function is not None:
         return FunctionSource(given.function, task, members)

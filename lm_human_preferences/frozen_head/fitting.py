@@ -31,6 +31,7 @@ class Fitted(NamedTuple):
     prediction: Prediction | None
     gain: float
     margin: float
+    loss: float = math.nan  # of the same heads, see label_types
 
     @property
     def knows(self) -> bool:
@@ -78,7 +79,8 @@ def fit_head(
     choices = label_type.without_ties({**labels, 'scores': found.scores})
     scores = choices.pop('scores')
     prediction = prediction_of(scores, choices, label_type) if len(scores) else None
-    return Fitted(head, found.strength, prediction, found.gains.mean().item(), margin)
+    loss = label_type.loss_of(found.scores, labels)['loss'].item()
+    return Fitted(head, found.strength, prediction, found.gains.mean().item(), margin, loss)
 
 
 def _by_query(gains: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head.features import blocks_of, pooled
-from lm_human_preferences.frozen_head.head import Head, load
+from lm_human_preferences.frozen_head.head import Head, load, unfitted
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -29,12 +29,16 @@ class FrozenReward:
     """
 
     def __init__(self, head: Head, reference: Policy, pessimism: float = 0.0) -> None:
-        self.head = head.to(reference.device)
         self.reference = reference
+        self.set_head(head)
         self.pessimism = pessimism
         self.encoder = reference.encoder
         self.padding_token = reference.padding_token
         self.blocks = blocks_of(reference.model.hparams.n_layer)
+
+    def set_head(self, head: Head) -> None:
+        """Score by another head from now on."""
+        self.head = head.to(self.reference.device)
 
     def score_and_spread(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
@@ -52,6 +56,12 @@ class FrozenReward:
         return self.score_and_spread(queries, responses)[0]
 
     score = get_rewards
+
+
+def without_labels(reference: Policy, pessimism: float = 0.0) -> FrozenReward:
+    """Return a reward whose head scores 0, until it gets another."""
+    nothing = torch.zeros(1, 3 * reference.model.hparams.n_embd)
+    return FrozenReward(unfitted(nothing), reference, pessimism)
 
 
 def features_of(

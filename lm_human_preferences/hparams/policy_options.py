@@ -99,10 +99,6 @@ class RewardHParams(hyperparams.HParams):
             ' unsure it is',
         )
         yield (
-            is_head and self.online is not None,
-            '{online}: {train_new_model.features} frozen is trained before the policy alone',
-        )
-        yield (
             self.online is not None and new is None,
             '{online} trains a reward model of its own: it needs {train_new_model} on',
         )

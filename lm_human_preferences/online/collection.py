@@ -6,16 +6,18 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences import shell
+from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.held_out import Prediction
+from lm_human_preferences.frozen_head.reward import FrozenReward
+from lm_human_preferences.labels.held_out import Labels, Prediction
 from lm_human_preferences.online import progress
-from lm_human_preferences.online.retraining import Retrainer
+from lm_human_preferences.online.retraining import HeadRetrainer, Retrainer
 from lm_human_preferences.online.run_labels import RunLabels
+from lm_human_preferences.reward_models.locations import SCOPE
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.runs.run_files import LABELS
+from lm_human_preferences.runs.run_files import LABELS, REWARD
 from lm_human_preferences.trainers.health import Alarm, HealthMonitor
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
@@ -23,7 +25,7 @@ from lm_human_preferences.utils.logging import log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-    from lm_human_preferences.plan.phases import TrainPolicy
+    from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
     from lm_human_preferences.training.time_left import TimeLeft
 
 POLL_SECONDS = 1.0  # between two looks for answers
@@ -51,21 +53,27 @@ class Collection(Hook):
         self.trainer, self.checkpointer, self.comm = trainer, checkpointer, trainer.comm
         self.clock, self.online, self.seed = clock, online, checkpointer.seed
         self.schedule = online.schedule(trainer.total_steps)
+        self.retrainer = self._retrainer(phase.retraining, checkpointer.seed)
+        self.health = HealthMonitor(phase.run.on_anomaly, trainer, checkpointer)
+        self.labels: RunLabels | None = None  # of rank 0
+        self._stack = contextlib.ExitStack()
+
+    def _retrainer(self, phase: TrainReward, seed: int) -> Retrainer | HeadRetrainer:
+        trainer = self.trainer
+        common: dict[str, Any] = dict(
+            ref_policy=trainer.ref_policy, settings=phase.settings, comm=trainer.comm, seed=seed
+        )
+        reward: Any = trainer.networks[SCOPE]
+        if isinstance(reward, FrozenReward):
+            directory = self.phase.run.directory
+            place = directory and storage.join(directory, REWARD.network)
+            return HeadRetrainer(reward=reward, place=place, **common)
         reward_models = []
         for scope in trainer.roles.retrained:
             reward_model = trainer.networks[scope]
             assert isinstance(reward_model, RewardModel)
             reward_models.append(reward_model)
-        self.retrainer = Retrainer(
-            reward_models=reward_models,
-            ref_policy=trainer.ref_policy,
-            settings=phase.retraining.settings,
-            comm=trainer.comm,
-            seed=checkpointer.seed,
-        )
-        self.health = HealthMonitor(phase.run.on_anomaly, trainer, checkpointer)
-        self.labels: RunLabels | None = None  # of rank 0
-        self._stack = contextlib.ExitStack()
+        return Retrainer(reward_models=reward_models, **common)
 
     def __enter__(self) -> Collection:
         if self.comm.rank == 0:
@@ -85,6 +93,8 @@ class Collection(Hook):
             self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
+        elif not self.retrainer.is_trained:
+            self._go_on(step)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Log the KL coefficient once it shows the effect of a new reward model."""
@@ -130,12 +140,22 @@ class Collection(Hook):
             f' {self.schedule.labels_at(step)} labels are still missing; {how}'
         )
 
-    def _train(self, step: int) -> None:
-        """Retrain the reward model, and log how it went."""
+    def _go_on(self, step: int) -> None:
+        """Have the reward models that there were before `step`, in a run that was resumed."""
+        last = max(each for each in self.schedule.training_steps() if each < step)
+        labels, _ = self._labels_of(last)
+        self.retrainer.train(labels, last)
+
+    def _labels_of(self, step: int) -> tuple[Labels, Labels | None]:
+        """Return on all ranks what RunLabels.learn returns on rank 0."""
         known = self.labels.learn(step) if self.labels is not None else None
         known = self.comm.all_gather_object(known)[0]
         assert known is not None
-        labels, new = known
+        return known
+
+    def _train(self, step: int) -> None:
+        """Retrain the reward model, and log how it went."""
+        labels, new = self._labels_of(step)
         previous = self.retrainer.predict(new) if new is not None else None
         outcome = self.retrainer.train(labels, step)
         self.trainer.reward_version += 1

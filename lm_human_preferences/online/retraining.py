@@ -9,10 +9,12 @@ import torch
 
 from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels.held_out import Prediction, predict, split
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
+from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
 from lm_human_preferences.training import memory
 from lm_human_preferences.training.optimizer import Adam
@@ -34,7 +36,10 @@ class Retrainer:
     """Trains reward models on all labels so far, from the beginning (paper, section 2.3).
 
     Random numbers are from streams of their own, so that the policy's training is not disturbed.
+    is_trained: False where a resumed run has to train before its first step, see HeadRetrainer.
     """
+
+    is_trained = True  # checkpoints hold the models
 
     def __init__(
         self,
@@ -109,3 +114,46 @@ class Retrainer:
             self.settings.micro_batch_size or self.settings.batch_size,
             self.comm,
         )
+
+
+class HeadRetrainer:
+    """Fits the head of a reward on frozen hidden states to all labels so far; see Retrainer.
+
+    Checkpoints need not hold it: the same labels give the same head. place: its directory.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward: FrozenReward,
+        ref_policy: Policy,
+        settings: reward_options.HParams,
+        comm: Comm,
+        seed: int,
+        place: str | None,
+    ) -> None:
+        self.reward, self.ref_policy = reward, ref_policy
+        self.settings, self.comm, self.seed = settings, comm, seed
+        self.place = place
+        self.is_trained = False
+
+    def train(self, labels: Labels, step: int) -> Outcome:
+        """Fit to `labels`, the same on all ranks, before policy `step`."""
+        learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
+        with random_stream(self.seed, 'reward model', step, self.comm.rank):
+            fitted = head_training.fit(self.settings, self.ref_policy, learned, self.comm)
+        self.reward.set_head(fitted.head)
+        self.is_trained = True
+        if self.comm.rank == 0 and self.place is not None:
+            self.ref_policy.trained_model.write_files(self.place)
+            count = len(learned['query'])
+            about = head_training.about(self.settings, fitted, self.ref_policy, count)
+            fitted.head.save(self.place, about)
+        prediction = fitted.prediction if held_out is None else self.predict(held_out)
+        return Outcome(fitted.loss, prediction)
+
+    def predict(self, labels: Labels) -> Prediction | None:
+        """Return the accuracy on `labels`; None without any."""
+        label_type = label_types.get(self.settings.labels.type)
+        rows = head_training.ROWS
+        return predict(self.reward.get_rewards, labels, label_type, rows, self.comm)

@@ -225,7 +225,7 @@ class TrainPolicy:
             batch_options=('--ppo.batch_size', '--ppo.batch_size'),
             snapshot=self._snapshot(),
         )
-        if self.retraining is None:
+        if self.retraining is None or isinstance(self.retraining, FitHead):
             return [step]
         retraining = dataclasses.replace(
             *self.retraining.memory(sizes, ranks),

@@ -51,25 +51,22 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     labels.record(is_begun=False)
     learned, count = labels.learned, len(labels.learned['query'])
     began = time.monotonic()
-    fitted, others = _fit(settings, reference, learned, comm)
-    head = _normalized(settings, fitted.head, others)
+    fitted = fit(settings, reference, learned, comm)
     place = phase.path(phase.files.network)
     if comm.rank == 0:
         _tell(settings, fitted, comm, count, time.monotonic() - began)
         if place is not None:
-            head.save(place, _about(settings, fitted, reference, count))
+            fitted.head.save(place, about(settings, fitted, reference, count))
     comm.barrier()
     if labels.held_out is None:
         return None
     label_type = label_types.get(settings.labels.type)
-    get_rewards = FrozenReward(head, reference).get_rewards
+    get_rewards = FrozenReward(fitted.head, reference).get_rewards
     return predict(get_rewards, labels.held_out, label_type, ROWS, comm)
 
 
-def _fit(
-    settings: HParams, reference: Policy, labels: Labels, comm: Comm
-) -> tuple[Fitted, torch.Tensor]:
-    """Fit a head on rank 0, for all; return it with features of what the initial model samples."""
+def fit(settings: HParams, reference: Policy, labels: Labels, comm: Comm) -> Fitted:
+    """Fit a head to `labels`, the same on all ranks, and normalise it; on rank 0, for all."""
     label_type = label_types.get(settings.labels.type)
     responses = torch.stack([labels[sample] for sample in label_type.samples], dim=1)
     own = slice(comm.rank, None, comm.size)
@@ -85,8 +82,11 @@ def _fit(
     for rank, share in enumerate(shares):
         features[rank :: comm.size] = share
     others = torch.cat(comm.all_gather_object(_sampled(settings, reference, comm)))
-    fitted = fit_head(features, labels, label_type, others) if comm.rank == 0 else None
-    return comm.all_gather_object(fitted)[0], others
+    fitted = None
+    if comm.rank == 0:
+        fitted = fit_head(features, labels, label_type, others)
+        fitted = fitted._replace(head=_normalized(settings, fitted.head, others))
+    return comm.all_gather_object(fitted)[0]
 
 
 def _sampled(settings: HParams, reference: Policy, comm: Comm) -> torch.Tensor:
@@ -135,7 +135,7 @@ def _tell(settings: HParams, fitted: Fitted, comm: Comm, labels: int, seconds: f
         announce(warning)
 
 
-def _about(settings: HParams, fitted: Fitted, reference: Policy, labels: int) -> dict[str, Any]:
+def about(settings: HParams, fitted: Fitted, reference: Policy, labels: int) -> dict[str, Any]:
     """Return what is written beside a head: its task, its model, and how well it predicts."""
     found = {}
     if fitted.prediction is not None:

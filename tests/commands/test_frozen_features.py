@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 
+import numpy as np
 import pytest
 from command_line import error_of, invoke, last_error_of, succeed
 from documentation import fenced
@@ -107,6 +108,31 @@ def test_a_trained_head_is_given_to_another_policy(run, tmp_path):
     task = task.replace(f'{folder}/model', str(other))
     refused = invoke(f'train_policy chat third --mpi 1 --save_dir {tmp_path} {task} {given}')
     assert 'is a head on hidden states of' in last_error_of(refused)
+
+
+def test_a_head_is_fitted_again_while_the_policy_trains(run, tmp_path):
+    """A resumed run ends as one that goes through, though no checkpoint holds the head."""
+    folder, _ = run
+    task = f'--task.policy.initial_model {folder}/model --task.query_dataset {folder}/queries.jsonl'
+    online = '--rewards.online.labels 24 --rewards.online.initial 16 --rewards.online.retrainings 1'
+    done = succeed(
+        f'train_policy chat run --mpi 1 --save_dir {tmp_path} {task} {SIZES} --run.save_interval 3'
+        f' {NEW}features frozen {NEW}labels.type best_of_2 {NEW}labels.source test {online}'
+        ' --rewards.online.source test --rewards.online.validation 0 --rewards.online.repeated 0'
+        ' --ppo.total_episodes 256'
+    )
+    assert 'reward model 2 of 2' in done.stdout
+    saved = tmp_path / 'run/policy/checkpoints'
+    whole = Bundle(checkpoints.latest(str(saved)))
+    expected = {name: np.array(whole[name]) for name in whole if 'time' not in name}
+    head = (tmp_path / 'run/reward_model/frozen_head.safetensors').read_bytes()
+    for path in saved.glob('model.ckpt-4.*'):
+        path.unlink()
+    succeed(f'resume {tmp_path}/run')
+    again = Bundle(checkpoints.latest(str(saved)))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(again[name], values, err_msg=name)
+    assert (tmp_path / 'run/reward_model/frozen_head.safetensors').read_bytes() == head
 
 
 @pytest.mark.parametrize(
