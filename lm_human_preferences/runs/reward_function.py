@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from lm_human_preferences import storage
+from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_files
 
@@ -133,11 +134,11 @@ def _recorded(directory: str) -> tuple[str, str]:
     """Return (name, digest) of the function of the run in `directory`."""
     path = storage.join(directory, run_files.FUNCTION_RECORD)
     record = storage.read_json(path)
-    found = record if isinstance(record, dict) else {}
-    name, digest = found.get('function'), found.get('digest')
-    if not isinstance(name, str) or not is_one(name) or not isinstance(digest, str):
+    if not matches_schema(record, {'function': str, 'digest': str}) or not is_one(
+        record['function']
+    ):
         raise UserError(f'{path} is not a record of a reward function')
-    return name, digest
+    return record['function'], record['digest']
 
 
 def _parts(name: str) -> tuple[str, str]:
