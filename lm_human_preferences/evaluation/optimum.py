@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Scored = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # see rewards.make_score_fn
 
-# Scores have the precision of fp32: a gain below this share of the largest one is rounding.
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # share of the largest score below which a gain is that of fp32
 CHUNK = 8192  # token sequences in one forward pass
+CACHED = 2**16  # numbers that fit into a processor's cache beside their like
 
 
 def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -45,17 +45,17 @@ def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 def moments(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> torch.Tensor:
     """Return log Z, mean and variance of the reward under pi*, whose KL is mean / beta - log Z."""
     results = []
-    # One query at a time, which fits into the processor's cache.
-    for log_rho, reward in zip(ref_logprobs, rewards, strict=True):
+    rows = max(1, CACHED // rewards.shape[1])
+    for log_rho, reward in zip(ref_logprobs.split(rows), rewards.split(rows), strict=True):
         reward = reward.double()
         energy = log_rho.double() + reward / beta
-        top = energy.max()
-        weights = energy.sub_(top).exp_()
-        total = weights.sum()
-        mean = weights @ reward / total
-        variance = weights @ (reward - mean).square_() / total
+        top = energy.max(1).values
+        weights = energy.sub_(top[:, None]).exp_()
+        total = weights.sum(1)
+        mean = (weights * reward).sum(1) / total
+        variance = (weights * (reward - mean[:, None]).square_()).sum(1) / total
         results.append(torch.stack([total.log() + top, mean, variance]))
-    return torch.stack(results, dim=1)
+    return torch.cat(results, dim=1)
 
 
 def frontier(

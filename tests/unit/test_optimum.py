@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_human_preferences.evaluation import comparison, optimum
+from lm_human_preferences.evaluation.report import FEW_SAMPLES
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -251,18 +252,20 @@ def test_the_best_of_equal_rewards_has_no_negative_kl():
         assert kl.max() < 1e-12
 
 
-def test_a_fall_beyond_a_gap_between_the_samples_is_not_placed_in_the_gap():
-    """64 samples of N(0, 1) and of N(4.5, 1), a KL of 10, leave little between; true: KL 5.5."""
+@pytest.mark.parametrize('samples, is_seen', [(20, False), (64, True)])
+def test_a_fall_beyond_a_gap_between_the_samples_is_not_placed_in_the_gap(samples, is_seen):
+    """Few samples of N(0, 1) and of N(4.5, 1), a KL of 10, leave little between; true: KL 5.5."""
     shift = math.sqrt(20)
-    rewards = torch.randn(16, 128, generator=torch.Generator().manual_seed(0)).double()
-    rewards[:, 64:] += shift
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randn(16, 2 * samples, generator=generator).double()
+    rewards[:, samples:] += shift
     reference, _ = optimum.of_mixture(shift * rewards - shift**2 / 2)
     judge = rewards - 4 * (rewards - 4).clamp(min=0)
     curve = comparison.own_optimum(reference, rewards, judge, exact=False)
-    is_enough = [size >= 30 for size in curve['effective_samples']]
-    assert any(is_enough[is_enough.index(False) :])
+    is_enough = [size >= FEW_SAMPLES for size in curve['effective_samples']]
+    assert any(is_enough[is_enough.index(False) :]) != is_seen
     assert curve['rises']
-    assert curve['trusted_up_to'] is None
+    assert curve['trusted_up_to'] == (pytest.approx(5.5, abs=0.3) if is_seen else None)
 
 
 @pytest.mark.parametrize('n', [1, 3, 6])
