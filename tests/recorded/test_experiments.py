@@ -1,12 +1,16 @@
-"""The experiments of launch.py against experiments.json."""
+"""Experiments of launch.py, and utils.combos that make them, against what was recorded."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 from experiments import EXPERIMENTS, RECORDED, WHITEN, binds, recorded_hparams, resolved
+from golden_data import json_if_there
 
 import launch
+from lm_human_preferences.utils import combos
+from lm_human_preferences.utils.combos import bind, bind_nested
 
 
 @pytest.mark.parametrize(
@@ -58,3 +62,46 @@ def test_policy_and_reward_model_share_a_task(name):
     hparams = resolved('train_policy', name)
     assert hparams.task == hparams.rewards.train_new_model.task
     assert hparams.rewards.train_new_model == resolved('train_reward', name)
+
+
+class Names(dict):
+    """The functions of utils.combos; every other name stands for itself."""
+
+    def __missing__(self, name):
+        return name
+
+
+def recorded_combos():
+    """(expression, trials), without those of the original's functions that no experiment uses."""
+    found = json_if_there('utils.json', default={}).get('combos', {}).items()
+    return [
+        (expression, trials)
+        for expression, trials in found
+        if set(re.findall(r'(\w+)\(', expression)) <= vars(combos).keys()
+    ]
+
+
+@pytest.mark.parametrize('expression, trials', recorded_combos())
+def test_recorded_combos(expression, trials):
+    assert json.loads(json.dumps(eval(expression, {}, Names(vars(combos))))) == trials
+
+
+def test_a_descriptor_may_be_0_but_not_nothing():
+    assert bind('x', 1, 0) == [(('x', 1, {'descriptor': 0}),)]
+    assert bind('x', 1, '') == bind('x', 1) == [(('x', 1, {}),)]
+
+
+def test_what_sets_nothing_is_not_nested():
+    trials = combos.combos(bind('a', 1), bind(None, None, 'x'))
+    assert bind_nested('p', trials) == [(('p.a', 1, {}), (None, None, {'descriptor': 'x'}))]
+
+
+def test_product_order():
+    letters = [*bind('x', 'a'), *bind('x', 'b')]
+    both = combos.combos(letters, [*bind('y', 1), *bind('y', 2)])
+    assert [tuple(value for _, value, _ in trial) for trial in both] == [
+        ('a', 1),
+        ('a', 2),
+        ('b', 1),
+        ('b', 2),
+    ]

@@ -116,12 +116,7 @@ def test_what_becomes_of_the_texts_of_a_file_is_told(tmp_path, monkeypatch):
         "  left out, without --task.start_text '.': 2",
         "  left out, without --task.end_text '.' in --task.query_length 4: 4",
     ]
-    assert notes_of(path) == [
-        f'{part}: 6 of 8 texts are used',
-        "  cut up to their first --task.start_text '.': 5",
-        '  cut at --task.query_length 4: 3',
-        "  left out, without --task.start_text '.': 2",
-    ]
+    assert notes_of(path)[0] == f'{part}: 6 of 8 texts are used'
     assert notes_of(path, start_text=None)[0] == f'{part}: 7 of 8 texts are used'
     assert notes_of(path, start_text=None)[-1] == '  left out, empty: 1'
     for affix in ('query_prefix', 'query_suffix'):  # a model can go on after that
