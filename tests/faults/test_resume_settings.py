@@ -74,11 +74,12 @@ OF_HOW = (
     'run.log_interval run.save_interval run.save_dir run.resume run.evaluate run.console'
     ' run.allreduce run.rank_timeout run.allreduce_timeout run.stop_timeout run.on_anomaly'
     ' run.gradient_checkpointing run.keep_base run.sample_queries run.sample_interval'
-    ' ppo.micro_batch_size'
+    ' run.graphs ppo.micro_batch_size'
 )
 WITHOUT_NUMBERS = set(OF_HOW.split())
-# They name the reward itself: tests/unit/test_reward_function.py, test_classifier_reward.py
-OF_OTHER_REWARDS = {'rewards.function', 'rewards.class_name'}
+# Of the reward itself: tests/unit/test_reward_function.py, test_classifier_reward.py,
+# test_frozen_head.py
+OF_OTHER_REWARDS = {'rewards.function', 'rewards.class_name', 'rewards.pessimism', 'features'}
 OF_TEXTS = {
     'task.query_dataset',
     'task.chat',
@@ -212,16 +213,9 @@ def test_a_relative_coefficient_that_was_zero_has_its_scale(tmp_path):
     assert of_zero[0] == 0 and of_zero[1] == of_one[0] != 1
 
 
-# Of the training of a reward model: another value of each option, which holds for the rest of the
-# labels; those that are refused, by what is known when the training starts, or always.
-OF_REWARD = {
-    'run.seed': 7,
-    'task.policy.temperature': 0.5,
-    'batch_size': 24,
-    'lr': 0.5,
-    'normalize_samples': 32,
-    'normalize_after': 'false',
-}
+# Of the training of a reward model: other values that hold for the rest of the labels; those that
+# are refused, by what is known when the training starts, or always.
+OF_REWARD = {'run.seed': 7, 'batch_size': 24, 'lr': 0.5}
 REFUSED_OF_REWARD = {
     'labels.num_train': 96,
     'labels.source': '/somewhere',
@@ -233,7 +227,11 @@ FIXED = (
     ' ensemble keep labels.type labels.held_out labels.held_out_by labels.error normalize_before'
 )
 FIXED_OF_REWARD = set(FIXED.split())
-OF_STEPS_OF_REWARD = {'run.precision', 'rollout_batch_size', 'debug_normalize', 'micro_batch_size'}
+OF_LATER = (
+    'run.precision rollout_batch_size debug_normalize micro_batch_size task.policy.temperature'
+    ' normalize_samples normalize_after'
+)
+OF_STEPS_OF_REWARD = set(OF_LATER.split())
 
 
 @pytest.fixture(scope='module')
@@ -298,7 +296,10 @@ def test_every_option_of_a_reward_model_is_looked_at():
     of_texts = OF_TEXTS | {key for key in (*EFFECTS, *OF_STEPS) if key.startswith('task.')}
     of_folders = {'labels.without', 'labels.too_long'}  # see test_label_files.py
     looked_at = OF_REWARD.keys() | REFUSED_OF_REWARD.keys() | FIXED_OF_REWARD | OF_STEPS_OF_REWARD
-    assert options == looked_at | (of_texts | WITHOUT_NUMBERS | of_folders) & options
+    assert (
+        options
+        == looked_at | (of_texts | WITHOUT_NUMBERS | of_folders | OF_OTHER_REWARDS) & options
+    )
     hparams = resolved('train_reward', 'test')
     for key in looked_at:
         is_fixed = fixed_settings.is_fixed(hparams, key, has_reward_model=False)
@@ -371,7 +372,8 @@ def test_every_option_is_looked_at():
     }
     refused = {key for key in REFUSED if not key.startswith(f'{NEW}.')}
     hold = {*EFFECTS, *OF_STEPS}
-    assert options == hold | WITHOUT_NUMBERS | OF_TEXTS | OF_OTHER_REWARDS | refused
+    of_others = OF_OTHER_REWARDS & options
+    assert options == hold | WITHOUT_NUMBERS | OF_TEXTS | of_others | refused
     hparams = resolved('train_policy', 'test')
     for key in hold:
         assert not fixed_settings.is_fixed(hparams, key, has_reward_model=True), key

@@ -257,12 +257,12 @@ def online_line(model, directory, more):
     )
 
 
-@pytest.mark.parametrize('more', ['', f'{NEW}.run.precision bf16 --run.precision bf16'])
-def test_two_reward_models_and_a_policy_read_the_base_once(tmp_path, monkeypatch, more):
+def test_two_reward_models_and_a_policy_read_the_base_once(tmp_path, monkeypatch):
     model = make_model(tmp_path / 'model', 'llama')
     read = mock.Mock(wraps=digest_of)
     monkeypatch.setattr(shared, 'digest_of', read)
-    succeed(line(model, tmp_path, f'--rewards.ensemble 2 {more}'))
+    in_bf16 = f'{NEW}.run.precision bf16 --run.precision bf16'
+    succeed(line(model, tmp_path, f'--rewards.ensemble 2 {in_bf16}'))
     assert read.call_count == 1
 
 

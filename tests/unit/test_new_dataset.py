@@ -1,8 +1,5 @@
 """A new data set is its module and one entry in datasets.registry."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -95,13 +92,3 @@ def test_every_entry_has_its_generator():
         assert info.name == name and info.summary
         assert callable(info.load_generator())
     assert len(registry.info('reviews').all_queries()) == 32
-
-
-def test_the_registry_loads_no_generator():
-    code = (
-        'import sys, lm_human_preferences.datasets.registry; '
-        'print([name for name in sys.modules if name in ("torch", "numpy", "ftfy", "tqdm") '
-        'or name.startswith("lm_human_preferences.datasets.")])'
-    )
-    printed = subprocess.check_output([sys.executable, '-c', code], text=True)
-    assert printed.strip() == "['lm_human_preferences.datasets.registry']"
