@@ -32,7 +32,7 @@ import click
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.labelling import label_commands
-from lm_human_preferences.cli.launch import JobName
+from lm_human_preferences.cli.launch import Job, JobName
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import (
@@ -329,12 +329,13 @@ cli = Program(
                 ' are those of a new run.'
             ),
         ),
-        launch.job_command(
-            'export',
+        Job(
             JobName.EXPORT,
             command_options.ExportHParams,
-            arguments=['model_dir', 'output_dir'],
+            ['model_dir', 'output_dir'],
             more=lambda: {'experiments': settings_of_experiments()},
+        ).command(
+            'export',
             example='./launch.py export /tmp/save/train_policy/first ./my-policy',
             help=(
                 'Save a model as a Hugging Face directory. MODEL_DIR is a run of train_policy, the'
@@ -343,30 +344,31 @@ cli = Program(
                 ' sequence classifier with one label.'
             ),
         ),
-        launch.job_command(
+        Job(JobName.DOCTOR).command(
             'doctor',
-            JobName.DOCTOR,
             example='./launch.py doctor',
             help=(
                 'Check that this machine has what training needs. Prints one line for each check,'
                 ' with the fix if something is wrong.'
             ),
         ),
-        launch.job_command(
-            'evaluate',
+        Job(
             JobName.EVALUATE,
             command_options.EvaluationHParams,
             ['save_dir'],
-            run_settings.load_run_hparams,
+            check=run_settings.load_run_hparams,
+        ).command(
+            'evaluate',
             example='./launch.py evaluate /tmp/save/train_policy/first',
             help='Compare a policy with the best one at its KL. SAVE_DIR is a run of train_policy.',
         ),
-        launch.job_command(
-            'report',
+        Job(
             JobName.REPORT,
             command_options.ReportHParams,
             [click.Argument(['runs'], nargs=-1, required=True, metavar='RUN...')],
             more=lambda: {'experiments': settings_of_experiments()},
+        ).command(
+            'report',
             example='./launch.py report /tmp/save/train_policy/first',
             help=(
                 'Write one HTML page about the runs in RUN...: what they reached,'

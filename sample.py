@@ -15,7 +15,6 @@ from lm_human_preferences import shell
 shell.require('click')
 
 from lm_human_preferences.cli import launch
-from lm_human_preferences.cli.launch import JobName
 from lm_human_preferences.cli.program import Program
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.reward_options import PRECISIONS
@@ -82,12 +81,8 @@ class SampleHParams(launch.RankHParams):
 cli = Program(
     help=__doc__,
     commands=[
-        launch.job_command(
-            'sample',
-            JobName.SAMPLE,
-            SampleHParams,
-            positionals=('mode', 'mpi'),
-            help=__doc__,
+        launch.Job(launch.JobName.SAMPLE, SampleHParams).command(
+            'sample', positionals=('mode', 'mpi'), help=__doc__
         )
     ],
 )

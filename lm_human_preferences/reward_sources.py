@@ -351,14 +351,14 @@ def source_of(hparams: HParams, *, ask: bool = True) -> RewardSource:
     ask: False for a dry run, in which a model of the hub that is not here counts as one of ours.
     """
     given, task, members = hparams.rewards, hparams.task, hparams.rewards.members
-    if given.train_new_model is not None:
-        kind = NewSource if given.online is None else OnlineSource
+    new_model = hparams.new_reward_model
+    if new_model is not None:
         # In a run that is uploaded, its staging directory
-        name = storage.staging_dir(given.trained_model or '')
-        labels = given.train_new_model.labels.source
-        if given.train_new_model.features == reward_options.FROZEN:
+        name, labels = storage.staging_dir(given.trained_model or ''), new_model.labels.source
+        if new_model.features == reward_options.FROZEN:
             kind = NewHeadSource if given.online is None else OnlineHeadSource
             return kind(name, task, members, labels, given.pessimism)
+        kind = NewSource if given.online is None else OnlineSource
         return kind(name, task, members, labels=labels)
     if given.function is not None:
         return FunctionSource(given.function, task, members)

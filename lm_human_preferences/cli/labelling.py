@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lm_human_preferences.cli import launch, user_settings
-from lm_human_preferences.cli.launch import JobName
+from lm_human_preferences.cli.launch import Job, JobName
 from lm_human_preferences.cli.program import Command
 from lm_human_preferences.hparams import labelling_options, reward_options
 from lm_human_preferences.run_story import commands
@@ -72,20 +72,14 @@ def label_commands(
         of_experiment(
             'import_labels', JobName.IMPORT_LABELS, options.ImportHParams, ['file', 'output']
         ),
-        launch.job_command(
-            'label', JobName.LABEL, options.LabelHParams, ['folder'], **HELP['label']
-        ),
-        launch.job_command(
-            'labels',
+        Job(JobName.LABEL, options.LabelHParams, ['folder']).command('label', **HELP['label']),
+        Job(
             JobName.LABELS,
             options.ReportHParams,
             ['folder'],
             more=lambda: {'experiments': settings()},
-            **HELP['labels'],
-        ),
-        launch.job_command(
-            'score', JobName.SCORE, options.ScoreHParams, ['run', 'file'], **HELP['score']
-        ),
+        ).command('labels', **HELP['labels']),
+        Job(JobName.SCORE, options.ScoreHParams, ['run', 'file']).command('score', **HELP['score']),
     ]
 
 

@@ -146,32 +146,39 @@ def _world_size(mpi: int | None) -> int:
 # ---------------------------------------------------------------- commands
 
 
-def job_command(
-    name: str,
-    job: JobName,
-    hparam_class: type[hyperparams.HParams] = hyperparams.HParams,
-    arguments: Sequence[str | click.Argument] = (),
-    check: Callable[..., object] | None = None,
-    more: Callable[[], dict[str, Any]] = dict,
-    **attrs: Any,
-) -> Command:
-    """Return `name ARGUMENT ... [--option ...]`; check(*arguments): before torch is loaded."""
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Job of a command, which takes its options and arguments by name.
 
-    def start(settings: dict[str, Any], *values: Any) -> None:
+    check(*arguments): before torch is loaded. more: returns what the job gets beside them.
+    """
+
+    name: JobName
+    options: type[hyperparams.HParams] = hyperparams.HParams
+    arguments: Sequence[str | click.Argument] = ()
+    check: Callable[..., object] | None = None
+    more: Callable[[], dict[str, Any]] = dict
+
+    def start(self, settings: dict[str, Any], *values: Any) -> None:
         """Start the job. settings: given options by name. values: of `arguments`."""
-        hparams = hparam_class()
-        override(hparams, settings)
-        nested = validated(hparams).to_nested_dict()
-        if check is not None:
-            check(*values)
+        options = self.options()
+        override(options, settings)
+        nested = validated(options).to_nested_dict()
+        if self.check is not None:
+            self.check(*values)
         has_ranks = 'mpi' in nested
         mpi = nested.pop('mpi', 1)
         nested.pop('mode', None)
-        job_arguments = {**dict(zip(command.arguments, values)), **more(), **nested}
-        start_job(job, job_arguments, mpi, has_ranks=has_ranks)
+        names = [each if isinstance(each, str) else str(each.name) for each in self.arguments]
+        arguments = dict(zip(names, values, strict=True))
+        arguments |= self.more()
+        arguments |= nested
+        start_job(self.name, arguments, mpi, has_ranks=has_ranks)
 
-    command = Command(name, start, hyperparams.fields(hparam_class), arguments, **attrs)
-    return command
+    def command(self, name: str, **attrs: Any) -> Command:
+        """Return `name ARGUMENT ... [--option ...]`; attrs: of the click command."""
+        fields = hyperparams.fields(self.options)
+        return Command(name, self.start, fields, self.arguments, **attrs)
 
 
 def experiment_command(

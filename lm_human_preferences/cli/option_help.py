@@ -3,12 +3,12 @@
 import dataclasses
 import types
 
+from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.utils.hyperparams import group_class, members
 
 Fields = dict[str, dataclasses.Field]
 
 LAUNCHING = ('mpi', 'dry_run', 'save_dir', 'overwrite')
-NEW_REWARD_MODEL = 'rewards.train_new_model'
 HEADINGS = {  # of the options in a group, in the order of help pages; '' holds train_reward's own
     'run': 'Run',
     'task': 'Task',
@@ -48,7 +48,7 @@ def sections(fields: Fields) -> dict[str, Fields]:
         group = name.rpartition('.')[0]
         if name in LAUNCHING:
             heading = 'Launching'
-        elif name.startswith(f'{NEW_REWARD_MODEL}.'):
+        elif name.startswith(f'{NEW_MODEL}.'):
             heading = FOLDED
         else:
             heading = HEADINGS[group]

@@ -126,8 +126,8 @@ class Command(click.Command):
             if param.nargs < 0:
                 self.rest = param.name
         params += [_click_option(key, field) for key, field in fields.items()]
-        if any(key.startswith(f'{option_help.NEW_REWARD_MODEL}.') for key in fields):
-            text = f'Also show the options --{option_help.NEW_REWARD_MODEL}.NAME and exit.'
+        if any(key.startswith(f'{option_help.NEW_MODEL}.') for key in fields):
+            text = f'Also show the options --{option_help.NEW_MODEL}.NAME and exit.'
             params.append(click.Option([HELP_ALL], is_flag=True, expose_value=False, help=text))
         super().__init__(name, callback=callback, params=params, **attrs)
 
@@ -184,7 +184,7 @@ class Command(click.Command):
         for heading, fields in option_help.sections(self.fields).items():
             rows = [records.pop(_identifier(key)) for key in fields]
             if heading == option_help.FOLDED and not ctx.meta.get(HELP_ALL):
-                prefix = f'--{option_help.NEW_REWARD_MODEL}'
+                prefix = f'--{option_help.NEW_MODEL}'
                 text = (
                     f'{HELP_ALL} shows these {len(fields)} options, which train_reward has, too.'
                     f' The seed is one of them: --run.seed does not set it, {prefix}.run.seed does'

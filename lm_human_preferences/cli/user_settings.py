@@ -76,7 +76,7 @@ def completed_by(
         settings: dict[str, Any], hparams: policy_options.HParams, experiment: str
     ) -> tuple[dict[str, Any], list[str]]:
         """Complete `settings`, once `hparams` has a reward model if one is asked for."""
-        has_none = hparams.rewards.train_new_model is None
+        has_none = hparams.new_reward_model is None
         if has_none and completion.trains_new_model(settings, hparams):
             of_reward = bindings(reward_experiments, experiment, 'train_reward')
             completion.switch_on_new_model(hparams, of_reward)

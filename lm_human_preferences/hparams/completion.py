@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.policy_options import NEW_MODEL as NEW
 from lm_human_preferences.hparams.policy_options import HParams
 
-_NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 # Options of the policy that a new reward model takes over unless it is given its own.
 OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
@@ -30,17 +30,17 @@ _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 def trains_new_model(settings: Mapping[str, Any], hparams: HParams) -> bool:
     """Return whether a new reward model is trained with the user's `settings` over `hparams`."""
-    named = any(key.startswith(f'{_NEW}.') for key in settings)
-    default = 'on' if named or hparams.rewards.train_new_model else 'off'
-    return settings.get(_NEW, default) == 'on'
+    named = any(key.startswith(f'{NEW}.') for key in settings)
+    default = 'on' if named or hparams.new_reward_model else 'off'
+    return settings.get(NEW, default) == 'on'
 
 
 def switch_on_new_model(hparams: HParams, of_reward: Mapping[str, Any]) -> None:
     """Have a policy train a new reward model for its task, with the settings of train_reward."""
-    settings = {f'{_NEW}.{key}': value for key, value in of_reward.items()}
-    hparams.override_from_dict({_NEW: 'on', **settings})
-    assert hparams.rewards.train_new_model is not None
-    hparams.rewards.train_new_model.task = copy.deepcopy(hparams.task)
+    settings = {f'{NEW}.{key}': value for key, value in of_reward.items()}
+    hparams.override_from_dict({NEW: 'on', **settings})
+    assert hparams.new_reward_model is not None
+    hparams.new_reward_model.task = copy.deepcopy(hparams.task)
 
 
 def complete(
@@ -55,20 +55,20 @@ def complete(
         notes += _refuse_what_has_no_effect(settings, hparams)
         _share_task(settings)
         for key in OF_BOTH & settings.keys():
-            settings.setdefault(f'{_NEW}.{key}', settings[key])
-        new_model = hparams.rewards.train_new_model
+            settings.setdefault(f'{NEW}.{key}', settings[key])
+        new_model = hparams.new_reward_model
         if (
             experiment
             and new_model
             and 'run.seed' in settings
-            and f'{_NEW}.run.seed' not in settings
+            and f'{NEW}.run.seed' not in settings
         ):
             notes.append(
                 'note: --run.seed is the seed of the policy only; that of the reward model stays '
-                f'{new_model.run.seed} unless --{_NEW}.run.seed is given'
+                f'{new_model.run.seed} unless --{NEW}.run.seed is given'
             )
     elif (
-        not any(key.startswith(f'{_NEW}.') for key in settings)
+        not any(key.startswith(f'{NEW}.') for key in settings)
         and not settings.get('rewards.trained_model', hparams.rewards.trained_model)
         and not settings.get('rewards.function')
         and experiment in _PUBLISHED
@@ -87,13 +87,13 @@ def _refuse_what_has_no_effect(settings: Mapping[str, Any], hparams: HParams) ->
     default = 'on' if named or hparams.rewards.online else 'off'
     if settings.get('rewards.online', default) == 'on':
         for name, instead in _OFFLINE.items():
-            if settings.get(f'{_NEW}.{name}') is not None:  # None asks for nothing
+            if settings.get(f'{NEW}.{name}') is not None:  # None asks for nothing
                 raise UserError(
-                    f'--{_NEW}.{name} has no effect with --rewards.online; what counts is {instead}'
+                    f'--{NEW}.{name} has no effect with --rewards.online; what counts is {instead}'
                 )
-    elif f'{_NEW}.run.save_dir' in settings:
+    elif f'{NEW}.run.save_dir' in settings:
         return [
-            f'note: --{_NEW}.run.save_dir has no effect: the reward model is kept with its policy'
+            f'note: --{NEW}.run.save_dir has no effect: the reward model is kept with its policy'
         ]
     return []
 
@@ -103,7 +103,7 @@ def _share_task(settings: dict[str, Any]) -> None:
     for key, value in list(settings.items()):
         if 'task.' not in key:
             continue
-        twin = f'{_NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{_NEW}.')
+        twin = f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.')
         if settings.setdefault(twin, value) != value:
             raise UserError(
                 f'--{key} {value} and --{twin} {settings[twin]} differ, but a policy and its reward'

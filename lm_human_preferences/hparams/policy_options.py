@@ -22,7 +22,7 @@ from lm_human_preferences.utils.integers import check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
-_NEW = 'rewards.train_new_model'
+NEW_MODEL = 'rewards.train_new_model'
 
 
 @dataclass
@@ -61,8 +61,8 @@ class RewardHParams(hyperparams.HParams):
 
     pessimism: float = own_option(
         0.0,
-        'standard deviations that a head on frozen hidden states (features frozen) takes off its'
-        ' score where its labels have told little',
+        'standard deviations by which a head (features frozen) lowers its scores where its labels'
+        ' tell little',
         at_least=0,
     )
 
@@ -226,8 +226,8 @@ class HParams(hyperparams.HParams):
         )
         yield (
             online.validation and samples % 2,
-            f'{{rewards.online.validation=}}: {{{_NEW}.labels.type=}} shows {samples} sample(s),'
-            ' which two policies cannot share equally; use 0',
+            f'{{rewards.online.validation=}}: {{{NEW_MODEL}.labels.type=}} shows {samples}'
+            ' sample(s), which two policies cannot share equally; use 0',
         )
         yield (
             is_asking_people and self.run.save_dir is None,

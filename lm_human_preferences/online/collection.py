@@ -20,6 +20,7 @@ from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs.run_files import LABELS, REWARD
 from lm_human_preferences.trainers.health import Alarm, HealthMonitor
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
+from lm_human_preferences.training import memory
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import log_line
 
@@ -157,7 +158,9 @@ class Collection(Hook):
         """Retrain the reward model, and log how it went."""
         labels, new = self._labels_of(step)
         previous = self.retrainer.predict(new) if new is not None else None
-        outcome = self.retrainer.train(labels, step)
+        option = self.retrainer.settings.option_name('micro_batch_size')
+        with memory.explain_oom(option):
+            outcome = self.retrainer.train(labels, step)
         self.trainer.reward_version += 1
         if self.labels is not None:
             report = progress.Report(

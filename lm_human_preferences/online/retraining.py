@@ -16,7 +16,6 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
 from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
-from lm_human_preferences.training import memory
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.logging import Logger
@@ -66,7 +65,6 @@ class Retrainer:
             self.optimizers.append(Adam(model.parameters_by_name(), comm=comm))
             model.model.gradient_checkpointing = settings.run.gradient_checkpointing
 
-    @memory.explain_oom('--rewards.train_new_model.micro_batch_size')
     def train(self, labels: Labels, step: int) -> Outcome:
         """Train on `labels` {field: (labels, ...)}, the same on all ranks, before policy `step`."""
         learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)

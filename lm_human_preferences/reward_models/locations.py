@@ -97,8 +97,9 @@ def reward_model_dir(path: str) -> str:
     if storage.exists(storage.join(policy, 'hparams.json')):
         reward = policy
         with contextlib.suppress(UserError):
-            given = run_settings.load_run_hparams(path).rewards
-            if given.train_new_model is None and given.trained_model is not None:
+            settings = run_settings.load_run_hparams(path)
+            given = settings.rewards
+            if settings.new_reward_model is None and given.trained_model is not None:
                 is_directory = given.class_name is None and given.trained_model != 'mock'
                 name = given_name(given)
                 reward = original_or(policy, name) if is_directory else name

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.runs import label_record
 from lm_human_preferences.utils import hyperparams
@@ -14,7 +15,6 @@ from lm_human_preferences.utils import hyperparams
 if TYPE_CHECKING:
     Training = policy_options.HParams | reward_options.HParams
 
-NEW_MODEL = 'rewards.train_new_model'
 # Beside these, `run_settings` fixes the settings of a reward model that is finished, a function as
 # the reward of a run that had none, and the commits that `pins` has recorded.
 FIXED_ONCE_BEGUN = {
@@ -26,7 +26,7 @@ FIXED_ONCE_BEGUN = {
     'rewards.relative_kl_coef',
     'rewards.ensemble',
     'ensemble',
-    'rewards.train_new_model',
+    NEW_MODEL,
     'rewards.online',
 }
 SPLIT = 'labels.held_out_by'  # of a run that goes on, the recorded one

@@ -49,7 +49,10 @@ def records(
         for name, value in additions.items():
             if name.startswith(prefix):
                 of_reward[name.removeprefix(prefix)] = value
-        settings[run_files.REWARD.command] = nested['rewards']['train_new_model'], of_reward
+        settings[run_files.REWARD.command] = (
+            hparams.reward_training.to_nested_dict(original_only=True),
+            of_reward,
+        )
     digests = recorded_paths.digests(_given_settings(hparams))
     found: dict[str, dict[str, Any]] = {}
     for command in settings if commands is None else commands:

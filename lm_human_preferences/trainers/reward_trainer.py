@@ -59,7 +59,7 @@ class RewardModelTrainer:
     """Trainer of a reward model: call `prepare`, `step` until `total_steps`, then `finish`.
 
     policy: the initial policy, whose samples set the scale. labels: {field: (num_train, ...)}, the
-    same on every rank. optimizer: without updates. label_notes: lines for the user.
+    same on every rank. optimizer: without updates.
     """
 
     def __init__(
@@ -74,16 +74,12 @@ class RewardModelTrainer:
         comm: Comm,
         held_out: dict[str, torch.Tensor] | None = None,
         optimizer: Adam | None = None,
-        label_notes: Sequence[str] = (),
-        label_record: Mapping[str, Any] | None = None,
     ) -> None:
         self.reward_model = reward_model
         self.policy = policy
         self.query_sampler = query_sampler
         self.labels = labels
         self.held_out = held_out
-        self.label_notes = label_notes
-        self.label_record = label_record
         self.label_type = label_types.get(settings.labels.type)
         self.num_train = len(labels['query'])
         self.settings = settings

@@ -13,6 +13,7 @@ import torch
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams import policy_options, reward_options
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
-NEW_MODEL = 'rewards.train_new_model'
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
 
@@ -266,7 +266,7 @@ def announce_reward_model(
             f'The reward model is in {storage.join(save_dir, "reward_model")}',
             train_a_policy=(
                 f'./launch.py train_policy {experiment or "EXPERIMENT"} {shlex.join(words)}'
-                f' --rewards.train_new_model off --rewards.trained_model {shlex.quote(save_dir)}'
+                f' --{NEW_MODEL} off --rewards.trained_model {shlex.quote(save_dir)}'
             ),
             look_at_its_curves=f'tensorboard --logdir {events}',
         )
