@@ -18,14 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-_CRASHES = {  # by faulthandler's first words
-    'Aborted': signal.SIGABRT,
-    'Bus error': signal.SIGBUS,
-    'Floating point exception': signal.SIGFPE,
-    'Floating-point exception': signal.SIGFPE,
-    'Illegal instruction': signal.SIGILL,
-    'Segmentation fault': signal.SIGSEGV,
-}
+_FATAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+_CRASHES = {signal.strsignal(number): number for number in _FATAL}  # by faulthandler's first words
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ def read_crash(directory: str, rank: int) -> tuple[signal.Signals | None, str]:
     except FileNotFoundError:  # it ended before it could crash
         return None, ''
     reason = re.match('Fatal Python error: (.*)', text)
-    return (_CRASHES.get(reason[1]), text) if reason else (None, text)
+    return (_CRASHES.get(reason[1].replace('-', ' ')), text) if reason else (None, text)
 
 
 class StatusPipe:

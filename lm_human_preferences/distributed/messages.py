@@ -19,9 +19,7 @@ def decode(message: bytes | bytearray | memoryview) -> Any:
 
 
 def _to_json(value: Any) -> Any:
-    if value is None or isinstance(value, bool | str):
-        return value
-    if type(value) in (int, float):
+    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
         return value
     if type(value) in (list, tuple):  # but not named tuples, whose names would be lost
         return [type(value).__name__, [_to_json(item) for item in value]]

@@ -7,6 +7,7 @@ paper), or by any reward model.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 import time
@@ -182,17 +183,16 @@ def simulate(
     labeller: Labeller,
     judge: Judge,
     *,
-    error: float = 0.0,
-    position_bias: float = 0.0,
     indifference: float = 0.0,
     answers: int | None = None,
     seed: int = 0,
+    **faults: float,
 ) -> int:
     """Answer what is open for a labeller, and return the number of answers.
 
-    answers: at most so many; None: until nothing is left. See simulated_answer for error,
-    position_bias and indifference. Answers depend on seed, labeller and question only, so that an
-    interruption changes nothing. UserError for `indifference` in a folder without ties.
+    answers: at most so many; None: until nothing is left. faults: see simulated_answer. Answers
+    depend on seed, labeller and question only, so that an interruption changes nothing. UserError
+    for `indifference` in a folder without ties.
     """
     label_type = labeller.folder.label_type
     if indifference and not label_type.ties:
@@ -210,10 +210,8 @@ def simulate(
         if question.id not in rewards:
             rewards = _judged(labeller, question, judge)
         rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
-        of_question, order = rewards[question.id], labeller.order(question)
-        value = simulated_answer(
-            label_type, of_question, order, rng, error, position_bias, indifference
-        )
+        shown = rewards[question.id], labeller.order(question)
+        value = simulated_answer(label_type, *shown, rng, indifference=indifference, **faults)
         labeller.answer(question, value, time.monotonic() - begin)
         given += 1
     return given
@@ -221,11 +219,7 @@ def simulate(
 
 def _judged(labeller: Labeller, first: Question, judge: Judge) -> dict[str, Sequence[float]]:
     """Return the rewards of a question and of others open for the labeller, up to BATCH."""
-    batch = [first]
-    for question in labeller.upcoming():
-        if len(batch) == BATCH:
-            break
-        if question.id != first.id:
-            batch.append(question)
+    others = (question for question in labeller.upcoming() if question.id != first.id)
+    batch = [first, *itertools.islice(others, BATCH - 1)]
     judged = judge([labeller.folder.tokens(question) for question in batch])
     return {question.id: rewards for question, rewards in zip(batch, judged, strict=True)}

@@ -40,14 +40,12 @@ def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
     return number
 
 
+open_private = functools.partial(open_nofollow, mode=0o600)  # what is made is for its owner alone
+
+
 def is_within(path: str, directory: str) -> bool:
     """Return whether a local path leads to what is below a directory, whatever links it has."""
     return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ''))
-
-
-def open_private(path: str, flags: int) -> int:
-    """Open as `open_nofollow` does; a file that is made is for its owner alone."""
-    return open_nofollow(path, flags, 0o600)
 
 
 @contextlib.contextmanager
