@@ -31,6 +31,7 @@ from lm_human_preferences.training.memory import on_ranks
 from lm_human_preferences.utils.core import default_device
 
 workload.SIZES['1.2B'] = (2048, 32, 26)
+workload.SIZES['7B'] = (4096, 32, 32)
 workload.KEY_VALUE_HEADS[32] = 8
 
 

@@ -73,7 +73,7 @@ class Ours:
         else:
             scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
-            policy=Policy(trained_model, temperature=TEMPERATURE),
+            policy=Policy(trained_model, temperature=TEMPERATURE, graphs=hparams.run.graphs),
             reward_networks=networks_of(scorer),
             roles=source_of(hparams).networks,
             comm=world,

@@ -130,3 +130,62 @@ def test_benchmark(name, monkeypatch, capsys, own_environment):
     run()
     found = capsys.readouterr().out
     assert re.search(printed, found), found
+
+
+def tiny_hour(tmp_path):
+    """The commands of gpu_hour.sh with the smallest sizes, by the names of its parts."""
+    python = tmp_path / 'python'
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o700)
+    subprocess.run(
+        [FOLDER / 'gpu_hour.sh', tmp_path / 'out', '--tiny'],
+        env={**os.environ, 'PYTHON': str(python)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    commands = {}
+    for path in (tmp_path / 'out').iterdir():
+        _, command, status = path.read_text().splitlines()
+        assert status.startswith('== status 0 after')
+        commands[path.stem] = command.split()
+    return commands
+
+
+def test_each_part_of_the_hour_of_a_gpu_is_written(tmp_path):
+    commands = tiny_hour(tmp_path)
+    assert len(commands) == 13
+    assert commands['tests'] == ['-m', 'pytest', '-n0', '-q', 'tests/gpu']
+    assert commands['million_graphs'] == [*commands['million_plain'], '--graphs']
+
+
+# The others are above, with the same options; two_ranks is what test_ranks tests.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'part, printed',
+    [
+        ('million_graphs', r'\nfp32 .* epochs '),
+        ('operators', r'^nondeterministic: none\nweights .* at most 0.0e\+00\n$'),
+        ('resume', r'^killed and resumed: .* at most 0.0e\+00\n$'),
+        ('memory', r'^( +\d+\.\d+){2} +[-+]\d+%'),
+        ('memory_large_bf16', r'billion parameters, bf16:\nprocess .* estimate=.*\n.* learn; '),
+    ],
+)
+def test_a_part_of_the_hour_of_a_gpu(part, printed, tmp_path, monkeypatch, capsys, own_environment):
+    program, *options = tiny_hour(tmp_path)[part]
+    for module in ('workload', 'ppo_update'):
+        monkeypatch.setattr(importlib.import_module(module), 'RESPONSE_LENGTH', 4)
+
+    def run(*words):
+        monkeypatch.setattr(sys, 'argv', [program, *options, *words])
+        runpy.run_path(str(FOLDER.parent / program), run_name='__main__')
+
+    def run_variant(variant, threads):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            run('--threads', str(threads), '--variant', variant)
+        return json.loads(output.getvalue().splitlines()[-1])
+
+    monkeypatch.setattr(importlib.import_module('measuring'), 'in_own_process', run_variant)
+    run()
+    found = capsys.readouterr().out
+    assert re.search(printed, found), found
