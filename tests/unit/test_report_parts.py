@@ -186,6 +186,8 @@ def test_what_is_not_seen_is_shown_and_long_texts_lose_their_middle():
     assert safe_text.plain('a\u202eb\x1b[31m\nc') == 'a\\u202eb\\x1b[31m\nc'
     long = safe_text.plain('x' * 10_000)
     assert len(long) < 1600 and '8,500 more characters' in long
+    # A text of others does not make a line, which would be a sentence.
+    assert render._escaped('a\n<b>') == 'a&#10;&lt;b&gt;'
 
 
 def test_samples_are_chosen_by_chance_and_by_score(tmp_path):

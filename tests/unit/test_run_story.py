@@ -490,6 +490,8 @@ def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
     for each in (found, dataclasses.replace(found, changed=tuple(changed))):
         macros = ('task', 'policy_training', 'reward_training', 'summary')
         texts.append(' '.join(told(macro, each) for macro in macros))
+        card = model_card.card(each, EXPERIMENTS, 'run', has_policy=True)
+        assert ('trains with the last settings' in card) == bool(each.changed)
     assert 'at first' not in texts[0] and 'trained_model ' not in texts[1]
     assert all(texts[1].count(f' (at first {value})') == 1 for value in before.values())
     assert texts[1].count(': --rewards.adaptive_kl.target x (before: 8.0), ') == 2
