@@ -20,6 +20,7 @@ them.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -310,7 +311,7 @@ cli = Program(
             JobName.TRAIN_POLICY,
             policy_options.HParams,
             policy_experiments,
-            complete=user_settings.completed_by(reward_experiments),
+            complete=functools.partial(user_settings.complete, reward_experiments),
             example='./launch.py train_policy mock_sentiment first --mpi 1',
             help=(
                 'Train a policy by PPO against a reward model. Experiments train that model first,'

@@ -2,7 +2,7 @@
 
 import os
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.cli import option_help
@@ -64,25 +64,21 @@ def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
     hparams.override_from_dict(settings)
 
 
-def completed_by(
+def complete(
     reward_experiments: Mapping[str, Sequence[Trial]],
-) -> Callable[..., tuple[dict[str, Any], list[str]]]:
-    """Return completion.complete, for experiments that may have no reward model of their own.
+    settings: dict[str, Any],
+    hparams: policy_options.HParams,
+    experiment: str,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return completion.complete, once `hparams` has a reward model if one is asked for.
 
-    One that is asked for is trained as the experiment of train_reward of the same name trains it.
+    It is trained as the experiment of train_reward of the same name trains it.
     """
-
-    def complete(
-        settings: dict[str, Any], hparams: policy_options.HParams, experiment: str
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Complete `settings`, once `hparams` has a reward model if one is asked for."""
-        has_none = hparams.new_reward_model is None
-        if has_none and completion.trains_new_model(settings, hparams):
-            of_reward = bindings(reward_experiments, experiment, 'train_reward')
-            completion.switch_on_new_model(hparams, of_reward)
-        return completion.complete(settings, hparams, experiment)
-
-    return complete
+    has_none = hparams.new_reward_model is None
+    if has_none and completion.trains_new_model(settings, hparams):
+        of_reward = bindings(reward_experiments, experiment, 'train_reward')
+        completion.switch_on_new_model(hparams, of_reward)
+    return completion.complete(settings, hparams, experiment)
 
 
 def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
