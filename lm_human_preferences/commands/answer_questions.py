@@ -343,7 +343,7 @@ def _width(character: str) -> int:
 
 
 def _wrapped(line: str, columns: int) -> Iterator[str]:
-    """Yield parts of a line that fit in so many columns, broken at a space where there is one."""
+    """Yield parts of a line that fit in `columns`, broken at a space where there is one."""
     while True:
         used = 0
         end = len(line)

@@ -9,7 +9,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import fields, messages
 from lm_human_preferences.errors import UserError
 
-TEST_SHARE = 10  # one text in so many is of the test part
+TEST_SHARE = 10  # one text in ten is of the test part
 
 
 class Query(NamedTuple):

@@ -310,7 +310,7 @@ class RankSupervisor:
                 return
 
     def _let_step_end(self, signals: Sequence[int], seconds: int) -> None:
-        """Ask the ranks to stop after this step; wait for so long, or until a second signal."""
+        """Ask the ranks to stop after this step; wait `seconds`, or until a second signal."""
         self._mute()
         self._signal_ranks(signal.SIGTERM)
         deadline = time.monotonic() + seconds

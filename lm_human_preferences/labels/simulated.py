@@ -190,7 +190,7 @@ def simulate(
 ) -> int:
     """Answer what is open for a labeller, and return the number of answers.
 
-    answers: at most so many; None: until nothing is left. faults: see simulated_answer. Answers
+    answers: the most to give; None: until nothing is left. faults: see simulated_answer. Answers
     depend on seed, labeller and question only, so that an interruption changes nothing. UserError
     for `indifference` in a folder without ties.
     """

@@ -101,7 +101,7 @@ def function_of_run(directory: str) -> Source:
     source = Source(name, storage.read_text(copy))
     if source.digest != digest:
         raise UserError(
-            f'{copy} is not the reward function that this run learned from: put back what it was'
+            f'{copy} is not the reward function that this run learned from: restore the file'
         )
     return _as_named(source, copy)
 
@@ -120,8 +120,8 @@ def check_resumed(directory: str, name: str, *, is_given: bool) -> None:
     if not is_given:
         copy = f'{os.path.join(directory, run_files.FUNCTION)}:{function}'
         raise UserError(
-            f'{path} is not what it was when this run began: give {OPTION} {shlex.quote(name)} to'
-            f' go on with what it is now, or {OPTION} {shlex.quote(copy)} with what it was'
+            f'{path} has changed since this run began: give {OPTION} {shlex.quote(name)} to go on'
+            f' with the file as it is now, or {OPTION} {shlex.quote(copy)} with the copy of the run'
         )
     print(
         f'note: going on with {OPTION} {name}, another reward function than {recorded} was when the'

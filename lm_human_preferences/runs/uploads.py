@@ -26,8 +26,7 @@ from lm_human_preferences.utils.logging import announce
 
 LEASE = 'writer'
 POLL_SECONDS = 1  # between two looks for a new checkpoint
-# After so many seconds, TensorBoard's files are uploaded, and the lease is renewed if it is half
-# as old.
+# Between two uploads of TensorBoard's files; a lease that is half as old is renewed then.
 SYNC_SECONDS = 120
 LEASE_TIMEOUT = 5 * SYNC_SECONDS  # a lease that is older belongs to a dead process
 RETRY_SECONDS = 20  # between tries while the store cannot be reached

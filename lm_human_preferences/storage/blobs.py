@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Answer = TypeVar('Answer')
 
 ANSWER_TIMEOUT = 8  # seconds in which a server must give its first answer, retries included
-UNREACHABLE_SECONDS = 30  # for so long, a server that gave none is not asked again
+UNREACHABLE_SECONDS = 30  # until a server that gave none is asked again
 MAX_CONNECTIONS = 16
 RETRIES = 5
 CONNECT_TIMEOUT = 5  # seconds, of one request

@@ -104,7 +104,7 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
 def open_locked(
     path: str, mode: str, *, opener: Opener = open_nofollow, seconds: float = 0.0
 ) -> io.FileIO:
-    """Open a file, locked until it is closed; BlockingIOError if another has it for so long.
+    """Open a file, locked until it is closed; BlockingIOError if it is taken for `seconds`.
 
     Not by filelock, which would need a second file beside each, and follows links.
     """

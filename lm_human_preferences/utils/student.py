@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-UPPER_95 = 0.975  # so much lies below the upper end of a 95 % interval
+UPPER_95 = 0.975  # the probability below the upper end of a 95 % interval
 FEWEST = 10  # independent values, of which there may be two kinds, that tell an interval
 
 

@@ -227,7 +227,7 @@ def test_a_run_that_is_resumed_keeps_its_function(write, tmp_path):
 
     path.write_text(f'{MOCK} # another one')
     told = error_of(invoke(resume))
-    assert told.startswith(f'{path} is not what it was when this run began')
+    assert told.startswith(f'{path} has changed since this run began')
     assert f'--rewards.function {name} ' in told and f'--rewards.function {copy} ' in told
     result = succeed([*resume, '--rewards.function', name])
     assert f'going on with --rewards.function {name}, another reward function' in result.stderr

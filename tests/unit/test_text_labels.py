@@ -382,7 +382,7 @@ def test_a_query_of_label_studio_by_another_name_is_refused(query):
     'record, message',
     [
         (3, 'here is a int, not an object'),
-        ({'text': 'a', 'more': 1}, 'no format that is known: it has the fields text, more'),
+        ({'text': 'a', 'more': 1}, 'not of a known format: it has the fields text, more'),
         ({'sample0': 'b', 'sample1': 'c', 'best': 0}, "field 'query' is missing"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 2, 'best': 0}, "field 'sample1' is a int"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 2}, 'from 0 to 1, not 2'),

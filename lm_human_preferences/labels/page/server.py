@@ -97,7 +97,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
             self._error = e
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the server has ended, at most so long; re-raises what ended it."""
+        """Wait until the server has ended, for at most `seconds`; re-raises what ended it."""
         self._thread.join(seconds)
         if self._error is not None:
             raise self._error

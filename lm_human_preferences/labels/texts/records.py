@@ -153,8 +153,8 @@ def parse(
             ' give texts: labels FOLDER --export FILE --export_as text writes them'
         )
     raise UserError(
-        f'{where} is of no format that is known: it has the fields'
-        f' {", ".join(map(str, record)):.80}, and what is read is {KNOWN}'
+        f'{where} is not of a known format: it has the fields'
+        f' {", ".join(map(str, record)):.80}, and needs {KNOWN}'
     )
 
 

@@ -142,7 +142,7 @@ class Tokeniser:
             text.encode()  # JSON can hold half a character
             return self.encoder.encode(text)
         except UnicodeEncodeError as e:
-            raise UserError(f'{where} holds what is not text: {e.reason}') from e
+            raise UserError(f'{where} is not valid text: {e.reason}') from e
         except UserError as e:
             raise UserError(f'{where}: {e}') from e
 
