@@ -64,7 +64,7 @@ def _calibration(
     if found is None:
         return {'found': None}
     series = [
-        Series('share that was chosen', found.predicted, found.observed, charts.POINTS, 1),
+        Series('observed', found.predicted, found.observed, charts.POINTS, 1),
         Series('perfect calibration', [0, 1], [0, 1], charts.DASHED, 5),
     ]
     x, y = 'predicted probability that a response is chosen', 'share that was chosen'

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from run_folders import (
     write_samples,
     write_settings,
 )
-from three_runs import cedar
+from three_runs import birch, cedar
 from torch.nn import functional as F
 
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.evaluation.reward_on_labels import calibrated, calibration
 from lm_human_preferences.hparams import policy_options
@@ -239,6 +241,24 @@ def test_labels_that_were_held_out_tell_calibration_where_there_are_any(monkeypa
     )
     found = calibration(SimpleNamespace(label_type=PickBest(2)), 'run', ())
     assert (found.labels, found.held_out) == ((3, True) if held_out else (5, False))
+
+
+FITTED = reward_on_labels.Calibration(5, True, 2.5, [0.1, 0.9], [0.2, 0.8])
+
+
+@pytest.mark.parametrize(
+    'found, fact',
+    [
+        (FITTED, 'observed 0.2 at 0.1, 0.8 at 0.9; .* 5 labels held out .* multiplied by 2.5,'),
+        (None, 'labels are not choices'),
+        (UserError('no network'), 'cannot be computed: no network'),
+    ],
+)
+def test_a_calibration_is_on_the_page_or_why_there_is_none(tmp_path, monkeypatch, found, fact):
+    measured = mock.Mock(side_effect=[found])
+    monkeypatch.setattr(reward_on_labels, 'calibration', measured)
+    page = render.page([str(birch(tmp_path / 'run'))], EXPERIMENTS, calibrate=True)
+    assert re.search(fact, sections_of(page)['Labels'])
 
 
 def test_a_page_has_the_checksums_of_what_a_run_learned_from_and_made(tmp_path):
