@@ -6,7 +6,6 @@ import functools
 import json
 import operator
 import os
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from full_disks import largest_file
 from label_folders import HEADER, TASK, make_folder, questions
 
 from lm_human_preferences import storage
@@ -209,13 +209,9 @@ def test_a_full_disk_leaves_what_was_there_and_the_next_answer_fits(path):
         labeller.answer(labeller.next_question(), 1, 1)
         before = file.read_bytes()
         question = labeller.next_question()
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))  # 20 bytes fit
-        try:
-            with pytest.raises(UserError, match=r'anna.jsonl cannot be written: File too large'):
-                labeller.answer(question, 2, 1)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        told = 'anna.jsonl cannot be written: File too large'
+        with largest_file(len(before) + 20), pytest.raises(UserError, match=told):  # 20 bytes fit
+            labeller.answer(question, 2, 1)
         assert file.read_bytes() == before
         labeller.answer(question, 2, 1)
     assert sorted(answer.value for answer in LabelFolder(str(path)).counted()) == [1, 2]
