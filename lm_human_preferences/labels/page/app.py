@@ -181,6 +181,7 @@ class Guard:
 
     names: hosts at which browsers reach the server itself, by `scheme`. public_url: where they
     reach it through a proxy, which may leave the path of this address in requests or not.
+    starlette's TrustedHostMiddleware knows neither the address of a connection nor origins.
     """
 
     def __init__(
