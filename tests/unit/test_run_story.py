@@ -194,7 +194,7 @@ FACTS = [
     ('older', 'page', 'step 12 of 20'),
     ('sure', 'summary', '71.4 ± 2.0 % of the gain'),
     ('sure', 'summary', 'Each ± is a 95 % interval.'),
-    ('far', 'summary', 'a KL of 64.50 at the end, where the target was 6'),
+    ('far', 'summary', 'a KL of 64.50 at the end, where the target was 6.'),
     ('broken', 'summary', 'statistics that end as NaN'),
     ('broken', 'page', 'ppo/loss/total is not a finite number from step 1 on'),
     ('retrained', 'page', 'its reward model was trained again before steps 1, 2.'),
