@@ -115,20 +115,17 @@ def _printer(*, has_spread: bool) -> Printer:
     heads = ['score', 'spread'] if has_spread else ['score']
     columns = shutil.get_terminal_size((100, 24)).columns
     left = max(40, columns - 10 * len(heads) - 15)  # for both texts
-    widths = left // 3, left - left // 3
-
-    def _row(numbers: Sequence[str], name: str, query: str, text: str) -> None:
-        cells = [f'{number:>9}' for number in numbers]
-        fitted = [_fitted(*each) for each in zip((query, text), widths, strict=True)]
-        click.echo(' '.join([*cells, f' {name:10}', f'{fitted[0]:{widths[0]}} ', fitted[1]]))
+    of_query, of_text = left // 3, left - left // 3
+    row = f'{"{:>9} " * len(heads)} {{:10}} {{:{of_query}}}  {{}}'
 
     def _show(scores: Mapping[str, float | None], query: str, responses: Mapping[str, str]) -> None:
         for name, text in responses.items():
             numbers = (scores[name], scores.get(f'{name}_std'))[: len(heads)]
             cells = ['-' if number is None else f'{number:.3f}' for number in numbers]
-            _row(cells, 'response' if name == 'score' else name, query, text)
+            cells.append('response' if name == 'score' else name)
+            click.echo(row.format(*cells, _fitted(query, of_query), _fitted(text, of_text)))
 
-    _row(heads, '', 'query', 'text')
+    click.echo(row.format(*heads, '', 'query', 'text'))
     return _show
 
 

@@ -80,12 +80,9 @@ class Tokeniser:
 
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> dict[str, list[int]]:
         """Return {field: token ids, padded} of query and samples, which are called `fields`."""
-        responses = [self.response(sample, where) for sample in label.samples]
-        tokens = {'query': self.query(label.query, where), **dict(zip(fields, responses))}
-        return {
-            field: self._padded(ids, 'query' if field == 'query' else 'response')
-            for field, ids in tokens.items()
-        }
+        samples = [self._padded(self.response(each, where), 'response') for each in label.samples]
+        query = self._padded(self.query(label.query, where), 'query')
+        return {'query': query, **dict(zip(fields, samples))}
 
     def question_of(
         self, record: dict[str, Any], label: TextLabel, fields: Sequence[str], where: str
