@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 from collections.abc import Iterator
 
 # What is the matter with a disk or its permissions, and not with this program.
@@ -66,19 +67,14 @@ def no_panics() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def about_option(option: str) -> Iterator[None]:
-    """Turn a UserError within the block into an OptionError about `option`."""
+def about_option(option: str, kind: type[UserError] = UserError) -> Iterator[None]:
+    """Turn an error of this kind within the block into an OptionError about `option`."""
     try:
         yield
-    except UserError as e:
+    except kind as e:
         text = e.text if isinstance(e, OptionError) else str(e)
         raise OptionError(option, text) from e
 
 
-@contextlib.contextmanager
-def option_renamed(option: str) -> Iterator[None]:
-    """Let an OptionError within the block be about `option`; leave other errors as they are."""
-    try:
-        yield
-    except OptionError as e:
-        raise OptionError(option, e.text) from e
+# Leaves errors that are not about an option as they are.
+option_renamed = functools.partial(about_option, kind=OptionError)
