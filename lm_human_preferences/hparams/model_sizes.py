@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
-# Tokens that a cache of keys and values has room for beyond those it holds.
-CACHE_HEADROOM = 64
 FLOAT, HALF = 4, 2  # bytes
 
 

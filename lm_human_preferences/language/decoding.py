@@ -10,6 +10,9 @@ import torch.nn.functional as F
 
 from lm_human_preferences.language.attention import KVCache, Unpadding, attention_bias
 from lm_human_preferences.language.network import Network
+from lm_human_preferences.utils.core import ceil_div
+
+MASK_COLUMNS = 16  # a mask of a multiple of them need not be copied for a GPU's attention
 
 
 class Decoding:
@@ -31,20 +34,17 @@ class Decoding:
         device = network.device
         tokens, mask = network.mask_padding(contexts, padding_token)
         batch, self.start = tokens.shape
-        # The last token is not computed: nothing follows it.
-        following = max(length - 1, 0)
-        whole = F.pad(mask, (0, following), value=True)
-        network.check_positions(whole)
-        self.cache: Any = network.new_cache(whole.shape[1])
+        following = max(length - 1, 0)  # the last token is not computed: nothing follows it
+        network.check_positions(F.pad(mask, (0, following), value=True))
+        columns = MASK_COLUMNS * ceil_div(self.start + following, MASK_COLUMNS)
+        self.cache: Any = network.new_cache(columns)
         last = torch.tensor([self.start - 1], device=device)
         self.h = network.hidden(tokens, mask, self.cache, last)[:, 0]
-        whole = whole.to(device, non_blocking=True)
-        # Of the tokens to come, in the order of time (length - 1, batch)
-        first = whole[:, : self.start].sum(1)
-        self.positions = first + torch.arange(following, device=device).unsqueeze(1)
-        # Masks padding, and each token until it is there (batch, 1, 1, keys).
-        whole[:, self.start :] = False
-        self.bias = attention_bias(whole.unsqueeze(1), batch, network.attention_type)
+        # Masks padding, and each token until it is there (batch, 1, 1, columns).
+        keys = F.pad(mask, (0, columns - self.start)).to(device, non_blocking=True)
+        self.bias = attention_bias(keys.unsqueeze(1), batch, network.attention_type)
+        # Of the tokens to come, in the order of time (following, batch)
+        self.positions = keys.sum(1) + torch.arange(following, device=device).unsqueeze(1)
 
     def repeated(self, times: int) -> Self:
         """Return each row so many times, one beside the other."""

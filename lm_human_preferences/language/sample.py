@@ -152,7 +152,8 @@ class CapturedSteps:
 
 def adjusted(logits: torch.Tensor, *, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
     """Return `logits (..., n_vocab)` of the distribution that is sampled from."""
-    logits = logits / max(temperature, MIN_TEMPERATURE)
+    if temperature != 1:
+        logits = logits / max(temperature, MIN_TEMPERATURE)
     if top_k != 0:
         logits = take_top_k_logits(logits, top_k)
     return take_top_p_logits(logits, top_p)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import CACHE_HEADROOM, FLOAT, HALF
+from lm_human_preferences.hparams.model_sizes import FLOAT, HALF
 
 if TYPE_CHECKING:
     import torch
@@ -133,8 +133,7 @@ class MemoryEstimate:
 
     def sampling_bytes(self, rows: int) -> int:
         """Return the bytes of sampling: cache, a block at work, logits and copies of weights."""
-        tokens = rows * (self.sampled_tokens + CACHE_HEADROOM)
-        numbers = 2 * self.sizes.n_layer * tokens * self.sizes.key_value_width
+        numbers = 2 * self.sizes.n_layer * rows * self.sampled_tokens * self.sizes.key_value_width
         cache = numbers * (HALF if self.reduced else FLOAT)
         block = self.block_bytes(rows, self.sampled_tokens)
         drawing = rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE)
