@@ -296,10 +296,8 @@ def test_every_option_of_a_reward_model_is_looked_at():
     of_texts = OF_TEXTS | {key for key in (*EFFECTS, *OF_STEPS) if key.startswith('task.')}
     of_folders = {'labels.without', 'labels.too_long'}  # see test_label_files.py
     looked_at = OF_REWARD.keys() | REFUSED_OF_REWARD.keys() | FIXED_OF_REWARD | OF_STEPS_OF_REWARD
-    assert (
-        options
-        == looked_at | (of_texts | WITHOUT_NUMBERS | of_folders | OF_OTHER_REWARDS) & options
-    )
+    elsewhere = of_texts | WITHOUT_NUMBERS | of_folders | OF_OTHER_REWARDS
+    assert options == looked_at | elsewhere & options
     hparams = resolved('train_reward', 'test')
     for key in looked_at:
         is_fixed = fixed_settings.is_fixed(hparams, key, has_reward_model=False)
