@@ -277,8 +277,10 @@ class HParams(hyperparams.HParams):
     @property
     def commands(self) -> list[str]:
         """Commands whose files the run writes, its own last."""
-        before = [] if self.reward_training is None else self.reward_training.commands
-        return [*before, self.command]
+        model = self.new_reward_model
+        if model is None or (self.rewards.online and model.features != reward_options.FROZEN):
+            return [self.command]  # with online labels, checkpoints hold what is not a head
+        return [*model.commands, self.command]
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError unless `ranks` ranks can share the batches and whiten their parts."""

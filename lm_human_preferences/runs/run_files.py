@@ -128,11 +128,7 @@ POLICY = CommandFiles(
     network='policy',
     events='tb/ppo',
     more='|'.join(
-        [
-            f'{LABELS}/{_LABEL_FILES}',
-            *map(re.escape, (SAMPLES, FUNCTION, FUNCTION_RECORD)),
-            f'{REWARD.network}/({_MODEL_FILES})',  # a head that is fitted while it trains
-        ]
+        [f'{LABELS}/{_LABEL_FILES}', *map(re.escape, (SAMPLES, FUNCTION, FUNCTION_RECORD))]
     ),
 )
 COMMANDS = {files.command: files for files in (REWARD, POLICY)}

@@ -301,12 +301,14 @@ def test_overwrite_deletes_its_own_files_only(tmp_path):
 
 
 def test_a_policy_beside_its_reward_model(finished, tmp_path):
-    """Both trainings may share a directory: what they write differs."""
+    """Both trainings may share a directory: what they write, and delete, differs."""
     shutil.copytree(finished / 'run', tmp_path / 'run')
-    succeed(
+    policy = (
         f'train_policy test run --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64 '
         f'--rewards.train_new_model off --rewards.trained_model {tmp_path}/run'
     )
+    succeed(policy)
+    succeed(f'{policy} --overwrite')
     assert 'holds a run already' in error_of(invoke(words('train_reward', tmp_path)))
 
 

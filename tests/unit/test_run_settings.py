@@ -59,6 +59,20 @@ def test_every_option_is_read_back(tmp_path, command):
     assert read == hparams
 
 
+@pytest.mark.parametrize(
+    'settings, commands',
+    [
+        ({}, 'train_reward train_policy'),
+        ({'rewards.train_new_model': 'off', 'rewards.trained_model': 'x'}, 'train_policy'),
+        (ONLINE, 'train_policy'),
+        ({**ONLINE, 'rewards.train_new_model.features': 'frozen'}, 'train_reward train_policy'),
+    ],
+)
+def test_a_run_owns_the_files_of_the_commands_that_it_does(settings, commands):
+    """With online labels, a reward model is in the policy's checkpoints, unless it is a head."""
+    assert resolved('train_policy', 'test', settings).commands == commands.split()
+
+
 @pytest.mark.parametrize('written', [0, 1, 2])
 def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path, written):
     hparams = resolved('train_policy', 'test', {**ONLINE, 'run.save_dir': str(tmp_path)})
