@@ -66,8 +66,8 @@ def points_of(initial: Answers, trained: Answers, log_ratios: torch.Tensor) -> d
     """Return base and policy as in an evaluation. log_ratios: of both models' answers in turn."""
     reference, policy = optimum.of_mixture(log_ratios)
     scores = torch.cat([initial.scores, trained.scores], dim=1)
-    copies = measure.copies_of(torch.cat([initial.responses, trained.responses], dim=1))
-    found = comparison.compare_samples(reference, policy, scores, kl_coef=None, copies=copies)
+    repeats = measure.repeats_of(trained.responses)
+    found = comparison.compare_samples(reference, policy, scores, kl_coef=None, repeats=repeats)
     return comparison.summarize(found, with_errors=True)
 
 

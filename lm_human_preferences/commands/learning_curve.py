@@ -38,11 +38,11 @@ def learning_curve(
                 bar.update()
     curve = list(found.values())
     for row in curve:
-        row['interval'] = _interval(row)
+        row['interval'] = interval_of(row)
     return curve
 
 
-def _interval(row: dict[str, Any]) -> tuple[float, float] | None:
+def interval_of(row: dict[str, Any]) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean over trainings; None for one, or few queries."""
     measured = row['agreement' if row['chance'] is None else 'accuracy']
     if len(measured) < 2 or (min(row['low']), max(row['high'])) in ((0, 1), (-1, 1)):

@@ -18,6 +18,7 @@ from lm_human_preferences.evaluation.report import (
 from lm_human_preferences.utils import student
 
 WIDEST_SHARE = 0.5  # half of a 95 % interval; a wider one says nothing
+MOST_REPEATS = 0.5  # of one response among the policy's samples to a query
 # Of a t test for each fall from the highest point of a curve: of all falls on a curve that only
 # rises, one in fifty is then taken for a turn, see benchmarks/interval_coverage.py.
 SURE_OF_A_TURN = 0.995
@@ -33,22 +34,47 @@ def compare(
     *,
     kl_coef: float | None,
     chooser: torch.Tensor | None = None,
+    exact: bool = True,
 ) -> Points:
     """Return the points of a policy, best of n and the optimum beside the frontier.
 
-    ref_logprobs, scores (queries, responses): by the reference, and of all responses. kl, score: of
-    the policy. kl_coef: of the optimum, None to leave it out. chooser (queries, responses): scores
-    of the reward model, if `scores` are another reward's: then best of n is chosen by either, and
-    the reward model's own optimum at the policy's KL is judged.
+    ref_logprobs, scores (queries, responses): by the reference, and of the same responses. kl,
+    score: of the policy. kl_coef: of the optimum, None to leave it out. chooser (queries,
+    responses): scores of the reward model, if `scores` are another reward's: then best of n is
+    chosen by either, and the reward model's own optimum at the policy's KL is judged. exact:
+    whether the responses are all that there are; of samples, compare_samples corrects the points.
     """
-    points = _points(ref_logprobs, kl, scores, score, kl_coef, chooser)
-    base = points['base']['reward']
-    for values in points.values():
-        if not values.get('share', base.new_tensor(math.nan)).isnan().all():
-            possible = values['frontier'] - base
-            share = (values['reward'] - base).mean() / possible.mean()
+
+    def point(
+        kl: torch.Tensor, reward: torch.Tensor, chooser: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return a policy beside the frontier."""
+        values, beta = against_frontier(kl, reward, ref_logprobs, scores)
+        if not exact:
+            return values | sample_sizes(ref_logprobs, beta, scores, chooser)
+        possible = values['frontier'] - base
+        share = (reward - base).mean() / possible.mean()
+        if not values['share'].isnan().all():
             of_queries = _with_spread(values['share'], possible, share)
             values['share'] = of_queries.nan_to_num(share.item())
+        return values
+
+    base = optimum.expected(ref_logprobs, scores)
+    points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
+    for name, best, best_kl in bests_of_n(ref_logprobs, scores, exact=exact):
+        points[name] = point(best_kl, best)
+    if chooser is not None:
+        for name, best, best_kl in bests_of_n(ref_logprobs, chooser, exact=exact, judged=scores):
+            points[f'{name}{BY_REWARD_MODEL}'] = point(best_kl, best)
+        _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, chooser)
+        own_best = optimum.judged(ref_logprobs, chooser, scores, beta)
+        points[OWN_BEST] = point(own_best[0], own_best[1], chooser)
+    if kl_coef:
+        log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
+        points['optimum'] = {'kl': best / kl_coef - log_z, 'reward': best}
+        if not exact:
+            points['optimum'] |= sample_sizes(ref_logprobs, kl_coef, scores)
+        points['policy']['kl_to_optimum'] = kl - score / kl_coef + log_z
     return points
 
 
@@ -59,26 +85,28 @@ def compare_samples(
     *,
     kl_coef: float | None,
     chooser: torch.Tensor | None = None,
-    copies: torch.Tensor | None = None,
+    repeats: float = 0.0,
 ) -> Points:
     """Estimate the points of `compare` from samples of both models; NaN where they do not tell.
 
-    logprobs, copies (queries, samples): see optimum.of_mixture and measure.copies_of. The bias by
-    few samples is about inverse to their number, so it is estimated from both halves of them.
+    ref_logprobs, logprobs (queries, samples): see optimum.of_mixture. repeats: share of a query's
+    samples by the policy that are the same response; where it is most of them, nobody has looked
+    for better ones that are as rare. The bias by few samples is about inverse to their number, so
+    it is estimated from both halves of them.
     """
-    if copies is None:
-        copies = torch.ones_like(scores)
 
     def of(samples: slice) -> Points:
         """Return the points by a part of the samples."""
         reference, policy = (each[:, samples].log_softmax(-1) for each in (ref_logprobs, logprobs))
         score, own = scores[:, samples], None if chooser is None else chooser[:, samples]
         kl, mean = optimum.kl(policy, reference), optimum.expected(policy, score)
-        return _points(reference, kl, score, mean, kl_coef, own, copies[:, samples])
+        return compare(reference, kl, score, mean, kl_coef=kl_coef, chooser=own, exact=False)
 
     points, first, second = of(slice(None)), of(slice(0, None, 2)), of(slice(1, None, 2))
     rounding = ROUNDING * scores.abs().max().item()
     for name, values in points.items():
+        if name in ('policy', 'optimum') and repeats > MOST_REPEATS:
+            values['effective_samples'].fill_(1)
         halves = {key: (first[name][key] + second[name][key]) / 2 for key in values}
         points[name] = _told(values, halves, points['base']['reward'], rounding)
     if kl_coef:
@@ -98,6 +126,7 @@ def _told(
     values, halves: of all samples, and the mean of two halves. base: reward of the reference.
     """
     told = {name: 2 * of - halves[name] for name, of in values.items()}
+    told['kl'] -= told['kl'].mean().clamp(max=0)
     if 'effective_samples' not in values:
         return told
     told['effective_samples'] = values['effective_samples']
@@ -115,59 +144,15 @@ def _told(
     return told
 
 
-def _points(
-    ref_logprobs: torch.Tensor,
-    kl: torch.Tensor,
-    scores: torch.Tensor,
-    score: torch.Tensor,
-    kl_coef: float | None,
-    chooser: torch.Tensor | None,
-    copies: torch.Tensor | None = None,
-) -> Points:
-    """Return the points of `compare`, or with copies those of samples, before any correction."""
-
-    def point(
-        kl: torch.Tensor, reward: torch.Tensor, chooser: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        """Return a policy beside the frontier."""
-        values, beta = against_frontier(kl, reward, ref_logprobs, scores)
-        return values | sample_sizes(ref_logprobs, beta, scores, chooser, copies)
-
-    exact = copies is None
-    base = optimum.expected(ref_logprobs, scores)
-    points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
-    for name, best, best_kl in bests_of_n(ref_logprobs, scores, exact=exact):
-        points[name] = point(best_kl, best)
-    if chooser is not None:
-        for name, best, best_kl in bests_of_n(ref_logprobs, chooser, exact=exact, judged=scores):
-            points[f'{name}{BY_REWARD_MODEL}'] = point(best_kl, best)
-        _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, chooser)
-        own_best = optimum.judged(ref_logprobs, chooser, scores, beta)
-        points[OWN_BEST] = point(own_best[0], own_best[1], chooser)
-    if kl_coef:
-        log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
-        of_optimum = {'kl': best / kl_coef - log_z, 'reward': best}
-        points['optimum'] = of_optimum | sample_sizes(ref_logprobs, kl_coef, scores, None, copies)
-        points['policy']['kl_to_optimum'] = kl - score / kl_coef + log_z
-    return points
-
-
 def sample_sizes(
     ref_logprobs: torch.Tensor,
     beta: float,
     scores: torch.Tensor,
-    chooser: torch.Tensor | None,
-    copies: torch.Tensor | None,
+    chooser: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return {'effective_samples'} of pi* with this beta, for the worse of one or two rewards.
-
-    Without copies the responses are all that there are, and nothing is returned.
-    """
-    if copies is None:
-        return {}
-    sizes = []
-    for rewards in (scores, scores if chooser is None else chooser):
-        sizes.append(optimum.effective_samples(ref_logprobs, rewards, beta or 1e-9, copies))
+    """Return {'effective_samples'} of pi* with this beta, for the worse of one or two rewards."""
+    rewards = [scores] if chooser is None else [scores, chooser]
+    sizes = [optimum.effective_samples(ref_logprobs, each, beta or 1e-9) for each in rewards]
     return {'effective_samples': torch.full((len(scores),), min(sizes), dtype=torch.float64)}
 
 
@@ -287,16 +272,15 @@ def own_optimum(
     *,
     exact: bool,
     with_errors: bool = False,
-    copies: torch.Tensor | None = None,
 ) -> dict[str, Any] | None:
     """Return KLs and rewards by `judge` of the best policies for `rewards`, for JSON.
 
-    ref_logprobs, rewards, judge: (queries, responses). Where these are samples, with copies of them
-    as in compare_samples, also standard errors and effective samples. with_errors: whether the
-    queries alone are a sample. 'rises': whether the judge clearly rises where the KL begins to.
-    'trusted_up_to' is the KL with the highest reward by `judge`; None where it does not clearly
-    fall beyond. 'least_fall': one that would have been clear; None without errors. No curve, but
-    None, if all responses to a query are equally good.
+    ref_logprobs, rewards, judge: (queries, responses). Where these are samples, also standard
+    errors and effective samples. with_errors: whether the queries alone are a sample. 'rises':
+    whether the judge clearly rises where the KL begins to. 'trusted_up_to' is the KL with the
+    highest reward by `judge`; None where it does not clearly fall beyond. 'least_fall': one that
+    would have been clear; None without errors. No curve, but None, if all responses to a query are
+    equally good.
     """
     betas = optimum.beta_grid(rewards).tolist()
     if betas[0] == 0:
@@ -309,7 +293,7 @@ def own_optimum(
         curve['kl'].append(kl.mean().item())
         curve['reward'].append(reward.mean().item())
         if not exact:
-            effective = optimum.effective_samples(ref_logprobs, rewards, beta, copies)
+            effective = optimum.effective_samples(ref_logprobs, rewards, beta)
             curve['standard_errors'].append(optimum.standard_error(reward).item())
             curve['effective_samples'].append(effective)
             if min(curve['effective_samples']) < FEW_SAMPLES:

@@ -1,6 +1,7 @@
 """Measurement of a run's models: all responses to a query where they are few, else samples."""
 
 import contextlib
+import functools
 import io
 import math
 from typing import Any, NamedTuple
@@ -64,9 +65,8 @@ class Responses(NamedTuple):
     kl: torch.Tensor  # (queries,)
     # {reward: (of the responses (queries, responses), their mean under the policy (queries,))}
     scores: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    # Of samples, see optimum.of_mixture and copies_of: (queries, responses) each.
-    logprobs: torch.Tensor | None = None
-    copies: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None  # by the policy, of samples
+    repeats: float = 0.0  # see repeats_of
 
 
 def load_models(save_dir: str, hparams: policy_options.HParams, judge: str | None = None) -> Models:
@@ -222,7 +222,7 @@ def sample_many(
     """
     policy, reference, judges, task = models
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
-    log_ratios, processed = [], []
+    log_ratios, of_policy = [], []
     scores = {name: [] for name in judges}
     assert settings.samples is not None, 'see evaluate.fitted'
     rows = queries.to(policy.device).repeat_interleave(settings.samples, 0)
@@ -239,11 +239,11 @@ def sample_many(
             for name, score_fn in score_fns.items():
                 score, responses, _ = score_fn(part, drawn['responses'])
                 scores[name].append(score.double().cpu())
-            processed.append(responses.cpu())
+        of_policy.append(responses.cpu())
 
     def by_query(parts: list[torch.Tensor]) -> torch.Tensor:
-        of_models = [torch.cat(parts[model::2]) for model in range(2)]
-        return torch.cat([of.unflatten(0, (len(queries), -1)) for of in of_models], dim=1)
+        of_models = [torch.cat(parts[model::2]).view(len(queries), -1) for model in range(2)]
+        return torch.cat(of_models, dim=1)
 
     ref_logprobs, logprobs = optimum.of_mixture(by_query(log_ratios))
     of_samples = {name: by_query(parts) for name, parts in scores.items()}
@@ -252,27 +252,14 @@ def sample_many(
         optimum.kl(logprobs, ref_logprobs),
         {name: (of, optimum.expected(logprobs, of)) for name, of in of_samples.items()},
         logprobs,
-        copies_of(by_query(processed)),
+        repeats_of(torch.cat(of_policy).unflatten(0, (len(queries), -1))),
     )
 
 
-def copies_of(responses: torch.Tensor) -> torch.Tensor:
-    """Return for each sample how many samples count as one: (queries, samples), float64.
-
-    responses (queries, samples, length): the reference's come first, as many as the policy's. A
-    policy that gives one of them more often than not has not looked for better ones as rare: then
-    samples of one response count as often as the reference gave it, and at least once.
-    """
-    count = responses.shape[1] // 2
-    copies = torch.ones(responses.shape[:2], dtype=torch.float64)
-    for query, of_query in enumerate(responses):
-        _, which = of_query.unique(dim=0, return_inverse=True)
-        of_reference, of_policy = (
-            part.bincount(minlength=len(which)) for part in which.split(count)
-        )
-        if of_policy.max() > count / 2:
-            copies[query] = ((of_reference + of_policy) / of_reference.clamp(min=1))[which]
-    return copies
+def repeats_of(responses: torch.Tensor) -> float:
+    """Return the mean share of a query's `responses (queries, samples, length)` that are equal."""
+    most = [of_query.unique(dim=0, return_counts=True)[1].max().item() for of_query in responses]
+    return sum(most) / (len(responses) * responses.shape[1])
 
 
 def can_enumerate(models: Models) -> bool:
@@ -306,51 +293,41 @@ def measure(
     for name, (scores, policy_score) in responses.scores.items():
         is_trained_on = name == trained_on
         chooser = None if is_trained_on else responses.scores[trained_on][0]
-        own_coef = kl_coef if is_trained_on else None
-        if responses.logprobs is None:
-            points = compare(
-                responses.ref_logprobs,
-                responses.kl,
-                scores,
-                policy_score,
-                kl_coef=own_coef,
-                chooser=chooser,
-            )
-        else:
-            points = compare_samples(
+        points_of = functools.partial(
+            compare, responses.ref_logprobs, responses.kl, scores, policy_score
+        )
+        if responses.logprobs is not None:
+            points_of = functools.partial(
+                compare_samples,
                 responses.ref_logprobs,
                 responses.logprobs,
                 scores,
-                kl_coef=own_coef,
-                chooser=chooser,
-                copies=responses.copies,
+                repeats=responses.repeats,
             )
+        points = points_of(kl_coef=kl_coef if is_trained_on else None, chooser=chooser)
         results['rewards'][name] = {
             **summarize(points, with_errors=with_errors),
-            'frontier': _frontier(responses, scores),
+            'frontier': _frontier(responses.ref_logprobs, scores, exact),
         }
         if chooser is not None:
             curve = own_optimum(
-                responses.ref_logprobs,
-                chooser,
-                scores,
-                exact=exact,
-                with_errors=with_errors,
-                copies=responses.copies,
+                responses.ref_logprobs, chooser, scores, exact=exact, with_errors=with_errors
             )
             if curve is not None:
                 results['rewards'][name][OWN_OPTIMUM] = curve
     return results
 
 
-def _frontier(responses: Responses, scores: torch.Tensor) -> dict[str, list[float]]:
+def _frontier(
+    ref_logprobs: torch.Tensor, scores: torch.Tensor, exact: bool
+) -> dict[str, list[float]]:
     betas = optimum.beta_grid(scores)
     if betas[0] == 0:  # all responses to a query are equally good: the frontier is a point
         betas = torch.ones(1)
-    if responses.copies is None:
-        columns = optimum.frontier(responses.ref_logprobs, scores, betas)
+    if exact:
+        columns = optimum.frontier(ref_logprobs, scores, betas)
     else:
-        columns = optimum.sampled_frontier(responses.ref_logprobs, scores, betas, responses.copies)
+        columns = optimum.sampled_frontier(ref_logprobs, scores, betas)
     return {name: column.tolist() for name, column in zip(FRONTIER, columns)}
 
 

@@ -208,18 +208,12 @@ def of_mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return reference.log_softmax(-1), policy.log_softmax(-1)
 
 
-def effective_samples(
-    ref_logprobs: torch.Tensor,
-    rewards: torch.Tensor,
-    beta: float,
-    copies: torch.Tensor | None = None,
-) -> float:
+def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> float:
     """Return the number of independent samples to a query that tell as much about pi* for a beta.
 
-    A query has 1 / sum(w^2 copies) of them, where w are the weights of its samples under pi*, and
-    copies (queries, samples) is 1 by default, see measure.copies_of. This is the harmonic mean over
-    queries, weighted by their gains, as an error of log Z is about 1 / (2 n) for each of them: the
-    worst query that matters decides. beta is above 0.
+    A query has 1 / sum(w^2) of them, where w are the weights of its samples under pi*. This is the
+    harmonic mean over queries, weighted by their gains, as an error of log Z is about 1 / (2 n)
+    for each of them: the worst query that matters decides. beta is above 0.
     """
     rewards = rewards.double()
     weights = (ref_logprobs.double() + rewards / beta).softmax(-1)
@@ -227,17 +221,13 @@ def effective_samples(
     if gains.max() <= ROUNDING * rewards.abs().max():
         return float(rewards.shape[-1])  # there is nothing to estimate
     gains = gains.clamp(min=0)
-    squares = weights.square() if copies is None else weights.square() * copies
-    return (gains.sum() / (gains * squares.sum(-1)).sum()).item()
+    return (gains.sum() / (gains * weights.square().sum(-1)).sum()).item()
 
 
 def sampled_frontier(
-    ref_logprobs: torch.Tensor,
-    rewards: torch.Tensor,
-    betas: torch.Tensor | Iterable[float],
-    copies: torch.Tensor | None = None,
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
 ) -> tuple[torch.Tensor, ...]:
-    """Estimate the frontier at each of `betas` from samples, see of_mixture and effective_samples.
+    """Estimate the frontier at each of `betas` from samples, see of_mixture.
 
     Returns KLs, rewards, standard errors of the reward at a given KL, and effective samples,
     each (len(betas),). Errors are over queries, by the delta method: the highest reward at a KL is
@@ -246,7 +236,7 @@ def sampled_frontier(
     """
     betas = [float(beta) for beta in betas]
     errors = [standard_error(beta * moments(ref_logprobs, rewards, beta)[0]) for beta in betas]
-    effective = [effective_samples(ref_logprobs, rewards, beta, copies) for beta in betas]
+    effective = [effective_samples(ref_logprobs, rewards, beta) for beta in betas]
     kls, means = frontier(ref_logprobs, rewards, betas)
     return kls, means, torch.stack(errors), torch.tensor(effective, dtype=torch.float64)
 

@@ -57,7 +57,7 @@ class Report:
             wins, low, high = (self.wins[name] for name in ('wins_of_against', 'low', 'high'))
             parts.append(
                 f'the policy beats the initial model in {wins} of {self.wins["n"]}'
-                f'{_interval(low, high)}'
+                f' (95 % interval {100 * low:.0f} to {100 * high:.0f} %)'
             )
         parts.append(f'KL coef {self.kl_coef:.4g}')
         later = schedule.next_training(batch.step)
@@ -75,14 +75,8 @@ def _short(prediction: Prediction) -> str:
     low, high = prediction.interval()
     if prediction.accuracy is None:
         return f'correlation {prediction.agreement:.2f} (95 % interval {low:.2f} to {high:.2f})'
-    return f'{100 * prediction.accuracy:.0f} % right{_interval(low, high)}'
-
-
-def _interval(low: float, high: float) -> str:
-    """Format the interval of a share; '' where queries are too few for one."""
-    if (low, high) == (0, 1):
-        return ''
-    return f' (95 % interval {100 * low:.0f} to {100 * high:.0f} %)'
+    right = 100 * prediction.accuracy
+    return f'{right:.0f} % right (95 % interval {100 * low:.0f} to {100 * high:.0f} %)'
 
 
 def label_command(folder: str) -> str:

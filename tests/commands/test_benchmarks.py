@@ -70,12 +70,12 @@ BENCHMARKS = {
         r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
     ),
     'interval_coverage': (
-        'interval_coverage labels --trials 3',
-        r'\| 200 \| 1 or 5 \|( \d+\.\d \|){7}\n',
+        'interval_coverage labels agreement labellers correlation curve --quick',
+        r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|.*\n(.*\n)*\| 200 \|',
     ),
     'interval_coverage evaluation': (
-        'interval_coverage evaluation trust --trials 1',
-        r'\| half 0, even \| 200 \|.*\n(.*\n)*\| 30 \|( \d+\.\d \|){3}\n',
+        'interval_coverage evaluation exact best trust --trials 1',
+        r'\| half 0, even \| 512 \| 200 \|.*\n(.*\n)*\| 30 \|( \d+\.\d \|){3}\n',
     ),
     'checkpoint': (
         'checkpoint --size test --episodes 1 --steps 1 --repeats 1',

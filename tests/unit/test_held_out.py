@@ -467,9 +467,9 @@ def test_the_interval_of_a_learning_curve_tells_how_far_trainings_differ():
     row = {'chance': 0.5, 'accuracy': [0.7, 0.76, 0.82], 'low': [0.66] * 3, 'high': [0.81] * 3}
     of_trainings = 4.30265 * 0.06 / 3**0.5
     expected = 0.76 - math.hypot(0.1, of_trainings), 0.76 + math.hypot(0.05, of_trainings)
-    assert learning_curve._interval(row) == pytest.approx(expected, abs=1e-5)
+    assert learning_curve.interval_of(row) == pytest.approx(expected, abs=1e-5)
     one = {name: value if name == 'chance' else value[:1] for name, value in row.items()}
-    assert learning_curve._interval(one) is None
+    assert learning_curve.interval_of(one) is None
 
 
 def test_agreement_of_a_comparison_is_that_of_signs():
