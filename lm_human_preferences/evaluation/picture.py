@@ -36,7 +36,9 @@ def draw(results: dict[str, Any], path: str) -> None:
     """Plot reward against KL, one panel for each reward measured; with 95 % intervals."""
     figure, panels = plots.panels(len(results['rewards']))
     title = f'Run {_run_name(results["save_dir"])}: the policy and the best one possible'
-    if 'standard_errors' in next(iter(results['rewards'].values()))['base']:
+    with_errors = 'standard_errors' in next(iter(results['rewards'].values()))['base']
+    with_errors = with_errors and results['queries'] >= student.FEWEST
+    if with_errors:
         title += ', with 95 % intervals'
     figure.suptitle(
         title,
@@ -54,7 +56,7 @@ def draw(results: dict[str, Any], path: str) -> None:
             continue
         up_to = 1.2 * max(values['kl'] for values in marks.values())
         base = points['base']
-        errors = well_sampled(points['frontier']).get('standard_errors')
+        errors = well_sampled(points['frontier']).get('standard_errors') if with_errors else None
         if errors is not None:
             times = student.quantile(results['queries'] - 1)
             errors = [times * error for error in (base['standard_errors']['reward'], *errors)]
@@ -137,8 +139,9 @@ def _learning_curve(axes: Axes, report: dict[str, Any]) -> None:
         axes.plot([row['labels']] * count, row[name], 'o', color=plots.BLUE, alpha=0.5)
     means = [statistics.mean(row[name]) for row in curve]
     axes.plot(numbers, means, color=plots.BLUE, linewidth=1.8, label='reward model')
-    if curve[0]['interval'] is not None:
-        low, high = zip(*(row['interval'] for row in curve), strict=True)
+    intervals = [row['interval'] for row in curve]
+    if None not in intervals:
+        low, high = zip(*intervals, strict=True)
         axes.fill_between(numbers, low, high, color=plots.BLUE, alpha=0.15, label='95 % interval')
     chance = curve[0]['chance']
     if chance is not None:
@@ -159,7 +162,9 @@ def _win_rates(axes: Axes, report: dict[str, Any]) -> None:
         rate = found['win_rate']
         if rate is None:
             continue
-        errors = [[rate - found['low']], [found['high'] - rate]]
+        errors = None
+        if found['low'] > 0 or found['high'] < 1:
+            errors = [[rate - found['low']], [found['high'] - rate]]
         axes.errorbar(
             [place],
             [rate],

@@ -251,12 +251,10 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
     assert all(len(row['accuracy']) == 2 for row in curve)
     assert sum(curve[-1]['accuracy']) / 2 > 0.8 and curve[-1]['chance'] == 0.5
     assert (tmp_path / 'p.png').read_bytes().startswith(b'\x89PNG')
-    for row in curve:
-        for low, accuracy, high in zip(row['low'], row['accuracy'], row['high'], strict=True):
-            assert 0 < low < accuracy <= high <= 1
-        low, high = row['interval']
-        assert low <= min(row['low']) + 1e-9 or max(row['accuracy']) > min(row['accuracy'])
-        assert low < sum(row['accuracy']) / 2 <= high
+    # Of six queries there is no interval.
+    assert all(row['interval'] is None for row in curve)
+    curve_lines = result.stdout.partition('held-out labels, by the number')[2]
+    assert curve_lines and 'interval' not in curve_lines
     assert 'held out of its training: ' in result.stdout
     assert f'accuracy on {curve[0]["held_out"]} held-out labels' in result.stdout
 

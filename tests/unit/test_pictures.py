@@ -34,7 +34,8 @@ COMPARED = {'win_rate': 0.75, 'low': 0.5, 'high': 0.875, 'policy': 'initial', 'a
 
 
 def test_the_picture_of_a_report_on_labels(pictures):
-    report = {'learning_curve': CURVE, 'comparisons': [COMPARED, {**COMPARED, 'win_rate': 0.625}]}
+    of_few_queries = {**COMPARED, 'win_rate': 0.625, 'low': 0.0, 'high': 1.0}
+    report = {'learning_curve': CURVE, 'comparisons': [COMPARED, of_few_queries]}
     picture.draw_labels(report, 'out.png')
     left, right = pictures['out.png'].axes
     assert [line[1:] for line in lines_of(left)] == [
@@ -47,16 +48,16 @@ def test_the_picture_of_a_report_on_labels(pictures):
     assert left.get_ylabel() == 'accuracy (30 labels)' and left.get_xscale() == 'log'
     assert [tick.get_text() for tick in left.get_xticklabels()] == ['8', '16']
     markers = [list(bars.lines[0].get_ydata()) for bars in right.containers]
-    bars = [each.lines[2][0].get_segments()[0].tolist() for each in right.containers]
+    bars = [[part.get_segments() for part in each.lines[2]] for each in right.containers]
     assert markers == [[0.75], [0.625]]
-    assert bars == [[[x, 0.5], [x, 0.875]] for x in (0, 1)]
+    assert np.array(bars[0]).tolist() == [[[[0, 0.5], [0, 0.875]]]] and not bars[1]
     assert [tick.get_text() for tick in right.get_xticklabels()] == ['run\nover initial'] * 2
     # Without a chance, the curve is of correlations.
-    rows = [{**row, 'chance': None} for row in CURVE]
+    rows = [{**row, 'chance': None, 'interval': None} for row in CURVE]
     picture.draw_labels({'learning_curve': rows, 'comparisons': []}, 'out.png')
     (axes,) = pictures['out.png'].axes
     assert axes.get_ylabel() == 'correlation (30 labels)'
-    assert [line[3] for line in lines_of(axes)] == [[0.5, 0.5]] * 3
+    assert [line[3] for line in lines_of(axes)] == [[0.5, 0.5]] * 3 and not bands_of(axes)
 
 
 def row(*values):
