@@ -287,7 +287,7 @@ def make_query_sampler(
     """Return the sampler of a task's queries; labels: source that may stand in for the data set."""
     seed = 0  # as in the original, files are read in the same order in every run
     if registry.info(hparams.query_dataset).seed_per_run:
-        seed = torch.randint(2**31, ()).item()
+        seed = int(torch.randint(2**31, ()))
         if comm:  # all ranks share one stream
             seed = comm.all_gather_object(seed)[0]
     # Simulated labels and folders are not a file of queries.

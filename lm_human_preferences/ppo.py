@@ -62,7 +62,9 @@ class Minibatch(TensorBatch):
     @property
     def tokens(self) -> int:
         """Number of tokens that count."""
-        return self.logprobs.numel() if self.mask is None else np.count_nonzero(self.mask.cpu())
+        if self.mask is None:
+            return self.logprobs.numel()
+        return int(np.count_nonzero(self.mask.cpu()))
 
 
 def compute_rewards(

@@ -286,12 +286,12 @@ class _OnReference(RewardSource):
     ) -> rewards.ScoringModel:
         """Return the head that rank 0 reads, on the states of `reference`."""
         assert reference is not None
-        own = None
+        own: Any = None
         if comm.rank == 0:
             directory = locations.reward_model_dir(self.name)
             own = directory, *head.load(directory)
-        of_rank_0 = comm.all_gather_object(own)[0]
-        return frozen.checked(*of_rank_0, reference, self.pessimism)
+        directory, fitted, about = comm.all_gather_object(own)[0]
+        return frozen.checked(directory, fitted, about, reference, self.pessimism)
 
     def of_run(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
@@ -324,6 +324,7 @@ class OnlineHeadSource(NewHeadSource):
     def for_training(
         self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
     ) -> rewards.ScoringModel:
+        """Return a head that has learned nothing yet."""
         assert reference is not None
         return frozen.without_labels(reference, self.pessimism)
 

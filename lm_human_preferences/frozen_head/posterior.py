@@ -68,6 +68,7 @@ def fit(
     )
 
     def closure() -> torch.Tensor:
+        """Return the loss, with its gradients."""
         optimizer.zero_grad()
         of_labels = problem.surprise(features @ weight + bias)
         loss = of_labels + strength / 2 * weight.square().sum()

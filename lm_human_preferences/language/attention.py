@@ -152,7 +152,7 @@ class Unpadding:
     waited for; None: there is no padding.
     """
 
-    def __init__(self, shape: tuple[int, int], real: torch.Tensor | None = None) -> None:
+    def __init__(self, shape: tuple[int, ...], real: torch.Tensor | None = None) -> None:
         self.shape = shape
         # Of each real token, in the flattened batch; None where there is no padding.
         self.indices: torch.Tensor | None = None

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class Sampling:
         rows: Rows,
         outputs: Callable[[torch.Tensor], dict[str, torch.Tensor]],
         length: int,
-        **distribution: float,
+        **distribution: Any,
     ) -> None:
         self.rows, self.outputs = rows, outputs
         self.distribution = distribution
@@ -200,7 +200,7 @@ def sample_sequence(
         ended = ends[:, sampling.kept].any(0).cpu().numpy()
         if ended.all():
             break
-        going = together * ceil_div(np.count_nonzero(~ended), together)
+        going = together * ceil_div(int(np.count_nonzero(~ended)), together)
         if 1 - going / len(ended) >= LEAVING:
             leaving_last = torch.from_numpy(np.argsort(ended, kind='stable'))
             staying = leaving_last[:going].to(tokens.device, non_blocking=True)

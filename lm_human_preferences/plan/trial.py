@@ -90,8 +90,9 @@ class Trial:
 
     def _encoder(self) -> Encoder | None:
         """Return the encoder of the initial model, if it is here."""
-        is_here = self.encoding is not None and self.encoding.is_here
-        return self.encoding.get_encoder() if is_here else None
+        if self.encoding is None or not self.encoding.is_here:
+            return None
+        return self.encoding.get_encoder()
 
     def free_memory(self) -> int:
         """Return the bytes that each rank may take."""

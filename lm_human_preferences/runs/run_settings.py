@@ -276,7 +276,7 @@ def note_on_queries(save_dir: str, hparams: policy_options.HParams) -> str | Non
     return f'note: {hparams.task.query_dataset} is not what it was when this run began'
 
 
-def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
+def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
     """Return {setting: value} of commits and drawn seeds; ask: False for commits in the cache."""
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:

@@ -108,7 +108,7 @@ def open_locked(
 
     Not by filelock, which would need a second file beside each, and follows links.
     """
-    file = open(path, mode, buffering=0, opener=opener)
+    file = io.FileIO(path, mode, opener=opener)
     until = time.monotonic() + seconds
     try:
         while True:

@@ -82,7 +82,7 @@ def fit(settings: HParams, reference: Policy, labels: Labels, comm: Comm) -> Fit
     for rank, share in enumerate(shares):
         features[rank :: comm.size] = share
     others = torch.cat(comm.all_gather_object(_sampled(settings, reference, comm)))
-    fitted = None
+    fitted: Any = None
     if comm.rank == 0:
         fitted = fit_head(features, labels, label_type, others)
         fitted = fitted._replace(head=_normalized(settings, fitted.head, others))

@@ -179,10 +179,9 @@ class PPOTrainer:
         responses = torch.cat([part.pop('responses') for part in sampled]).cpu()
         self.score_parts = []
         rollouts = []
-        for *tokens, drawn in zip(
-            parts, micro_batches(responses, self.ppo.micro_batch_size), sampled, strict=True
-        ):
-            rollouts.append(self._analyzed(*tokens, drawn, samples_per_query))
+        of_parts = micro_batches(responses, self.ppo.micro_batch_size)
+        for part, answers, drawn in zip(parts, of_parts, sampled, strict=True):
+            rollouts.append(self._analyzed(part, answers, drawn, samples_per_query))
         return concatenate(rollouts)
 
     def _analyzed(
