@@ -58,6 +58,10 @@ NOTES = {  # below a heading
         'For `train_policy`, a task option given once also holds for the reward model that is'
         ' trained first.'
     ),
+    'Adapters': (
+        'Of both networks. Where those of the reward model differ: `--lora.NAME`, of'
+        ' [reward training](#reward-training).'
+    ),
     'Labels': (
         'Of `train_reward`. For `train_policy` the names begin with'
         ' `--rewards.train_new_model.labels.`'
@@ -92,6 +96,7 @@ def tables() -> dict[str, option_help.Fields]:
         option_help.sections(commands[name].fields) for name in ('train_reward', 'train_policy')
     )
     headings = ['Launching', *option_help.HEADINGS.values()]
+    headings.remove('Adapters of a reward model')  # the same as the policy's
     return {
         **{heading: (policy if heading in policy else reward)[heading] for heading in headings},
         'Sampling': option_help.shown(_commands(sample.cli)['sample'].fields),
