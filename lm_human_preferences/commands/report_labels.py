@@ -89,9 +89,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
         answers = list(itertools.chain(*disagreements(folder, without).values()))
     in_full = form in (TEXT, DISAGREEMENTS)
     kept = [answer for answer in answers if in_full or answer.value != TIE]
-    labels = []
-    for answer, label in zip(kept, folder.as_labels(kept, in_full=in_full), strict=True):
-        labels.append({**label, **folder.questions[answer.question].columns})
+    labels = folder.as_labels(kept, in_full=in_full)
     inexact = 0
     if form == TOKENS:
         written = [token_ids.marked(label, folder.task['encoding']) for label in labels]

@@ -61,7 +61,6 @@ class Question:
     episode: int | None  # up to which the policy had trained; None outside of training
     span: tuple[int, int]  # (offset, length) of its line in the file
     gold: Value | None = None  # the known answer
-    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a table it is from
 
     def is_retired(self, answers: Sequence[Answer]) -> bool:
         """Return whether enough labellers have skipped it; a gold one is asked of everybody."""
@@ -346,7 +345,6 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
             episode=int(record['episode']) if 'episode' in record else None,
             span=(begin, len(line)),
             gold=gold,
-            columns=dict(record.get('columns', {})),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as e:
         raise UserError(f'{where} is not a question: {e}') from e

@@ -10,7 +10,6 @@ from page_client import Client, id_of_token
 
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.page.assignments import MOST_LEASES
 from lm_human_preferences.labels.page.server import LabelServer
 
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(40)]
@@ -66,23 +65,6 @@ def test_nobody_has_taken_longer_than_the_server_was_waiting(path):
         now[0] = 1030.0
         anna.answer(first['id'], seconds=3600.0)
         assert answers_of(path, 'anna')[-1].seconds == 13.0
-
-
-def test_a_labeller_does_not_keep_all_questions_from_the_others(tmp_path):
-    write_texts(tmp_path / 'f', TEXTS)
-    with served(tmp_path / 'f', 'anna', 'bob') as (_, anna, bob):
-        taken = []
-        for _ in range(20):
-            taken += [question['id'] for question in anna.questions(held=taken[-13:])]
-        assert len(set(taken)) == MOST_LEASES
-        given = []
-        for _ in range(5):
-            given += [question['id'] for question in bob.questions(held=given)]
-        assert len(set(given)) == 15 and not set(given) & set(taken)
-        mine = list(dict.fromkeys(taken))
-        assert anna.answer(mine[0])[0] == 200
-        first, second, new = [question['id'] for question in anna.questions(held=mine[3:])]
-        assert [first, second] == mine[1:3] and new not in mine
 
 
 def test_the_server_shows_a_page_that_it_is_the_one_it_knew(path):

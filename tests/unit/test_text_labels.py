@@ -220,7 +220,7 @@ def test_a_labeller_has_one_name_or_none(labeller, name):
 def test_a_labeller_is_read_under_the_names_that_tables_have(field):
     record = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', field: 'anna'}
     (label,) = records.parse(record, 'here', PAIRS)
-    assert label.labeller == 'anna' and not label.columns
+    assert label.labeller == 'anna' and not records.unread(record, PAIRS)
 
 
 def test_a_prompt_that_responses_begin_with_by_chance_is_no_repetition():
@@ -258,7 +258,6 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
     found = [
         {**plain, 'margin': 1.5, 'images': [], 'tools': [{'name': 'f'}]},
         {**plain, 'margin': 0, 'weight': None},
-        {**plain, 'chosen': [{**GOOD, 'weight': 1}], 'rejected': [BAD]},
         {'query': 'Why?', 'sample0': 'a', 'sample1': 'b', 'best': 0, 'score_chosen': 2},
         task_of_label_studio(data={'prompt': 'Why?', 'answer1': 'a', 'answer2': 'b', 'id': 3}),
     ]
@@ -267,7 +266,7 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
     )
     assert notes[-1] == (
         'Not read, with the number of records that have it: data.id (1), margin (2),'
-        ' score_chosen (1), tools (1), weight of messages (1)'
+        ' score_chosen (1), tools (1)'
     )
 
 

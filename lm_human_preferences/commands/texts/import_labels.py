@@ -49,7 +49,6 @@ def import_labels(
         reward_hparams,
         encoding,
         ties=task is None or TIES in task,
-        keeps_columns=True,
     )
     if not labels:
         why = [f'{file} holds no label that could be imported', *notes]
@@ -69,7 +68,7 @@ def import_labels(
 
 def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding: str) -> None:
     written = [
-        token_ids.marked({**tokens, answer: label.answer, **label.columns}, encoding)
+        token_ids.marked({**tokens, answer: label.answer}, encoding)
         for label, tokens in labels
         if label.answer != TIE
     ]

@@ -8,7 +8,6 @@ from lm_human_preferences.labels.answers import asking_rank
 from lm_human_preferences.labels.folder import GOLD, LabelFolder, Question, given
 
 LEASE_SECONDS = 600.0
-MOST_LEASES = 16  # of a labeller at a time
 
 
 class Assignments:
@@ -161,9 +160,6 @@ class Assignments:
         if id not in self._open or id in self._done_by[labeller]:
             return False
         now = self.clock()
-        own = self._leases[labeller]
-        if own.get(id, now) <= now and sum(end > now for end in own.values()) >= MOST_LEASES:
-            return False
         others = sum(
             leases.get(id, now) > now for name, leases in self._leases.items() if name != labeller
         )

@@ -122,8 +122,6 @@ def add_questions(
         }
         if kind == GOLD:
             header['gold'] = label.answer
-        if label.columns:
-            header['columns'] = dict(label.columns)
         headers.append(header)
     writer.add(new, headers)
     return len(new)

@@ -47,8 +47,6 @@ class TextLabel:
     remark: str = ''
     control: str = ''  # of Label Studio, by which it was given
     places: tuple[int, ...] = ()  # of the samples in the question, if in another order
-    # Other fields of its record
-    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     where: str = dataclasses.field(default='', compare=False)  # it is, for errors
 
 
@@ -143,8 +141,7 @@ def parse(
         return list(_parse_label_studio(record, where, label_type))
     if is_pair(record):
         texts = preference(record, where)
-        answer, given = label_type.of_preference(0), _given(record, label_type)
-        return [TextLabel(*texts, answer, is_ordered=False, **given)]
+        return [TextLabel(*texts, label_type.of_preference(0), is_ordered=False, **_given(record))]
     if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
         return [_parse_label(record, where, label_type, needs_answer)]
     if any(isinstance(record.get(field), list) for field in TEXT_FIELDS):
@@ -164,35 +161,13 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
         return set()
     if is_task(record):
         return _unread_of_label_studio(record)
-    of_messages: set[str] = set()
-    if is_pair(record):
-        of_messages = set(map('{} of messages'.format, _more_of_messages(record)))
-    return columns(record, label_type).keys() | of_messages
-
-
-def columns(record: Mapping[str, Any], label_type: LabelType) -> dict[str, Any]:
-    """Return what a record holds besides texts, answer, labeller and remark."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
-    found = fields.columns(record, (*people.FIELDS, REMARK, *texts))
-    return {name: found[name] for name in _filled(found)}
+    return _filled(fields.columns(record, (*people.FIELDS, REMARK, *texts)))
 
 
 def _filled(record: Mapping[str, Any]) -> set[str]:
     """Return the names of the fields of a record that hold something."""
     return {str(name) for name, value in record.items() if not fields.is_empty(value)}
-
-
-def _more_of_messages(record: dict[str, Any]) -> set[str]:
-    """Return the fields of messages of a preference besides a role and a content."""
-    keys = set()
-    for field in (*QUERIES, *PAIR):
-        messages = record.get(field)
-        if not isinstance(messages, list):
-            messages = [messages]
-        for message in messages:
-            if isinstance(message, dict):
-                keys |= _filled(message)
-    return keys - {'role', 'content'}
 
 
 def _unread_of_label_studio(record: dict[str, Any]) -> set[str]:
@@ -224,7 +199,7 @@ def _parse_label(
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    return TextLabel(query, samples, answer, **_given(record, label_type))
+    return TextLabel(query, samples, answer, **_given(record))
 
 
 def _number_of_letter(given: Any) -> Any:
@@ -233,13 +208,12 @@ def _number_of_letter(given: Any) -> Any:
     return ord(given.strip().upper()) - ord('A') if is_letter else given
 
 
-def _given(record: dict[str, Any], label_type: LabelType) -> dict[str, Any]:
-    """Return the fields of a TextLabel that say who gave it, and what else its record holds."""
+def _given(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a TextLabel that say who gave it, and why."""
     remark = record.get(REMARK)
     return {
         'labeller': people.labeller(record),
         'remark': remark if isinstance(remark, str) else '',
-        'columns': columns(record, label_type),
     }
 
 

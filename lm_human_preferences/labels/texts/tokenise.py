@@ -60,7 +60,6 @@ class Tokeniser:
         self.option = option
         self.counts: collections.Counter[str] = collections.Counter()
         self.unread: collections.Counter[str] = collections.Counter()  # records with a field
-        self.kept: collections.Counter[str] = collections.Counter()  # the same of those kept
 
     def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
         """Return the tokens of a query, not padded; UserError, or Skipped, if it does not fit."""
@@ -123,15 +122,10 @@ class Tokeniser:
                     f' responses to {response}'
                 )
         lines += [text.format(counts[name]) for name, text in NOTES.items() if counts[name]]
-        told = {
-            'Not read, with the number of records that have it': self.unread,
-            'Kept with the questions, and given back by exports': self.kept,
-        }
-        for what, counted in told.items():
-            if counted:
-                names = sorted(counted.items())
-                fields = ', '.join(f'{printable(name):.80} ({count})' for name, count in names)
-                lines.append(f'{what}: {fields}')
+        if self.unread:
+            names = sorted(self.unread.items())
+            fields = ', '.join(f'{printable(name):.80} ({count})' for name, count in names)
+            lines.append(f'Not read, with the number of records that have it: {fields}')
         return lines
 
     def _encoded(self, text: str, where: str) -> list[int]:
@@ -173,13 +167,12 @@ def tokenise(
     *,
     needs_answer: bool = True,
     ties: bool = True,
-    keeps_columns: bool = False,
 ) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
     """Return the labels in records of texts with questions {field: token ids}, and notes.
 
     found: (where it is, record) of each. hparams: train_reward's. needs_answer: whether a record
-    must have one. ties: whether that may be a tie. keeps_columns: whether the caller keeps those
-    of a label. UserError, which says where, for an unknown format.
+    must have one. ties: whether that may be a tie. UserError, which says where, for an unknown
+    format.
     """
     label_type, task = label_types.get(hparams.labels.type), hparams.task
     if ties:
@@ -208,9 +201,7 @@ def tokenise(
         except preferences.OtherQueryError:
             tokeniser.counts['other query'] += 1
             continue
-        kept = {name for label in parsed for name in label.columns if keeps_columns}
-        tokeniser.kept.update(kept)
-        tokeniser.unread.update(records.unread(record, label_type) - kept)
+        tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.counts['unanswered'] += not parsed
         controls |= {label.control for label in parsed}
         if len(controls - {''}) > 1:
