@@ -40,7 +40,7 @@ class AdaptedRandomModel(SharedBase):
 
     def __init__(self, model: workload.RandomModel) -> None:
         TrainedModel.__init__(self, 'test')
-        self.random, self.sizes = model, model.hparams()
+        self.random, self.sizes = model, model.sizes()
         self.adapters = {scope: LoraHParams() for scope in ('policy', 'reward_model')}
         self._base = model.build(scope='base', scalar_heads=['value', 'reward'])
         self._base.requires_grad_(False)
@@ -128,7 +128,7 @@ def memory(args):
     seconds = measuring.now() - started
     peak = measuring.memory_taken()
     own = run.trainer.policy.model.own_parameters()
-    sizes = model.hparams()
+    sizes = model.sizes()
     sizes.learned = sum(each.numel() for name, each in own.items() if HEADS not in name)
     planned = on_ranks(policy_phase(hparams).memory(sizes, 1)[-1], 1, default_device())
     estimate = planned.peak() / 1e9

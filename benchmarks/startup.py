@@ -60,7 +60,7 @@ def write_model(folder, size, is_reward_model=False):
     else:
         tensors = dict(model.build(scope='model').named_parameters())
     variables = Model.variable_names.variables(tensors)
-    storage.write_json(str(folder / 'hparams.json'), model.hparams().to_nested_dict())
+    storage.write_json(str(folder / 'hparams.json'), model.sizes().to_nested_dict())
     checkpoints.save(str(folder), 'model.ckpt', variables)
 
 

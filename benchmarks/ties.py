@@ -72,7 +72,7 @@ class World:
         self.length = self.task.response_length
         self.ref_logprobs = optimum.all_logprobs(policy, self.queries, self.length)
         score = rewards.make_score_fn(self.task, rewards.load_reward_model('mock', model.encoding))
-        n_vocab = policy.model.hparams.n_vocab
+        n_vocab = policy.model.sizes.n_vocab
         self.known = optimum.all_scores(score, self.queries, n_vocab, self.length)
         self.initial = optimum.expected(self.ref_logprobs, self.known).mean().item()
         self.best = {

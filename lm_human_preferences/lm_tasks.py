@@ -11,7 +11,6 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
-from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.task_options import PolicyHParams as PolicyHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import datasets, encodings
@@ -26,6 +25,7 @@ from lm_human_preferences.language.tokenisers import (
 )
 from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
 from lm_human_preferences.synthetic import language_model
+from lm_human_preferences.training.model_sizes import Sizes
 
 
 def initial_model(name: str) -> TrainedModel:

@@ -25,6 +25,7 @@ from lm_human_preferences.reward_models import locations
 from lm_human_preferences.rewards import EnsembleReward, RewardModel, Scorer
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.training.model_sizes import is_model
 from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
 from lm_human_preferences.utils.core import default_device
 
@@ -265,7 +266,7 @@ class NewSource(RewardSource):
     def place_in(self, save_dir: str) -> str:
         own = storage.join(save_dir, run_files.REWARD.network)
         copy = storage.join(save_dir, run_files.POLICY.network)
-        return own if storage.exists(storage.join(own, 'hparams.json')) else copy
+        return own if is_model(own) else copy
 
     def _labels(self) -> str | None:
         return self.labels

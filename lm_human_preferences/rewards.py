@@ -145,18 +145,18 @@ class TrainedRewardModel(Scorer):
                     f'{directory} is of encoding {name!r:.80}, but the policy of {encoding.name!r}',
                 )
         saved = trained_models.TrainedModel(train_dir, savedir=directory)
-        hparams = saved.hparams()
-        if not encoding.fits(hparams.n_vocab):
+        sizes = saved.sizes()
+        if not encoding.fits(sizes.n_vocab):
             raise OptionError(
                 '--rewards.trained_model',
-                f'{train_dir} knows {hparams.n_vocab} tokens, '
+                f'{train_dir} knows {sizes.n_vocab} tokens, '
                 f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}',
             )
         if saved.is_random:
             super().__init__(saved.build(scope=SCOPE, scalar_heads=['reward']), encoding)
         else:
             weights = saved.open_weights()
-            check_size(hparams, weights)
+            check_size(sizes, weights)
             super().__init__((base or saved).create_like(saved, ['reward'], scope), encoding)
             self._load(weights, scope)
         self.requires_grad_(False).to(device or default_device())

@@ -94,10 +94,10 @@ def start(
     """
     settings = phase.settings
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
-    width = initial_model.hparams().n_embd
+    width = initial_model.sizes().n_embd
     library = agree_on_library(width, checkpointer, comm)
     precision.configure_for(width, settings.run.precision, library)
-    console.dump(initial_model.hparams(), name='model_hparams')
+    console.dump(initial_model.sizes(), name='model_hparams')
     network = phase.files.network
     initial_model = bases.under(initial_model, phase.adapters, settings.run, network, comm)
     checkpointer.set_seed(settings.run.seed)  # whether a base was read now or before

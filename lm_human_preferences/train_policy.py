@@ -10,7 +10,6 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.algorithm_options import AdaptiveKLParams as AdaptiveKLParams
 from lm_human_preferences.hparams.algorithm_options import PpoHParams as PpoHParams
-from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.policy_options import RewardHParams as RewardHParams
 from lm_human_preferences.language import tokenisers
@@ -30,6 +29,7 @@ from lm_human_preferences.training.kl_control import AdaptiveKLController as Ada
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
 from lm_human_preferences.training.kl_control import make_kl_controller
 from lm_human_preferences.training.loop import Hook, training_loop
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce

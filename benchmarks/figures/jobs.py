@@ -153,7 +153,7 @@ def known_responses(task: str) -> Known:
     reward_model = rewards.load_reward_model('mock', trained_model.encoding)
     score_fn = rewards.make_score_fn(settings, reward_model)
     queries = measure.queries_of(hparams, encoder, None)
-    n_vocab = trained_model.hparams().n_vocab
+    n_vocab = trained_model.sizes().n_vocab
     return Known(
         queries,
         optimum.all_logprobs(reference, queries, length),

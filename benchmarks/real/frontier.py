@@ -121,7 +121,7 @@ def main() -> None:
         models = measure.load_models(run, hparams)
         policy, reference, _, task = models
         kind = 'fp32' if products.note_on_bf16('bf16') else 'bf16'
-        precision.configure_for(policy.model.hparams.n_embd, kind)
+        precision.configure_for(policy.model.sizes.n_embd, kind)
         judge = rewards.load_judge(JUDGE, policy.trained_model.encoding, task)
         score = rewards.make_score_fn(task, judge)
         queries = measure.queries_of(hparams, policy.encoder, None)

@@ -82,7 +82,7 @@ def ask(
     with warnings_only():
         policies = {_resolved(name): _load_policy(name, task) for name in names}
     encoding = _one_encoding(policies)
-    sizes = [each.trained_model.hparams() for each in policies.values()]
+    sizes = [each.trained_model.sizes() for each in policies.values()]
     lm_tasks.check_task(task, encoding, min(sizes, key=lambda each: each.n_ctx))
     precision.configure_for(max(size.n_embd for size in sizes), 'fp32')
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[kind]):

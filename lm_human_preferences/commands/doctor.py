@@ -17,7 +17,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import ENGINES
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.machine import processors
-from lm_human_preferences.training import memory
+from lm_human_preferences.training import memory, model_sizes
 
 PACKAGES = (
     'blobfile',
@@ -177,7 +177,7 @@ def _store() -> str:
     if os.environ.get('LMHP_OFFLINE') == '1':
         return 'not asked, as LMHP_OFFLINE=1: only what is in the cache can be used'
     try:
-        storage.stat(storage.join(released.directory_of('124M'), 'hparams.json'))
+        storage.stat(storage.join(released.directory_of('124M'), model_sizes.FILE))
     except storage.StorageError as e:
         raise UserError(
             f'{e}: name your proxy by https_proxy, or bring what is needed from a machine with a'

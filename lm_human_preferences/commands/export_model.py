@@ -25,6 +25,7 @@ from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
+from lm_human_preferences.training.model_sizes import is_model
 
 
 def export(model_dir: str, output_dir: str, experiments: Experiments, form: str = 'model') -> None:
@@ -183,7 +184,7 @@ def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
     run, _, last = model_dir.rstrip('/').rpartition('/')
     if _has(model_dir, run_files.REWARD) and not _has(model_dir, run_files.POLICY):
         return reward_on_labels.saved_model(model_dir)
-    is_own = storage.exists(storage.join(model_dir, 'hparams.json'))
+    is_own = is_model(model_dir)
     if last == run_files.REWARD.network and not is_own and _has(run or '.', run_files.POLICY):
         return reward_on_labels.saved_model(storage.join(run or '.', run_files.POLICY.network))
     if is_head(model_dir):
@@ -197,7 +198,7 @@ def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
 
 def _has(directory: str, files: run_files.CommandFiles) -> bool:
     """Return whether a directory (path or URL) is a run with the network of that command."""
-    return storage.exists(storage.join(directory, files.network, 'hparams.json'))
+    return is_model(storage.join(directory, files.network))
 
 
 def _export_reward_model(
@@ -215,7 +216,7 @@ def _export_reward_model(
         of_place = trained_models.TrainedModel(saved.name, location.directory)
         base_of = functools.partial(_base, of_place, output_dir)
         peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
-        tokeniser.write_tokeniser(encoding, saved.hparams().n_ctx, output_dir)
+        tokeniser.write_tokeniser(encoding, saved.sizes().n_ctx, output_dir)
         return head.constant
     with precision.plain():
         made = classifier.classifier_of(
@@ -223,7 +224,7 @@ def _export_reward_model(
         )
         classifier.check(made, lambda tokens: _reward(model, tokens), encoding.n_vocab, name)
     made.save_pretrained(output_dir)
-    tokeniser.write_tokeniser(encoding, saved.hparams().n_ctx, output_dir)
+    tokeniser.write_tokeniser(encoding, saved.sizes().n_ctx, output_dir)
     return made.config.reward_constant
 
 

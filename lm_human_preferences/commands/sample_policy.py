@@ -15,7 +15,6 @@ from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets.jsonl import Query, read_queries
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
-from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import tokenisers, trained_models
@@ -27,6 +26,7 @@ from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_que
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory
 from lm_human_preferences.training import precision as precisions
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import ceil_div, default_device, set_seed
 from lm_human_preferences.utils.terminal import cut_mark
@@ -61,7 +61,7 @@ def sample_policy(
         trained_model = trained_models.TrainedModel(
             'sample', storage.join(save_dir, 'policy'), savescope
         )
-        sizes = trained_model.hparams()
+        sizes = trained_model.sizes()
         task, encoder = hparams.task, trained_model.encoding.get_encoder()
         if is_original:
             print('hparams', hparams)

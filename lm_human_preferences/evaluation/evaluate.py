@@ -81,7 +81,7 @@ def _results(
     """Return the measurements of a run's policy with hyperparameters `hparams`, for JSON."""
     models = measure.load_models(directory, hparams, options.judge)
     # Whatever the run was trained in.
-    precision.configure_for(models.policy.model.hparams.n_embd, 'fp32')
+    precision.configure_for(models.policy.model.sizes.n_embd, 'fp32')
     set_seed(options.seed)  # before the queries: some data sets are made up
     encoder = models.policy.encoder
     log_line(*lm_tasks.query_notes(hparams.task, encoder, 'test'))
@@ -91,7 +91,7 @@ def _results(
     if not measure.can_enumerate(models):
         memory.check_sampling(
             memory.of_sampling(
-                models.policy.model.hparams,
+                models.policy.model.sizes,
                 hparams.task,
                 options.batch_size,
                 networks=len(source_of(hparams).networks.scopes),

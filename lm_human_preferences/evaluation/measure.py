@@ -185,7 +185,7 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
         ref_logprobs.append(of_reference)
         kls.append(optimum.kl(of_policy, of_reference))
         for name, model in judges.items():
-            all_scores = _all_scores(model, task, query, policy.model.hparams.n_vocab)
+            all_scores = _all_scores(model, task, query, policy.model.sizes.n_vocab)
             scores[name][0].append(all_scores)
             scores[name][1].append(optimum.expected(of_policy, all_scores))
     return Responses(
@@ -264,7 +264,7 @@ def repeats_of(responses: torch.Tensor) -> float:
 
 def can_enumerate(models: Models) -> bool:
     """Return whether responses are few enough to measure all of them."""
-    count = models.policy.model.hparams.n_vocab**models.task.response_length
+    count = models.policy.model.sizes.n_vocab**models.task.response_length
     reads_texts = any(isinstance(model, TextReward) for model in models.rewards.values())
     return count <= (MOST_TEXTS if reads_texts else MOST_RESPONSES)
 
@@ -276,7 +276,7 @@ def measure(
     count: int | None = settings.samples
     exact = can_enumerate(models)
     if exact:
-        count = models.policy.model.hparams.n_vocab**models.task.response_length
+        count = models.policy.model.sizes.n_vocab**models.task.response_length
         responses = enumerate_all(models, queries)
     else:
         responses = sample_many(models, queries, settings)

@@ -323,7 +323,7 @@ def _logprobs(policy: Policy, context: torch.Tensor, length: int) -> torch.Tenso
     logprobs = torch.zeros(1, dtype=torch.float64)
     for done in range(length):
         parts = []
-        for prefixes in _extended(context, policy.model.hparams.n_vocab, done).split(CHUNK):
+        for prefixes in _extended(context, policy.model.sizes.n_vocab, done).split(CHUNK):
             tokens, mask = policy.model.mask_padding(
                 prefixes.to(policy.device), policy.padding_token
             )
@@ -359,7 +359,7 @@ def _extended(context: torch.Tensor, n_vocab: int, length: int) -> torch.Tensor:
 
 def all_rewards(reward_model: Scorer, queries: torch.Tensor, length: int) -> torch.Tensor:
     """Return rewards of all responses, none truncated: float64 (queries, responses), on the CPU."""
-    n_vocab = reward_model.model.hparams.n_vocab
+    n_vocab = reward_model.model.sizes.n_vocab
     last = torch.arange(n_vocab).unsqueeze(1)
     chunk_size = max(1, CHUNK // n_vocab)
     rewards = []

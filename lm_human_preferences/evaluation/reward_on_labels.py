@@ -52,7 +52,7 @@ def saved_model(run: str) -> TrainedModel:
 
 def load(saved: TrainedModel) -> LearnedReward:
     """Load a reward model, or all of an ensemble, and have this process compute in float32."""
-    precision.configure_for(saved.hparams().n_embd, 'fp32')
+    precision.configure_for(saved.sizes().n_embd, 'fp32')
     return rewards.load_learned(saved.name, saved.encoding)
 
 
@@ -187,7 +187,7 @@ def _check(saved: TrainedModel, folder: LabelFolder) -> None:
             f'--reward {saved.name}: its encoding is {here!r}, that of {folder.path} {there!r}'
         )
     tokens = sum(folder.task['task'][name] for name in ('query_length', 'response_length'))
-    n_ctx = saved.hparams().n_ctx
+    n_ctx = saved.sizes().n_ctx
     if tokens > n_ctx:
         raise UserError(
             f'--reward {saved.name}: it takes {n_ctx} tokens, and a query with a response of'

@@ -20,7 +20,6 @@ from lm_human_preferences.datasets import messages
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.external_rewards.texts import Texts, TextScorer
-from lm_human_preferences.hparams.model_sizes import FLOAT
 from lm_human_preferences.language.causal_lm.library import (
     PretrainedWeights,
     config_of,
@@ -28,6 +27,7 @@ from lm_human_preferences.language.causal_lm.library import (
     explained,
 )
 from lm_human_preferences.language.weights import SLACK_BYTES
+from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.time_limit import TEMPLATE_SECONDS, check_template, within
@@ -181,7 +181,7 @@ def is_classifier(directory: str) -> bool:
     """Return whether a directory, local or of the hub, holds a sequence classifier."""
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
-    if storage.exists(storage.join(directory, 'hparams.json')):
+    if model_sizes.is_model(directory):
         return False  # a model of this program or the original
     path = storage.join(directory, CONFIG)
     return storage.exists(path) and _is_of_classifier(storage.read_json(path))
@@ -214,7 +214,7 @@ def read_model(directory: str, config: Any) -> Any:
     # The size is compared with that of the files before any memory is taken for it.
     with explained(weights.path), torch.device('meta'):
         empty = empty_model(config, MODEL_CLASS)
-    needed = FLOAT * sum(parameter.numel() for parameter in empty.parameters())
+    needed = model_sizes.FLOAT * sum(parameter.numel() for parameter in empty.parameters())
     if needed > SLACK_BYTES + 4 * weights.nbytes():
         raise UserError(
             f'{directory} holds {weights.nbytes()} bytes of weights, but its {CONFIG} describes'

@@ -17,6 +17,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
 from lm_human_preferences.synthetic import language_model
+from lm_human_preferences.training.model_sizes import is_model
 
 PROBED = 4  # tokens of a query and of a response by which models are told apart
 MOST_DIFFERENCE = 0.05  # of their features, in proportion: bf16 rounds them
@@ -34,7 +35,7 @@ class FrozenReward:
         self.pessimism = pessimism
         self.encoder = reference.encoder
         self.padding_token = reference.padding_token
-        self.blocks = blocks_of(reference.model.hparams.n_layer)
+        self.blocks = blocks_of(reference.model.sizes.n_layer)
 
     def set_head(self, head: Head) -> None:
         """Score by another head from now on."""
@@ -60,7 +61,7 @@ class FrozenReward:
 
 def without_labels(reference: Policy, pessimism: float = 0.0) -> FrozenReward:
     """Return a reward whose head scores 0, until it gets another."""
-    nothing = torch.zeros(1, 3 * reference.model.hparams.n_embd)
+    nothing = torch.zeros(1, 3 * reference.model.sizes.n_embd)
     return FrozenReward(unfitted(nothing), reference, pessimism)
 
 
@@ -75,7 +76,7 @@ def features_of(
     real = rows != reference.padding_token
     if states is None:
         count = len(rows) // len(queries)
-        blocks = blocks_of(reference.model.hparams.n_layer)
+        blocks = blocks_of(reference.model.sizes.n_layer)
         # What is read of an empty response is before its first token, whichever that is.
         rows = rows.clone()
         rows[~real.any(1), 0] = 0
@@ -86,7 +87,7 @@ def features_of(
 
 def probe_of(reference: Policy) -> torch.Tensor:
     """Return features of a fixed text in the template: another model gives others."""
-    tokens = torch.arange(2 * PROBED).view(2, 1, PROBED) % reference.model.hparams.n_vocab
+    tokens = torch.arange(2 * PROBED).view(2, 1, PROBED) % reference.model.sizes.n_vocab
     return features_of(reference, tokens[0], tokens[1])[0].cpu()
 
 
@@ -130,10 +131,10 @@ def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
     task = task_of(about)
     base, policy = storage.join(run, BASE), storage.join(run, POLICY.network)
     name = task.policy.initial_model
-    if storage.exists(storage.join(base, 'hparams.json')):
+    if is_model(base):
         model = TrainedModel(base)
     elif name != language_model.NAME and not storage.is_remote(name) and not os.path.exists(name):
-        if not storage.exists(storage.join(policy, 'hparams.json')):
+        if not is_model(policy):
             raise UserError(f'{directory} is a head on hidden states of {name}, which is not here')
         model = TrainedModel(policy, scope='ref_policy')
     else:

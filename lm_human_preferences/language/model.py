@@ -65,19 +65,19 @@ class Model(Network):
     """GPT-2. scalar_heads: see Network.add_heads."""
 
     variable_names: VariableNames = TensorFlowNames()
-    hparams: HParams
+    sizes: HParams
 
-    def __init__(self, hparams: HParams, scalar_heads: Iterable[str] = ()) -> None:
-        super().__init__(hparams)
+    def __init__(self, sizes: HParams, scalar_heads: Iterable[str] = ()) -> None:
+        super().__init__(sizes)
         # Any: the entries of a ModuleDict are also its attributes, whose types nothing declares.
-        self.transformer: Any = gpt2_parameters(hparams)
+        self.transformer: Any = gpt2_parameters(sizes)
         self.add_heads(scalar_heads)
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
         """Set the original's starting values, or those of the parameters `names` only."""
-        n_embd = self.hparams.n_embd
-        n_layer = self.hparams.n_layer
+        n_embd = self.sizes.n_embd
+        n_layer = self.sizes.n_layer
         stdevs = {
             'wpe.weight': 0.01,
             'wte.weight': 0.02,
@@ -145,7 +145,7 @@ class Model(Network):
         """Compute block `i` of `x (tokens, n_embd)`: (its output, the output's Unpadding)."""
         block = self.transformer.h[i]
         qkv = unpadding.pad(block.attn.c_attn(block.ln_1(x)))
-        qkv = qkv.unflatten(2, (3, self.hparams.n_head, -1)).permute(2, 0, 3, 1, 4)
+        qkv = qkv.unflatten(2, (3, self.sizes.n_head, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv
         if cache is not None:
             k, v = cache.extend(i, qkv[1:])

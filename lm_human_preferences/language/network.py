@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from lm_human_preferences.checkpointing.variables import VariableNames
-from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.language.attention import (
     Unpadding,
     attention_bias,
@@ -21,6 +20,7 @@ from lm_human_preferences.language.attention import (
     positions_for,
 )
 from lm_human_preferences.training import precision
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each, logprobs_and_entropies
 
 HEADS = 'heads.'  # what the names of the scalar heads' parameters begin with
@@ -69,7 +69,7 @@ class ScalarHead(nn.Module):
 class Network(nn.Module, ABC):
     """A language model whose outputs at padding repeat those of the last real token before it.
 
-    hparams: its sizes. Parameters have no values until `initialize`, or until all are loaded.
+    Parameters have no values until `initialize`, or until all are loaded.
     gradient_checkpointing: whether a backward pass recomputes each block from its inputs.
     shared: names of parameters that belong to other networks as well, and never change.
     constants: names of parameters that no training changes.
@@ -80,16 +80,16 @@ class Network(nn.Module, ABC):
     logit_scale: float = 1.0
     heads: nn.ModuleDict
 
-    def __init__(self, hparams: Sizes) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.hparams = hparams
+        self.sizes = sizes
         self.gradient_checkpointing = False
         self.shared: frozenset[str] = frozenset()
         self.constants: frozenset[str] = frozenset()
 
     def add_heads(self, names: Iterable[str]) -> None:
         """Add scalar heads: 'value' (starts at zero) or 'reward' (starts random)."""
-        self.heads = nn.ModuleDict({name: ScalarHead(self.hparams.n_embd) for name in names})
+        self.heads = nn.ModuleDict({name: ScalarHead(self.sizes.n_embd) for name in names})
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         named = self.named_parameters()
@@ -134,7 +134,7 @@ class Network(nn.Module, ABC):
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
         """Set the original's starting values of scalar heads, or of the parameters `names` only."""
-        stdevs = {'value.w': 0.0, 'reward.w': (self.hparams.n_embd + 1) ** -0.5}
+        stdevs = {'value.w': 0.0, 'reward.w': (self.sizes.n_embd + 1) ** -0.5}
         for name, parameter in self.heads.named_parameters():
             if names is not None and f'{HEADS}{name}' not in names:
                 continue
@@ -301,9 +301,9 @@ class Network(nn.Module, ABC):
         """Raise ValueError if a position of `mask (..., length)` is too large."""
         before_last = mask[..., :-1].cpu().numpy().sum(-1)
         longest = int(before_last.max(initial=0)) + 1
-        if longest > self.hparams.n_ctx:
+        if longest > self.sizes.n_ctx:
             raise ValueError(
-                f"{longest} tokens are more than the model's context of {self.hparams.n_ctx}"
+                f"{longest} tokens are more than the model's context of {self.sizes.n_ctx}"
             )
 
 

@@ -11,7 +11,6 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.adapters.weights import merged
@@ -42,12 +41,13 @@ from lm_human_preferences.language.weights import (
     load_parameters,
     scoped,
 )
+from lm_human_preferences.training import model_sizes
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.logging import log_as_original
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SIZES_FILE = 'hparams.json'  # of models that this program or the original has saved
 CONFIG_FILE = 'config.json'  # of models that transformers has saved
 _REWARD_HEAD = f'{HEADS}reward.w'
 _probed: set[str | None] = set()  # directories whose models this process has checked
@@ -59,14 +59,14 @@ class GPT2:
     variable_names = Model.variable_names
     embedding = EMBEDDING
 
-    def __init__(self, hparams: HParams) -> None:
-        self._hparams = hparams
+    def __init__(self, sizes: HParams) -> None:
+        self._sizes = sizes
 
     def sizes(self) -> HParams:
-        return self._hparams
+        return self._sizes
 
     def create(self, scalar_heads: Iterable[str]) -> Model:
-        return Model(self._hparams, scalar_heads)
+        return Model(self._sizes, scalar_heads)
 
     def saved_weights(self, directory: str) -> SafetensorsWeights:
         return SafetensorsWeights(directory)
@@ -76,7 +76,7 @@ class GPT2:
         from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
         sizes = {
-            theirs: getattr(self._hparams, ours) for ours, (theirs, _) in HUGGING_FACE_SIZES.items()
+            theirs: getattr(self._sizes, ours) for ours, (theirs, _) in HUGGING_FACE_SIZES.items()
         }
         config = GPT2Config(
             **sizes,
@@ -93,7 +93,7 @@ class GPT2:
         return theirs
 
     def write_files(self, directory: str) -> None:
-        storage.write_json(storage.join(directory, SIZES_FILE), self._hparams.to_nested_dict())
+        self._sizes.write(directory)
 
 
 Architecture = GPT2 | CausalLM
@@ -101,7 +101,7 @@ Architecture = GPT2 | CausalLM
 
 def is_saved_by_transformers(directory: str) -> bool:
     """Return whether `save_pretrained` wrote the directory, and not a training."""
-    if storage.exists(storage.join(directory, SIZES_FILE)):
+    if model_sizes.is_model(directory):
         return False
     return storage.exists(storage.join(directory, CONFIG_FILE))
 
@@ -163,7 +163,7 @@ class TrainedModel:
         except UserError as e:
             raise UserError(f'{path}: {e}') from e
 
-    def hparams(self) -> Sizes:
+    def sizes(self) -> Sizes:
         return copy.deepcopy(self.architecture.sizes())
 
     @functools.cached_property
@@ -179,7 +179,7 @@ class TrainedModel:
         """Return the URLs of a released model's files, and of the encoding's files."""
         files = []
         if self.savedir is not None and released.released_name(self.name) is not None:
-            names = ('hparams.json', *CHECKPOINT_FILES)
+            names = (model_sizes.FILE, *CHECKPOINT_FILES)
             files = [storage.join(self.savedir, name) for name in names]
         if self.encoding.base_path is not None:
             files += [self.encoding.path(name) for name in encodings.BYTE_PAIR_FILES]
@@ -238,10 +238,10 @@ class TrainedModel:
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:
         """Load a network on the CPU; heads that are missing start as in the original."""
-        hparams = self.hparams()
-        if not self.encoding.fits(hparams.n_vocab):
+        sizes = self.sizes()
+        if not self.encoding.fits(sizes.n_vocab):
             raise UserError(
-                f'{self.savedir}: its sizes have n_vocab {hparams.n_vocab}, '
+                f'{self.savedir}: its sizes have n_vocab {sizes.n_vocab}, '
                 f'encoding {self.encoding.name!r} has {self.encoding.n_vocab}'
             )
         if self.is_random:
@@ -335,7 +335,7 @@ def architecture_of(
             f'{directory}: adapters of an output layer or an embedding need a base that'
             ' transformers has saved: `export` makes one'
         )
-    path = storage.join(directory, SIZES_FILE)
+    path = storage.join(directory, model_sizes.FILE)
     sizes: Any = storage.read_json(path)
     if isinstance(sizes, dict) and 'family' in sizes:
         return CausalLM(directory, n_vocab)
@@ -366,7 +366,7 @@ def _directory_of(name: str) -> str | None:
         return released.directory_of(size)
     if storage.model_path(name) is not None:
         return storage.pinned(name)
-    if storage.exists(storage.join(name, 'policy', 'hparams.json')):  # a run directory
+    if model_sizes.is_model(storage.join(name, 'policy')):  # a run directory
         return storage.join(name, 'policy')
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(

@@ -17,7 +17,8 @@ from lm_human_preferences.checkpointing import checkpoints, names
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import FLOAT, Sizes
+from lm_human_preferences.training import model_sizes
+from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
 TRANSFORMER = 'transformer.'  # prefix of GPT-2's own names, except those of its heads
 EMBEDDING = f'{TRANSFORMER}wte.weight'  # which every GPT-2 has
@@ -241,7 +242,7 @@ def check_size(sizes: Sizes, weights: Weights) -> None:
 
 def files_in(directory: str) -> list[str]:
     """Return the files of a reward model to fetch; one that is here lists them itself."""
-    files = [storage.join(directory, 'hparams.json')]
+    files = [storage.join(directory, model_sizes.FILE)]
     folders = (directory, storage.join(directory, 'checkpoints'))
     if not any(storage.is_here(storage.join(folder, 'checkpoint')) for folder in folders):
         files += [storage.join(directory, 'checkpoints', name) for name in CHECKPOINT_FILES]

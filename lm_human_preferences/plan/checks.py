@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.model_sizes import Sizes
     from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.language.network import Network
     from lm_human_preferences.plan.making import Plan, Settings
     from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
+    from lm_human_preferences.training.model_sizes import Sizes
 
 
 def check_settings(settings: Settings, ranks: int) -> None:
@@ -37,7 +37,7 @@ def check_start(plan: Plan, phase: TrainReward | TrainPolicy, comm: Comm) -> Siz
     """Return the sizes of networks; UserError if they cannot be had, used, or held by `phase`."""
     lm_tasks.check_offline(plan.settings.task, files(plan))
     initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
-    sizes = sizes_of(plan, initial_model.hparams(), initial_model.create)
+    sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
     check_memory(phase, sizes, comm)
     if comm.rank == 0:

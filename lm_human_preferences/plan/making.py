@@ -14,8 +14,8 @@ from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import run_files
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.model_sizes import Sizes
     from lm_human_preferences.training.memory import MemoryEstimate
+    from lm_human_preferences.training.model_sizes import Sizes
 
 Settings = policy_options.HParams | reward_options.HParams
 

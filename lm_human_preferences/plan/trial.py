@@ -21,11 +21,11 @@ from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import default_device
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.model_sizes import Sizes
     from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
     from lm_human_preferences.language.encodings import Encoder, Encoding
     from lm_human_preferences.language.network import Network
     from lm_human_preferences.plan.making import Plan
+    from lm_human_preferences.training.model_sizes import Sizes
 
 
 @dataclasses.dataclass
@@ -69,7 +69,7 @@ class Trial:
             return
         initial_model = lm_tasks.initial_model(name)
         self.encoding = initial_model.encoding
-        self._check_sizes(initial_model.hparams(), self.encoding, initial_model.create)
+        self._check_sizes(initial_model.sizes(), self.encoding, initial_model.create)
         if initial_model.is_probed and storage.is_hub(path):
             self.unchecked.append(f'the weights of --task.policy.initial_model {name}')
         else:

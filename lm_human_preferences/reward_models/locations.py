@@ -12,6 +12,7 @@ from lm_human_preferences.hparams.policy_options import RewardHParams
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.training.model_sizes import is_model
 
 SCOPE = 'reward_model'  # of its names in checkpoints
 
@@ -46,7 +47,7 @@ def locations_of(path: str, members: int | None = None) -> list[Location]:
 def recorded_members(path: str) -> int:
     """Return the number of reward models at `path`, a run or a model's directory; 1 if none yet."""
     run, name = os.path.split(path.rstrip('/'))
-    if name == run_files.POLICY.network and storage.exists(storage.join(path, 'hparams.json')):
+    if name == run_files.POLICY.network and is_model(path):
         return run_settings.members_of(run or '.', run_files.POLICY)
     if not storage.exists(storage.join(path, run_files.REWARD.more_settings)):
         return 1  # also offline, where the original's runs lack it
@@ -81,10 +82,10 @@ def recorded_labels(path: str) -> str | None:
 
 def reward_model_dir(path: str) -> str:
     """Return the directory of a reward model: `path`, or its reward_model/; else UserError."""
-    if storage.exists(storage.join(path, 'hparams.json')):
+    if is_model(path):
         return path
     network = storage.join(path, run_files.REWARD.network)
-    if storage.exists(storage.join(network, 'hparams.json')):
+    if is_model(network):
         return network
     if peft_files.is_peft(storage.model_path(path) or path):
         raise OptionError(
@@ -94,7 +95,7 @@ def reward_model_dir(path: str) -> str:
         )
     advice = f'train one with {shell.typed("./launch.py train_reward")}'
     policy = storage.join(path, run_files.POLICY.network)
-    if storage.exists(storage.join(policy, 'hparams.json')):
+    if is_model(policy):
         reward = policy
         with contextlib.suppress(UserError):
             settings = run_settings.load_run_hparams(path)

@@ -28,6 +28,7 @@ from lm_human_preferences.run_story.label_facts import (
 )
 from lm_human_preferences.runs import command_record, curves, run_files, run_settings
 from lm_human_preferences.runs.curves import Curve, Log, Mark
+from lm_human_preferences.training.model_sizes import is_model
 
 KNOWN = 'mock'  # of --rewards.trained_model
 # Prefixes of the tags of these measurements: of the mean of an ensemble, of a single reward model
@@ -311,7 +312,7 @@ def _is_classifier(model: str) -> bool:
     with contextlib.suppress(UserError, OSError):
         if storage.is_hub(model):
             return True
-        if not os.path.exists(os.path.join(model, 'hparams.json')):
+        if not is_model(model):
             config = storage.read_json(os.path.join(model, 'config.json'))
             return isinstance(config, dict) and 'SequenceClassification' in str(
                 config.get('architectures')

@@ -59,15 +59,15 @@ def _depends_on() -> list[ModuleType]:
 
 def _create(path: str) -> None:
     """Train the model and write it to the directory `path`."""
-    hparams = sizes()
-    storage.write_json(os.path.join(path, 'hparams.json'), hparams.to_nested_dict())
+    own_sizes = sizes()
+    own_sizes.write(path)
     storage.write_json(os.path.join(path, 'encoding'), encodings.Reviews.name)
-    network = train(hparams)
+    network = train(own_sizes)
     variables = network.variable_names.variables(dict(network.named_parameters()))
     checkpoints.save(path, 'model.ckpt', variables)
 
 
-def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:
+def train(own_sizes: model.HParams, steps: int = STEPS) -> model.Model:
     """Return a `Model` after `steps` batches of reviews, the same each time."""
     encoder = encodings.Reviews.get_encoder()
     texts = as_batch(encoder, itertools.islice(reviews.generator('train'), N_REVIEWS))
@@ -76,7 +76,7 @@ def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:
     with core.one_thread(), precision.plain(), torch.random.fork_rng(devices=[]):
         # Only the CPU's generator: the run that needs this model draws from the GPU's later.
         torch.default_generator.manual_seed(SEED)
-        network = model.Model(hparams).initialize()
+        network = model.Model(own_sizes).initialize()
         adam = optimizer.Adam(dict(network.named_parameters()), comm=LocalComm())
         for step in progress(range(steps), comm=LocalComm(), desc='base model', unit='batch'):
             batch = texts[torch.randint(len(texts), (BATCH,))]

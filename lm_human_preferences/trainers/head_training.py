@@ -33,7 +33,7 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     """Fit a head in a locked run directory; return its accuracy on held-out labels."""
     settings = phase.settings
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
-    precision.configure_for(initial_model.hparams().n_embd, settings.run.precision)
+    precision.configure_for(initial_model.sizes().n_embd, settings.run.precision)
     set_seed(settings.run.seed, comm.rank)
     encoder = initial_model.encoding.get_encoder()
     policy_settings = lm_tasks.policy_settings(settings.task, encoder)
@@ -76,7 +76,7 @@ def fit(settings: HParams, reference: Policy, labels: Labels, comm: Comm) -> Fit
         strict=True,
     )
     found = [features_of(reference, *part).cpu() for part in parts]
-    n_features = 3 * reference.model.hparams.n_embd
+    n_features = 3 * reference.model.sizes.n_embd
     features = torch.empty(*responses.shape[:2], n_features)
     shares = comm.all_gather_object(torch.cat([features[:0], *found]))
     for rank, share in enumerate(shares):
@@ -98,7 +98,7 @@ def _sampled(settings: HParams, reference: Policy, comm: Comm) -> torch.Tensor:
         labels=settings.labels.source,
         batch_size=exact_div(settings.rollout_batch_size, comm.size),
     )
-    found = [torch.empty(0, 3 * reference.model.hparams.n_embd)]
+    found = [torch.empty(0, 3 * reference.model.sizes.n_embd)]
     for _ in range(ceil_div(settings.normalize_samples, settings.rollout_batch_size)):
         queries = query_sampler()['tokens']
         for part in queries.split(ROWS):

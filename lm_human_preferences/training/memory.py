@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import FLOAT, HALF
+from lm_human_preferences.training.model_sizes import FLOAT, HALF
 
 if TYPE_CHECKING:
     import torch
 
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.model_sizes import Sizes
     from lm_human_preferences.hparams.task_options import TaskHParams
+    from lm_human_preferences.training.model_sizes import Sizes
 
 DOUBLE = 8  # bytes
 FRAGMENTATION = 1.8  # factor on the memory of a micro-batch; 1.1 to 1.9 were measured

@@ -83,7 +83,7 @@ def test_an_export_is_what_transformers_loads(trained, tmp_path):
     theirs = AutoModelForCausalLM.from_pretrained(exported).eval()
     tokens = torch.arange(30).reshape(2, 15)
     policy = TrainedModel(str(trained.run)).build(scope='policy')
-    n_vocab = policy.hparams.n_vocab
+    n_vocab = policy.sizes.n_vocab
     with torch.no_grad():
         expected = policy.logits(policy.hidden(tokens))
         found = theirs(input_ids=tokens).logits[..., :n_vocab]

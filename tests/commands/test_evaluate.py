@@ -196,7 +196,7 @@ def test_a_policy_that_always_says_the_same_has_no_share(monkeypatch):
 
     class Model:
         device = 'cpu'
-        model = types.SimpleNamespace(hparams=types.SimpleNamespace(n_vocab=1000))
+        model = types.SimpleNamespace(sizes=types.SimpleNamespace(n_vocab=1000))
 
         def __init__(self, collapsed):
             self.collapsed = collapsed
@@ -610,7 +610,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(measure, 'sample_many', lambda *arguments: responses)
     monkeypatch.setattr(comparison, 'BEST_OF', (2,))
     sizes = types.SimpleNamespace(n_vocab=9)
-    policy = types.SimpleNamespace(model=types.SimpleNamespace(hparams=sizes))
+    policy = types.SimpleNamespace(model=types.SimpleNamespace(sizes=sizes))
     task = HParams().task
     task.response_length = 3
 

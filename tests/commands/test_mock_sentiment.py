@@ -171,7 +171,7 @@ def test_base_model_is_made_once_and_always_the_same():
     assert model.encoding == encodings.Reviews
     state = torch.get_rng_state()
     first, again = (
-        dict(language_model.train(model.hparams(), steps=5).named_parameters()) for _ in range(2)
+        dict(language_model.train(model.sizes(), steps=5).named_parameters()) for _ in range(2)
     )
     # What follows must not depend on whether the model was there.
     assert torch.equal(torch.get_rng_state(), state)

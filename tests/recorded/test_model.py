@@ -139,7 +139,7 @@ def test_padding_repeats_the_last_real_token_and_changes_nothing(build, name):
 
 @pytest.mark.parametrize('name', [n for n in NAMES if n == 'test'])
 def test_what_the_model_refuses(build, name):
-    net, n_ctx = build(name), build(name).hparams.n_ctx
+    net, n_ctx = build(name), build(name).sizes.n_ctx
     with pytest.raises(
         ValueError, match=f"{n_ctx + 1} tokens are more than the model's context of {n_ctx}"
     ):

@@ -153,7 +153,7 @@ def check_reference(run):
     for name in ('logprobs', 'values'):
         assert_close(analyzed[name], step[f'ref/{name}'], rtol=1e-5, atol=2e-5, name=name)
     # Over 50257 tokens the original's entropies are 1e-4 off what float64 gives, ours 2e-5.
-    large = trainer.ref_policy.model.hparams.n_vocab > 1000
+    large = trainer.ref_policy.model.sizes.n_vocab > 1000
     assert_close(
         analyzed['entropies'], step['ref/entropies'], rtol=1e-5, atol=2e-4 if large else 2e-5
     )

@@ -138,6 +138,6 @@ def test_every_rank_reads_a_saved_reward_model_and_rank_0_one_of_this_run(rank, 
         with pytest.raises(UserError, match=f'--rewards.trained_model {tmp_path}'):
             source_of(hparams).for_training(initial_model, comm)
     else:
-        assert source_of(hparams).for_training(initial_model, comm).model.hparams.n_vocab == 50
+        assert source_of(hparams).for_training(initial_model, comm).model.sizes.n_vocab == 50
     hparams.rewards.train_new_model, hparams.rewards.trained_model = None, 'mock'
     assert isinstance(source_of(hparams).for_training(initial_model, comm), KnownReward)

@@ -187,7 +187,7 @@ def test_what_is_trained_in_full_is_float32_and_has_no_adapter(model, names):
         assert torch.equal(parameter, base.parameters[name].float())
         assert f'{name.rpartition(".")[0]}.lora_A' not in network.own_parameters()
     assert set(in_full) == set(base.parameters) - network.shared != set()
-    sizes = TrainedModel(str(model)).hparams()
+    sizes = TrainedModel(str(model)).sizes()
     hparams = resolved(
         'train_policy', 'test', {'task.policy.lora': 'on', 'task.policy.lora.full': names}
     )
@@ -343,11 +343,11 @@ def test_memory_and_checkpoints_are_planned_for_adapters(model, tmp_path):
 def planned_sizes(model):
     initial_model, hparams = TrainedModel(str(model)), resolved('train_policy', 'test')
     yield shared.with_learned(
-        initial_model.hparams(), initial_model.create, policy_phase(hparams).adapters
+        initial_model.sizes(), initial_model.create, policy_phase(hparams).adapters
     )
     hparams.override_from_dict({'task.policy.lora': 'on', 'task.policy.lora.rank': 1})
     yield shared.with_learned(
-        initial_model.hparams(), initial_model.create, policy_phase(hparams).adapters
+        initial_model.sizes(), initial_model.create, policy_phase(hparams).adapters
     )
 
 

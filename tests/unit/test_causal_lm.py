@@ -102,7 +102,7 @@ def test_a_longer_context_by_longrope_is_not_used(family):
     """Rows of a batch would change each other, and kept keys would not fit."""
     given = {'original_max_position_embeddings': 16} if family == 'phi3' else {}
     network = network_of(family, rope_parameters={**LONGROPE, 'rope_theta': 1e4}, **given)
-    assert network.hparams.n_ctx == 16
+    assert network.sizes.n_ctx == 16
 
 
 @pytest.mark.parametrize('family', ['mamba', 'rwkv'])

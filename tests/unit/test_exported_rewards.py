@@ -71,7 +71,7 @@ def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family, has_co
     saved = save_reward_model(tmp_path / 'reward_model', families(family))
     model = classifier_in(exported(saved.savedir, tmp_path / 'out'))
     n_vocab = saved.encoding.n_vocab
-    rows, padded, mask = batch_of(100, min(20, saved.hparams().n_ctx - 1), n_vocab)
+    rows, padded, mask = batch_of(100, min(20, saved.sizes().n_ctx - 1), n_vocab)
     padded[0], mask[0] = padded[1], mask[1]
     last = int(mask[0].sum()) - 1
     rows[0] = [*rows[1][:-1], saved.encoding.eot_token]

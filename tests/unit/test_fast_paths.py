@@ -63,7 +63,7 @@ def plain(net, row):
     """
     from transformers import GPT2Config, GPT2Model  # takes seconds
 
-    real, sizes = row != PADDING, net.hparams
+    real, sizes = row != PADDING, net.sizes
     names = {'vocab_size': 'n_vocab', 'n_positions': 'n_ctx'}
     names |= {name: name for name in ('n_embd', 'n_layer', 'n_head')}
     config = GPT2Config(**{theirs: getattr(sizes, ours) for theirs, ours in names.items()})

@@ -153,7 +153,7 @@ def responses(reference):
 
 
 def random_head(reference):
-    width = 3 * reference.model.hparams.n_embd
+    width = 3 * reference.model.sizes.n_embd
     found = head.unfitted(torch.randn(50, width))
     return (
         found.rescaled(1, 0)

@@ -22,7 +22,6 @@ from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import task_options as tasks
-from lm_human_preferences.hparams.model_sizes import FLOAT, HALF
 from lm_human_preferences.language import model
 from lm_human_preferences.language.causal_lm import activation_memory
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
@@ -33,6 +32,7 @@ from lm_human_preferences.plan.phases import checkpoint_size
 from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import memory, optimizer, precision
+from lm_human_preferences.training.model_sizes import FLOAT, HALF
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 
 CPU = torch.device('cpu')
@@ -177,7 +177,7 @@ def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_i
     network = TransformersNetwork(causal_lm, sizes_of(causal_lm, 60))
     tokens = torch.randint(60, (8, 48))
     reduced = precision.autocast_dtype(torch.float32) == torch.bfloat16
-    estimate = replace(WORK, sizes=network.hparams, rows=8, tokens=48, reduced=reduced)
+    estimate = replace(WORK, sizes=network.sizes, rows=8, tokens=48, reduced=reduced)
     weights = (HALF if reduced else FLOAT) * estimate.sizes.parameters_of_blocks()
     gradients, much = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
     assert 8 * estimate.block_bytes(8, 48) == pytest.approx(much - weights, rel=0.1)
@@ -228,21 +228,21 @@ def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
         hparams = train_policy.HParams()
         hparams.override_from_dict({**TEST_TASK, **reward})
         trainer = train_policy.build_trainer(policy_phase(hparams), start, comms.LocalComm())
-        estimate = policy_phase(hparams).memory(start.hparams(), ranks=1)[-1]
+        estimate = policy_phase(hparams).memory(start.sizes(), ranks=1)[-1]
         networks = source_of(hparams).networks
         trainer.step()
     else:
         hparams = train_reward.HParams()
         hparams.override_from_dict({**TEST_TASK, **TEST_LABELS})
         trainer = train_reward.build_trainer(reward_phase(hparams), start, comms.LocalComm())
-        estimate = reward_phase(hparams).memory(start.hparams(), ranks=1)[0]
+        estimate = reward_phase(hparams).memory(start.sizes(), ranks=1)[0]
         networks = REWARD_NETWORKS
         trainer.prepare()
         trainer.step()
     held = bytes_held_by(trainer, [trainer.optimizer])
     assert estimate.lasting_bytes() == pytest.approx(held, rel=0.02)
     in_a_checkpoint = checkpoints.size_of(checkpointer.variables_of(trainer))
-    expected = checkpoint_size(networks, start.hparams())
+    expected = checkpoint_size(networks, start.sizes())
     values, expected_values = (
         size - checkpoints.SIZE_OF_OTHER_FILES for size in (in_a_checkpoint, expected)
     )
@@ -256,7 +256,7 @@ def test_room_on_the_disk_is_asked_for_all_that_a_run_writes(tmp_path, monkeypat
     settings = {'ppo.total_episodes': 23 * 32, 'ppo.batch_size': 32, 'run.save_interval': 3}
     settings |= {'run.save_dir': str(tmp_path), 'rewards.ensemble': 2}
     hparams = resolved('train_policy', 'test', settings)
-    sizes = TrainedModel('test').hparams()
+    sizes = TrainedModel('test').sizes()
     make_plan(hparams).check_disk_space(sizes)
     policy, *reward_models = planned
     size = checkpoint_size(source_of(hparams).networks, sizes)

@@ -213,7 +213,7 @@ def test_what_is_counted_is_what_is_held(monkeypatch):
     online = {'rewards.online': 'on', 'rewards.online.labels': 96}
     hparams = resolved('train_policy', 'test', online)
     start = TrainedModel('test')
-    retraining, step = make_plan(hparams).memory(start.hparams(), 1)
+    retraining, step = make_plan(hparams).memory(start.sizes(), 1)
     trainer = train_policy.build_trainer(policy_phase(hparams), start, LocalComm())
     reward_model = trainer.networks['reward_model']
     retrainer = retrainer_of([reward_model], trainer.ref_policy, reward_hparams())

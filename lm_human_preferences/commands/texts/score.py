@@ -54,10 +54,10 @@ def score(
     is_known = run == KNOWN_REWARD
     saved = None if is_known else saved_model(run)
     lengths = _lengths(run, query_length, response_length)
-    if saved is not None and sum(lengths) > saved.hparams().n_ctx:
+    if saved is not None and sum(lengths) > saved.sizes().n_ctx:
         raise UserError(
             f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
-            f' {saved.hparams().limit} tokens that the reward model takes'
+            f' {saved.sizes().limit} tokens that the reward model takes'
         )
     encoding = encodings.Reviews if saved is None else saved.encoding
     # As the reward model has learned to read texts

@@ -26,6 +26,7 @@ from lm_human_preferences.language.weights import (
     copy_value,
     load_parameters,
 )
+from lm_human_preferences.training import model_sizes
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # what names of tensors begin with
@@ -205,7 +206,7 @@ def is_peft(directory: str) -> bool:
     """Return whether a directory, local or of the hub, holds an adapter of PEFT and no model."""
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
-    if storage.exists(storage.join(directory, 'hparams.json')):
+    if model_sizes.is_model(directory):
         return False
     return storage.exists(storage.join(directory, CONFIG))
 

@@ -13,6 +13,7 @@ from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.runs.run_files import ADAPTER, BASE
+from lm_human_preferences.training.model_sizes import is_model
 from lm_human_preferences.utils.hyperparams import reading
 
 _SCHEMA = {'base': str, 'digest': str, 'transposed': bool, 'adapters': dict}
@@ -64,7 +65,7 @@ def read(directory: str | None) -> Record | None:
 def base_of(directory: str, record: Record) -> str:
     """Return where the base is of the model in `directory`: a copy in its run comes first."""
     copy = storage.join(os.path.dirname(directory.rstrip('/')), BASE)
-    if storage.exists(storage.join(copy, 'hparams.json')):
+    if is_model(copy):
         return copy
     if storage.is_remote(record.base) or os.path.exists(record.base):
         return record.base

@@ -19,13 +19,13 @@ from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import allocator
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training import precision
+from lm_human_preferences.training import model_sizes, precision
 from lm_human_preferences.utils.core import digest_of
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.model_sizes import Sizes
     from lm_human_preferences.hparams.reward_options import RunHParams
+    from lm_human_preferences.training.model_sizes import Sizes
 
     Adapters = dict[str, LoraHParams]  # options of the networks that learn, by scope
 
@@ -107,7 +107,7 @@ class SharedBase(TrainedModel):
 
     def keep(self, directory: str) -> None:
         """Copy the base into `directory`, as a model that this program reads."""
-        if os.path.exists(os.path.join(directory, 'hparams.json')):
+        if model_sizes.is_model(directory):
             return
         variables = self._base.variable_names.variables(self.parameters)
         checkpoints.save(os.path.join(directory, 'checkpoints'), 'model.ckpt', variables)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lm_human_preferences.hparams.model_sizes import FLOAT, HALF
 from lm_human_preferences.language.attention import attend_by_two_products
+from lm_human_preferences.training.model_sizes import FLOAT, HALF
 
 OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft caps nor sinks
 TRACED_ATTENTION = 'lm_human_preferences_traced'

@@ -67,7 +67,7 @@ class CausalLM:
         return network.causal_lm
 
     def write_files(self, directory: str) -> None:
-        storage.write_json(storage.join(directory, 'hparams.json'), self.sizes().to_nested_dict())
+        self.sizes().write(directory)
         storage.write_json(storage.join(directory, 'config.json'), self._content)
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_human_preferences.checkpointing.variables import VariableNames
-from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.language.attention import KVCache, Unpadding
 from lm_human_preferences.language.causal_lm import rows
 from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
 from lm_human_preferences.language.network import BlockInputs, Network
 from lm_human_preferences.training import precision
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import index_each
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class TransformersNetwork(Network):
     variable_names: VariableNames = OwnNames()
 
     def __init__(
-        self, causal_lm: PreTrainedModel, hparams: Sizes, scalar_heads: Iterable[str] = ()
+        self, causal_lm: PreTrainedModel, sizes: Sizes, scalar_heads: Iterable[str] = ()
     ) -> None:
-        super().__init__(hparams)
+        super().__init__(sizes)
         self.causal_lm: Any = causal_lm.eval()
         config: Any = causal_lm.config
         scale = getattr(config, 'logit_scale', None)  # the probe checks it
@@ -126,14 +126,14 @@ class TransformersNetwork(Network):
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return logits; of a part of the table, no prepacked copy could be kept."""
         table = self.causal_lm.get_output_embeddings().weight
-        logits = precision.logits(self.scaled(h), table)[..., : self.hparams.n_vocab]
+        logits = precision.logits(self.scaled(h), table)[..., : self.sizes.n_vocab]
         _, bias = self.output_layer()
         return logits if bias is None else logits + bias
 
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the rows of the encoding's tokens: see Network."""
         layer = self.causal_lm.get_output_embeddings()
-        n_vocab = self.hparams.n_vocab
+        n_vocab = self.sizes.n_vocab
         if len(layer.weight) == n_vocab:
             return layer.weight, layer.bias
         return layer.weight[:n_vocab], None if layer.bias is None else layer.bias[:n_vocab]
@@ -162,7 +162,7 @@ def rows_are_exact(network: TransformersNetwork) -> bool:
 def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tensor:
     """Return outputs for two short sequences with padding, whose last tokens come by a cache."""
     device = network.device
-    tokens = torch.arange(10).reshape(2, 5) % network.hparams.n_vocab
+    tokens = torch.arange(10).reshape(2, 5) % network.sizes.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[0, 2] = mask[1, 0] = False
     columns = torch.arange(2, 4, device=device)  # where both have had a real token

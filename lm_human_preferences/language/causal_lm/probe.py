@@ -55,7 +55,7 @@ def _empty_window(network: TransformersNetwork, name: str) -> str | None:
 
 def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tuple[float, str]]:
     """Yield (difference from the reference, complaint) for each way of computing."""
-    sizes = network.hparams
+    sizes = network.sizes
     device = network.device
     length = min(LENGTH, sizes.n_ctx)
     generator = torch.Generator().manual_seed(SEED)

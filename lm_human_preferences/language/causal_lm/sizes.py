@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.language.causal_lm.activation_memory import blocks_of, kept_by
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import FLOAT, HALF, Sizes
+from lm_human_preferences.training.model_sizes import FLOAT, HALF, Sizes
 from lm_human_preferences.utils.hyperparams import option
 
 # (name in config.json of transformers, default) of each size.
@@ -103,10 +103,10 @@ def load_config(path: str) -> HParams:
 
 def _checked(sizes: Any, path: str) -> HParams:
     """Return the sizes from the file at `path`; UserError if they are none."""
-    hparams = HParams()
+    found = HParams()
     try:
-        hparams.override_from_nested_dict(sizes)
-        hparams.validate()
+        found.override_from_nested_dict(sizes)
+        found.validate()
     except (AttributeError, TypeError, ValueError) as e:
         raise UserError(f'{path} does not hold the sizes of a model: {e}') from e
-    return hparams
+    return found

@@ -3,10 +3,17 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from lm_human_preferences import storage
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
 FLOAT, HALF = 4, 2  # bytes
+FILE = 'hparams.json'  # the sizes of a model that this program or the original has saved
+
+
+def is_model(directory: str) -> bool:
+    """Return whether a directory, path or URL, holds a model with its sizes."""
+    return storage.exists(storage.join(directory, FILE))
 
 
 @dataclass
@@ -55,6 +62,10 @@ class Sizes(hyperparams.HParams, ABC):
     @abstractmethod
     def parameters(self) -> int:
         """Number of parameters without scalar heads."""
+
+    def write(self, directory: str) -> None:
+        """Write the file by which `directory` is a model."""
+        storage.write_json(storage.join(directory, FILE), self.to_nested_dict())
 
     def own_parameters(self) -> int:
         """Return the number of parameters not shared with a training's other networks."""
