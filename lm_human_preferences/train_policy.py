@@ -23,7 +23,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_dir, run_files, run_settings
 from lm_human_preferences.trainers.policy_hooks import policy_hooks, policy_limits
-from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, Responses, counted
+from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, Responses
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.kl_control import AdaptiveKLController as AdaptiveKLController
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
@@ -110,7 +110,6 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
         schema=STATE,
         frozen_scopes=policy_phase(hparams).networks.frozen,
         stop_timeout=run.stop_timeout,
-        complete=lambda state: _counted(state, run_settings.as_recorded(hparams)),
     ) as checkpointer:
         state = checkpointer.state.get('trainer')
         if state is None and comm.rank == 0:
@@ -130,15 +129,6 @@ def _tell_finished(state: Mapping[str, Any], hparams: HParams) -> None:
     wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
     more = 'of' if done == steps else 'steps, more than'
     announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
-
-
-def _counted(state: Mapping[str, Any], recorded: HParams) -> dict[str, Any]:
-    return counted(
-        state,
-        batch_size=recorded.ppo.batch_size,
-        response_length=recorded.task.response_length,
-        relative_kl_coef=recorded.rewards.relative_kl_coef,
-    )
 
 
 def _tell_lost_steps(hparams: HParams) -> None:

@@ -30,7 +30,7 @@ from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.reward_hooks import reward_hooks
-from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrainer, counted
+from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrainer
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.loop import training_loop
@@ -104,7 +104,7 @@ def train_models(
     for phase in left:
         explained = memory.explain_oom(phase.settings.option_name('micro_batch_size'))
         with explained, _checkpointer(phase, comm) as checkpointer:
-            labels.go_on(checkpointer.state.get('trainer', {}))
+            labels.go_on()
             trainer = session.start(
                 phase,
                 lambda model, phase=phase: build_trainer(phase, model, comm, labels),
@@ -129,7 +129,6 @@ def train_models(
 
 
 def _checkpointer(phase: TrainReward, comm: Comm) -> Checkpointer:
-    recorded = run_settings.as_recorded(phase.settings)
     return Checkpointer(
         phase.path(phase.files.unfinished) if phase.run.save_dir else None,
         comm,
@@ -138,7 +137,6 @@ def _checkpointer(phase: TrainReward, comm: Comm) -> Checkpointer:
         frozen_scopes=phase.networks.frozen,
         max_to_keep=2,
         stop_timeout=phase.run.stop_timeout,
-        complete=lambda state: counted(state, recorded.batch_size),
     )
 
 

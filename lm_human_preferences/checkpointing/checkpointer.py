@@ -8,7 +8,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,8 +60,7 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     directory: local; None: nothing is saved. schema: of the trainer's `state_dict`.
     frozen_scopes: scopes of tensors that never change, which saving need not copy.
-    stop_timeout: seconds in which a step has to end after a signal. complete: returns the trainer's
-    state with what earlier versions did not save.
+    stop_timeout: seconds in which a step has to end after a signal.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class Checkpointer(contextlib.AbstractContextManager):
         frozen_scopes: Iterable[str] = (),
         max_to_keep: int = 20,
         stop_timeout: int = DEFAULT_TIMEOUTS.stop,
-        complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
         self.directory = directory
         self.comm = comm
@@ -86,11 +84,6 @@ class Checkpointer(contextlib.AbstractContextManager):
         if resume and directory and comm.rank == 0:
             state_schema = {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM_STATE]}
             checkpoint = checkpoints.latest_resumable(directory, state_schema)
-            if checkpoint is not None:
-                found = checkpoint[1]
-                completed = complete(found['trainer'])
-                found['was_incomplete'] = completed != found['trainer']
-                found['trainer'] = completed
         # prefix: of the checkpoint to resume from
         prefix, state = comm.all_gather_object(checkpoint)[0] or (None, {})
         self.prefix: str | None = prefix
@@ -130,9 +123,6 @@ class Checkpointer(contextlib.AbstractContextManager):
             load(self.prefix, variables_of(trainer))
             self._restore_random_state(self.state['random'], self.comm.size)
             self.comm.barrier()
-            if self.state.get('was_incomplete'):  # and the settings that complete it may change now
-                self.save(trainer)
-                self.wait()
         self.make_latest()
         if self.directory and self.comm.rank == 0:
             if self.prefix:

@@ -18,7 +18,6 @@ ON_ANOMALY = ('off', 'warn', 'stop')
 LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
 CONSOLES = ('summary', 'original', 'quiet')
-QUERY, QUESTION = 'query', 'question'  # what is held out as a whole
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 MOST_MEMBERS = 100  # of an ensemble
@@ -57,12 +56,6 @@ class LabelHParams(hyperparams.HParams):
         ' num_train counts them, too',
         at_least=0,
         at_most=0.9,
-    )
-    held_out_by: str | None = own_option(
-        None,
-        'what is held out as a whole: query or question; None: query, but question in a run that'
-        ' an earlier version began',
-        one_of=(QUERY, QUESTION),
     )
     error: float = own_option(
         0.0,

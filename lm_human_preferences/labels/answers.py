@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import unicodedata
-import uuid as uuids
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,8 +102,8 @@ class Answer:
             record[REMARK] = self.remark
         if self.decides:
             record['decides'] = True
-        if self.is_imported or is_derived(self.uuid):
-            record[IMPORTED] = self.is_imported
+        if self.is_imported:
+            record[IMPORTED] = True
         return record
 
     @property
@@ -121,14 +120,6 @@ class Answer:
     def is_timed(self) -> bool:
         """Return whether `seconds` is known; an imported answer may have come without."""
         return self.seconds > 0 or not self.is_imported
-
-
-def is_derived(uuid: str) -> bool:
-    """Return whether a UUID is derived from an imported answer; those of the page are random."""
-    try:
-        return uuids.UUID(uuid).version == 5
-    except ValueError:
-        return False
 
 
 def clean_remark(text: str) -> str | None:
@@ -237,8 +228,7 @@ class AnswerLog:
                 time=record['time'],
                 remark=record.get(REMARK),
                 decides=record.get('decides', False),
-                # Records of earlier versions do not say it.
-                is_imported=record.get(IMPORTED, is_derived(str(record['answer']))),
+                is_imported=record.get(IMPORTED, False),
             )
             check_answer(answer, self.label_type)
         except (KeyError, OverflowError, TypeError, ValueError) as e:

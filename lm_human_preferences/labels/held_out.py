@@ -15,7 +15,7 @@ import torch
 from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import BEST, QUESTION, HParams, LabelHParams
+from lm_human_preferences.hparams.reward_options import BEST, HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.label_types.base import check_finite
 from lm_human_preferences.labels.report.agreement import (
@@ -40,10 +40,7 @@ def is_held_out(
     mask = []
     for row in range(len(labels['query'])):
         fields = [labels[field][row].numpy() for field in ('query', *label_type.samples)]
-        if options.held_out_by == QUESTION:
-            decisive = np.concatenate(fields).astype('<i8').tobytes()
-        else:
-            decisive = _subject(fields, encoder).encode(errors='replace')
+        decisive = _subject(fields, encoder).encode(errors='replace')
         # A number from 0 to 1 that looks random and depends on this alone.
         digest = hashlib.sha256(b'held out' + decisive).digest()
         mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < options.held_out)

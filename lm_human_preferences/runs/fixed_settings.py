@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.policy_options import NEW_MODEL
@@ -29,12 +28,11 @@ FIXED_ONCE_BEGUN = {
     NEW_MODEL,
     'rewards.online',
 }
-SPLIT = 'labels.held_out_by'  # of a run that goes on, the recorded one
 _ADAPTERS = r'lora(\..*)?'
 # Of a reward model that is not finished, in a run of its own or in that of its policy: its first
 # normalisation is over, and what it has learned of its labels is counted.
 _OF_REWARD = re.compile(
-    rf'{_ADAPTERS}|keep|labels\.(type|error|held_out(_by)?)|normalize_before'
+    rf'{_ADAPTERS}|keep|labels\.(type|error|held_out)|normalize_before'
     r'|task\.(query|response)_length'
 )
 _DECIDES_SAMPLED_LABELS = re.compile(r'run\.seed|task\..*')
@@ -59,12 +57,3 @@ def is_fixed(hparams: Training, key: str, *, has_reward_model: bool) -> bool:
     is_sampled = training.labels.source == label_record.SAMPLED
     decides_labels = is_sampled and _DECIDES_SAMPLED_LABELS.fullmatch(name) is not None
     return decides_labels or _OF_REWARD.fullmatch(name) is not None
-
-
-def with_older_split(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded options, with the split of labels of versions that had but one."""
-    found = dict(options)
-    for name, share in options.items():
-        if name.endswith('labels.held_out') and share:
-            found.setdefault(f'{name}_by', reward_options.QUESTION)
-    return found

@@ -17,7 +17,7 @@ from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.runs import recorded_paths, reward_function, run_files
-from lm_human_preferences.runs.fixed_settings import NEW_MODEL, SPLIT, is_fixed, with_older_split
+from lm_human_preferences.runs.fixed_settings import NEW_MODEL, is_fixed
 from lm_human_preferences.runs.recorded_paths import INITIAL_MODEL
 from lm_human_preferences.utils import hyperparams
 
@@ -61,7 +61,6 @@ def records(
         found[files.more_settings] = {
             'experiment': experiment,
             'ranks': ranks,
-            'directory': os.getcwd(),  # from which it was started
             'digests': digests,
             'options': additions,
             **({'changed': changed} if changed else {}),
@@ -128,14 +127,8 @@ def read_settings(hparams: Training, directory: str) -> None:
     hparams.override_from_json_file(storage.join(directory, files.settings))
     more = _more_settings(directory, files)
     with hyperparams.reading(storage.join(directory, files.more_settings)):
-        hparams.override_from_dict(with_older_split(more.get('options', {})))
+        hparams.override_from_dict(more.get('options', {}))
         hparams.check_values()
-    folder = more.get('directory')
-    if isinstance(folder, str):  # earlier versions recorded paths as they were given
-        for name, value in _given_settings(hparams).items():
-            path = recorded_paths.absolute(name, value, folder)
-            if path != value:
-                hparams.override_from_dict({name: path})
 
 
 def load_run_hparams(save_dir: str) -> policy_options.HParams:
@@ -287,7 +280,7 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
     if seed is not None:
         found[seed] = recorded.get(seed) or secrets.randbits(31)
     for key, value in _settings(hparams).items():
-        if storage.is_pin_of(recorded.get(key), value) or (key in recorded and key.endswith(SPLIT)):
+        if storage.is_pin_of(recorded.get(key), value):
             found[key] = recorded[key]
             continue
         path = _path_on_hub(hparams, key, value)
@@ -323,9 +316,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], seed: str | None
     for key in {**before, **now}:
         if before.get(key) == now.get(key) or key.endswith('run.save_dir'):
             continue
-        is_own = key in ('rewards.trained_model', 'rewards.ensemble', seed) or key.endswith(SPLIT)
+        is_own = key in ('rewards.trained_model', 'rewards.ensemble', seed)
         if is_own and now.get(key, key) is None:
-            continue  # recorded is what the run has trained, found, drawn or split itself
+            continue  # recorded is what the run has trained, found or drawn itself
         if storage.is_pin_of(before.get(key), now.get(key)):
             continue  # a run that has begun stays at the commit
         changes[key] = f'--{key} {now.get(key, "off")} (before: {before.get(key, "off")})'

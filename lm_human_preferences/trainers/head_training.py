@@ -43,7 +43,7 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     if comm.rank == 0:
         session.record_start(phase, initial_model, comm.size, records, settings.run.seed)
     labels = TrainingLabels(phase, comm)
-    labels.go_on({})
+    labels.go_on()
     labels.load(initial_model.encoding)
     labels.split(reference)
     if comm.rank == 0:

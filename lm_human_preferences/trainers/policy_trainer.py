@@ -1,7 +1,7 @@
 """Trainer of a policy by PPO (paper, section 2.2)."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences import ppo
-from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
+from lm_human_preferences.checkpointing.schema import COUNT
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.algorithm_options import PpoHParams
@@ -36,9 +36,9 @@ STATE = {
     'elapsed': float,
     'queries': (COUNT, COUNT),
     'initial_kl_coef': float | int,
+    'kl_scale': float | int,
+    'done': (COUNT, COUNT, COUNT),
 }
-# What states of earlier versions lack
-COUNTED = {'done': (COUNT, COUNT, COUNT), 'kl_scale': float | int}
 
 
 class Done(NamedTuple):
@@ -57,20 +57,6 @@ class Responses(NamedTuple):
     has_end: Callable[[torch.Tensor], torch.Tensor]
     is_valid: Callable[[torch.Tensor], torch.Tensor]  # has an end where it counts
     are_logged: bool = True  # the original did not log how many have ends
-
-
-def counted(
-    state: Mapping[str, Any], *, batch_size: int, response_length: int, relative_kl_coef: bool
-) -> dict[str, Any]:
-    """Return a state_dict with what earlier versions, under these settings, did not count."""
-    if matches_schema(state, COUNTED):
-        return dict(state)
-    step, length = state['step'], response_length
-    episodes = step * batch_size
-    scale = 1.0
-    if relative_kl_coef and state['initial_kl_coef']:
-        scale = state['kl_coef'] / state['initial_kl_coef']
-    return {**state, 'kl_scale': scale, 'done': [episodes, episodes * length, step * length]}
 
 
 class PPOTrainer:
@@ -348,12 +334,6 @@ class PPOTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; the caller then fills in the tensors."""
-        state = counted(
-            state,
-            batch_size=self.ppo.batch_size,
-            response_length=self.responses.length,
-            relative_kl_coef=self.relative_kl_coef,
-        )
         self.steps_done = state['step']
         self.done_before = Done(state['step'], *state['done'])
         self.kl_scale = state['kl_scale']

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences import label_types
-from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
+from lm_human_preferences.checkpointing.schema import COUNT
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
@@ -29,17 +29,13 @@ from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std, w
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
 
 # Schema of RewardModelTrainer.state_dict, see schema.matches_schema
-STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
-
-
-def counted(state: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Return a state_dict with what earlier versions did not count: the labels learned."""
-    if matches_schema(state, {'labels': COUNT}):
-        return dict(state)
-    num_train = max(state['order']) + 1
-    epoch, step_of_epoch = divmod(state['step'], ceil_div(num_train, batch_size))
-    learned = epoch * num_train + min(step_of_epoch * batch_size, num_train)
-    return {**state, 'labels': learned}
+STATE = {
+    'step': COUNT,
+    'optimizer_steps': COUNT,
+    'order': [COUNT],
+    'queries': (COUNT, COUNT),
+    'labels': COUNT,
+}
 
 
 class LearnedBatch(NamedTuple):
@@ -331,7 +327,6 @@ class RewardModelTrainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; the caller then fills in the tensors."""
         label_files.check_order(state['order'], self.num_train, self.settings)
-        state = counted(state, self.settings.batch_size)
         self.steps_done, self.labels_done = state['step'], state['labels']
         self.order = np.array(state['order'])
         self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]

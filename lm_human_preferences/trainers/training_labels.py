@@ -38,16 +38,13 @@ class TrainingLabels:
         self._recorded: Mapping[str, Any] | None = None  # by an earlier process, or this one
         self._lines: dict[str, int] | None = None  # of each labeller that count; None: all
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """Take as many answers of a folder as a resumed training has begun with.
-
-        state: of its trainer in a checkpoint, where earlier versions had them.
-        """
+    def go_on(self) -> None:
+        """Take as many answers of a folder as a resumed training has begun with."""
         if self.are_recorded:
             return
         if self.phase.run.resume:
             self._recorded = label_record.read(self.phase.path(run_files.LEARNED), self.comm)
-        lines = (self._recorded or state).get('answers')
+        lines = (self._recorded or {}).get('answers')
         self._lines = lines if are_line_counts(lines) else None
 
     def load(self, encoding: Encoding) -> None:

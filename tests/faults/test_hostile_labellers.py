@@ -2,14 +2,12 @@
 
 import hmac
 import json
-import uuid
 
 import pytest
 from label_page import answers_of, served, web_options, write_texts, written
 from page_client import Client, id_of_token
 
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
-from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.server import LabelServer
 
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(40)]
@@ -19,24 +17,6 @@ TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in ran
 def path(tmp_path):
     write_texts(tmp_path / 'f', TEXTS[:6])
     return tmp_path / 'f'
-
-
-def test_an_answer_that_was_given_here_says_so(path):
-    """Whatever its id: of several answers to a question, the first counts."""
-    ids = [str(uuid.uuid5(uuid.NAMESPACE_DNS, name)) for name in ('anna', 'bob', 'carl')]
-    folder = LabelFolder(str(path))
-    question = next(iter(folder.questions.values()))
-    for name, id in zip(('anna', 'bob'), ids, strict=False):
-        with Labeller(folder, name) as labeller:
-            labeller.answer(question, 1, 1.0, uuid=id)
-    assert [json.loads(line)['imported'] for line in written(path)] == [False, False]
-    assert len(LabelFolder(str(path)).counted()) == 1
-    # As earlier versions have recorded what was imported
-    (line, _) = written(path)
-    record = {**json.loads(line), 'answer': ids[2]}
-    del record['imported']
-    (path / 'answers/carl.jsonl').write_text(json.dumps(record) + '\n')
-    assert len(LabelFolder(str(path)).counted()) == 2
 
 
 def test_only_who_was_given_a_question_answers_it(path):

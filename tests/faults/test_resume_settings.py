@@ -11,10 +11,9 @@ import run_folders
 from command_line import error_of, invoke, last_error_of, succeed
 from events import CLOCK, events_of
 from experiments import resolved
-from interrupted import REWARD_STEP, STEP, TRAIN_BATCH, assert_same, failing, result_anywhere, run
+from interrupted import REWARD_STEP, TRAIN_BATCH, assert_same, failing, result_anywhere, run
 from label_folders import make_folder
 
-from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
@@ -149,13 +148,11 @@ def numbers(events, tag):
 
 
 @pytest.mark.parametrize(
-    'batch_size, total, is_earlier',
-    [(16, 192, False), (128, 256, False), (64, 320, False), (16, 192, True)],
+    'batch_size, total',
+    [(16, 192), (128, 256), (64, 320)],
 )
-def test_steps_of_another_size(batch_size, total, is_earlier, copied, monkeypatch):
-    """The rate falls with the episodes to the end; a state of earlier versions has only steps."""
-    if is_earlier:
-        forget_counts(copied / 'policy/checkpoints', 'done', 'kl_scale')
+def test_steps_of_another_size(batch_size, total, copied, monkeypatch):
+    """The rate falls with the episodes to the end."""
     rates = []
     update = Adam.update
 
@@ -176,26 +173,6 @@ def test_steps_of_another_size(batch_size, total, is_earlier, copied, monkeypatc
     assert f'learned in {total} episodes of PPO' in summary and 'early end' not in summary
     assert f'--ppo.total_episodes {total} (before: {BEGUN})' in summary
     assert (f'--ppo.batch_size {batch_size} (before: 64)' in summary) == (batch_size != 64)
-
-
-def forget_counts(directory, *names):
-    """Make all checkpoints in `directory` as earlier versions wrote them."""
-    for path in directory.glob('*.resume.json'):
-        manifest = json.loads(path.read_bytes())
-        del manifest['sha256']
-        for name in names:
-            del manifest['state']['trainer'][name]
-        path.write_bytes(checkpoints._sign(manifest))
-
-
-def test_what_an_earlier_version_did_is_counted_once_and_for_all(copied):
-    """Not again by the new settings, if the first resumed process does not live to save a step."""
-    forget_counts(copied / 'policy/checkpoints', 'done', 'kl_scale')
-    words = f'resume {copied} --ppo.total_episodes 160 --ppo.batch_size 32'
-    with failing(STEP, 1):
-        assert 'interrupted' in invoke(words).stderr
-    succeed(f'resume {copied}')
-    assert_counted(events_of(copied / 'tb/ppo'), 160, 32)
 
 
 def test_a_relative_coefficient_that_was_zero_has_its_scale(tmp_path):
@@ -224,7 +201,7 @@ REFUSED_OF_REWARD = {
 }
 FIXED = (
     'task.query_length task.response_length task.policy.initial_model task.policy.lora lora'
-    ' ensemble keep labels.type labels.held_out labels.held_out_by labels.error normalize_before'
+    ' ensemble keep labels.type labels.held_out labels.error normalize_before'
 )
 FIXED_OF_REWARD = set(FIXED.split())
 OF_LATER = (
@@ -254,16 +231,10 @@ def test_what_a_reward_model_has_begun_with_is_refused(option, begun_reward):
     assert re.search(told, last_error_of(invoke(words)))
 
 
-@pytest.mark.parametrize(
-    'option, is_earlier', [*((each, False) for each in OF_REWARD), ('batch_size', True)]
-)
-def test_each_label_is_learned_once_in_an_epoch(
-    option, is_earlier, begun_reward, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize('option', OF_REWARD)
+def test_each_label_is_learned_once_in_an_epoch(option, begun_reward, tmp_path, monkeypatch):
     shutil.copytree(begun_reward, tmp_path / 'save')
     directory = tmp_path / 'save/run'
-    if is_earlier:
-        forget_counts(directory / 'reward_model/unfinished', 'labels')
     batches, rates = [], []
     train_batch = RewardModelTrainer.train_batch
 

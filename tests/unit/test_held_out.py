@@ -30,7 +30,6 @@ from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
-from lm_human_preferences.runs import run_settings
 
 PAIRS = label_types.get('best_of_2')
 LETTERS = encodings.Test.get_encoder()
@@ -94,38 +93,6 @@ def test_white_space_and_composed_accents_make_no_other_query():
         assert mask[:3].unique().numel() == 1
         sides.append(mask[0].item() == mask[3].item())
     assert not all(sides)
-
-
-def test_what_earlier_versions_held_out():
-    """Query and samples in their order."""
-    labels = {name: torch.arange(20)[:, None] for name in ('query', 'sample0', 'sample1')}
-    mask = held_out_by(labels, 0.25, held_out_by='question')
-    assert mask.nonzero()[:, 0].tolist() == [0, 2, 5, 19]
-    assert mask.tolist() != held_out_by(labels, 0.25).tolist()
-
-
-@pytest.mark.parametrize(
-    'command, group', [('train_reward', ''), ('train_policy', 'rewards.train_new_model.')]
-)
-def test_runs_of_earlier_versions_hold_out_the_questions_that_they_did(tmp_path, command, group):
-    """Their records do not name what is held out."""
-    hparams = resolved(command, 'test', {f'{group}labels.held_out': 0.25})
-    hparams.run.save_dir, hparams.run.resume = str(tmp_path), True
-    records = run_settings.records(hparams, experiment='test', ranks=1)
-    for by, is_recorded in ((None, True), ('question', False)):
-        for name, content in records.items():
-            if not is_recorded:
-                content.get('options', {}).pop(f'{group}labels.held_out_by', None)
-            (tmp_path / name).write_text(json.dumps(content))
-        read = run_settings.as_recorded(hparams)
-        options = read.labels if command == 'train_reward' else read.rewards.train_new_model.labels
-        assert (options.held_out, options.held_out_by) == (0.25, by)
-        # The same command line with --run.resume goes on so, and does not ask for another.
-        run_settings.check_settings(hparams, {'run.resume'})
-        assert run_settings.pins(hparams) == {f'{group}labels.held_out_by': by}
-    hparams.override_from_dict({f'{group}labels.held_out_by': 'query'})
-    with pytest.raises(UserError, match='labels.held_out_by cannot change'):
-        run_settings.check_settings(hparams, {f'{group}labels.held_out_by'})
 
 
 def hparams(share):

@@ -116,26 +116,6 @@ def test_both_orders_in_one_file_are_one_question_whoever_answers_it(tmp_path):
     assert (len(folder.questions), report(folder)['agreement']['raw']) == (1, 0)
 
 
-def test_a_folder_with_a_question_in_each_order_stays_as_it_is(tmp_path):
-    """Of an earlier version: its questions keep their ids, and the same answers add nothing."""
-    records = [preference('abc', GOOD, BAD), preference('abc', BAD, GOOD)]
-    path = tmp_path / 'f'
-    bring(path, records[:1])
-    (path / 'answers/imported.jsonl').unlink()
-    folder = LabelFolder(str(path))
-    (asked,) = map(folder.tokens, folder.questions.values())
-    tokens = {**asked, 'sample0': asked['sample1'], 'sample1': asked['sample0']}
-    with QuestionWriter(str(path), folder.task) as writer:
-        header = {'kind': 'train', 'labellers': 1, 'policies': ['x', 'x'], 'part': '-'}
-        writer.add([tokens], [{**header, 'texts_read': 0}])
-    _, folder = bring(path, records)
-    assert len(folder.questions) == 2
-    assert [answer.value for answer in folder.logs['imported'].uuids.values()] == [0, 0]
-    before = contents(path)
-    bring(path, records)
-    assert contents(path) == before
-
-
 def test_what_was_chosen_is_not_always_the_first_sample(tmp_path):
     """A reward that tells nothing apart would seem to know the answers, and an order be learned."""
     letters = [chr(ord('a') + number) for number in range(26)]

@@ -92,23 +92,6 @@ def test_a_run_that_goes_on_with_its_own_model_still_says_with_which_it_began(tm
     assert run_settings.records(hparams, experiment='test', ranks=1) == records
 
 
-def test_a_run_goes_on_elsewhere_with_the_files_it_was_started_with(tmp_path, monkeypatch):
-    """Another folder has a file of the same name."""
-    begun, other = tmp_path / 'begun', tmp_path / 'other'
-    for folder in (begun, other):
-        folder.mkdir()
-        (folder / 'q.jsonl').write_text('"abc"')
-    monkeypatch.chdir(begun)
-    hparams = resolved('train_policy', 'test', {'run.save_dir': str(begun)})
-    for given, found in (('q.jsonl', f'{begun}/q.jsonl'), ('reviews', 'reviews')):
-        hparams.task.query_dataset = given  # as earlier versions recorded it
-        write(begun, run_settings.records(hparams, experiment='test', ranks=1))
-        with monkeypatch.context() as elsewhere:
-            elsewhere.chdir(other)
-            read = run_settings.load_run_hparams(str(begun)).task.query_dataset
-            assert read == found
-
-
 @pytest.mark.parametrize('option', ['task.query_dataset', 'rewards.trained_model'])
 def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option):
     """Queries with their test part, and a reward model that no checkpoint holds."""

@@ -51,7 +51,7 @@ def _matches(pattern: str) -> Check:
 
 
 _is_text = _matches('(?s).*')
-# Random ones, of version 4: one that is derived from its answer says that it was imported.
+# Random ones, of version 4: those of version 5 are derived from imported answers.
 _is_uuid = _matches('[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}')
 _is_question = _is_nonce = _matches('[0-9a-f]{64}')
 _is_remark = _matches(f'(?s).{{0,{LONGEST_REMARK}}}')

@@ -32,7 +32,6 @@ def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel,
     """Return questions and answers with the samples in the order in which they were first asked.
 
     A preference that was not asked before is shuffled: its file has the chosen response first.
-    A folder of an earlier version may have asked in two orders; these questions stay two.
     """
     asked: dict[tuple[Any, ...], Tokens] = {}
     for question in folder.questions.values():
@@ -42,8 +41,6 @@ def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel,
     for label, tokens in questions:
         _, new = shuffled(label, tokens, folder.label_type)
         first = asked.setdefault(_in_any_order(tokens), new)
-        if question_id(tokens) in folder.questions:
-            first = tokens
         found.append((_moved(label, tokens, first, folder.label_type), first))
     return found
 
