@@ -389,24 +389,15 @@ def test_peft_loads_an_exported_reward_model(model, trained, tmp_path):
 
 LAYERS = '(q|down)_proj|c_(attn|proj)'
 HEAD, TABLE = 'lm_head', 'embed_tokens|wte'
-PATTERNS = {
-    'rank_pattern': {r'[0h]\..*(q_proj|c_attn)': 2, 'mlp.c_proj': 4},
-    'alpha_pattern': {r'.*\.1\..*(c_attn|q_proj)': 3, 'down_proj': 11, 'h.0.mlp.c_proj': 7},
-}
 # {name: (layers, settings)} of adapters as PEFT saves them; TABLE stands for the embedding's name
 PEFT = {
     'rslora': (LAYERS, {'use_rslora': True}),
-    'dora': (f'{LAYERS}|{TABLE}', {'use_dora': True}),
-    'patterns': (LAYERS, {**PATTERNS, 'use_rslora': True, 'use_dora': True}),
+    'dora': (LAYERS, {'use_dora': True}),
     'head': (f'{LAYERS}|{HEAD}', {}),
-    'head and embedding': (f'{HEAD}|{TABLE}', {}),
     'whole head': (LAYERS, {'modules_to_save': [HEAD]}),
     'whole embedding': (LAYERS, {'modules_to_save': [TABLE]}),
     'both tied': (LAYERS, {'modules_to_save': [TABLE, HEAD], 'ensure_weight_tying': True}),
     'biases': (LAYERS, {'bias': 'all'}),
-    'tokens': (LAYERS, {'trainable_token_indices': [3, 8]}),
-    'tokens and head': (f'{LAYERS}|{HEAD}', {'trainable_token_indices': {TABLE: [3, 8]}}),
-    'tokens of both': (LAYERS, {'trainable_token_indices': {TABLE: [3], HEAD: [5, 8]}}),
     'one layer': (['q_proj', 'c_attn'], {'layers_to_transform': [1]}),
     'all but': ('all-linear', {'exclude_modules': ['down_proj', 'c_proj']}),
     'fan in': (LAYERS, {'fan_in_fan_out': True, 'init_lora_weights': 'orthogonal', 'r': 4}),
@@ -429,8 +420,6 @@ def test_an_adapter_is_what_peft_computes(tmp_path, family, says_tied, is_tied, 
     import peft  # takes seconds
     from transformers import AutoModelForCausalLM
 
-    if says_tied != is_tied and kind == 'tokens and head':
-        pytest.skip('PEFT itself ends in a TypeError')
     base = tmp_path / 'base'
     base.mkdir()
     write_byte_level(base)
@@ -568,7 +557,6 @@ def test_an_adapter_is_no_reward_model(tmp_path):
 
 A_NAME = 'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'
 EMBEDDING = 'base_model.model.model.embed_tokens.lora_embedding_A'
-ROWS = 'base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta'
 HOSTILE = {
     'shape': ({A_NAME: torch.ones(2, 31)}, {}, 'has adapters'),
     'rank': ({}, {'r': 10**12}, 'has adapters'),
@@ -582,17 +570,15 @@ HOSTILE = {
     ),
     'kind': ({}, {'peft_type': 'LOHA'}, "of the kind 'LOHA' are not supported"),
     'bias': ({A_NAME.replace('lora_A.weight', 'bias'): torch.ones(48)}, {}, 'is not an adapter'),
-    'tied': ({EMBEDDING: torch.ones(2, 308)}, {'ensure_weight_tying': True}, 'ensure_weight_tying'),
-    'pattern': ({}, {'rank_pattern': {'up_proj': 4}}, 'has adapters'),
-    'no pattern': ({}, {'alpha_pattern': {'(': 4}}, 'does not describe adapters'),
-    'no alpha': ({}, {'alpha_pattern': {'up_proj': [4]}}, 'does not describe adapters'),
+    'embedding': ({EMBEDDING: torch.ones(2, 308)}, {}, 'is not an adapter'),
+    'pattern': ({}, {'rank_pattern': {'up_proj': 4}}, 'with rank_pattern are not supported'),
+    'no alpha': ({}, {'lora_alpha': None}, 'does not describe adapters'),
     'beginning': (
         {},
         {'init_lora_weights': 'olora'},
         "init_lora_weights 'olora' are not supported",
     ),
-    'rows': ({ROWS: torch.ones(1, 32)}, {'trainable_token_indices': [10**6]}, 'are not of'),
-    'no rows': ({ROWS: torch.ones(1, 32)}, {}, 'trainable_token_indices None are not of'),
+    'rows': ({}, {'trainable_token_indices': [3]}, 'with trainable_token_indices are not'),
     'unknown': ({}, {'use_qalora': True}, 'with use_qalora are not supported'),
     'no tensors': (None, {}, 'holds no adapters'),
     'base': ({}, {'base_model_name_or_path': '/nowhere/at/all'}, "no model '/nowhere/at/all'"),
