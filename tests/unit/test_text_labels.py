@@ -66,12 +66,6 @@ def pair(query, chosen='Because.', rejected='No.'):
             {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} c{MORE} d'},
             pair(DIALOGUE, f' a{MORE} b', f' c{MORE} d'),
         ),
-        # other texts: the whole words that both begin with
-        (
-            {'chosen': 'the film was great', 'rejected': 'the film was grim'},
-            pair('the film was', ' great', ' grim'),
-        ),
-        ({'chosen': 'Q: Why?\nA1', 'rejected': 'Q: Why?\nA2 3'}, pair('Q: Why?\n', 'A1', 'A2 3')),
     ],
 )
 def test_formats_of_preferences(record, expected):
@@ -113,7 +107,6 @@ def test_what_belongs_to_the_query_is_there_once(record, expected):
 
 ANSWERS = {'chosen': 'The answer is 4.', 'rejected': 'The answer is 5.'}
 IN_MESSAGES = {'chosen': [USER, GOOD], 'rejected': [USER, BAD]}
-WHOLE = {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'}
 
 
 @pytest.mark.parametrize('name', ['prompt', 'query', 'question', 'instruction', 'input'])
@@ -139,8 +132,7 @@ def test_a_query_may_have_the_names_that_people_use(name, others):
     [
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
         ({'prompt': 'a', 'query': 'b', 'sample0': 'c', 'sample1': 'd', 'best': 0}, "'prompt' and"),
-        ({**ANSWERS, 'context': 'what is 2+2'}, "if 'context' is the query, call it that"),
-        ({**ANSWERS, 'Prompt': 'Why?'}, "if 'Prompt' is the query"),
+        ({**ANSWERS, 'context': 'what is 2+2'}, "field 'prompt' is missing"),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
     ],
@@ -169,7 +161,6 @@ def test_a_text_that_is_compared_is_not_the_query():
             'chosen': [{**USER, 'role': 'human'}, {**GOOD, 'role': 'gpt'}],
             'rejected': [{**USER, 'role': 'Human'}, BAD],
         },
-        {**WHOLE, 'prompt': 'Why?'},
     ],
 )
 def test_a_question_is_asked_once(record):
@@ -200,7 +191,6 @@ def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, 
     assert [label.query for label, _ in labels] == ['Why?']
     assert [line for line in notes if not line.startswith('Padded')] == [
         'Left out: 1 records whose dialogues differ before the assistant answers, in their query',
-        'Responses with turns of the user in them: in 1 records',
     ]
 
 
@@ -208,7 +198,7 @@ def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, 
     'labeller, name',
     [
         *(('', None), (' ', None), (None, None)),
-        *((1, '1'), ('1', '1'), (1.0, '1'), ('1.0', '1'), (' anna', 'anna')),
+        *((1, '1'), ('1', '1'), (' anna', 'anna')),
     ],
 )
 def test_a_labeller_has_one_name_or_none(labeller, name):
@@ -216,7 +206,7 @@ def test_a_labeller_has_one_name_or_none(labeller, name):
     assert records.parse(record, 'here', PAIRS)[0].labeller == name
 
 
-@pytest.mark.parametrize('field', ['labeler', 'annotator', 'Labeller'])
+@pytest.mark.parametrize('field', ['labeler', 'annotator'])
 def test_a_labeller_is_read_under_the_names_that_tables_have(field):
     record = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', field: 'anna'}
     (label,) = records.parse(record, 'here', PAIRS)
@@ -313,14 +303,14 @@ def task_of_label_studio(selected='right', data=None, to_name='answer1,answer2',
 
 def test_label_studio():
     (label,) = records.parse(task_of_label_studio(), 'here', PAIRS)
-    assert label == TextLabel('Why?', ('Because.', 'No.'), 1, 'annotator-7', 4.125, control='pw')
+    assert label == TextLabel('Why?', ('Because.', 'No.'), 1, 'annotator-7', 4.125)
     # sides by the names that are compared, whatever the order of the data, and no prompt
     task = task_of_label_studio(
         'left', {'txt-2': 'b', 'txt-1': 'a'}, 'txt-1,txt-2', completed_by={'email': 'a@b.c'}
     )
     (label,) = records.parse(task, 'here', PAIRS)
     digest = hashlib.sha256(b'a@b.c').hexdigest()[:8]
-    assert label == TextLabel('', ('a', 'b'), 0, f'annotator-a-b-c-{digest}', 4.125, control='pw')
+    assert label == TextLabel('', ('a', 'b'), 0, f'annotator-a-b-c-{digest}', 4.125)
 
 
 def test_annotators_whose_addresses_look_alike_are_different_labellers():
@@ -367,14 +357,6 @@ def test_of_annotations_of_label_studio_the_one_that_was_changed_last_is_last():
     )
     task = {**task_of_label_studio(), 'annotations': [new, old]}
     assert [label.answer for label in records.parse(task, 'here', PAIRS)] == [0, 1]
-
-
-@pytest.mark.parametrize('query', [{'context': 'Why is it so?'}, {'Prompt': 'Why?'}])
-def test_a_query_of_label_studio_by_another_name_is_refused(query):
-    task = task_of_label_studio(data={**query, 'answer1': 'Because.', 'answer2': 'No.'})
-    (name,) = query
-    with pytest.raises(UserError, match=f"'prompt' is missing: if '{name}' is the query, call it"):
-        records.parse(task, 'here', PAIRS)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ line; one called .csv or .tsv is a table, whose columns are the fields.
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import re
 import sys
@@ -23,11 +24,12 @@ from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
-from lm_human_preferences.labels.answers import REMARK
-from lm_human_preferences.labels.texts import people
+from lm_human_preferences.labels.answers import GIVEN_BY, REMARK
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
+from lm_human_preferences.runs.run_files import LABELLER
 
 STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
+LABELLERS = (GIVEN_BY, 'labeler', 'annotator')  # names of the field that says who answered
 TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
 KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
@@ -45,7 +47,6 @@ class TextLabel:
     seconds: float = 0.0  # that it took; 0 if unknown
     is_ordered: bool = True  # whether samples are in the order in which they were shown
     remark: str = ''
-    control: str = ''  # of Label Studio, by which it was given
     places: tuple[int, ...] = ()  # of the samples in the question, if in another order
     where: str = dataclasses.field(default='', compare=False)  # it is, for errors
 
@@ -162,7 +163,7 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
     if is_task(record):
         return _unread_of_label_studio(record)
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
-    return _filled(fields.columns(record, (*people.FIELDS, REMARK, *texts)))
+    return _filled(fields.columns(record, (*LABELLERS, REMARK, *texts)))
 
 
 def _filled(record: Mapping[str, Any]) -> set[str]:
@@ -212,9 +213,32 @@ def _given(record: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a TextLabel that say who gave it, and why."""
     remark = record.get(REMARK)
     return {
-        'labeller': people.labeller(record),
+        'labeller': _labeller(record),
         'remark': remark if isinstance(remark, str) else '',
     }
+
+
+def _labeller(record: Mapping[str, Any]) -> str | None:
+    """Return the name of who answered; None for nobody."""
+    value = next((record[name] for name in LABELLERS if name in record), None)
+    if fields.is_empty(value):
+        return None
+    name = str(value).strip()
+    return name if LABELLER.fullmatch(name) else _annotator(value)
+
+
+def _annotator(user: Any) -> str | None:
+    """Return a name for a user of another tool; a digest keeps similar addresses apart."""
+    if isinstance(user, dict):
+        user = user.get('id', user.get('email'))
+    if user is None:
+        return None
+    user = str(user)
+    name = re.sub(r'[^A-Za-z0-9_-]', '-', user)
+    if name != user or len(name) > 22:
+        digest = hashlib.sha256(user.encode(errors='replace')).hexdigest()
+        name = f'{name[:13]}-{digest[:8]}'
+    return f'annotator-{name}'
 
 
 # ---------------------------------------------------------------- Label Studio
@@ -230,7 +254,14 @@ def _parse_label_studio(
             f"{where} is not a task of Label Studio: its 'data' must be an object, and"
             " 'annotations' a list"
         )
-    for annotation, result in _results(annotations):
+    results = list(_results(annotations))
+    controls = {str(result.get('from_name')) for _, result in results}
+    if len(controls) > 1:
+        raise UserError(
+            f'{where}: the labels are of several controls of Label Studio,'
+            f' {", ".join(sorted(controls))}: leave only the results of one in the file'
+        )
+    for annotation, result in results:
         value = result.get('value')
         selected = value.get('selected') if isinstance(value, dict) else None
         if selected not in ('left', 'right'):
@@ -243,9 +274,8 @@ def _parse_label_studio(
             query=_query_of_task(data, names, where),
             samples=_compared(names, data, where),
             answer=label_type.of_preference(('left', 'right').index(selected)),
-            labeller=people.annotator(annotation.get('completed_by')),
+            labeller=_annotator(annotation.get('completed_by')),
             seconds=float(lead_time) if is_number(lead_time) else 0.0,
-            control=str(result.get('from_name', '')),
         )
 
 
@@ -268,8 +298,6 @@ def _names_compared(result: dict[str, Any]) -> list[str]:
 def _query_of_task(data: dict[str, Any], compared: list[str], where: str) -> str:
     others = {name: value for name, value in data.items() if name not in compared}
     name = fields.query_field(others, where)
-    if name is None:
-        fields.check_other_names(others, (), where)
     return after_system(others, '' if name is None else text_field(others, name, where))
 
 

@@ -27,7 +27,6 @@ NOTES = {
     'other query': 'Left out: {} records whose dialogues differ before the assistant answers, in'
     ' their query',
     'all equal': 'All samples are the same tokens, in {} records',
-    'goes on': 'Responses with turns of the user in them: in {} records',
     'special': 'Special tokens of the model are spelled in {} records, as of a chat template. They'
     ' are read as ordinary letters, which no model writes: give lists of messages instead, or'
     ' --task.special_tokens on',
@@ -102,7 +101,6 @@ class Tokeniser:
             raise Skipped
         if is_equal and label.answer is not None:
             self.counts['all equal'] += 1
-        self.counts['goes on'] += is_pair and any(map(preferences.goes_on, label.samples))
         return question
 
     def count_special(self, texts: Iterable[str]) -> None:
@@ -185,7 +183,7 @@ def tokenise(
         hparams.labels.too_long,
         option=hparams.labels.option_name('too_long'),
     )
-    labels, controls = [], set()
+    labels = []
     for where, record in found:
         try:
             parsed = records.parse(
@@ -203,12 +201,6 @@ def tokenise(
             continue
         tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.counts['unanswered'] += not parsed
-        controls |= {label.control for label in parsed}
-        if len(controls - {''}) > 1:
-            raise UserError(
-                f'{where}: the labels are of several controls of Label Studio,'
-                f' {", ".join(sorted(controls))}: leave only the results of one in the file'
-            )
         tokeniser.count_special(text for label in parsed for text in (label.query, *label.samples))
         for label in parsed:
             with contextlib.suppress(Skipped):
