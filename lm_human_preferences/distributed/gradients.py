@@ -1,12 +1,15 @@
 """Averaging gradients over ranks."""
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lm_human_preferences.distributed.engines import Engine
+if TYPE_CHECKING:
+    from lm_human_preferences.distributed.engines import Engine
 
 # Small enough that buckets overlap with the backward pass, large enough that sending one is not
 # mostly latency.

@@ -15,6 +15,7 @@ import sample
 from lm_human_preferences import rewards
 from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed import several_ranks
 from lm_human_preferences.distributed.engines import MpiEngine
 from lm_human_preferences.distributed.gradients import OverlappedGradients
 from lm_human_preferences.evaluation import evaluate, measure
@@ -51,7 +52,7 @@ class Twins:
 def test_ranks_meet_in_host_memory(gpu):
     engine = object.__new__(MpiEngine)
     engine.world, engine.in_place = Twins(), None
-    comm = object.__new__(comms.MpiComm)
+    comm = object.__new__(several_ranks.MpiComm)
     comm.world = Twins()
     layer, x = torch.nn.Linear(3, 2).to('cuda'), torch.ones(4, 3, device='cuda')
     layer(x).sum().backward()

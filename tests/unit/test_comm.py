@@ -11,8 +11,7 @@ from compare import assert_close
 from experiments import resolved
 from ranks import on_ranks
 
-from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.distributed import gradients, rendezvous
+from lm_human_preferences.distributed import gradients, rendezvous, several_ranks
 from lm_human_preferences.distributed.waiting import Timeouts
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import processors, threads
@@ -198,7 +197,7 @@ def test_gradients_are_freed_with_their_parameters():
     ],
 )
 def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
-    assert [comms.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
+    assert [several_ranks.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
 
 
 @pytest.mark.parametrize('visible', [[['a', 'b']] * 3, [['a', 'b'], ['b', 'a'], []]])
@@ -206,7 +205,7 @@ def test_more_ranks_than_gpus_are_refused(visible):
     message = r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, or .* CUDA_VISIBLE_DEV'
     for rank in range(2):
         with pytest.raises(UserError, match=message):
-            comms.choose_gpu(visible, rank)
+            several_ranks.choose_gpu(visible, rank)
 
 
 HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor in range(8)}
@@ -274,7 +273,7 @@ def test_hyperthreads_are_of_one_core(monkeypatch, tmp_path):
     assert counts == [1]  # two ranks share both cores
 
 
-class OnTwoHosts(comms.EngineComm):
+class OnTwoHosts(several_ranks.EngineComm):
     """The first of four ranks, which is alone on its host."""
 
     rank = local_rank = 0
@@ -296,7 +295,7 @@ def test_processors_are_shared_with_the_ranks_of_this_host_alone(monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '4')
     comm._share_host()
     assert asked == [affinities, affinities]  # which leaves the threads as they are
-    without_mpi = comms.TorchComm.__new__(comms.TorchComm)
+    without_mpi = several_ranks.TorchComm.__new__(several_ranks.TorchComm)
     without_mpi.ranks_here = [1, 3]
     without_mpi.all_gather_object = lambda value: ['a', 'b', 'c', 'd']
     assert without_mpi.all_gather_on_host('b') == ['b', 'd']
@@ -313,19 +312,19 @@ def test_ranks_without_mpi_wait_for_each_other_as_long_as_it_takes(monkeypatch):
         raise Started(timeout.days)
 
     for name in ('launch_methods', 'rendezvous', 'Lifeline'):
-        monkeypatch.setattr(comms, name, mock.Mock())
-    monkeypatch.setattr(comms, 'init_torch', init_torch)
+        monkeypatch.setattr(several_ranks, name, mock.Mock())
+    monkeypatch.setattr(several_ranks, 'init_torch', init_torch)
     with pytest.raises(Started) as e:
-        comms.TorchComm('torch', Timeouts(rank=60, allreduce=60))
+        several_ranks.TorchComm('torch', Timeouts(rank=60, allreduce=60))
     assert e.value.args[0] >= 100
 
 
 def test_an_engine_that_needs_mpi_is_refused_without_it(monkeypatch):
     for name in ('launch_methods', 'rendezvous', 'Lifeline'):
-        monkeypatch.setattr(comms, name, mock.Mock())
+        monkeypatch.setattr(several_ranks, name, mock.Mock())
     message = '^--run.allreduce horovod needs MPI, which these ranks were started without: use au'
     with pytest.raises(UserError, match=message):
-        comms.TorchComm('horovod', Timeouts(rank=60, allreduce=60))
+        several_ranks.TorchComm('horovod', Timeouts(rank=60, allreduce=60))
 
 
 def test_addresses_of_the_first_host(monkeypatch):
