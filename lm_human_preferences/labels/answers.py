@@ -147,9 +147,6 @@ class AnswerLog:
     ) -> None:
         self.label_type, self.givers = label_type, givers
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
-        self._start(path, most_lines)
-
-    def _start(self, path: str, most_lines: int | None) -> None:
         self.reader = json_lines.Reader(path, most_lines)
         self.uuids: dict[str, Answer] = {}  # all ever given, decisions too
         self.line_of: dict[str, int] = {}  # {uuid: number of its line, from 1}
@@ -173,9 +170,6 @@ class AnswerLog:
     def refresh(self) -> set[str]:
         """Read what was added, and return the questions whose answers have changed."""
         changed: set[str] = set()
-        if self.reader.was_cut():
-            changed |= self.by_question.keys()
-            self._start(self.reader.path, self.reader.most_lines)
         for where, record in self.reader.new_records():
             if 'undo' in record:
                 answer = self._take_back(record['undo'], where)

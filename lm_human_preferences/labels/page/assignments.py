@@ -40,10 +40,10 @@ class Assignments:
         self._done_by: dict[str, set[str]] = {name: set() for name in labellers}
         self.update(folder.questions)
 
-    def update(self, questions: Iterable[str] | None = None) -> None:
-        """Look again at questions that are new or have other answers; None: at all, also former."""
+    def update(self, questions: Iterable[str]) -> None:
+        """Look again at questions that are new or have other answers."""
         new = []
-        for question in {*self._open, *self.folder.questions} if questions is None else questions:
+        for question in questions:
             was_open = question in self._open
             self._update_one(question)
             if question in self._open and not was_open:
@@ -57,18 +57,13 @@ class Assignments:
         self._damaged.add(question)
         self.update([question])
 
-    def look_again(self) -> None:
-        """Ask the damaged questions again: their file has changed."""
-        damaged, self._damaged = self._damaged, set()
-        self.update(damaged)
-
     def _update_one(self, id: str) -> None:
         self._open.discard(id)
         for done in self._done_by.values():
             done.discard(id)
-        question = self.folder.questions.get(id)
-        if question is None or id in self._damaged:
+        if id in self._damaged:
             return
+        question = self.folder.questions[id]
         if question.kind == GOLD:
             self._gold.add(id)
         answers = self.folder.answers_to(question)
@@ -93,9 +88,7 @@ class Assignments:
 
     def done_by_others(self, labeller: str, done: int) -> int:
         """Return how many closed questions others answered; done: by the labeller."""
-        # Only the damaged ones are looked at: this is called for each reply.
-        damaged = self._damaged & self.folder.questions.keys()
-        closed = len(self.folder.questions) - len(damaged) - len(self._open)
+        closed = len(self.folder.questions) - len(self._damaged) - len(self._open)
         own = done - len(self._done_by[labeller])
         return max(0, closed - own)  # own ones may be damaged
 
