@@ -135,7 +135,7 @@ def clean_remark(text: str) -> str | None:
 class AnswerLog:
     """Answers of a labeller, as far as the file has been read.
 
-    givers: {uuid: labeller} of all files. What another labeller has given counts there alone.
+    givers: {uuid: labeller} of all files.
     """
 
     def __init__(
@@ -154,18 +154,12 @@ class AnswerLog:
         self.by_question: dict[str, list[Answer]] = {}
         self.decisions: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
-        self.copied: set[str] = set()
         self.latest = 0.0
 
     @property
     def undone(self) -> int:
         """Return the number of answers that were taken back."""
-        return sum(not self.uuids[uuid].decides for uuid in self.taken_back - self.copied)
-
-    @property
-    def is_copy(self) -> bool:
-        """Return whether all answers are those of another labeller."""
-        return bool(self.copied) and len(self.copied) == len(self.uuids)
+        return sum(not self.uuids[uuid].decides for uuid in self.taken_back)
 
     def refresh(self) -> set[str]:
         """Read what was added, and return the questions whose answers have changed."""
@@ -182,12 +176,14 @@ class AnswerLog:
     def _add(self, answer: Answer, where: str) -> None:
         if answer.uuid in self.uuids:
             raise UserError(f'{where} repeats the answer {printable(answer.uuid)}')
+        giver = self.givers.setdefault(answer.uuid, self.labeller)
+        if giver != self.labeller:
+            raise UserError(
+                f'{where} is an answer of {giver}: a copy of the file {giver}.jsonl must be moved'
+                ' out of its folder'
+            )
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
-        if self.givers.setdefault(answer.uuid, self.labeller) != self.labeller:
-            self.copied.add(answer.uuid)
-            self.taken_back.add(answer.uuid)
-            return
         self._like(answer).setdefault(answer.question, []).append(answer)
         self.latest = max(self.latest, answer.time)
 

@@ -138,13 +138,10 @@ class LabelFolder:
         return changed | answered.keys()
 
     def notes(self) -> list[str]:
-        """Return notes on copies, and on lines cut off by a kill or still being written."""
+        """Return notes on lines that a kill cut off, and on gold answers that others may read."""
         readers, found = [self._reader], []
         for log in self.logs.values():
             readers.append(log.reader)
-            if log.copied:
-                repeated = f'{len(log.copied)} answers of others: each counts once'
-                found.append(f'note: {log.reader.path} repeats {repeated}')
         path = self._reader.path
         if self.count(GOLD) and os.path.exists(path) and os.stat(path).st_mode & 0o044:
             found.append(f'note: {path} has the gold answers, and others may read it')

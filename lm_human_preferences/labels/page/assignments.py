@@ -15,8 +15,7 @@ class Assignments:
 
     Whoever is given a question has a lease on it, which ends when it is answered or after
     `seconds`; then others may be given it. key: of the order in which they are asked, see
-    answers.asking_rank. Callers hold the folder's lock. Gold questions, which everybody is asked,
-    come while there are others, and not when nothing else is left: they would be known by that.
+    answers.asking_rank. Callers hold the folder's lock.
     """
 
     def __init__(
@@ -76,15 +75,7 @@ class Assignments:
 
     def left(self, labeller: str) -> int:
         """Return how many questions wait for a labeller, including those leased to others."""
-        if self._has_only_gold(labeller):
-            return 0
         return len(self._open) - len(self._done_by[labeller])
-
-    def _has_only_gold(self, labeller: str) -> bool:
-        """Return whether all that waits for a labeller is gold, in a folder that has more."""
-        done = self._done_by[labeller]
-        others = len(self._open) - len(done) - len((self._gold & self._open) - done)
-        return others == 0 and len(self._gold) < len(self.folder.questions)
 
     def done_by_others(self, labeller: str, done: int) -> int:
         """Return how many closed questions others answered; done: by the labeller."""
@@ -145,8 +136,6 @@ class Assignments:
 
     def _candidates(self, labeller: str) -> Iterator[str]:
         yield from tuple(self._leases[labeller])
-        if self._has_only_gold(labeller):
-            return
         yield from self._queues[labeller].upcoming(self._open, self._done_by[labeller])
 
     def _is_free(self, id: str, labeller: str) -> bool:
