@@ -32,6 +32,7 @@ from lm_human_preferences.evaluation import optimum, reward_on_labels  # noqa: E
 from lm_human_preferences.hparams.reward_options import HParams  # noqa: E402
 from lm_human_preferences.labels.folder import LabelFolder  # noqa: E402
 from lm_human_preferences.policy import Policy  # noqa: E402
+from lm_human_preferences.reward_sources import loading  # noqa: E402
 
 KLS = (1.0, 2.0, 4.0)
 QUANTILES = {5: 2.776, 10: 2.262, 20: 2.093}  # Student's t for 95 %, by the number of seeds
@@ -71,7 +72,7 @@ class World:
         self.queries = sampler()['tokens'].unique(dim=0)
         self.length = self.task.response_length
         self.ref_logprobs = optimum.all_logprobs(policy, self.queries, self.length)
-        score = rewards.make_score_fn(self.task, rewards.load_reward_model('mock', model.encoding))
+        score = rewards.make_score_fn(self.task, loading.load_reward_model('mock', model.encoding))
         n_vocab = policy.model.sizes.n_vocab
         self.known = optimum.all_scores(score, self.queries, n_vocab, self.length)
         self.initial = optimum.expected(self.ref_logprobs, self.known).mean().item()

@@ -1,34 +1,47 @@
 """Reward models: language models with a head that scores responses (the original's rewards.py)."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import nn
 
 from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.datasets.jsonl import Query
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.external_rewards.by_name import text_scorer
-from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
-from lm_human_preferences.frozen_head.head import is_head
-from lm_human_preferences.frozen_head.reward import FrozenReward, load_frozen
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters import layers as adapters
-from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import Weights, check_size, load_parameters
-from lm_human_preferences.policy import Policy
-from lm_human_preferences.ppo import PART, ScoreFn
-from lm_human_preferences.reward_models import locations
+from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir
-from lm_human_preferences.runs import reward_function, run_files
-from lm_human_preferences.synthetic.known_reward import KnownReward
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import log_as_original
+
+
+class ScoringModel(Protocol):
+    """What a policy learns from."""
+
+    encoder: Encoder
+    padding_token: int
+
+    def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        """Return scores (batch,) of `responses (batch, length)` to queries (batch, length)."""
+        ...
+
+
+@runtime_checkable
+class HasStats(Protocol):
+    """A reward that gives more than a score, as numbers (batch,) by name."""
+
+    def score_and_stats(
+        self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return scores and statistics; states: of the reference's `blocks`, if it has them."""
+        ...
 
 
 class Scorer(nn.Module):
@@ -194,97 +207,12 @@ class EnsembleReward:
         rewards = torch.stack([member.get_rewards(queries, responses) for member in self.members])
         return rewards.mean(0), rewards.std(0, correction=0)
 
-
-LearnedReward = TrainedRewardModel | EnsembleReward | FrozenReward
-FrozenRewardModel = KnownReward | TextReward | LearnedReward
-WITH_SPREAD = (EnsembleReward, FrozenReward)  # whose score_and_spread says how unsure they are
-# What a policy learns from
-ScoringModel = KnownReward | TextReward | Scorer | EnsembleReward | FrozenReward
-
-
-def load_reward_model(
-    name: str,
-    encoding: Encoding,
-    *,
-    chat: bool = False,
-    members: int | None = None,
-    base: trained_models.TrainedModel | None = None,
-    may_be_code: bool = True,
-) -> FrozenRewardModel:
-    """Return the reward called `name`: 'mock', FILE.py:FUNCTION, a model's directory or ORG/NAME.
-
-    It may be DIRECTORY#CLASS of a classifier. members: None for as many as the run has trained.
-    may_be_code: see text_scorer.
-    """
-    if name == 'mock':
-        return KnownReward(encoding)
-    scorer = text_scorer(name, chat=chat, may_be_code=may_be_code)
-    if scorer is None:
-        return load_learned(name, encoding, members, base)
-    if members is not None and members > 1:
-        raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
-    return TextReward(scorer, encoding, chat=chat)
-
-
-def load_learned(
-    name: str,
-    encoding: Encoding,
-    members: int | None = None,
-    base: trained_models.TrainedModel | None = None,
-    reference: Policy | None = None,
-) -> LearnedReward:
-    """Return the reward models at `name`, a directory or 'test'; see load_reward_model.
-
-    reference: whose hidden states a head on frozen ones reads; None: it is loaded as well.
-    """
-    if name != 'test' and is_head(directory := reward_model_dir(name)):
-        return load_frozen(directory, reference)
-    found = [] if name == 'test' or members == 1 else locations.locations_of(name, members)
-    if len(found) < 2:
-        return TrainedRewardModel(name, encoding, base=base)
-    models = []
-    for place in found:
-        models.append(TrainedRewardModel(place.directory, encoding, scope=place.scope, base=base))
-    return EnsembleReward(models)
-
-
-def reward_of_function(
-    source: reward_function.Source, encoding: Encoding, task: TaskHParams
-) -> TextReward:
-    """Return the reward by a function of the user's, for queries of `task`."""
-    scorer = FunctionScorer(source)
-    reward = TextReward(scorer, encoding, chat=task.chat)
-    _give_columns(scorer, reward, task)
-    return reward
-
-
-def _give_columns(scorer: TextScorer, reward: TextReward, task: TaskHParams) -> None:
-    """Let a function that asks for columns have those of the task's queries."""
-    if isinstance(scorer, FunctionScorer) and scorer.asks_for_columns:
-        reward.columns = lm_tasks.query_columns(task, reward.encoder)
-
-
-def give_more_columns(
-    reward: FrozenRewardModel, queries: Iterable[tuple[Sequence[int], Query]]
-) -> None:
-    """Let a function that asks for columns have those of (tokens, query) pairs before others."""
-    if not isinstance(reward, TextReward) or not isinstance(reward.scorer, FunctionScorer):
-        return
-    if reward.scorer.asks_for_columns:
-        reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(queries)}
-
-
-def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:
-    """Return the reward called `name`, with which --judge judges responses of `task`."""
-    try:
-        judge = load_reward_model(name, encoding, chat=task.chat)
-        if isinstance(judge, TextReward):
-            _give_columns(judge.scorer, judge, task)
-        return judge
-    except OptionError as e:
-        raise OptionError('--judge', e.text) from e
-    except UserError as e:
-        raise OptionError('--judge', f'{name}: {e}') from e
+    def score_and_stats(
+        self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the mean reward, and its deviation; see score_and_spread."""
+        scores, spread = self.score_and_spread(queries, responses)
+        return scores, {'score_std': spread}
 
 
 def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
@@ -292,11 +220,6 @@ def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
     if not isinstance(reward_model, EnsembleReward):
         return {SCOPE: reward_model}
     return dict(zip(scopes_of(len(reward_model.members)), reward_model.members, strict=True))
-
-
-def blocks_of(reward_model: ScoringModel) -> Sequence[int]:
-    """Return the blocks of the reference by whose inputs a reward scores; () for others."""
-    return reward_model.blocks if isinstance(reward_model, FrozenReward) else ()
 
 
 def scopes_of(members: int) -> tuple[str, ...]:
@@ -315,16 +238,10 @@ def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Score `responses (batch, response_length)` to `queries (batch, query_length)`."""
         responses = postprocess(responses)
-        stats = {}
-        if isinstance(reward_model, EnsembleReward):
-            scores, stats['score_std'] = reward_model.score_and_spread(queries, responses)
-        elif isinstance(reward_model, FrozenReward):
-            scores, stats['score_std'] = reward_model.score_and_spread(queries, responses, states)
-        elif isinstance(reward_model, TextReward):
-            scores, parts = reward_model.score_and_parts(queries, responses)
-            stats |= {f'{PART}{name}': values for name, values in parts.items()}
+        if isinstance(reward_model, HasStats):
+            scores, stats = reward_model.score_and_stats(queries, responses, states)
         else:
-            scores = reward_model.score(queries, responses)
+            scores, stats = reward_model.score(queries, responses), {}
         is_penalized = ~is_valid(responses).to(scores.device, non_blocking=True)
         scores = scores.masked_fill(is_penalized, hparams.penalty_reward_value)
         return scores, responses, {'score': scores, **stats}

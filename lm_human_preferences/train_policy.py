@@ -59,7 +59,7 @@ def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -
         score_fn=make_score_fn(settings.task, reward_model),
         roles=source.networks,
         reward_networks=rewards.networks_of(reward_model),
-        reward_blocks=rewards.blocks_of(reward_model),
+        reward_blocks=source.blocks(ref_policy),
         comm=comm,
         **learning_settings(settings, encoder, comm),
     )

@@ -25,6 +25,7 @@ from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div
@@ -150,7 +151,7 @@ def known_responses(task: str) -> Known:
         trained_model,
         **lm_tasks.policy_settings(settings, encoder),
     )
-    reward_model = rewards.load_reward_model('mock', trained_model.encoding)
+    reward_model = loading.load_reward_model('mock', trained_model.encoding)
     score_fn = rewards.make_score_fn(settings, reward_model)
     queries = measure.queries_of(hparams, encoder, None)
     n_vocab = trained_model.sizes().n_vocab

@@ -17,6 +17,7 @@ from lm_human_preferences.evaluation import comparison, measure, optimum, plots,
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import ScoreFn
+from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils import student
@@ -122,7 +123,7 @@ def main() -> None:
         policy, reference, _, task = models
         kind = 'fp32' if products.note_on_bf16('bf16') else 'bf16'
         precision.configure_for(policy.model.sizes.n_embd, kind)
-        judge = rewards.load_judge(JUDGE, policy.trained_model.encoding, task)
+        judge = loading.load_judge(JUDGE, policy.trained_model.encoding, task)
         score = rewards.make_score_fn(task, judge)
         queries = measure.queries_of(hparams, policy.encoder, None)
         set_seed(1)

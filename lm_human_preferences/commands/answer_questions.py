@@ -76,11 +76,11 @@ def _show_notes(writer: Labeller, notes: Sequence[str] = ()) -> None:
 def _simulate(
     folder: LabelFolder, labeller: str, review: bool, reward: str, **options: Any
 ) -> None:
-    """Have a simulated labeller answer. reward: see rewards.load_reward_model."""
+    """Have a simulated labeller answer. reward: see loading.load_reward_model."""
     # They load torch, which people need not wait for.
     from lm_human_preferences.commands.sample_policy import warnings_only
     from lm_human_preferences.labels import simulated
-    from lm_human_preferences.rewards import load_reward_model
+    from lm_human_preferences.reward_sources.loading import load_reward_model
 
     chat = bool(folder.task['task'].get('chat'))
     with option_renamed('--simulate.reward'), warnings_only():

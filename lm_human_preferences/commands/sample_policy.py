@@ -21,7 +21,7 @@ from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.reward_sources import loading, source_of
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory
@@ -320,19 +320,19 @@ class Judge:
             reward_model = self._reward_model(save_dir, hparams, model.encoding)
             if reward_model is not None:
                 rows = zip(encoded, given, strict=True)
-                rewards.give_more_columns(reward_model, [row for row in rows if row[1].columns])
+                loading.give_more_columns(reward_model, [row for row in rows if row[1].columns])
                 self.score_fn = rewards.make_score_fn(hparams.task, reward_model)
 
     def _reward_model(
         self, save_dir: str, hparams: HParams, encoding: Encoding
-    ) -> rewards.FrozenRewardModel | None:
+    ) -> rewards.ScoringModel | None:
         """Load the run's reward, or the copy beside the policy; None with a note if that fails."""
         try:
             return source_of(hparams).of_run(save_dir, encoding, self.reference)
         except UserError as e:
             error = e
         with contextlib.suppress(UserError):
-            return rewards.load_reward_model(storage.join(save_dir, 'policy'), encoding)
+            return loading.load_reward_model(storage.join(save_dir, 'policy'), encoding)
         print(f'note: no reward model could be loaded, so score is null: {error}', file=sys.stderr)
         return None
 

@@ -35,7 +35,7 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.reward_sources import loading, source_of
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
@@ -46,7 +46,7 @@ QUERIES = 64  # of a data set without end
 DRAWS = 2048  # enough to meet every query of a data set that can be enumerated
 FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
 
-RewardModels = dict[str, rewards.FrozenRewardModel]
+RewardModels = dict[str, rewards.ScoringModel]
 
 
 class Models(NamedTuple):
@@ -70,7 +70,7 @@ class Responses(NamedTuple):
 
 
 def load_models(save_dir: str, hparams: policy_options.HParams, judge: str | None = None) -> Models:
-    """Return the models of a run. judge: another reward, see rewards.load_reward_model."""
+    """Return the models of a run. judge: another reward, see loading.load_reward_model."""
     trained = {
         scope: trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
         for scope in ('policy', 'ref_policy')
@@ -89,7 +89,7 @@ def load_models(save_dir: str, hparams: policy_options.HParams, judge: str | Non
             policies.append(policy)
         models = _reward_models(save_dir, hparams, encoding, policies[1])
         if judge is not None:
-            models[JUDGE] = rewards.load_judge(judge, encoding, hparams.task)
+            models[JUDGE] = loading.load_judge(judge, encoding, hparams.task)
     policy, reference = policies
     return Models(policy, reference, models, hparams.task)
 
@@ -196,7 +196,7 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
 
 
 def _all_scores(
-    model: rewards.FrozenRewardModel,
+    model: rewards.ScoringModel,
     task: TaskHParams,
     query: torch.Tensor,
     n_vocab: int,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lm_human_preferences import rewards, storage
+from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
@@ -22,18 +22,13 @@ from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFol
 from lm_human_preferences.labels.held_out import Labels, Rewards, parted, predict, rewards_of
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_models import locations
-from lm_human_preferences.rewards import (
-    EnsembleReward,
-    FrozenReward,
-    LearnedReward,
-    TrainedRewardModel,
-)
+from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.loading import LearnedReward
 from lm_human_preferences.runs import run_files, run_settings
 from lm_human_preferences.training import precision
 
 RECORD = run_files.REWARD.settings
 POLICY_RECORD = run_files.POLICY.settings
-LEARNED = (TrainedRewardModel, EnsembleReward, FrozenReward)
 BATCH = 64  # labels that are scored at a time
 # Of calibration: groups of responses, by how likely they are to be chosen, and scales to try.
 GROUPS, LEAST_IN_GROUP = 10, 12
@@ -53,7 +48,7 @@ def saved_model(run: str) -> TrainedModel:
 def load(saved: TrainedModel) -> LearnedReward:
     """Load a reward model, or all of an ensemble, and have this process compute in float32."""
     precision.configure_for(saved.sizes().n_embd, 'fp32')
-    return rewards.load_learned(saved.name, saved.encoding)
+    return loading.load_learned(saved.name, saved.encoding)
 
 
 def record_of(run: str) -> HParams | None:
@@ -92,7 +87,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     """
     model, share, parts = parts_of(folder, run, without)
     label_type = folder.label_type
-    learns = isinstance(model, LEARNED)
+    learns = isinstance(model, LearnedReward)
     learned = {'held_out': False, 'trained_on': learns, 'comparisons': learns and _is_online(run)}
     found, labellers = {}, {}
     for name, part in parts.items():
@@ -125,9 +120,9 @@ def _has_learned_from(folder: LabelFolder, run: str) -> bool:
     return os.path.realpath(folder.path) in map(os.path.realpath, sources)
 
 
-def _learned_options(model: rewards.FrozenRewardModel, run: str) -> LabelHParams:
+def _learned_options(model: loading.FrozenRewardModel, run: str) -> LabelHParams:
     """Return the options of the labels that a model learned from; others have held none out."""
-    record = record_of(run) if isinstance(model, LEARNED) else None
+    record = record_of(run) if isinstance(model, LearnedReward) else None
     return LabelHParams() if record is None else record.labels
 
 
@@ -137,14 +132,14 @@ def _parted(folder: LabelFolder, labels: Labels, options: LabelHParams) -> tuple
 
 def parts_of(
     folder: LabelFolder, run: str, without: Collection[str]
-) -> tuple[rewards.FrozenRewardModel, float, dict[str, Labels]]:
+) -> tuple[loading.FrozenRewardModel, float, dict[str, Labels]]:
     """Return (the reward model of `run`, the share it held out, {part: its labels})."""
     model = _reward_for(folder, run)
     options = _learned_options(model, run)
     learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
     compared = label_files.tensors_of(folder, folder.counted(VALIDATION, without))
     held_out, trained_on = _parted(folder, learned, options)
-    if isinstance(model, LEARNED) and _is_online(run):
+    if isinstance(model, LearnedReward) and _is_online(run):
         compared_aside, compared = _parted(folder, compared, options)
         for field, values in compared_aside.items():
             held_out[field] = torch.cat([held_out[field], values])
@@ -152,11 +147,11 @@ def parts_of(
     return model, options.held_out, parts
 
 
-def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
-    """Return the reward of `run` for tokens of a folder; see rewards.load_reward_model."""
+def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:
+    """Return the reward of `run` for tokens of a folder; see loading.load_reward_model."""
     encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
     if run == 'mock':
-        return rewards.load_reward_model(run, encoding)
+        return loading.load_reward_model(run, encoding)
     with option_renamed('--reward'):
         scorer = text_scorer(run, chat=chat)
     if scorer is not None:
@@ -166,9 +161,9 @@ def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
     return load(saved)
 
 
-def rewards_by(model: rewards.FrozenRewardModel) -> Rewards:
+def rewards_by(model: loading.FrozenRewardModel) -> Rewards:
     """Return the function of `predict`: rewards (batch, n) of responses (batch, n, length)."""
-    if isinstance(model, LEARNED):
+    if isinstance(model, LearnedReward):
         return model.get_rewards
 
     def get_rewards(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
@@ -196,7 +191,7 @@ def _check(saved: TrainedModel, folder: LabelFolder) -> None:
 
 
 def _prediction(
-    model: rewards.FrozenRewardModel, labels: Labels, label_type: LabelType, *, learned: bool
+    model: loading.FrozenRewardModel, labels: Labels, label_type: LabelType, *, learned: bool
 ) -> dict[str, Any] | None:
     found = predict(rewards_by(model), labels, label_type, BATCH, LocalComm())
     if found is None:

@@ -8,6 +8,7 @@ import torch
 
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.ppo import PART
 
 
 class Texts(NamedTuple):
@@ -55,16 +56,16 @@ class TextReward:
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Return scores (batch,) of responses (batch, length) to queries; padding is not read."""
-        return self.score_and_parts(queries, responses)[0]
+        return self.score_and_stats(queries, responses)[0]
 
-    def score_and_parts(
-        self, queries: torch.Tensor, responses: torch.Tensor
+    def score_and_stats(
+        self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return scores (batch,), and the parts (batch,) that a function has named."""
         rows = zip(queries.tolist(), responses.tolist(), strict=True)
         texts = [self._texts(query, response) for query, response in rows]
         scores, parts = self.scorer.score_and_parts(texts)
-        return scores.to(queries.device), parts
+        return scores.to(queries.device), {f'{PART}{name}': part for name, part in parts.items()}
 
     def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
         """Return nothing: this reward is not part of a checkpoint."""

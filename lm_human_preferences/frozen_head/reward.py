@@ -52,6 +52,13 @@ class FrozenReward:
         scores, spread = self.head(features)
         return scores - self.pessimism * spread, spread
 
+    def score_and_stats(
+        self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return rewards, and their deviation; see score_and_spread."""
+        scores, spread = self.score_and_spread(queries, responses, states)
+        return scores, {'score_std': spread}
+
     def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Return rewards (batch[, n]); see score_and_spread."""
         return self.score_and_spread(queries, responses)[0]

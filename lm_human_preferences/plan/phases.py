@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.frozen_head import head
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.policy import responses_in_a_row
@@ -135,7 +134,7 @@ class FitHead(TrainReward):
 
     def is_finished(self) -> bool:
         place = self.path(self.files.network)
-        return place is not None and head.is_head(place)
+        return place is not None and storage.exists(storage.join(place, run_files.FROZEN_HEAD))
 
     def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
         return checkpoints.Planned(os.path.join(directory, self.files.network), 0, 0)

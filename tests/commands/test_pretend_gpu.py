@@ -12,7 +12,6 @@ from trainers import LARGE
 
 import launch
 import sample
-from lm_human_preferences import rewards
 from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed import several_ranks
@@ -20,6 +19,7 @@ from lm_human_preferences.distributed.engines import MpiEngine
 from lm_human_preferences.distributed.gradients import OverlappedGradients
 from lm_human_preferences.evaluation import evaluate, measure
 from lm_human_preferences.language import encodings, model
+from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.synthetic import known_reward, language_model
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils import core
@@ -96,7 +96,7 @@ def test_the_known_reward_judges_alike(gpu, monkeypatch):
     tokens = torch.randint(padding + 1, (16, 8))
     queries, responses = tokens[:, :5], tokens[:, 5:]
     expected = known_reward.KnownReward(encodings.Reviews, 'cpu').score(queries, responses)
-    reward = rewards.load_reward_model('mock', encodings.Reviews)
+    reward = loading.load_reward_model('mock', encodings.Reviews)
     assert reward.weights.is_cuda
     for place in ('cpu', 'cuda'):
         scores = reward.score(queries.to(place), responses.to(place))

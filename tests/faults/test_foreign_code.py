@@ -13,9 +13,9 @@ from command_line import invoke
 from label_folders import make_folder
 
 import sample
-from lm_human_preferences import rewards
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
+from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.runs import reward_function
 
 SCORE = '\ndef score(queries, responses):\n return [float(len(r)) for r in responses]\n'
@@ -206,7 +206,7 @@ def test_modules_beside_a_function_are_not_imported(tmp_path):
         path = tmp_path / 'beside/own.py'
         path.write_text(text + SCORE)
         try:
-            rewards.load_reward_model(f'{path}:score', encodings.Reviews)
+            loading.load_reward_model(f'{path}:score', encodings.Reviews)
         except UserError as error:
             name = 'package' if 'package' in text else 'needed'
             assert f"ModuleNotFoundError: No module named '{name}'" in str(error)

@@ -28,6 +28,7 @@ from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.held_out import predict
 from lm_human_preferences.language import encodings
 from lm_human_preferences.plan.making import make_plan, reward_phase
+from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import EnsembleReward
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.utils.core import set_seed
@@ -137,7 +138,7 @@ def test_the_mean_has_the_scale_that_one_model_has(trained):
     trainer = train_reward.build_trainer(
         reward_phase(hparams), lm_tasks.initial_model('test'), LocalComm()
     )
-    model = rewards.load_learned(str(trained), encodings.Test)
+    model = loading.load_learned(str(trained), encodings.Test)
     queries = torch.cat([trainer.query_sampler()['tokens'] for _ in range(8)])
     responses = trainer.policy.respond(queries, length=hparams.task.response_length)['responses']
     each = torch.stack([member.score(queries, responses) for member in model.members])
@@ -155,7 +156,7 @@ def test_the_mean_is_measured_by_the_labels_held_out(tmp_path):
     initial = lm_tasks.initial_model('test')
     set_seed(hparams.run.seed, 0)
     trainer = train_reward.build_trainer(reward_phase(hparams), initial, LocalComm())
-    model = rewards.load_learned(f'{tmp_path}/run', encodings.Test)
+    model = loading.load_learned(f'{tmp_path}/run', encodings.Test)
     score = reward_on_labels.rewards_by(model)
     expected = predict(score, trainer.held_out, trainer.label_type, 32, LocalComm())
     ((step, value),) = events_of(tmp_path / 'run/tb/reward_model')[
@@ -293,9 +294,9 @@ def test_a_policy_learns_from_the_members_of_a_run(trained, policy):
     queries, responses = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6, 7]])
     expected = member_scores(trained, queries, responses)
     for place, count in ((trained, None), (trained / 'reward_model', 3), (run / 'policy', None)):
-        reward = rewards.load_reward_model(str(place), encodings.Test, members=count)
+        reward = loading.load_reward_model(str(place), encodings.Test, members=count)
         torch.testing.assert_close(reward.score(queries, responses), expected.mean(0))
-    first = rewards.load_reward_model(str(trained / 'reward_model'), encodings.Test)
+    first = loading.load_reward_model(str(trained / 'reward_model'), encodings.Test)
     assert torch.equal(first.score(queries, responses), expected[0])
 
 
@@ -362,7 +363,7 @@ def test_a_policy_trains_its_members_first(trained, tmp_path):
         for variable in theirs:  # the mean of two has another scale than that of three
             is_scale = variable.endswith(('reward_norm/gain', 'reward_norm/bias'))
             assert is_scale != np.array_equal(ours[variable], theirs[variable])
-    again = rewards.load_reward_model(str(run), encodings.Test)
+    again = loading.load_reward_model(str(run), encodings.Test)
     assert isinstance(again, EnsembleReward) and len(again.members) == 2
 
 
@@ -414,7 +415,7 @@ def test_each_member_is_retrained(tmp_path):
     online_runs.train(tmp_path / 'parts', **ONLINE, run__resume=True)
     assert_same(online_runs.online_result(tmp_path / 'parts'), online_runs.online_result(whole))
     assert len(online_runs.models_of(whole)) == 2
-    reward = rewards.load_reward_model(str(whole / 'policy'), encodings.Test)
+    reward = loading.load_reward_model(str(whole / 'policy'), encodings.Test)
     assert isinstance(reward, EnsembleReward) and len(reward.members) == 2
 
 

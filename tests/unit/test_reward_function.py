@@ -12,7 +12,7 @@ from experiments import resolved
 from interrupted import TRAIN_MINIBATCH, failing
 from ranks import on_ranks
 
-from lm_human_preferences import lm_tasks, reward_sources, rewards
+from lm_human_preferences import lm_tasks, rewards
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import jsonl
@@ -23,7 +23,7 @@ from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, joined
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.reward_sources import external, loading, source_of
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
@@ -264,11 +264,11 @@ def test_it_judges_a_run(write, tmp_path, capsys):
 def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
     """The rewards of a training get these facts of the task."""
     told = []
-    monkeypatch.setattr(rewards, 'TextReward', lambda *scorer, chat: told.append(chat))
+    monkeypatch.setattr(loading, 'TextReward', lambda *scorer, chat: told.append(chat))
     hparams = resolved('train_policy', 'test')
     hparams.task.chat = chat
     code = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
-    source = reward_sources.FunctionSource(code.name, hparams.task, 1, code)
+    source = external.FunctionSource(code.name, hparams.task, 1, code)
     source.for_training(TrainedModel('test'), LocalComm())
     assert told == [chat]
 
@@ -344,15 +344,15 @@ def test_columns_reach_a_function_by_the_tokens_of_their_query(tmp_path):
 def test_columns_of_queries_that_are_given_come_first(write):
     """Before those of the run's own file, when samples are scored."""
     name = write('def score(queries, responses, answer):\n    return [*map(int, answer)]')
-    reward = rewards.load_reward_model(name, encodings.Test)
+    reward = loading.load_reward_model(name, encodings.Test)
     reward.columns = {(1, 2): {'answer': '1'}, (1, 3): {'answer': '2'}}
     given = [((1, 2), jsonl.Query('here', 'ab', {'answer': '5'}))]
-    rewards.give_more_columns(reward, given)
+    loading.give_more_columns(reward, given)
     found = reward.score(torch.tensor([[1, 2], [1, 3]]), torch.tensor([[1], [1]]))
     assert found.tolist() == [5, 2]
     other = [((1, 2), jsonl.Query('there', 'ab', {'answer': '6'}))]
     with pytest.raises(UserError, match='there: another record has the same query'):
-        rewards.give_more_columns(reward, given + other)
+        loading.give_more_columns(reward, given + other)
 
 
 @pytest.mark.parametrize(

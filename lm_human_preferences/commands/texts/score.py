@@ -20,7 +20,7 @@ from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.tokenisers import text_encoder
-from lm_human_preferences.rewards import WITH_SPREAD, LearnedReward
+from lm_human_preferences.reward_sources.loading import WITH_SPREAD, LearnedReward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.terminal import printable
 

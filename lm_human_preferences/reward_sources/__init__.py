@@ -1,0 +1,35 @@
+"""Sources of the reward that a policy learns from, a class each.
+
+What the rest asks of a source are the methods of `base.RewardSource`. Another kind of reward is a
+class in a module here and its place in a `source_of`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_human_preferences.hparams.reward_options import FROZEN
+from lm_human_preferences.reward_sources.base import RewardSource
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams.policy_options import HParams
+
+
+def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
+    """Return the source of the reward of a run of train_policy with these settings.
+
+    ask: False for a dry run, in which a model of the hub that is not here counts as one of ours.
+    """
+    # What a kind of reward needs is loaded for it alone.
+    new_model = settings.new_reward_model
+    if new_model is None:
+        from lm_human_preferences.reward_sources import given
+
+        return given.source_of(settings, ask=ask)
+    if new_model.features == FROZEN:
+        from lm_human_preferences.reward_sources import heads
+
+        return heads.new_source(settings, new_model)
+    from lm_human_preferences.reward_sources import models
+
+    return models.new_source(settings, new_model)

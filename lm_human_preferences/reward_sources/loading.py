@@ -1,0 +1,138 @@
+"""Rewards by their names, and the columns that a function asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.datasets.jsonl import Query
+from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.external_rewards.by_name import text_scorer
+from lm_human_preferences.external_rewards.function import FunctionScorer
+from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
+from lm_human_preferences.frozen_head.head import is_head
+from lm_human_preferences.frozen_head.reward import FrozenReward, load_frozen
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_models.locations import reward_model_dir
+from lm_human_preferences.reward_sources.base import RewardSource
+from lm_human_preferences.rewards import EnsembleReward, ScoringModel, TrainedRewardModel
+from lm_human_preferences.runs import reward_function
+from lm_human_preferences.synthetic.known_reward import KnownReward
+
+if TYPE_CHECKING:
+    from lm_human_preferences.distributed.comm import Comm
+
+LearnedReward = TrainedRewardModel | EnsembleReward | FrozenReward
+FrozenRewardModel = KnownReward | TextReward | LearnedReward
+WITH_SPREAD = (EnsembleReward, FrozenReward)  # whose score_and_spread says how unsure they are
+
+
+def load_reward_model(
+    name: str,
+    encoding: Encoding,
+    *,
+    chat: bool = False,
+    members: int | None = None,
+    base: TrainedModel | None = None,
+    may_be_code: bool = True,
+) -> FrozenRewardModel:
+    """Return the reward called `name`: 'mock', FILE.py:FUNCTION, a model's directory or ORG/NAME.
+
+    It may be DIRECTORY#CLASS of a classifier. members: None for as many as the run has trained.
+    may_be_code: see text_scorer.
+    """
+    if name == 'mock':
+        return KnownReward(encoding)
+    scorer = text_scorer(name, chat=chat, may_be_code=may_be_code)
+    if scorer is None:
+        return load_learned(name, encoding, members, base)
+    if members is not None and members > 1:
+        raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
+    return TextReward(scorer, encoding, chat=chat)
+
+
+def load_learned(
+    name: str,
+    encoding: Encoding,
+    members: int | None = None,
+    base: TrainedModel | None = None,
+    reference: Policy | None = None,
+) -> LearnedReward:
+    """Return the reward models at `name`, a directory or 'test'; see load_reward_model.
+
+    reference: whose hidden states a head on frozen ones reads; None: it is loaded as well.
+    """
+    if name != 'test' and is_head(directory := reward_model_dir(name)):
+        return load_frozen(directory, reference)
+    found = [] if name == 'test' or members == 1 else locations.locations_of(name, members)
+    if len(found) < 2:
+        return TrainedRewardModel(name, encoding, base=base)
+    models = []
+    for place in found:
+        models.append(TrainedRewardModel(place.directory, encoding, scope=place.scope, base=base))
+    return EnsembleReward(models)
+
+
+def reward_of_function(
+    source: reward_function.Source, encoding: Encoding, task: TaskHParams
+) -> TextReward:
+    """Return the reward by a function of the user's, for queries of `task`."""
+    scorer = FunctionScorer(source)
+    reward = TextReward(scorer, encoding, chat=task.chat)
+    _give_columns(scorer, reward, task)
+    return reward
+
+
+def _give_columns(scorer: TextScorer, reward: TextReward, task: TaskHParams) -> None:
+    """Let a function that asks for columns have those of the task's queries."""
+    if isinstance(scorer, FunctionScorer) and scorer.asks_for_columns:
+        reward.columns = lm_tasks.query_columns(task, reward.encoder)
+
+
+def give_more_columns(reward: ScoringModel, queries: Iterable[tuple[Sequence[int], Query]]) -> None:
+    """Let a function that asks for columns have those of (tokens, query) pairs before others."""
+    if not isinstance(reward, TextReward) or not isinstance(reward.scorer, FunctionScorer):
+        return
+    if reward.scorer.asks_for_columns:
+        reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(queries)}
+
+
+def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:
+    """Return the reward called `name`, with which --judge judges responses of `task`."""
+    try:
+        judge = load_reward_model(name, encoding, chat=task.chat)
+        if isinstance(judge, TextReward):
+            _give_columns(judge.scorer, judge, task)
+        return judge
+    except OptionError as e:
+        raise OptionError('--judge', e.text) from e
+    except UserError as e:
+        raise OptionError('--judge', f'{name}: {e}') from e
+
+
+class LoadedSource(RewardSource):
+    """A source whose reward is loaded by a name."""
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> ScoringModel:
+        return load_reward_model(
+            self.name,
+            initial_model.encoding,
+            chat=self.task.chat,
+            members=self.members,
+            base=initial_model,
+            may_be_code=False,
+        )
+
+    def of_run(
+        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
+    ) -> FrozenRewardModel:
+        name = self.place_in(save_dir)
+        chat, members = self.task.chat, self.members
+        return load_reward_model(name, encoding, chat=chat, members=members, may_be_code=False)
