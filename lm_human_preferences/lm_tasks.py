@@ -23,25 +23,28 @@ from lm_human_preferences.language.tokenisers import (
     text_encoder,
 )
 from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
-from lm_human_preferences.synthetic import language_model
 from lm_human_preferences.training.model_sizes import Sizes
 
 
 def initial_model(name: str) -> TrainedModel:
     """Return the model of --task.policy.initial_model; `reviews` is trained if not in the cache."""
-    if name == language_model.NAME:
+    if name == encodings.Reviews.name:
+        from lm_human_preferences.synthetic import language_model  # no other task needs it
+
         return TrainedModel(name, savedir=language_model.directory())
     return TrainedModel(name)
 
 
 def initial_encoding(name: str) -> Encoding:
     """Return the encoding of the model of this name without training `reviews`."""
-    return encodings.Reviews if name == language_model.NAME else TrainedModel(name).encoding
+    return encodings.Reviews if name == encodings.Reviews.name else TrainedModel(name).encoding
 
 
 def known_model(name: str) -> tuple[HParams, Encoding] | None:
     """Return sizes and encoding of the model of this name; None unless known without its files."""
-    if name == language_model.NAME:
+    if name == encodings.Reviews.name:
+        from lm_human_preferences.synthetic import language_model
+
         return language_model.sizes(), encodings.Reviews
     released = known_sizes(name)
     return None if released is None else (released, encodings.Main)

@@ -13,10 +13,10 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head.features import blocks_of, pooled
 from lm_human_preferences.frozen_head.head import Head, load, unfitted
 from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
-from lm_human_preferences.synthetic import language_model
 from lm_human_preferences.training.model_sizes import is_model
 
 PROBED = 4  # tokens of a query and of a response by which models are told apart
@@ -140,7 +140,9 @@ def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
     name = task.policy.initial_model
     if is_model(base):
         model = TrainedModel(base)
-    elif name != language_model.NAME and not storage.is_remote(name) and not os.path.exists(name):
+    elif (
+        name != encodings.Reviews.name and not storage.is_remote(name) and not os.path.exists(name)
+    ):
         if not is_model(policy):
             raise UserError(f'{directory} is a head on hidden states of {name}, which is not here')
         model = TrainedModel(policy, scope='ref_policy')

@@ -22,7 +22,6 @@ from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import progress
 
-NAME = 'reviews'  # as --task.policy.initial_model
 SIZES = dict(n_vocab=encodings.Reviews.n_vocab, n_ctx=16, n_embd=32, n_head=2, n_layer=2)
 N_REVIEWS = 16384
 STEPS = 1000
@@ -33,7 +32,7 @@ SEED = 0
 
 def directory() -> str:
     """Return the model's directory in the cache; if it is missing, train the model first."""
-    return disk_cache.directory(NAME, _create, _depends_on())
+    return disk_cache.directory(encodings.Reviews.name, _create, _depends_on())
 
 
 def sizes() -> model.HParams:
