@@ -10,6 +10,7 @@ from typing import Any
 from lm_human_preferences import shell
 from lm_human_preferences.hparams.online_options import Schedule
 from lm_human_preferences.labels.held_out import Prediction
+from lm_human_preferences.labels.report.agreement import in_words, of_correlation
 from lm_human_preferences.online.decisions import Batch
 
 TAG = 'online/'  # of the names in TensorBoard
@@ -57,7 +58,7 @@ class Report:
             wins, low, high = (self.wins[name] for name in ('wins_of_against', 'low', 'high'))
             parts.append(
                 f'the policy beats the initial model in {wins} of {self.wins["n"]}'
-                f' (95 % interval {100 * low:.0f} to {100 * high:.0f} %)'
+                f' ({in_words(low, high)})'
             )
         parts.append(f'KL coef {self.kl_coef:.4g}')
         later = schedule.next_training(batch.step)
@@ -72,11 +73,10 @@ class Report:
 
 
 def _short(prediction: Prediction) -> str:
-    low, high = prediction.interval()
+    ends = prediction.interval()
     if prediction.accuracy is None:
-        return f'correlation {prediction.agreement:.2f} (95 % interval {low:.2f} to {high:.2f})'
-    right = 100 * prediction.accuracy
-    return f'{right:.0f} % right (95 % interval {100 * low:.0f} to {100 * high:.0f} %)'
+        return f'correlation {prediction.agreement:.2f} ({of_correlation(*ends)})'
+    return f'{100 * prediction.accuracy:.0f} % right ({in_words(*ends)})'
 
 
 def label_command(folder: str) -> str:
