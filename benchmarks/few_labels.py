@@ -1,6 +1,7 @@
 """Reward models from few labels, in many epochs and as ensembles, by the reward they allow.
 
-    pipenv run python benchmarks/few_labels.py FOLDER [--quick] [--seeds 10] [--processes N]
+    pipenv run python benchmarks/few_labels.py FOLDER [--quick | --heads] [--seeds 10]
+        [--processes N]
 
 writes the table of benchmarks/labels.md, as labels.csv and labels.md, and a picture, from runs of
 mock_sentiment, which stay in the folder: the same command goes on where it was interrupted.
@@ -33,8 +34,10 @@ from figures.tables import groups, write_table
 from lm_human_preferences import lm_tasks, storage, train_policy, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum, plots
+from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.plan.making import reward_phase
-from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.rewards import RewardModel, make_score_fn
+from lm_human_preferences.trainers import head_training
 from lm_human_preferences.utils.core import ceil_div, set_seed
 from lm_human_preferences.utils.logging import log_line
 
@@ -55,12 +58,16 @@ STYLES = (':', '--', '-')  # of the sizes of ensembles, the largest last
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
+HEAD = 0  # reward models with a network of their own
+
+
 @dataclasses.dataclass(frozen=True)
 class Scale:
     """Size of the experiment.
 
     labels: pairs of a number of labels and the share of random answers. members: sizes of
-    ensembles. most_learned: settings that learn from more labels, in all epochs, are left out.
+    ensembles; HEAD: a head on frozen hidden states. most_learned: settings that learn from more
+    labels, in all epochs, are left out.
     """
 
     labels: tuple[tuple[int, float], ...]
@@ -83,6 +90,7 @@ FULL = Scale(
 QUICK = Scale(
     labels=((128, 0.3), (512, 0.3)), epochs=(1, 4), members=(1, 2), most_learned=2048, seeds=2
 )
+HEADS = dataclasses.replace(FULL, labels=((200, 0.1), (1024, 0.3)), epochs=(1,), members=(HEAD,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +136,7 @@ def figures(
     hparams: train_policy.HParams,
     output_dir: str,
     quick: bool = False,
+    heads: bool = False,
     seeds: int | None = None,
     processes: int | None = None,
 ) -> None:
@@ -135,7 +144,7 @@ def figures(
 
     hparams: of the experiment whose reward model is trained. The others: see `parser_of`.
     """
-    scale = QUICK if quick else FULL
+    scale = QUICK if quick else HEADS if heads else FULL
     scale = dataclasses.replace(scale, seeds=seeds or scale.seeds)
     rows = _run_all(hparams, scale, output_dir, processes)
     lines = summary(rows)
@@ -178,30 +187,31 @@ def run_members(
     """
     every = jobs.known_responses(task)
     known = jobs.Known(*(values[jobs.QUERIES_OF_REWARD_MODEL] for values in every))
-    scores = [
-        optimum.all_rewards(reward_model, known.queries, hparams.task.response_length)
-        for reward_model in _trained(hparams, labels, max(members))
-    ]
+    queries, length = known.queries, hparams.task.response_length
+    if members == (HEAD,):
+        head = _head(hparams, labels)
+        score = make_score_fn(hparams.task, head)
+        n_vocab = head.reference.model.sizes.n_vocab
+        scores = [optimum.all_scores(score, queries, n_vocab, length)]
+    else:
+        models = _trained(hparams, labels, max(members))
+        scores = [optimum.all_rewards(model, queries, length) for model in models]
     results = []
     for count in members:
-        for point in shares(torch.stack(scores[:count]).mean(0), known):
+        for point in shares(torch.stack(scores[: count or 1]).mean(0), known):
             results.append({'members': count, **point})
     storage.write_json(path, results)
 
 
 def _trained(hparams: train_reward.HParams, count: int, members: int) -> Iterator[RewardModel]:
     """The members that train_reward would train on the first `count` of the same labels."""
-    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     for member in range(members):
-        assert hparams.run.seed is not None
-        set_seed(hparams.run.seed)
-        phase = dataclasses.replace(reward_phase(hparams), member=member)
-        of_all = train_reward.build_trainer(phase, initial_model, LocalComm())
+        of_all = _trainer(hparams, member)
         trainer = train_reward.RewardModelTrainer(
             reward_model=of_all.reward_model,
             policy=of_all.policy,
             query_sampler=of_all.query_sampler,
-            labels={field: values[:count] for field, values in of_all.labels.items()},
+            labels=_first(of_all.labels, count),
             settings=hparams,
             logger=of_all.logger,
             comm=LocalComm(),
@@ -211,6 +221,27 @@ def _trained(hparams: train_reward.HParams, count: int, members: int) -> Iterato
             trainer.step()
         trainer.finish()
         yield trainer.reward_model
+
+
+def _head(hparams: train_reward.HParams, count: int) -> FrozenReward:
+    """A head on frozen hidden states that is fitted to the labels of `_trained`."""
+    of_all = _trainer(hparams, member=0)
+    labels = _first(of_all.labels, count)
+    fitted = head_training.fit(hparams, of_all.policy, labels, LocalComm())
+    return FrozenReward(fitted.head, of_all.policy)
+
+
+def _trainer(hparams: train_reward.HParams, member: int) -> train_reward.RewardModelTrainer:
+    """The trainer of a member on all labels that are made."""
+    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
+    assert hparams.run.seed is not None
+    set_seed(hparams.run.seed)
+    phase = dataclasses.replace(reward_phase(hparams), member=member)
+    return train_reward.build_trainer(phase, initial_model, LocalComm())
+
+
+def _first(labels: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
+    return {field: values[:count] for field, values in labels.items()}
 
 
 def shares(rewards: torch.Tensor, known: jobs.Known) -> list[dict[str, float]]:
@@ -295,4 +326,6 @@ def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == '__main__':
-    figures(jobs.experiment(), **vars(jobs.parser_of(__doc__, 10).parse_args()))
+    parser = jobs.parser_of(__doc__, 10)
+    parser.add_argument('--heads', action='store_true', help='on frozen hidden states instead')
+    figures(jobs.experiment(), **vars(parser.parse_args()))

@@ -9,7 +9,8 @@ model, sampling with its cache, logits at every position, and a second pass over
 log-probabilities and values. Weights are random. TRL's PPO is compared if that package is
 installed. `GFLOP` is the least work that an update needs in any implementation; `of rate` is the
 achieved share of this machine's rate of matrix products, measured in the same process. One row has
-an ensemble of four reward models in place of one (--rewards.ensemble 4); GFLOP stays that of one.
+an ensemble of four reward models in place of one (--rewards.ensemble 4), and one a head on the
+reference's hidden states (features frozen); GFLOP stays that of one reward model.
 """
 
 import functools
@@ -24,13 +25,16 @@ from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel, SameQu
 
 from lm_human_preferences import train_policy
 from lm_human_preferences.distributed import comm
+from lm_human_preferences.frozen_head.reward import without_labels
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import source_of
-from lm_human_preferences.rewards import EnsembleReward, RewardModel, networks_of
+from lm_human_preferences.rewards import EnsembleReward, RewardModel, blocks_of, networks_of
+from lm_human_preferences.training.networks import POLICY_NETWORKS
 
 TEMPERATURE = 0.7
 ENSEMBLE = 'fp32-ensemble'  # a variant
 MEMBERS = 4  # of it
+HEAD = 'fp32-head'  # a variant
 
 
 def hparams_of(episodes):
@@ -63,21 +67,27 @@ class Ours:
         world,
         model: Callable[[str], RandomModel] = RandomModel,
         members=1,
+        has_head=False,
     ):
         trained_model = model(size)
-        self.reward_model = scorer = RewardModel(trained_model)
+        reference = Policy(trained_model, scope='ref_policy', temperature=TEMPERATURE)
+        if has_head:
+            scorer = without_labels(reference)
+        else:
+            self.reward_model = scorer = RewardModel(trained_model)
         if members > 1:
             scorer = EnsembleReward(
                 [scorer, *(RewardModel(model(size)) for _ in range(1, members))]
             )
-        else:
+        elif not has_head:
             scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
             policy=Policy(trained_model, temperature=TEMPERATURE, graphs=hparams.run.graphs),
-            reward_networks=networks_of(scorer),
-            roles=source_of(hparams).networks,
+            reward_networks={} if has_head else networks_of(scorer),
+            reward_blocks=blocks_of(scorer),
+            roles=POLICY_NETWORKS if has_head else source_of(hparams).networks,
             comm=world,
-            ref_policy=Policy(trained_model, scope='ref_policy', temperature=TEMPERATURE),
+            ref_policy=reference,
             query_sampler=SameQueries(queries),
             score_fn=train_policy.make_score_fn(hparams.task, scorer),
             **train_policy.learning_settings(hparams, scorer.encoder, world),
@@ -226,7 +236,8 @@ def measure(args):
     else:
         model = functools.partial(workload.random_model, model=args.model)
         members = MEMBERS if args.variant == ENSEMBLE else 1
-        run = Ours(args.size, hparams, queries, comm.init_comm(), model, members)
+        has_head = args.variant == HEAD
+        run = Ours(args.size, hparams, queries, comm.init_comm(), model, members, has_head)
     clock = measuring.Clock()
     run.time_phases(clock)
     return {
@@ -237,8 +248,8 @@ def measure(args):
 
 def main():
     trl = {'trl': 'TRL, fp32'} if trl_ppo.is_installed() else {}
-    ensemble = {ENSEMBLE: f'ours, {MEMBERS} members'}
-    variants = {**measuring.VARIANTS, **ensemble, **trl}
+    rewards = {ENSEMBLE: f'ours, {MEMBERS} members', HEAD: 'ours, frozen head'}
+    variants = {**measuring.VARIANTS, **rewards, **trl}
     args = measuring.arguments(__doc__, batch=16, variants=variants)
     measuring.main(args, measure, unit='update')
     if not trl and args.variant is None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from test_own_tokeniser import TEMPLATE, write_model
+from tiny_causal_lms import save, tiny
 
 FOLDER = Path(__file__).parents[2] / 'benchmarks'
 
@@ -32,6 +34,27 @@ def test_labelling():
     assert re.search(printed, done.stdout), done.stdout
 
 
+@pytest.mark.slow
+def test_an_evening(tmp_path):
+    """The person is judged by what it likes, not by the head that its answers taught."""
+    model = save(
+        tiny('llama', vocab_size=512, max_position_embeddings=256),
+        write_model(tmp_path / 'model', chat_template=TEMPLATE),
+    )
+    for part in ('', '.test'):
+        lines = [json.dumps(f'Who is {name}?') for name in ('late', 'quick', 'lazy', 'brown')]
+        (tmp_path / f'queries{part}.jsonl').write_text('\n'.join(lines))
+    (tmp_path / 'short.py').write_text('def score(queries, texts): return [-len(t) for t in texts]')
+    words = [tmp_path / 'out', model, tmp_path / 'queries.jsonl', '--person']
+    words += [f'{tmp_path}/short.py:score', '--answers=8', '--episodes=64', '--samples=64']
+    done = subprocess.run(
+        [sys.executable, FOLDER / 'real/evening.py', *words], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'head on frozen hidden states learned 8 labels' in done.stdout
+    assert re.search(r'judge .*\d', done.stdout), done.stdout
+
+
 @pytest.fixture
 def own_environment():
     with mock.patch.dict(os.environ):
@@ -42,7 +65,7 @@ def own_environment():
 BENCHMARKS = {
     'ppo_update': (
         'ppo_update --size test --batch 1 --repeats 1 --threads 1',
-        r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 .*epochs.*\nours, 4 members .*reward',
+        r'\nours, bf16 .*epochs.*\nours, 4 members .*reward.*\nours, frozen head ',
     ),
     'million_episodes': (
         'million_episodes --size test --batch 1 --updates 1 --warm-up 0 --profiled 1'
