@@ -60,7 +60,7 @@ class RewardHParams(hyperparams.HParams):
     train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
 
     pessimism: float = own_option(
-        0.0,
+        0.5,
         'standard deviations by which a head (features frozen) lowers its scores where its labels'
         ' tell little',
         at_least=0,

@@ -27,6 +27,7 @@ from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, log_line
 
 ROWS = 64  # responses that are passed at a time
+MOST_SAMPLED = 64  # of the initial policy: they set a scale, and cost more than the fit
 
 
 def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) -> Prediction | None:
@@ -99,7 +100,8 @@ def _sampled(settings: HParams, reference: Policy, comm: Comm) -> torch.Tensor:
         batch_size=exact_div(settings.rollout_batch_size, comm.size),
     )
     found = [torch.empty(0, 3 * reference.model.sizes.n_embd)]
-    for _ in range(ceil_div(settings.normalize_samples, settings.rollout_batch_size)):
+    count = min(settings.normalize_samples, MOST_SAMPLED)
+    for _ in range(ceil_div(count, settings.rollout_batch_size)):
         queries = query_sampler()['tokens']
         for part in queries.split(ROWS):
             responses = reference.respond(part, settings.task.response_length)['responses']
