@@ -9,6 +9,7 @@ crash-r    Python stacks of all threads of a rank that crashed
 """
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -34,13 +35,29 @@ class RankStatus:
 
 
 def write_job(directory: str, **job: Any) -> None:
-    """Write a job for the ranks; options become nested dicts."""
-    text = json.dumps(job, default=lambda hparams: hparams.to_nested_dict())
+    """Write a job for the ranks; settings are written with the name of their class."""
+    text = json.dumps(job, default=_written)
     Path(directory, 'job.json').write_text(text, encoding='utf-8')
 
 
 def read_job(directory: str) -> dict[str, Any]:
-    return json.loads(Path(directory, 'job.json').read_text(encoding='utf-8'))
+    text = Path(directory, 'job.json').read_text(encoding='utf-8')
+    return json.loads(text, object_hook=_settings_or_dict)
+
+
+def _written(settings: Any) -> dict[str, Any]:
+    kind = type(settings)
+    return {'class': [kind.__module__, kind.__name__], 'values': settings.to_nested_dict()}
+
+
+def _settings_or_dict(found: dict[str, Any]) -> Any:
+    """Return settings if `found` is what `_written` has made of them, else `found`."""
+    if found.keys() != {'class', 'values'}:
+        return found
+    module, name = found['class']
+    settings = getattr(importlib.import_module(module), name)()
+    settings.override_from_nested_dict(found['values'])
+    return settings
 
 
 def remove(directory: str) -> bool:

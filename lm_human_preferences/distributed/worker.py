@@ -117,19 +117,14 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
     # Imports torch, which takes seconds: commands that start no rank do without.
     comm = import_for_good('lm_human_preferences.distributed.comm')
 
-    hparams = arguments.get('hparams')
-    if isinstance(hparams, dict):
-        nested = hparams
-        hparams = importlib.import_module(function.__module__).HParams()
-        hparams.override_from_nested_dict(nested)
-        arguments = {**arguments, 'hparams': hparams}
-    if hparams is None:
+    settings = arguments.get('hparams')
+    if settings is None:
         # Such a job averages nothing: it takes the engine that costs nothing, without a word.
         engine = 'mpi' if launch_methods.current().has_mpi else 'torch'
         with contextlib.redirect_stdout(io.StringIO()):
             ranks = comm.init_comm(engine)
     else:
-        ranks = comm.init_comm(hparams.run.allreduce, hparams.run.timeouts)
+        ranks = comm.init_comm(settings.run.allreduce, settings.run.timeouts)
     function(**arguments, comm=ranks)
     ranks.close()
 

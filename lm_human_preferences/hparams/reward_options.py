@@ -16,6 +16,7 @@ from lm_human_preferences.utils.integers import check_multiple
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ON_ANOMALY = ('off', 'warn', 'stop')
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
+SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
 CONSOLES = ('summary', 'original', 'quiet')
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
@@ -83,7 +84,7 @@ class LabelHParams(hyperparams.HParams):
             '{too_long=}: {source=} holds no texts, but token ids',
         )
         yield (
-            self.error and self.source != 'mock',
+            self.error and self.source != SAMPLED,
             "{error=}: {source=} is not 'mock', whose labels alone are made with errors",
         )
 

@@ -66,6 +66,14 @@ class ScalarHead(nn.Module):
         return (h.to(self.w.dtype) * self.w).sum(-1) + self.b
 
 
+class Linear(nn.Linear):
+    """A linear layer by `precision.linear_transposed`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Map `input (..., inputs)` to (..., outputs)."""
+        return precision.linear_transposed(input, self.weight, self.bias)
+
+
 class Network(nn.Module, ABC):
     """A language model whose outputs at padding repeat those of the last real token before it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -14,10 +14,6 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.adapters.weights import merged
-from lm_human_preferences.language.causal_lm import probe
-from lm_human_preferences.language.causal_lm.architecture import CausalLM
-from lm_human_preferences.language.causal_lm.library import PretrainedWeights
-from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.language.gpt2.sizes import (
     HUGGING_FACE_SIZES,
@@ -48,6 +44,8 @@ from lm_human_preferences.utils.logging import log_as_original
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lm_human_preferences.language.causal_lm.architecture import CausalLM
+
 CONFIG_FILE = 'config.json'  # of models that transformers has saved
 _REWARD_HEAD = f'{HEADS}reward.w'
 _probed: set[str | None] = set()  # directories whose models this process has checked
@@ -57,6 +55,7 @@ class GPT2:
     """Architecture of this program's own GPT-2. embedding: own name of a parameter."""
 
     variable_names = Model.variable_names
+    is_probed = False
     embedding = EMBEDDING
 
     def __init__(self, sizes: HParams) -> None:
@@ -70,6 +69,9 @@ class GPT2:
 
     def saved_weights(self, directory: str) -> SafetensorsWeights:
         return SafetensorsWeights(directory)
+
+    def check(self, network: Any, name: str, weights: Weights) -> None:
+        """Do nothing: what this network computes is known."""
 
     def to_transformers(self, network: Any) -> PreTrainedModel:
         """Return a causal language model of transformers with the network's weights."""
@@ -96,7 +98,7 @@ class GPT2:
         self._sizes.write(directory)
 
 
-Architecture = GPT2 | CausalLM
+Architecture: TypeAlias = 'GPT2 | CausalLM'
 
 
 def is_saved_by_transformers(directory: str) -> bool:
@@ -229,7 +231,7 @@ class TrainedModel:
     @property
     def is_probed(self) -> bool:
         """Return whether only reading the weights shows that the network is supported."""
-        return isinstance(self.architecture, CausalLM)
+        return self.architecture.is_probed
 
     def check(self) -> None:
         """Raise UserError unless this program can run the network; may read all values."""
@@ -277,9 +279,8 @@ class TrainedModel:
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
-        if isinstance(built, TransformersNetwork) and self.savedir not in _probed:
-            loaded = weights.model if isinstance(weights, PretrainedWeights) else None
-            probe.check(built, self.name, loaded)
+        if self.is_probed and self.savedir not in _probed:
+            self.architecture.check(built, self.name, weights)
             _probed.add(self.savedir)
         return missing
 
@@ -329,7 +330,7 @@ def architecture_of(
         is_untied = is_untied or _has_own_output_layer(directory, config)
         if is_own(config, n_vocab) and not is_untied:
             return GPT2(load_config(path))
-        return CausalLM(directory, n_vocab, is_untied=is_untied)
+        return _of_transformers(directory, n_vocab, is_untied=is_untied)
     if is_untied:
         raise UserError(
             f'{directory}: adapters of an output layer or an embedding need a base that'
@@ -338,8 +339,15 @@ def architecture_of(
     path = storage.join(directory, model_sizes.FILE)
     sizes: Any = storage.read_json(path)
     if isinstance(sizes, dict) and 'family' in sizes:
-        return CausalLM(directory, n_vocab)
+        return _of_transformers(directory, n_vocab)
     return GPT2(load_hparams(path))
+
+
+def _of_transformers(directory: str, n_vocab: int, *, is_untied: bool = False) -> CausalLM:
+    # GPT-2 does without, and without transformers.
+    from lm_human_preferences.language.causal_lm.architecture import CausalLM
+
+    return CausalLM(directory, n_vocab, is_untied=is_untied)
 
 
 def _has_own_output_layer(directory: str, config: Any) -> bool:

@@ -21,6 +21,7 @@ from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
 TRANSFORMER = 'transformer.'  # prefix of GPT-2's own names, except those of its heads
+CAUSAL_LM = 'causal_lm.'  # prefix of own names of models of transformers, likewise
 EMBEDDING = f'{TRANSFORMER}wte.weight'  # which every GPT-2 has
 # Of a checkpoint that is neither of a step nor in several parts: those of releases are not.
 CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')

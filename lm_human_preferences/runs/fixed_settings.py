@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.hparams.task_options import LoraHParams
-from lm_human_preferences.runs import label_record
 from lm_human_preferences.utils import hyperparams
 
 if TYPE_CHECKING:
@@ -54,6 +53,6 @@ def is_fixed(hparams: Training, key: str, *, has_reward_model: bool) -> bool:
     is_of_policy = policy is not None and name == key
     if training is None or is_of_policy or has_reward_model:
         return False
-    is_sampled = training.labels.source == label_record.SAMPLED
+    is_sampled = training.labels.source == reward_options.SAMPLED
     decides_labels = is_sampled and _DECIDES_SAMPLED_LABELS.fullmatch(name) is not None
     return decides_labels or _OF_REWARD.fullmatch(name) is not None

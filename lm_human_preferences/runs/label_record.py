@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.reward_options import SAMPLED
 
 if TYPE_CHECKING:
     import torch
 
     from lm_human_preferences.distributed.comm import Comm
-
-SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
 
 
 def record_of(

@@ -9,11 +9,11 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import about_option
+from lm_human_preferences.hparams.reward_options import SAMPLED
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
 from lm_human_preferences.labels.held_out import split
 from lm_human_preferences.runs import label_record, run_files
-from lm_human_preferences.runs.label_record import SAMPLED
 from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from lm_human_preferences.commands import export_model
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language import chat, tokenisers, trained_models
 from lm_human_preferences.language.adapters import layers, peft_files, record, shared
-from lm_human_preferences.language.causal_lm.rows import Linear
 from lm_human_preferences.language.model import Projection
+from lm_human_preferences.language.network import Linear
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.language.weights import load_parameters
 from lm_human_preferences.plan.making import policy_phase, reward_phase

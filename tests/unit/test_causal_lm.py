@@ -8,11 +8,12 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.causal_lm import probe
-from lm_human_preferences.language.causal_lm.network import CAUSAL_LM, TransformersNetwork
+from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 

@@ -5,10 +5,10 @@ import torch
 from compare import assert_close, assert_norm_close
 from tiny_causal_lms import N_VOCAB, tiny
 
-from lm_human_preferences.language.causal_lm import rows
 from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork, rows_are_exact
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
+from lm_human_preferences.language.network import Linear
 from lm_human_preferences.machine import products
 from lm_human_preferences.training import precision
 
@@ -124,7 +124,7 @@ def test_rows_in_bf16_are_within_its_digits(family):
 @torch.no_grad()
 def test_what_a_model_computes_in_float32_stays_so():
     precision.configure('bf16', CPU, 'default')
-    x, layer = torch.randn(3, 8), rows.Linear(8, 5)
+    x, layer = torch.randn(3, 8), Linear(8, 5)
     with precision.autocast(CPU):
         assert layer(x).dtype == torch.bfloat16
         with torch.autocast('cpu', enabled=False):

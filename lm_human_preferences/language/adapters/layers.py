@@ -11,9 +11,8 @@ from torch import nn
 
 from lm_human_preferences.errors import OptionError
 from lm_human_preferences.hparams.task_options import LoraHParams
-from lm_human_preferences.language.causal_lm import rows
 from lm_human_preferences.language.model import Projection
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.network import Linear, Network
 from lm_human_preferences.training import precision
 
 A, B = 'lora_A', 'lora_B'  # parameters of an adapted layer, as PEFT calls them
@@ -54,13 +53,13 @@ class Adapted(nn.Module):
         return outputs.baddbmm_(low, second.expand(len(outputs), -1, -1), alpha=self.scale)
 
 
-class AdaptedLinear(Adapted, rows.Linear):
+class AdaptedLinear(Adapted, Linear):
     """A linear layer of transformers with an adapter."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map `input (..., inputs)` to (..., outputs)."""
         x = _rounded(input)
-        return self.adapt(rows.Linear.forward(self, x), x)
+        return self.adapt(Linear.forward(self, x), x)
 
 
 class AdaptedProjection(Adapted, Projection):
@@ -74,7 +73,7 @@ class AdaptedProjection(Adapted, Projection):
 
 
 _ADAPTED: dict[type[nn.Module], type[Adapted]] = {
-    rows.Linear: AdaptedLinear,
+    Linear: AdaptedLinear,
     Projection: AdaptedProjection,
 }
 

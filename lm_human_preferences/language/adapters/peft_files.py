@@ -14,9 +14,9 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.layers import attach
 from lm_human_preferences.language.adapters.record import Record, read
-from lm_human_preferences.language.causal_lm.network import CAUSAL_LM
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.weights import (
+    CAUSAL_LM,
     EMBEDDING_LAYER,
     OUTPUT_LAYER,
     Weights,

@@ -12,6 +12,7 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.library import (
     PretrainedWeights,
     config_of,
@@ -19,8 +20,9 @@ from lm_human_preferences.language.causal_lm.library import (
     empty_model,
     explained,
 )
-from lm_human_preferences.language.causal_lm.network import CAUSAL_LM, OwnNames, TransformersNetwork
+from lm_human_preferences.language.causal_lm.network import OwnNames, TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import TransformersSizes, sizes_of
+from lm_human_preferences.language.weights import CAUSAL_LM, Weights
 
 
 class CausalLM:
@@ -31,6 +33,7 @@ class CausalLM:
     """
 
     variable_names: VariableNames = OwnNames()
+    is_probed = True
 
     def __init__(self, directory: str, n_vocab: int, *, is_untied: bool = False) -> None:
         self.path = storage.join(directory, 'config.json')
@@ -59,6 +62,11 @@ class CausalLM:
 
     def saved_weights(self, directory: str) -> PretrainedWeights:
         return PretrainedWeights(directory, self._saved_config)
+
+    def check(self, network: Any, name: str, weights: Weights) -> None:
+        """Raise UserError unless this program runs a network of these weights as it should be."""
+        loaded = weights.model if isinstance(weights, PretrainedWeights) else None
+        probe.check(network, name, loaded)
 
     def to_transformers(self, network: Any) -> Any:
         """Return the model that the network drives, with its original dropout."""

@@ -14,8 +14,12 @@ import torch
 from torch import nn
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.causal_lm.network import CAUSAL_LM
-from lm_human_preferences.language.weights import OF_NO_USE, SafetensorsWeights, copy_value
+from lm_human_preferences.language.weights import (
+    CAUSAL_LM,
+    OF_NO_USE,
+    SafetensorsWeights,
+    copy_value,
+)
 
 MOST_LAYERS = 1000
 _NUMBER_OF_LAYERS = re.compile('(layers?|blocks?|block_sizes|depths?)$')  # keys of a config.json

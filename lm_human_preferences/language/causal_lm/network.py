@@ -13,6 +13,7 @@ from lm_human_preferences.language.attention import KVCache, Unpadding
 from lm_human_preferences.language.causal_lm import rows
 from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
 from lm_human_preferences.language.network import BlockInputs, Network
+from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import index_each
@@ -20,7 +21,6 @@ from lm_human_preferences.utils.core import index_each
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CAUSAL_LM = 'causal_lm.'  # what own names of the model's parameters begin with
 ROWS_TOLERANCE = 1e-3  # of the largest output, in float32
 
 

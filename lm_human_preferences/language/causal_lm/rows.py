@@ -23,6 +23,7 @@ from lm_human_preferences.language.causal_lm.activation_memory import (
     blocks_of,
     take_attention,
 )
+from lm_human_preferences.language.network import Linear
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
@@ -50,14 +51,6 @@ class _StoppedError(Exception):
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self.keys_values = (keys, values)
-
-
-class Linear(nn.Linear):
-    """A linear layer by `precision.linear_transposed`."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Map `input (..., inputs)` to (..., outputs)."""
-        return precision.linear_transposed(input, self.weight, self.bias)
 
 
 def prepare(causal_lm: PreTrainedModel) -> bool:
