@@ -278,8 +278,8 @@ class QuerySampler:
 
 
 def make_query_sampler(
-    *,
     hparams: TaskHParams,
+    *,
     encoder: Encoder,
     batch_size: int,
     mode: str = 'train',
@@ -324,7 +324,7 @@ def query_columns(
     found: list[tuple[list[int], jsonl.Query]] = []
     if name in registry.DATASETS:
         return {}
-    rules = make_query_sampler(hparams=hparams, encoder=encoder, batch_size=1).rules
+    rules = make_query_sampler(hparams, encoder=encoder, batch_size=1).rules
     for file in filter(None, (name, jsonl.file_of_test_part(name))):
         for query in jsonl.read_queries(file):
             of_one = datasets.Dataset(name, lambda mode, text=query.text, **_: iter([text]))
@@ -352,7 +352,7 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
     name = hparams.query_dataset
     if name in registry.DATASETS:
         return []
-    sampler = make_query_sampler(hparams=hparams, encoder=encoder, batch_size=1, mode=mode)
+    sampler = make_query_sampler(hparams, encoder=encoder, batch_size=1, mode=mode)
     usage, is_all = sampler.dataset.usage(sampler.rules)
     if usage['used'] == 0:
         sampler()  # an error, unless a text further on makes a query

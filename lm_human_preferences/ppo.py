@@ -113,7 +113,7 @@ def leave_one_out(rewards: torch.Tensor, samples_per_query: int) -> torch.Tensor
     return (others / (samples_per_query - 1)).flatten()
 
 
-def add_advantages(rollout: Rollout, hparams: PpoHParams) -> Minibatch:
+def add_advantages(rollout: Rollout, options: PpoHParams) -> Minibatch:
     """Return the minibatch of `rollout`; whitening and GAE are its own, as in the original.
 
     With a leave-one-out baseline, all tokens of a response have the same advantage.
@@ -125,10 +125,10 @@ def add_advantages(rollout: Rollout, hparams: PpoHParams) -> Minibatch:
         values = rollout.baselines.unsqueeze(1).expand_as(rewards)
         advantages = returns - values
     else:
-        if hparams.whiten_rewards:
+        if options.whiten_rewards:
             rewards = whiten(rewards, shift_mean=False, mask=rollout.mask)
         advantages, returns = advantages_and_returns(
-            values, rewards, gamma=hparams.gamma, lam=hparams.lam
+            values, rewards, gamma=options.gamma, lam=options.lam
         )
     return Minibatch(
         queries=rollout.queries,
@@ -181,7 +181,7 @@ def step_stats(
 
 
 def loss(
-    minibatch: Minibatch, outputs: dict[str, torch.Tensor], hparams: PpoHParams
+    minibatch: Minibatch, outputs: dict[str, torch.Tensor], options: PpoHParams
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return clipped loss and statistics; outputs: logprobs, values, entropies (batch, length)."""
 
@@ -190,9 +190,9 @@ def loss(
 
     advantages, returns = minibatch.advantages, minibatch.returns
     # A leave-one-out baseline is not trained: this is only its error, without gradient.
-    values = outputs['values'] if hparams.samples_per_query == 1 else minibatch.values
+    values = outputs['values'] if options.samples_per_query == 1 else minibatch.values
     values_clipped = values.clamp(
-        minibatch.values - hparams.cliprange_value, minibatch.values + hparams.cliprange_value
+        minibatch.values - options.cliprange_value, minibatch.values + options.cliprange_value
     )
     value_losses = (values - returns).square()
     value_losses_clipped = (values_clipped - returns).square()
@@ -201,10 +201,10 @@ def loss(
     log_ratio = outputs['logprobs'] - minibatch.logprobs
     ratio = log_ratio.exp()
     policy_losses = -advantages * ratio
-    policy_losses_clipped = -advantages * ratio.clamp(1 - hparams.cliprange, 1 + hparams.cliprange)
+    policy_losses_clipped = -advantages * ratio.clamp(1 - options.cliprange, 1 + options.cliprange)
     policy_loss = mean(torch.maximum(policy_losses, policy_losses_clipped))
 
-    total = policy_loss + hparams.vf_coef * value_loss
+    total = policy_loss + options.vf_coef * value_loss
     stats = {
         'loss/policy': policy_loss,
         'loss/value': value_loss,

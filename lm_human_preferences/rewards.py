@@ -9,7 +9,6 @@ from torch import nn
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters import layers as adapters
 from lm_human_preferences.language.encodings import Encoder, Encoding
@@ -227,11 +226,11 @@ def scopes_of(members: int) -> tuple[str, ...]:
     return tuple(run_files.member_name(SCOPE, number) for number in range(members))
 
 
-def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:
+def make_score_fn(task: lm_tasks.TaskHParams, reward_model: ScoringModel) -> ScoreFn:
     """Return the function that scores responses, with the penalty for invalid ones: ScoreFn."""
     encoder, padding_token = reward_model.encoder, reward_model.padding_token
-    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, padding_token, encoder)
-    is_valid = lm_tasks.filter_fn_from_hparams(hparams, encoder)
+    postprocess = lm_tasks.postprocess_fn_from_hparams(task, padding_token, encoder)
+    is_valid = lm_tasks.filter_fn_from_hparams(task, encoder)
 
     def score_fn(
         queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
@@ -243,7 +242,7 @@ def make_score_fn(hparams: TaskHParams, reward_model: ScoringModel) -> ScoreFn:
         else:
             scores, stats = reward_model.score(queries, responses), {}
         is_penalized = ~is_valid(responses).to(scores.device, non_blocking=True)
-        scores = scores.masked_fill(is_penalized, hparams.penalty_reward_value)
+        scores = scores.masked_fill(is_penalized, task.penalty_reward_value)
         return scores, responses, {'score': scores, **stats}
 
     return score_fn

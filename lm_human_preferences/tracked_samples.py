@@ -20,7 +20,6 @@ from lm_human_preferences.utils.integers import ceil_div
 from lm_human_preferences.utils.terminal import cut_mark
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
@@ -31,12 +30,10 @@ _TRIES = 20  # draws for each query; a data set may have fewer different ones
 
 
 def fixed_queries(
-    task: TaskHParams, encoder: Encoder, count: int, labels: str | None
+    task: lm_tasks.TaskHParams, encoder: Encoder, count: int, labels: str | None
 ) -> torch.Tensor:
     """Return the first `count` different queries of the data set: (at most count, query_length)."""
-    sampler = lm_tasks.make_query_sampler(
-        hparams=task, encoder=encoder, batch_size=1, labels=labels
-    )
+    sampler = lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1, labels=labels)
     found: dict[tuple[int, ...], None] = {}
     for _ in range(_TRIES * count):
         found[tuple(sampler()['tokens'][0].tolist())] = None

@@ -46,7 +46,7 @@ def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -
     policy.model.gradient_checkpointing = settings.run.gradient_checkpointing
     reward_model = source.for_training(initial_model, comm, ref_policy)
     query_sampler = lm_tasks.make_query_sampler(
-        hparams=settings.task,
+        settings.task,
         encoder=encoder,
         comm=comm,
         labels=source.label_source(),
@@ -195,7 +195,8 @@ def start(
     """Return the trainer of a run before its next step; see session.start."""
     settings = phase.settings
     console.dump(settings)
-    phase = dataclasses.replace(phase, source=phase.source.pinned(settings.run, comm))
+    source = phase.source.pinned(settings.run.directory, comm, is_resumed=settings.run.resume)
+    phase = dataclasses.replace(phase, source=source)
     commands = [run_files.POLICY.command]
     records = run_settings.records(
         settings, experiment=experiment, ranks=comm.size, commands=commands

@@ -78,11 +78,11 @@ def _experiment_and_task(
     for key, binds in experiments.items():
         command, _, name = key.partition('/')
         if command == POLICY.command and name == content.get(EXPERIMENT, name):
-            hparams = HParams()
-            hparams.override_from_dict(dict(binds))
-            hparams.task = TaskHParams()
-            hparams.task.override_from_nested_dict(content['task'])
-            found = differences(hparams, binds, {})
+            settings = HParams()
+            settings.override_from_dict(dict(binds))
+            settings.task = TaskHParams()
+            settings.task.override_from_nested_dict(content['task'])
+            found = differences(settings, binds, {})
             options[name] = {key: found[key] for key in found if key.startswith('task.')}
     name = min(options, key=lambda each: len(options[each]))
     return name, options[name]

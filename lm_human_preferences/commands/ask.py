@@ -13,7 +13,6 @@ from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
     GOLD,
@@ -65,7 +64,7 @@ def ask(
     gold: str | None = None,
     ties: bool = False,
 ) -> None:
-    """Add `count` questions to a folder; see hparams.labelling_options.AskHParams."""
+    """Add `count` questions to a folder; see settings.labelling_options.AskHParams."""
     task = reward_hparams.task
     check_folder(folder)
     _check_options(reward_hparams, policy, against)
@@ -106,7 +105,7 @@ def ask(
 
 
 def _ask_given(
-    hparams: HParams,
+    settings: HParams,
     folder: str,
     record: dict[str, Any],
     questions: str | None,
@@ -116,16 +115,16 @@ def _ask_given(
 ) -> None:
     path = questions if gold is None else gold
     assert path is not None
-    encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
+    encoding = lm_tasks.initial_encoding(settings.task.policy.initial_model)
     with about_option('--questions' if gold is None else '--gold'):
         given, notes = tokenise.tokenise(
             records.read(path),
-            hparams,
+            settings,
             encoding,
             needs_answer=gold is not None,
             ties=bool(record.get(TIES)),
         )
-    fields = label_types.get(hparams.labels.type).samples
+    fields = label_types.get(settings.labels.type).samples
     new = [(label, tokens) for label, tokens in given if not are_equal([tokens[f] for f in fields])]
     with _writer(folder, record, encoding) as writer:
         new = into_folder.as_asked(new, writer.folder)
@@ -153,7 +152,7 @@ def _writer(folder: str, record: dict[str, Any], encoding: Encoding) -> Question
 
 
 def task_record(
-    hparams: HParams,
+    settings: HParams,
     folder: str,
     experiment: str,
     encoding: str | None = None,
@@ -165,12 +164,12 @@ def task_record(
     if instructions is not None:
         with about_option('--instructions'):
             text = storage.read_text(instructions).strip()
-    if ties and not label_types.get(hparams.labels.type).can_tie:
+    if ties and not label_types.get(settings.labels.type).can_tie:
         raise UserError(
-            f'--ties on: labels of the type {hparams.labels.type} have no ties; give --labels.type'
+            f'--ties on: labels of the type {settings.labels.type} have no ties; give --labels.type'
             ' best_of_2 or best_of_4'
         )
-    record = new_task(hparams.labels.type, hparams.task, text, ties, experiment)
+    record = new_task(settings.labels.type, settings.task, text, ties, experiment)
     if encoding is not None:
         record['encoding'] = encoding
     if is_folder(folder):
@@ -213,13 +212,13 @@ def check_folder(folder: str) -> None:
             raise UserError(f'{folder} is not empty, and no folder of labels: use another folder')
 
 
-def _check_options(hparams: HParams, policy: str, against: str | None) -> None:
+def _check_options(settings: HParams, policy: str, against: str | None) -> None:
     if against is not None and _resolved(against) == _resolved(policy):
         raise UserError(f'--against {against} is --policy {policy}: name another policy')
-    samples = len(label_types.get(hparams.labels.type).samples)
+    samples = len(label_types.get(settings.labels.type).samples)
     if against is not None and samples % 2:
         raise UserError(
-            f'--against {against}: --labels.type {hparams.labels.type} shows {samples} sample(s),'
+            f'--against {against}: --labels.type {settings.labels.type} shows {samples} sample(s),'
             ' which two policies cannot share equally'
         )
 
@@ -231,7 +230,7 @@ def _resolved(name: str) -> str:
     return os.path.realpath(name)
 
 
-def _load_policy(name: str, task: TaskHParams) -> Policy:
+def _load_policy(name: str, task: lm_tasks.TaskHParams) -> Policy:
     temperature = task.policy.temperature
     if name == INITIAL:
         scope = 'ref_policy'
@@ -246,7 +245,7 @@ def _load_policy(name: str, task: TaskHParams) -> Policy:
     return Policy(model, scope=scope, only_samples=True, **settings)
 
 
-def _task_of_run(name: str, task: TaskHParams) -> TaskHParams:
+def _task_of_run(name: str, task: lm_tasks.TaskHParams) -> lm_tasks.TaskHParams:
     """Return the task of a run; UserError if it is not the one of the questions."""
     try:
         run_task = load_run_hparams(name).task

@@ -13,31 +13,33 @@ from lm_human_preferences.utils.core import default_device
 
 
 def dry_run(
-    hparams: Settings, ranks: int, overwrite: bool, explicitly_set: Collection[str]
+    settings: Settings, ranks: int, overwrite: bool, explicitly_set: Collection[str]
 ) -> list[str]:
     """Check a training; return the lines to print. UserError if it could not start."""
-    checks.check_settings(hparams, ranks)
-    elsewhere = run_dir.check_run(hparams, overwrite=overwrite, explicitly_set=explicitly_set)
-    hparams.override_from_dict(session.pins(hparams, ask=False))
-    trial = Trial(make_plan(hparams, ask=False), ranks, unchecked=elsewhere)
+    checks.check_settings(settings, ranks)
+    elsewhere = run_dir.check_run(settings, overwrite=overwrite, explicitly_set=explicitly_set)
+    settings.override_from_dict(session.pins(settings, ask=False))
+    trial = Trial(make_plan(settings, ask=False), ranks, unchecked=elsewhere)
     trial.make()
     return [
-        _start(hparams, ranks),
-        f'would write to {hparams.run.save_dir}' if hparams.run.save_dir else 'would save nothing',
+        _start(settings, ranks),
+        f'would write to {settings.run.save_dir}'
+        if settings.run.save_dir
+        else 'would save nothing',
         *trial.query_notes,
         *_memory(trial),
-        *checks.precision_notes(hparams),
+        *checks.precision_notes(settings),
         *_unchecked(trial.unchecked),
     ]
 
 
-def _start(hparams: Settings, ranks: int) -> str:
+def _start(settings: Settings, ranks: int) -> str:
     device = 'GPU' if default_device().type == 'cuda' else 'CPU'
     if ranks == 1:
-        return f'would start 1 rank on a {device}, {hparams.run.precision}'
-    engine = expected_engine(hparams.run.allreduce)
+        return f'would start 1 rank on a {device}, {settings.run.precision}'
+    engine = expected_engine(settings.run.allreduce)
     return (
-        f'would start {ranks} ranks on {device}s, {hparams.run.precision}, averaging gradients by'
+        f'would start {ranks} ranks on {device}s, {settings.run.precision}, averaging gradients by'
         f' {engine}'
     )
 

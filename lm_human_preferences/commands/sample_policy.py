@@ -16,7 +16,6 @@ from lm_human_preferences.datasets.jsonl import Query, read_queries
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
 from lm_human_preferences.hparams.policy_options import HParams
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
@@ -100,7 +99,7 @@ def sample_policy(
 
 def _prepare_to_sample(
     sizes: Sizes,
-    task: TaskHParams,
+    task: lm_tasks.TaskHParams,
     batch_size: int,
     networks: int,
     precision: str,
@@ -133,7 +132,9 @@ def _print_sample(
 
 
 def _policy(
-    trained_model: trained_models.TrainedModel, task: TaskHParams, temperature: float | None
+    trained_model: trained_models.TrainedModel,
+    task: lm_tasks.TaskHParams,
+    temperature: float | None,
 ) -> Policy:
     """temperature: None for the task's own."""
     settings = lm_tasks.policy_settings(task, trained_model.encoding.get_encoder())
@@ -185,7 +186,7 @@ def given_queries(prompts: Sequence[str], path: str | None) -> list[Query]:
     return found
 
 
-def encoded_query(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[int]:
+def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
     """Encode a query, padded to `query_length`. name: for errors."""
     try:
         tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)
@@ -223,7 +224,7 @@ def endless_rounds(
 ) -> Iterator[torch.Tensor]:
     """Yield (batch_size, query_length), as rounds_of, of the run's data set without end."""
     query_sampler = lm_tasks.make_query_sampler(
-        hparams=hparams.task,
+        hparams.task,
         encoder=encoder,
         comm=comm,
         batch_size=batch_size,
@@ -246,7 +247,7 @@ def endless_rounds(
 def samples_of(
     rounds: Iterator[torch.Tensor],
     policy: Policy,
-    task: TaskHParams,
+    task: lm_tasks.TaskHParams,
     judge: 'Judge | None',
     comm: comms.Comm,
 ) -> Iterator[dict[str, Any]]:
@@ -263,7 +264,7 @@ def samples_of(
 def _answered(
     queries: torch.Tensor,
     policy: Policy,
-    task: TaskHParams,
+    task: lm_tasks.TaskHParams,
     judge: 'Judge | None',
     truncate: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> list[dict[str, Any]]:

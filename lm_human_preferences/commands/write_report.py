@@ -20,7 +20,7 @@ def write_report(
     names: bool = True,
     rewards: bool = False,
 ) -> None:
-    """Write the page of `runs`, paths or URLs. For the options see hparams.command_options."""
+    """Write the page of `runs`, paths or URLs. For the options see ReportHParams."""
     runs = list(dict.fromkeys(run.rstrip('/') or run for run in runs))
     path = output or _usual_path(runs)
     if storage.is_remote(path):

@@ -31,7 +31,6 @@ from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.command_options import MOST_SAMPLES
 from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
@@ -55,7 +54,7 @@ class Models(NamedTuple):
     policy: Policy
     reference: Policy
     rewards: RewardModels
-    task: TaskHParams
+    task: lm_tasks.TaskHParams
 
 
 class Responses(NamedTuple):
@@ -121,7 +120,7 @@ def queries_of(
     """Return `count` different test queries, None for the usual: (queries, query_length)."""
     is_enumerable = registry.info(hparams.task.query_dataset).is_enumerable
     sampler = lm_tasks.make_query_sampler(
-        hparams=hparams.task,
+        hparams.task,
         encoder=encoder,
         batch_size=DRAWS if is_enumerable else count or QUERIES,
         mode='test',
@@ -141,7 +140,7 @@ def queries_of(
     return queries[torch.randperm(len(queries), generator=generator)[:count]]
 
 
-def _each_once(queries: torch.Tensor, task: TaskHParams) -> torch.Tensor:
+def _each_once(queries: torch.Tensor, task: lm_tasks.TaskHParams) -> torch.Tensor:
     """Return `queries (drawn, query_length)` without repetitions; UserError for a single one."""
     distinct = dict.fromkeys(map(tuple, queries.tolist()))
     if len(distinct) < 2:
@@ -164,7 +163,7 @@ def count_trained_on(
         return len(queries)  # both parts are drawn from all that there are
     if name in registry.DATASETS:
         return None
-    sampler = lm_tasks.make_query_sampler(hparams=hparams.task, encoder=encoder, batch_size=1)
+    sampler = lm_tasks.make_query_sampler(hparams.task, encoder=encoder, batch_size=1)
     once = sampler.dataset.sequences(sampler.rules, repeat_count=1)
     trained_on = set(map(tuple, once))
     return sum(tuple(query) in trained_on for query in queries.tolist())
@@ -197,7 +196,7 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
 
 def _all_scores(
     model: rewards.ScoringModel,
-    task: TaskHParams,
+    task: lm_tasks.TaskHParams,
     query: torch.Tensor,
     n_vocab: int,
 ) -> torch.Tensor:
@@ -331,7 +330,7 @@ def _frontier(
     return {name: column.tolist() for name, column in zip(FRONTIER, columns)}
 
 
-def tokens_to_compute(task: TaskHParams, n_vocab: int) -> int:
+def tokens_to_compute(task: lm_tasks.TaskHParams, n_vocab: int) -> int:
     """Return the number of tokens computed in an evaluation with default settings."""
     tokens = task.query_length + task.response_length
     if n_vocab**task.response_length > MOST_RESPONSES:

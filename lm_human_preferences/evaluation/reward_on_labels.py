@@ -54,10 +54,10 @@ def load(saved: TrainedModel) -> LearnedReward:
 def record_of(run: str) -> HParams | None:
     """Return the settings of a reward model's training, or only its task; None if unknown."""
     for directory in _directories(run):
-        hparams = HParams()
+        settings = HParams()
         with contextlib.suppress(storage.NotFound):
-            run_settings.read_settings(hparams, directory)
-            return hparams
+            run_settings.read_settings(settings, directory)
+            return settings
         if storage.exists(storage.join(directory, POLICY_RECORD)):
             of_policy = run_settings.load_run_hparams(directory)
             return of_policy.new_reward_model or HParams(task=of_policy.task)

@@ -12,7 +12,6 @@ from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head.features import blocks_of, pooled
 from lm_human_preferences.frozen_head.head import Head, load, unfitted
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -125,9 +124,9 @@ def checked(
     return FrozenReward(head, reference, pessimism)
 
 
-def task_of(about: Mapping[str, Any]) -> TaskHParams:
+def task_of(about: Mapping[str, Any]) -> lm_tasks.TaskHParams:
     """Return the task that a head was fitted for."""
-    task = TaskHParams()
+    task = lm_tasks.TaskHParams()
     task.override_from_nested_dict(about['task'])
     return task
 

@@ -92,7 +92,7 @@ class RewardHParams(hyperparams.HParams):
             self.members > 1 and (self.function or trained in ('mock', 'test')),
             f'{{ensemble=}} is for reward models that have learned from labels: {known} is none',
         )
-        is_head = new is not None and new.features == reward_options.FROZEN
+        is_head = new is not None and new.is_head
         yield (
             is_head and self.members > 1,
             '{ensemble=}: {train_new_model.features} frozen has one solution, and says itself how'
@@ -278,7 +278,7 @@ class HParams(hyperparams.HParams):
     def commands(self) -> list[str]:
         """Commands whose files the run writes, its own last."""
         model = self.new_reward_model
-        if model is None or (self.rewards.online and model.features != reward_options.FROZEN):
+        if model is None or (self.rewards.online and not model.is_head):
             return [self.command]  # with online labels, checkpoints hold what is not a head
         return [*model.commands, self.command]
 

@@ -84,9 +84,14 @@ class LabelHParams(hyperparams.HParams):
             '{too_long=}: {source=} holds no texts, but token ids',
         )
         yield (
-            self.error and self.source != SAMPLED,
+            self.error and not self.are_sampled,
             "{error=}: {source=} is not 'mock', whose labels alone are made with errors",
         )
+
+    @property
+    def are_sampled(self) -> bool:
+        """True if each start samples the labels anew."""
+        return self.source == SAMPLED
 
     def sources(self) -> dict[str, str]:
         """Return the sources of the labels: {field: path or URL}, or 'mock' or 'test'."""
@@ -252,13 +257,18 @@ class HParams(hyperparams.HParams):
         "the reward model's adapters, where they differ from those of --task.policy.lora",
     )
 
+    @property
+    def is_head(self) -> bool:
+        """True if the reward model is a head on the initial model's hidden states."""
+        return self.features == FROZEN
+
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check that batches divide the labels that are asked for, as the original did."""
         yield (
             self.lora is not None and self.task.policy.lora is None,
             '{lora} has no effect without --task.policy.lora on',
         )
-        if self.features == FROZEN:
+        if self.is_head:
             yield (
                 self.ensemble > 1,
                 '{ensemble=}: {features=} has one solution, and says itself how unsure it is',

@@ -71,17 +71,17 @@ def parted(
 
 
 def split(
-    labels: Labels, hparams: HParams, encoder: Encoder
+    labels: Labels, settings: HParams, encoder: Encoder
 ) -> tuple[Labels, Labels | None, list[str]]:
     """Return (training labels, held-out labels or None, notes); UserError if none are left."""
-    if hparams.labels.held_out == 0:
+    if settings.labels.held_out == 0:
         return labels, None, []
-    label_type = label_types.get(hparams.labels.type)
-    held_out, train = parted(labels, label_type, hparams.labels, encoder)
+    label_type = label_types.get(settings.labels.type)
+    held_out, train = parted(labels, label_type, settings.labels, encoder)
     count, left = len(held_out['query']), len(train['query'])
     if left == 0:
         raise UserError(
-            f'{hparams.labels.setting("held_out")} leaves none of {count} labels to train on:'
+            f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
             ' collect more of them, about other queries, or hold fewer out'
         )
     note = f'Held out: {count} of {count + left} labels; training on {left}'

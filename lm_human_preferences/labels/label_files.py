@@ -35,7 +35,7 @@ class LoadedLabels(NamedTuple):
 
 
 def load_labels(
-    hparams: HParams,
+    settings: HParams,
     encoding: Encoding,
     comm: Comm | None = None,
     lines: Mapping[str, int] | None = None,
@@ -44,45 +44,45 @@ def load_labels(
 
     Of a folder the `lines` of each labeller, None: as many as rank 0 sees.
     """
-    if hparams.labels.source == 'test':
-        return LoadedLabels(simulated.generate_labels(hparams, encoding), [], {})
-    source = hparams.labels.setting('source')
+    if settings.labels.source == 'test':
+        return LoadedLabels(simulated.generate_labels(settings, encoding), [], {})
+    source = settings.labels.setting('source')
     record: dict[str, Any] = {}
-    if is_folder(hparams.labels.source):
-        folder = _open_folder(hparams, encoding, comm or LocalComm(), lines)
-        answers = folder.counted(without=parse_names(hparams.labels.without))
+    if is_folder(settings.labels.source):
+        folder = _open_folder(settings, encoding, comm or LocalComm(), lines)
+        answers = folder.counted(without=parse_names(settings.labels.without))
         objects, notes = list(folder.as_labels(answers)), []
         ids = [[answer.question, answer.labeller, answer.uuid] for answer in answers]
-        record = {'answers': folder.lines_read(), 'ids': ids[: hparams.labels.num_train]}
+        record = {'answers': folder.lines_read(), 'ids': ids[: settings.labels.num_train]}
     else:
-        objects, notes = _read_file(hparams, encoding)
+        objects, notes = _read_file(settings, encoding)
     if not objects:
         raise UserError(f'{source} has no labels')
-    num_train = hparams.labels.num_train
+    num_train = settings.labels.num_train
     if num_train is not None and len(objects) < num_train:
-        wanted = hparams.labels.setting('num_train')
+        wanted = settings.labels.setting('num_train')
         raise UserError(f'{source} has {len(objects)} labels, too few for {wanted}')
-    label_type = label_types.get(hparams.labels.type).allow_ties()
-    schemas = label_type.schemas(**hparams.task.lengths())
+    label_type = label_types.get(settings.labels.type).allow_ties()
+    schemas = label_type.schemas(**settings.task.lengths())
     tensors = _as_tensors(source, objects[:num_train], label_type, schemas, encoding)
     notes = [f'Num labels found in source: {len(objects)}', *notes]
     return LoadedLabels(tensors, notes, record)
 
 
-def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
+def check_order(order: list[int], num_train: int, settings: HParams) -> None:
     """Raise UserError unless the training order of all epochs has `num_train` labels."""
-    if sorted(order) == sorted(hparams.epochs * list(range(num_train))):
+    if sorted(order) == sorted(settings.epochs * list(range(num_train))):
         return
     begun = max(order) + 1
     if begun == num_train:
         raise UserError(
-            f'the run was begun with {hparams.option_name("epochs")} {len(order) // begun}: give'
+            f'the run was begun with {settings.option_name("epochs")} {len(order) // begun}: give'
             ' that number, or begin again with --overwrite'
         )
     fix = 'name them as before'
-    is_accepted = begun % hparams.batch_size == 0  # by --labels.num_train
-    if begun < num_train and hparams.labels.held_out == 0 and is_accepted:
-        option = hparams.labels.option_name('num_train')
+    is_accepted = begun % settings.batch_size == 0  # by --labels.num_train
+    if begun < num_train and settings.labels.held_out == 0 and is_accepted:
+        option = settings.labels.option_name('num_train')
         fix += f' ({option} {begun}, if more were added at the end)'
     raise UserError(
         f'the run was begun with {begun} labels, not {num_train}: {fix}, or begin again with'
@@ -91,13 +91,13 @@ def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
 
 
 def _open_folder(
-    hparams: HParams, encoding: Encoding, comm: Comm, lines: Mapping[str, int] | None
+    settings: HParams, encoding: Encoding, comm: Comm, lines: Mapping[str, int] | None
 ) -> LabelFolder:
     """Open the folder of labels as rank 0 sees it, or as far as `lines`; UserError if it lacks any.
 
     UserError, too, for a folder of another task.
     """
-    path = hparams.labels.source
+    path = settings.labels.source
     folder, seen = None, None
     if comm.rank == 0:
         folder = LabelFolder(path, lines)
@@ -105,7 +105,7 @@ def _open_folder(
     if lines is None:
         lines = comm.all_gather_object(seen)[0]
     folder = folder or LabelFolder(path, lines)
-    source = f'{hparams.labels.option_name("source")} {path}'
+    source = f'{settings.labels.option_name("source")} {path}'
     there_are = folder.lines_read()
     for name, count in (folder.lines or {}).items():
         if there_are.get(name, 0) < count:
@@ -113,8 +113,8 @@ def _open_folder(
                 f'{source} has fewer answers of {name} than when the run was begun:'
                 ' restore them, or begin again with --overwrite'
             )
-    here = {'label_type': hparams.labels.type, 'encoding': encoding.name}
-    check_same_task(source, folder.task, {**here, 'task': hparams.task.lengths()})
+    here = {'label_type': settings.labels.type, 'encoding': encoding.name}
+    check_same_task(source, folder.task, {**here, 'task': settings.task.lengths()})
     return folder
 
 
@@ -126,9 +126,9 @@ def tensors_of(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torc
     return _as_tensors(folder.path, objects, folder.label_type, schemas, folder.encoding())
 
 
-def _read_file(hparams: HParams, encoding: Encoding) -> tuple[list[Any], list[str]]:
+def _read_file(settings: HParams, encoding: Encoding) -> tuple[list[Any], list[str]]:
     """Return the labels of a file as objects of token ids, unchecked, and notes on texts."""
-    path, option = hparams.labels.source, hparams.labels.option_name('source')
+    path, option = settings.labels.source, settings.labels.option_name('source')
     with about_option(option):
         records.check_kind_of_file(path)
     with books.mirror_named_on_failure(path):
@@ -142,12 +142,12 @@ def _read_file(hparams: HParams, encoding: Encoding) -> tuple[list[Any], list[st
             theirs = token_ids.encoding_of(objects, encoding, path)
             if theirs.name == encoding.name:
                 return objects, []
-            found = token_ids.as_texts(objects, label_types.get(hparams.labels.type), theirs, path)
+            found = token_ids.as_texts(objects, label_types.get(settings.labels.type), theirs, path)
             note = [
                 f'Token ids of encoding {theirs.name!r} were read as texts, in {encoding.name!r}'
             ]
-        labels, notes = tokenise.tokenise(found, hparams, encoding)
-    answer = label_types.get(hparams.labels.type).field
+        labels, notes = tokenise.tokenise(found, settings, encoding)
+    answer = label_types.get(settings.labels.type).field
     return [{**question, answer: label.answer} for label, question in labels], [*note, *notes]
 
 

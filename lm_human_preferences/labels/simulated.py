@@ -71,33 +71,33 @@ def judge_by(score: Score) -> Judge:
 small_tokens = judge_by(score_small_tokens)
 
 
-def check_num_train(hparams: HParams) -> int:
+def check_num_train(settings: HParams) -> int:
     """Return --labels.num_train, which the source 'mock' needs; UserError if it is missing."""
-    if hparams.labels.num_train is None:
+    if settings.labels.num_train is None:
         raise UserError(
-            f'{hparams.labels.setting("source")} answers as many queries as it is asked: give'
-            f' {hparams.labels.option_name("num_train")}'
+            f'{settings.labels.setting("source")} answers as many queries as it is asked: give'
+            f' {settings.labels.option_name("num_train")}'
         )
-    return hparams.labels.num_train
+    return settings.labels.num_train
 
 
-def check_memory(count: int, hparams: HParams) -> None:
+def check_memory(count: int, settings: HParams) -> None:
     """Raise UserError if `count` labels do not fit into memory."""
-    schemas = label_types.get(hparams.labels.type).schemas(**hparams.task.lengths())
+    schemas = label_types.get(settings.labels.type).schemas(**settings.task.lengths())
     numbers = sum(math.prod(schema.shape) for schema in schemas.values())
-    option = hparams.labels.option_name('num_train')
+    option = settings.labels.option_name('num_train')
     memory.check_fits(option, count, 8 * numbers, memory.on_host())
 
 
-def generate_labels(hparams: HParams, encoding: Encoding) -> dict[str, torch.Tensor]:
+def generate_labels(settings: HParams, encoding: Encoding) -> dict[str, torch.Tensor]:
     """Return labels of the source 'test' on random tokens: {field: (num_train, *schema.shape)}."""
-    count = hparams.labels.num_train
+    count = settings.labels.num_train
     if count is None:
-        count = ceil_div(TEST_LABELS, hparams.batch_size) * hparams.batch_size
+        count = ceil_div(TEST_LABELS, settings.batch_size) * settings.batch_size
     else:
-        check_memory(count, hparams)
-    label_type = label_types.get(hparams.labels.type)
-    schemas = label_type.question_schemas(**hparams.task.lengths())
+        check_memory(count, settings)
+    label_type = label_types.get(settings.labels.type)
+    schemas = label_type.question_schemas(**settings.task.lengths())
     generator = torch.Generator().manual_seed(TEST_SEED)
     questions = {}
     for field, schema in schemas.items():
@@ -107,25 +107,25 @@ def generate_labels(hparams: HParams, encoding: Encoding) -> dict[str, torch.Ten
     return {**questions, **label_type.simulate(scores / encoding.n_vocab)}
 
 
-def simulated_labels(hparams: HParams, policy: Policy, comm: Comm) -> dict[str, torch.Tensor]:
+def simulated_labels(settings: HParams, policy: Policy, comm: Comm) -> dict[str, torch.Tensor]:
     """Return labels of the source 'mock' on responses of the initial policy, made by rank 0."""
     # Every rank checks and builds the reward, so that all of them end with the same error.
     reward = KnownReward(policy.trained_model.encoding, policy.device)
-    count = check_num_train(hparams)
-    check_memory(count, hparams)
-    labels = _judged_labels(hparams, policy, reward.score, count) if comm.rank == 0 else None
+    count = check_num_train(settings)
+    check_memory(count, settings)
+    labels = _judged_labels(settings, policy, reward.score, count) if comm.rank == 0 else None
     labels = comm.all_gather_object(labels)[0]
     assert labels is not None
     return labels
 
 
 def _judged_labels(
-    hparams: HParams, policy: Policy, score: Score, count: int
+    settings: HParams, policy: Policy, score: Score, count: int
 ) -> dict[str, torch.Tensor]:
     """Return `count` labels on responses of `policy`, judged by `score`."""
-    task = hparams.task
-    label_type = label_types.get(hparams.labels.type)
-    sampler = lm_tasks.make_query_sampler(hparams=task, encoder=policy.encoder, batch_size=count)
+    task = settings.task
+    label_type = label_types.get(settings.labels.type)
+    sampler = lm_tasks.make_query_sampler(task, encoder=policy.encoder, batch_size=count)
     postprocess = lm_tasks.postprocess_fn_from_hparams(task, policy.padding_token, policy.encoder)
     queries = sampler()['tokens']
     questions = {'query': queries}
@@ -133,8 +133,8 @@ def _judged_labels(
         responses = policy.respond(queries, length=task.response_length)['responses']
         questions[field] = postprocess(responses).cpu()
     answers = label_type.simulate(scores_of(score, questions), random.Random(TEST_SEED))
-    if hparams.labels.error:
-        answers = _with_errors(answers, label_type, hparams.labels.error)
+    if settings.labels.error:
+        answers = _with_errors(answers, label_type, settings.labels.error)
     return {**questions, **answers}
 
 

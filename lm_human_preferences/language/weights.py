@@ -237,7 +237,7 @@ def check_size(sizes: Sizes, weights: Weights) -> None:
     if layers > len(weights) or needed > SLACK_BYTES + 4 * weights.nbytes():
         raise UserError(
             f'{weights.path} does not hold a model of {layers} layers of width {sizes.n_embd} and'
-            f' context {sizes.n_ctx}, which its hparams.json or config.json describes'
+            f' context {sizes.n_ctx}, which its {model_sizes.FILE} or config.json describes'
         )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from lm_human_preferences import lm_tasks
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import question_id
 from lm_human_preferences.language.encodings import Encoder
@@ -37,10 +36,12 @@ class Queries:
         self._texts_read = 0
 
     @classmethod
-    def of_task(cls, task: TaskHParams, encoder: Encoder, part: str, labels: str | None) -> Queries:
+    def of_task(
+        cls, task: lm_tasks.TaskHParams, encoder: Encoder, part: str, labels: str | None
+    ) -> Queries:
         """Return those of a part of the data set. labels: see lm_tasks.make_query_sampler."""
         sampler = lm_tasks.make_query_sampler(
-            hparams=task, encoder=encoder, batch_size=1, mode=part, labels=labels
+            task, encoder=encoder, batch_size=1, mode=part, labels=labels
         )
         return cls(sampler)
 
@@ -72,7 +73,7 @@ class QuestionSampler:
     def __init__(
         self,
         policies: Mapping[str, Policy],
-        task: TaskHParams,
+        task: lm_tasks.TaskHParams,
         label_type: LabelType,
         micro_batch_size: int | None,
     ) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.language.network import Network
     from lm_human_preferences.plan.making import Plan, Settings
@@ -87,7 +86,7 @@ def _precisions(settings: Settings) -> list[str]:
     return found
 
 
-def _check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
+def _check_same_task(task: lm_tasks.TaskHParams, reward_task: lm_tasks.TaskHParams) -> None:
     """Raise UserError unless a policy and its new reward model have the same task."""
     settings, of_reward = hyperparams.leaves(task), hyperparams.leaves(reward_task)
     for name in settings | of_reward:

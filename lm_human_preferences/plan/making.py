@@ -72,7 +72,7 @@ def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
 def reward_phase(settings: reward_options.HParams, command: Settings | None = None) -> TrainReward:
     """Return the training of a reward model, alone or as a part of a `command`."""
     command = command or settings
-    kind = FitHead if settings.features == reward_options.FROZEN else TrainReward
+    kind = FitHead if settings.is_head else TrainReward
     return kind(settings, command.run, run_files.COMMANDS[command.command])
 
 

@@ -21,10 +21,10 @@ from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import default_device
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
     from lm_human_preferences.language.encodings import Encoder, Encoding
     from lm_human_preferences.language.network import Network
     from lm_human_preferences.plan.making import Plan
+    from lm_human_preferences.plan.phases import TrainReward
     from lm_human_preferences.training.model_sizes import Sizes
 
 
@@ -51,7 +51,7 @@ class Trial:
         if self.plan.policy is not None and self.plan.policy.retraining is not None:
             self._check_online()
         elif self.plan.rewards:
-            self._check_labels(self.plan.rewards[0].settings)
+            self._check_labels(self.plan.rewards[0])
         else:
             self._check_reward()
 
@@ -112,7 +112,7 @@ class Trial:
         encoder = self._encoder()
         if encoder is None:
             return
-        lm_tasks.make_query_sampler(hparams=task, encoder=encoder, batch_size=1)()
+        lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1)()
         self.query_notes = checks.check_queries(self.plan, encoder)
         if self.plan.evaluation is not None:
             self.query_notes += lm_tasks.query_notes(task, encoder, 'test')
@@ -124,12 +124,12 @@ class Trial:
         if online is not None and online.source == 'mock' and self.encoding is not None:
             known_reward.check_encoding(self.encoding)
         if registry.info(self.plan.settings.task.query_dataset).labels_stand_in:
-            self.unchecked += _elsewhere(self.plan.policy.retraining.settings.labels)
+            self.unchecked += _elsewhere(self.plan.policy.retraining)
 
-    def _check_labels(self, settings: HParams) -> None:
-        elsewhere = _elsewhere(settings.labels)
+    def _check_labels(self, phase: TrainReward) -> None:
+        settings, elsewhere = phase.settings, _elsewhere(phase)
         self.unchecked += elsewhere
-        if settings.labels.source == 'mock':
+        if settings.labels.are_sampled:
             if self.encoding is not None:
                 known_reward.check_encoding(self.encoding)
             simulated.check_num_train(settings)
@@ -145,7 +145,9 @@ class Trial:
         elsewhere = source.elsewhere()
         self.unchecked += elsewhere
         if not elsewhere:
-            source.pinned(self.plan.policy.run, LocalComm()).check(self)
+            run = self.plan.policy.run
+            own = source.pinned(run.directory, LocalComm(), is_resumed=run.resume)
+            own.check(self)
 
     def ask(self, scorer: TextScorer) -> None:
         """Ask a reward about the first two queries of each file here, as their responses."""
@@ -173,7 +175,8 @@ class Trial:
                 yield file, jsonl.read_queries(file)[:2]
 
 
-def _elsewhere(labels: LabelHParams) -> list[str]:
+def _elsewhere(phase: TrainReward) -> list[str]:
+    labels = phase.settings.labels
     return [
         labels.setting(name)
         for name, path in labels.sources().items()

@@ -61,7 +61,7 @@ def _settings(runs: Sequence[RunFacts], *, has_names: bool) -> list[list[str]]:
     """Return (option, its value in each run) of those that differ."""
     found = []
     for facts in runs:
-        options = {} if facts.hparams is None else commands.settings(facts.hparams)
+        options = {} if facts.settings is None else commands.settings(facts.settings)
         found.append({key: str(value) for key, value in options.items()})
     rows = []
     for name in dict.fromkeys(key for options in found for key in options):

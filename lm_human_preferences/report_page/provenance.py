@@ -95,17 +95,17 @@ def duration(seconds: float) -> str:
 
 def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tuple[str, str, str]]]:
     """Return the experiment, and (option, value, the experiment's value) of those that differ."""
-    hparams = facts.hparams
-    if hparams is None:
+    own = facts.settings
+    if own is None:
         return _UNKNOWN, []
-    name = facts.experiments.get(hparams.command)
-    binds = experiments.get(f'{hparams.command}/{name}')
+    name = facts.experiments.get(own.command)
+    binds = experiments.get(f'{own.command}/{name}')
     if name is None or binds is None:
         return name or _UNKNOWN, []
-    usual = type(hparams)()
+    usual = type(own)()
     usual.override_from_dict(dict(binds))
     of_reward = experiments.get(f'{run_files.REWARD.command}/{name}', {})
-    differences = commands.differences(hparams, binds, of_reward)
+    differences = commands.differences(own, binds, of_reward)
     return name, [
         (f'--{key}', str(value), _shown(commands.value_of(usual, key)))
         for key, value in differences.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lm_human_preferences.hparams.reward_options import FROZEN
+from lm_human_preferences import storage
 from lm_human_preferences.reward_sources.base import RewardSource
 
 if TYPE_CHECKING:
@@ -21,15 +21,19 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     ask: False for a dry run, in which a model of the hub that is not here counts as one of ours.
     """
     # What a kind of reward needs is loaded for it alone.
-    new_model = settings.new_reward_model
+    options, new_model = settings.rewards, settings.new_reward_model
     if new_model is None:
         from lm_human_preferences.reward_sources import given
 
-        return given.source_of(settings, ask=ask)
-    if new_model.features == FROZEN:
+        return given.source_of(options, settings.task, ask=ask)
+    is_online = options.online is not None
+    place = storage.staging_dir(options.trained_model or '')  # in a run that is uploaded
+    new = place, settings.task, options.members, new_model.labels.source
+    if new_model.is_head:
         from lm_human_preferences.reward_sources import heads
 
-        return heads.new_source(settings, new_model)
+        kind = heads.OnlineHeadSource if is_online else heads.NewHeadSource
+        return kind(*new, options.pessimism)
     from lm_human_preferences.reward_sources import models
 
-    return models.new_source(settings, new_model)
+    return models.OnlineSource(*new) if is_online else models.NewSource(*new)

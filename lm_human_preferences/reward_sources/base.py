@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.external_rewards.texts import TextScorer
-    from lm_human_preferences.hparams.policy_options import RunHParams
     from lm_human_preferences.language.encodings import Encoding
     from lm_human_preferences.language.trained_models import TrainedModel
+    from lm_human_preferences.lm_tasks import TaskHParams
     from lm_human_preferences.policy import Policy
     from lm_human_preferences.rewards import ScoringModel
 
@@ -48,8 +47,8 @@ class RewardSource(ABC):
         """Networks of a training of a policy, with those that are the reward."""
         return POLICY_NETWORKS
 
-    def pinned(self, run: RunHParams, comm: Comm) -> Self:
-        """Return the same source as rank 0 reads it for the training of `run`."""
+    def pinned(self, directory: str | None, comm: Comm, *, is_resumed: bool) -> Self:
+        """Return the same source as rank 0 reads it for the training in a run's directory."""
         return self
 
     @abstractmethod

@@ -15,7 +15,6 @@ from lm_human_preferences.synthetic import known_reward
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.policy_options import RunHParams
     from lm_human_preferences.language.encodings import Encoding
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.policy import Policy
@@ -40,13 +39,11 @@ class FunctionSource(RewardSource):
 
     code: reward_function.Source | None = None
 
-    def pinned(self, run: RunHParams, comm: Comm) -> Self:
+    def pinned(self, directory: str | None, comm: Comm, *, is_resumed: bool) -> Self:
         """Return it with the code that rank 0 reads."""
         parts: tuple[str, ...] = ()
         if comm.rank == 0:
-            own = reward_function.function_of_training(
-                self.name, run.directory, is_resumed=run.resume
-            )
+            own = reward_function.function_of_training(self.name, directory, is_resumed=is_resumed)
             parts = own.name, own.text, own.place
         code = reward_function.Source(*comm.all_gather_object(parts)[0])
         return dataclasses.replace(self, code=code)

@@ -14,7 +14,8 @@ from lm_human_preferences.reward_sources.base import RewardSource, is_here
 from lm_human_preferences.runs import run_files
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.policy_options import HParams
+    from lm_human_preferences.hparams.policy_options import RewardHParams
+    from lm_human_preferences.lm_tasks import TaskHParams
 
 KNOWN = 'mock'  # of --rewards.trained_model: the known reward of reviews
 # Asked often while a run goes on
@@ -27,9 +28,9 @@ def _has_head(path: str) -> bool:
     return any(map(head.is_head, (path, storage.join(path, run_files.REWARD.network))))
 
 
-def source_of(settings: HParams, *, ask: bool) -> RewardSource:
+def source_of(given: RewardHParams, task: TaskHParams, *, ask: bool) -> RewardSource:
     """Return the source of a reward that is not trained by the run; ask: see reward_sources."""
-    given, task, members = settings.rewards, settings.task, settings.rewards.members
+    members = given.members
     if given.function is not None:
         return external.FunctionSource(given.function, task, members)
     if given.trained_model in (None, KNOWN):  # None: settings that are about a task alone

@@ -18,8 +18,6 @@ from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import reward_options
-    from lm_human_preferences.hparams.policy_options import HParams
     from lm_human_preferences.language.encodings import Encoding
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.policy import Policy
@@ -86,11 +84,3 @@ class OnlineHeadSource(NewHeadSource):
         """Return a head that has learned nothing yet."""
         assert reference is not None
         return frozen.without_labels(reference, self.pessimism)
-
-
-def new_source(settings: HParams, new_model: reward_options.HParams) -> RewardSource:
-    """Return the source of a head that a run fits."""
-    given = settings.rewards
-    kind = NewHeadSource if given.online is None else OnlineHeadSource
-    place = storage.staging_dir(given.trained_model or '')  # in a run that is uploaded
-    return kind(place, settings.task, given.members, new_model.labels.source, given.pessimism)

@@ -13,7 +13,6 @@ from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
 from lm_human_preferences.frozen_head.head import is_head
 from lm_human_preferences.frozen_head.reward import FrozenReward, load_frozen
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -79,7 +78,7 @@ def load_learned(
 
 
 def reward_of_function(
-    source: reward_function.Source, encoding: Encoding, task: TaskHParams
+    source: reward_function.Source, encoding: Encoding, task: lm_tasks.TaskHParams
 ) -> TextReward:
     """Return the reward by a function of the user's, for queries of `task`."""
     scorer = FunctionScorer(source)
@@ -88,7 +87,7 @@ def reward_of_function(
     return reward
 
 
-def _give_columns(scorer: TextScorer, reward: TextReward, task: TaskHParams) -> None:
+def _give_columns(scorer: TextScorer, reward: TextReward, task: lm_tasks.TaskHParams) -> None:
     """Let a function that asks for columns have those of the task's queries."""
     if isinstance(scorer, FunctionScorer) and scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
@@ -102,7 +101,7 @@ def give_more_columns(reward: ScoringModel, queries: Iterable[tuple[Sequence[int
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(queries)}
 
 
-def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:
+def load_judge(name: str, encoding: Encoding, task: lm_tasks.TaskHParams) -> FrozenRewardModel:
     """Return the reward called `name`, with which --judge judges responses of `task`."""
     try:
         judge = load_reward_model(name, encoding, chat=task.chat)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lm_human_preferences import rewards, storage
 from lm_human_preferences.language import weights
 from lm_human_preferences.reward_models import locations
-from lm_human_preferences.reward_sources.base import RewardSource, Trial, is_here
+from lm_human_preferences.reward_sources.base import Trial, is_here
 from lm_human_preferences.reward_sources.loading import LoadedSource
 from lm_human_preferences.rewards import EnsembleReward, RewardModel, Scorer
 from lm_human_preferences.runs import run_files
@@ -18,8 +18,6 @@ from lm_human_preferences.utils.core import default_device
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import reward_options
-    from lm_human_preferences.hparams.policy_options import HParams
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.policy import Policy
     from lm_human_preferences.rewards import ScoringModel
@@ -101,14 +99,6 @@ class OnlineSource(NewSource):
 
     def place_in(self, save_dir: str) -> str:
         return storage.join(save_dir, run_files.POLICY.network)
-
-
-def new_source(settings: HParams, new_model: reward_options.HParams) -> RewardSource:
-    """Return the source of reward models that a run trains."""
-    given = settings.rewards
-    kind = NewSource if given.online is None else OnlineSource
-    place = storage.staging_dir(given.trained_model or '')  # in a run that is uploaded
-    return kind(place, settings.task, given.members, labels=new_model.labels.source)
 
 
 def _with_reward_models(members: int, *, is_retrained: bool) -> Networks:

@@ -37,7 +37,7 @@ def repeating(
     name: of the new run. is_for_others: with the last part of local paths, and no name of a
     labeller.
     """
-    hparams = facts.hparams
+    hparams = facts.settings
     if hparams is None:
         return None
     command = hparams.command

@@ -104,12 +104,12 @@ class RunFacts:
         return self.curves[tag].last if tag in self.curves else None
 
     @property
-    def hparams(self) -> PolicyHParams | RewardHParams | None:
+    def settings(self) -> PolicyHParams | RewardHParams | None:
         return self.policy or self.reward
 
     @property
     def task(self) -> TaskHParams | None:
-        return None if self.hparams is None else self.hparams.task
+        return None if self.settings is None else self.settings.task
 
     @property
     def has_policy(self) -> bool:
@@ -187,14 +187,14 @@ class RunFacts:
 
     def _held_out(self, prefix: str, name: str, value: float) -> HeldOut:
         effective = self.last(f'{prefix}effective_labels')
-        hparams = self.policy or self.reward
+        settings = self.policy or self.reward
         is_online = self.labels is not None and self.labels.reward_models > 0
         return HeldOut(
             name,
             value,
             interval=wilson_interval(value * effective, effective) if effective else None,
             share=0 if self.labels is None else self.labels.held_out,
-            members=1 if hparams is None or is_online else hparams.members,
+            members=1 if settings is None or is_online else settings.members,
             is_of_mean=prefix == OF_MEAN,
             is_cross_validated=prefix == CROSS_VALIDATED,
         )
@@ -294,14 +294,14 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
     )
 
 
-def _settings(hparams: Any, directory: str, commands: list[str]) -> Any:
-    if hparams.command not in commands:
+def _settings(settings: Any, directory: str, commands: list[str]) -> Any:
+    if settings.command not in commands:
         return None
     try:
-        run_settings.read_settings(hparams, directory)
+        run_settings.read_settings(settings, directory)
     except (UserError, OSError):
         return None
-    return hparams
+    return settings
 
 
 def _is_classifier(model: str) -> bool:

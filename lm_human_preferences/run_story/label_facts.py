@@ -52,9 +52,9 @@ class LabelFacts:
     reward_models: int = 0  # trained one after another while the policy trained
 
 
-def labels_of_training(run: str, hparams: RewardHParams) -> LabelFacts:
-    """Return the labels of a reward model that a run trained first. hparams: train_reward's."""
-    labels = hparams.labels
+def labels_of_training(run: str, settings: RewardHParams) -> LabelFacts:
+    """Return the labels of a reward model that a run trained first. settings: train_reward's."""
+    labels = settings.labels
     record = json_object(storage.join(run, run_files.LEARNED))
     count = record.get('labels')
     names = parse_names(labels.without)
@@ -81,9 +81,9 @@ def _source(path: str, record: Mapping[str, Any], without: tuple[str, ...]) -> S
     )
 
 
-def labels_of_online(run: str, hparams: PolicyHParams) -> LabelFacts:
+def labels_of_online(run: str, settings: PolicyHParams) -> LabelFacts:
     """Return the labels of reward models that were retrained while the policy trained."""
-    online, new_model = hparams.rewards.online, hparams.new_reward_model
+    online, new_model = settings.rewards.online, settings.new_reward_model
     assert online is not None
     folder = storage.join(run, run_files.LABELS)
     batches = _batches(storage.join(folder, run_files.USED))

@@ -53,6 +53,6 @@ def is_fixed(hparams: Training, key: str, *, has_reward_model: bool) -> bool:
     is_of_policy = policy is not None and name == key
     if training is None or is_of_policy or has_reward_model:
         return False
-    is_sampled = training.labels.source == reward_options.SAMPLED
+    is_sampled = training.labels.are_sampled
     decides_labels = is_sampled and _DECIDES_SAMPLED_LABELS.fullmatch(name) is not None
     return decides_labels or _OF_REWARD.fullmatch(name) is not None

@@ -93,7 +93,7 @@ def fit(settings: HParams, reference: Policy, labels: Labels, comm: Comm) -> Fit
 def _sampled(settings: HParams, reference: Policy, comm: Comm) -> torch.Tensor:
     """Return features (n, features) of this rank's samples of the initial policy."""
     query_sampler = lm_tasks.make_query_sampler(
-        hparams=settings.task,
+        settings.task,
         encoder=reference.encoder,
         comm=comm,
         labels=settings.labels.source,

@@ -9,7 +9,6 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import about_option
-from lm_human_preferences.hparams.reward_options import SAMPLED
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
 from lm_human_preferences.labels.held_out import split
@@ -49,7 +48,7 @@ class TrainingLabels:
 
     def load(self, encoding: Encoding) -> None:
         """Load and check them, unless the initial policy is to be asked for responses."""
-        if self._loaded is None and self.settings.labels.source != SAMPLED:
+        if self._loaded is None and not self.settings.labels.are_sampled:
             self._loaded = label_files.load_labels(self.settings, encoding, self.comm, self._lines)
 
     def split(self, policy: Policy) -> None:

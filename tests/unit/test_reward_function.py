@@ -209,7 +209,7 @@ def test_ranks_score_their_own_shares_alike(write):
     responses = torch.tensor([encode('not very good')])
 
     def work(comm):
-        source = source_of(hparams).pinned(hparams.run, comm)
+        source = source_of(hparams).pinned(hparams.run.directory, comm, is_resumed=False)
         reward = source.for_training(model, comm)
         return rewards.make_score_fn(hparams.task, reward)(queries, responses)[0]
 

@@ -61,8 +61,8 @@ def score(
         )
     encoding = encodings.Reviews if saved is None else saved.encoding
     # As the reward model has learned to read texts
-    hparams = None if is_known else record_of(run)
-    has_special = hparams is not None and hparams.task.special_tokens
+    settings = None if is_known else record_of(run)
+    has_special = settings is not None and settings.task.special_tokens
     encoder = text_encoder(encoding.get_encoder(), has_special)
     tokeniser = Tokeniser(encoder, *lengths, too_long, option='--too_long')
     questions = [_tokens(record, where, tokeniser, encoding.n_vocab) for where, record in found]
@@ -138,14 +138,14 @@ def _fitted(text: str, width: int) -> str:
 def _lengths(run: str, query_length: int | None, response_length: int | None) -> tuple[int, int]:
     """Return the most tokens of a query and of a response: as given, else of the run's task."""
     if query_length is None or response_length is None:
-        hparams = record_of(run)
-        if hparams is None:
+        settings = record_of(run)
+        if settings is None:
             raise UserError(
                 f'{run} has no {RECORD}, which says how long texts may be: give --query_length and'
                 ' --response_length'
             )
-        query_length = query_length or hparams.task.query_length
-        response_length = response_length or hparams.task.response_length
+        query_length = query_length or settings.task.query_length
+        response_length = response_length or settings.task.response_length
     return query_length, response_length
 
 

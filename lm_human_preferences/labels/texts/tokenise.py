@@ -160,7 +160,7 @@ class Tokeniser:
 
 def tokenise(
     found: Iterable[tuple[str, Any]],
-    hparams: HParams,
+    settings: HParams,
     encoding: Encoding,
     *,
     needs_answer: bool = True,
@@ -168,11 +168,11 @@ def tokenise(
 ) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
     """Return the labels in records of texts with questions {field: token ids}, and notes.
 
-    found: (where it is, record) of each. hparams: train_reward's. needs_answer: whether a record
+    found: (where it is, record) of each. settings: train_reward's. needs_answer: whether a record
     must have one. ties: whether that may be a tie. UserError, which says where, for an unknown
     format.
     """
-    label_type, task = label_types.get(hparams.labels.type), hparams.task
+    label_type, task = label_types.get(settings.labels.type), settings.task
     if ties:
         label_type.allow_ties()
     fields = label_type.samples
@@ -180,8 +180,8 @@ def tokenise(
         tokenisers.text_encoder(encoding.get_encoder(), task.special_tokens),
         task.query_length,
         task.response_length,
-        hparams.labels.too_long,
-        option=hparams.labels.option_name('too_long'),
+        settings.labels.too_long,
+        option=settings.labels.option_name('too_long'),
     )
     labels = []
     for where, record in found:
@@ -191,7 +191,7 @@ def tokenise(
                 where,
                 label_type,
                 needs_answer=needs_answer,
-                type_option=hparams.labels.option_name('type'),
+                type_option=settings.labels.option_name('type'),
             )
         except NotTextError:
             tokeniser.counts['no text'] += 1

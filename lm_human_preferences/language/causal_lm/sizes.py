@@ -19,7 +19,7 @@ UNKNOWN_LENGTH = 2048  # where a config does not say; such models have no positi
 
 @dataclass
 class TransformersSizes(Sizes):
-    """Sizes in the hparams.json beside a saved config.json."""
+    """Sizes that are saved beside a config.json."""
 
     family: str = option('', "transformers' model_type")
     is_window: bool = option(False, 'whether attention sees no farther than the longest sequence')

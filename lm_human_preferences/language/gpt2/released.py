@@ -3,7 +3,7 @@
 from lm_human_preferences import storage
 
 _SHARED = dict(n_vocab=50257, n_ctx=1024)
-# Sizes of the released models by name, as in their hparams.json.
+# Sizes of the released models by name.
 RELEASED = {
     '124M': dict(**_SHARED, n_embd=768, n_head=12, n_layer=12),
     '355M': dict(**_SHARED, n_embd=1024, n_head=16, n_layer=24),

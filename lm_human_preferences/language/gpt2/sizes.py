@@ -25,7 +25,7 @@ TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 @dataclass
 class HParams(Sizes):
-    """Sizes in a model directory's hparams.json; dropout rates are read and written, not used."""
+    """Sizes in a model's directory; dropout rates are read and written, not used."""
 
     embd_pdrop: float = option(0.1, 'dropout of the embeddings')
     attn_pdrop: float = option(0.1, 'dropout of the attention')
