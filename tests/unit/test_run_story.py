@@ -29,6 +29,7 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.plan import trial
+from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.report_page import label_section, render
 from lm_human_preferences.run_story import commands, facts, label_facts, model_card
 from lm_human_preferences.runs import run_files, run_lock
@@ -417,7 +418,7 @@ def test_all_sources_of_labels_are_told(tmp_path):
         ['bert', '2', '2'],
     ]
     hparams.labels.more = 'gs://bucket/more.json'
-    assert trial._elsewhere(hparams.labels) == [f'--labels.more {hparams.labels.more}']
+    assert trial._elsewhere(reward_phase(hparams)) == [f'--labels.more {hparams.labels.more}']
 
 
 def test_a_reward_model_of_another_run(tmp_path):
