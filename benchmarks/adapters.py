@@ -40,7 +40,7 @@ class AdaptedRandomModel(SharedBase):
 
     def __init__(self, model: workload.RandomModel) -> None:
         TrainedModel.__init__(self, 'test')
-        self.random, self.sizes = model, model.sizes()
+        self.own_sizes = model.sizes()
         self.adapters = {scope: LoraHParams() for scope in ('policy', 'reward_model')}
         self._base = model.build(scope='base', scalar_heads=['value', 'reward'])
         self._base.requires_grad_(False)
@@ -49,8 +49,8 @@ class AdaptedRandomModel(SharedBase):
         self._missing = [name for name in named if HEADS in name]
         self.encoding = workload.ENCODING
 
-    def hparams(self):
-        return self.sizes
+    def sizes(self):
+        return self.own_sizes
 
 
 def model_of(args, *, adapted: bool):

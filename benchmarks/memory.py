@@ -69,7 +69,7 @@ def ppo(args, common):
         run.trainer.policy.model.gradient_checkpointing = args.checkpointing
         return run.trainer, run.update
 
-    return policy_phase(hparams).memory(model_of(args).sizes, 1)[-1], build
+    return policy_phase(hparams).memory(model_of(args).sizes(), 1)[-1], build
 
 
 def reward_hparams(args, common):
@@ -115,7 +115,7 @@ def reward(args, common):
     def build():
         return reward_trainer(args, hparams)
 
-    return reward_phase(hparams).memory(model_of(args).sizes, 1)[0], build
+    return reward_phase(hparams).memory(model_of(args).sizes(), 1)[0], build
 
 
 def retraining(args, common):
@@ -135,7 +135,7 @@ def retraining(args, common):
         trainer, step = reward_trainer(args, hparams.rewards.train_new_model)
         return trainer, functools.partial(_step_beside, optimizer, step)
 
-    return policy_phase(hparams).memory(model_of(args).sizes, 1)[0], build
+    return policy_phase(hparams).memory(model_of(args).sizes(), 1)[0], build
 
 
 def _step_beside(optimizer, step):

@@ -62,7 +62,7 @@ class RandomModel(TrainedModel):
         super().__init__('test')
         self.size = size
         n_embd, n_head, n_layer = SIZES[size]
-        self.sizes = model.HParams(
+        self.own_sizes = model.HParams(
             n_vocab=VOCABULARY, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer
         )
 
@@ -70,12 +70,12 @@ class RandomModel(TrainedModel):
     def encoding(self) -> encodings.Encoding:
         return ENCODING
 
-    def hparams(self) -> model.HParams:
-        return self.sizes
+    def sizes(self) -> model.HParams:
+        return self.own_sizes
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> model.Model:
         torch.manual_seed(0)
-        return model.Model(self.sizes, scalar_heads).initialize()
+        return model.Model(self.own_sizes, scalar_heads).initialize()
 
 
 class RandomCausalLM(RandomModel):
@@ -89,14 +89,14 @@ class RandomCausalLM(RandomModel):
         self.model = model
         with torch.device('meta'):
             without_values = _without_dropout(size, model)
-        self.sizes: Any = sizes_of(without_values, VOCABULARY)
+        self.own_sizes: Any = sizes_of(without_values, VOCABULARY)
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Any:
         from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 
         torch.manual_seed(0)
         network = _without_dropout(self.size, self.model)
-        return TransformersNetwork(network, self.sizes, scalar_heads).initialize()
+        return TransformersNetwork(network, self.own_sizes, scalar_heads).initialize()
 
 
 def random_model(size: str, model: str) -> RandomModel:

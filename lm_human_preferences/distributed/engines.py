@@ -4,6 +4,7 @@ horovod     Horovod over MPI, the one it was built against; NCCL for tensors on 
             built with it
 torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the one engine that needs no MPI
 mpi         mpi4py on host memory: slow with GPUs, works wherever MPI does
+gloo        torch.distributed without NCCL, which refuses ranks that share a GPU
 """
 
 from __future__ import annotations
@@ -82,21 +83,21 @@ def init_torch(store: Any, rank: int, size: int, **options: Any) -> None:
     atexit.register(dist.destroy_process_group)
 
 
-def backend_options(seconds: int) -> dict[str, Any]:
+def backend_options(allreduce: str, seconds: int) -> dict[str, Any]:
     """Return the options of a group that sums gradients, each within `seconds`."""
     options: dict[str, Any] = {'backend': 'gloo', 'timeout': datetime.timedelta(seconds=seconds)}
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and allreduce != 'gloo':
         options['backend'] = 'nccl'
         options['device_id'] = torch.device('cuda', torch.cuda.current_device())
     return options
 
 
-def torch_over_mpi(comm: Any, seconds: int) -> TorchEngine:
+def torch_over_mpi(comm: Any, allreduce: str, seconds: int) -> TorchEngine:
     """Return the engine of ranks that find each other through MPI."""
     import torch.distributed as dist
 
     store, _ = comm.meeting
-    init_torch(store, comm.rank, comm.size, **backend_options(seconds))
+    init_torch(store, comm.rank, comm.size, **backend_options(allreduce, seconds))
     return TorchEngine(dist.group.WORLD)
 
 
@@ -127,20 +128,20 @@ def create_engine(allreduce: str, comm: Any, seconds: int) -> Engine:
         reasons = comm.all_gather_object(_why_no_horovod_loads())
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
-            engine = torch_over_mpi(comm, seconds)
+            engine = torch_over_mpi(comm, allreduce, seconds)
             engine.name += _because(reason)
             return engine
         allreduce = 'horovod'
     if allreduce == 'horovod':
         return HorovodEngine(seconds)
-    if allreduce == 'torch':
-        return torch_over_mpi(comm, seconds)
-    return MpiEngine(comm.world)
+    if allreduce == 'mpi':
+        return MpiEngine(comm.world)
+    return torch_over_mpi(comm, allreduce, seconds)
 
 
 def expected_engine(allreduce: str) -> str:
     """Return the engine that `--run.allreduce` would give here, and why; UserError if none."""
-    if allreduce in ('torch', 'mpi'):
+    if allreduce in ('torch', 'mpi', 'gloo'):
         return allreduce
     if allreduce == 'auto' and not launch_methods.current().has_mpi:
         return 'torch'

@@ -67,13 +67,14 @@ class EngineComm(Comm):
         if self.lifeline:
             self.lifeline.close()
 
-    def _share_host(self) -> None:
-        """Take a GPU of this rank's own; where no rank sees one, a share of the processors."""
+    def _share_host(self, allreduce: str = 'auto') -> None:
+        """Take a GPU; where no rank sees one, a share of the processors."""
         devices = range(torch.cuda.device_count())
         own = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
         gpus = self.all_gather_on_host(own)
         if any(gpus):
-            torch.cuda.set_device(choose_gpu(gpus, self.local_rank))
+            shares = allreduce == 'gloo'
+            torch.cuda.set_device(choose_gpu(gpus, self.local_rank, shares=shares))
         else:
             affinities = self.all_gather_on_host(sorted(os.sched_getaffinity(0)))
             threads.limit_threads(affinities, self.local_rank)
@@ -105,7 +106,7 @@ class MpiComm(EngineComm):
         self.node = self.world.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank = self.node.Get_rank()
         self.local_size = self.node.Get_size()
-        self._share_host()
+        self._share_host(allreduce)
         self.engine = create_engine(allreduce, self, timeouts.allreduce)
         self.lifeline = None if is_watched else self._start_lifeline(timeouts.rank)
         self._announce(mpi_library.announcement())
@@ -154,7 +155,7 @@ class TorchComm(EngineComm):
         own_store = rendezvous.open_store(place, is_host=False, seconds=timeouts.rank)
         self.lifeline = Lifeline(own_store, self.rank, self.size, timeouts.rank)
         Lifeline.of_failures = self.lifeline
-        if allreduce not in ('auto', 'torch'):
+        if allreduce not in ('auto', 'torch', 'gloo'):
             raise UserError(
                 f'--run.allreduce {allreduce} needs MPI, which these ranks were started without:'
                 ' use auto or torch, or start them by mpiexec'
@@ -165,9 +166,9 @@ class TorchComm(EngineComm):
         self.ranks_here = [rank for rank in range(self.size) if hosts[rank] == hosts[self.rank]]
         self.local_rank = self.ranks_here.index(self.rank)
         self.local_size = len(self.ranks_here)
-        self._share_host()
+        self._share_host(allreduce)
         with noticing_lost_ranks():
-            group = self.dist.new_group(**backend_options(timeouts.allreduce))
+            group = self.dist.new_group(**backend_options(allreduce, timeouts.allreduce))
         self.engine = TorchEngine(group)
         self._announce()
 
@@ -205,17 +206,22 @@ class TorchComm(EngineComm):
             self.dist.barrier()
 
 
-def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
-    """Return the first own GPU that no lower rank of this host takes; UserError if none."""
+def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int, *, shares: bool = False) -> int:
+    """Return the first own GPU that no lower rank of this host takes; UserError if none.
+
+    shares: ranks take turns instead where there are too few.
+    """
     taken = []
     for gpus in visible:
         taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
     own = visible[local_rank]
+    if None in taken and own and shares:
+        return local_rank % len(own)
     if None in taken:
         raise UserError(
             f'{len(visible)} ranks on {socket.gethostname()}, which has {len(own)}'
-            f' visible GPU(s): use --mpi {len(own)}, or make more visible by'
-            ' CUDA_VISIBLE_DEVICES'
+            f' visible GPU(s): use --mpi {len(own)}, make more visible by CUDA_VISIBLE_DEVICES, or'
+            ' share them by --run.allreduce gloo'
         )
     return own.index(taken[local_rank])
 

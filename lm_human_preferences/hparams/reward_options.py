@@ -13,7 +13,7 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import check_multiple
 
-ENGINES = ('auto', 'horovod', 'torch', 'mpi')
+ENGINES = ('auto', 'horovod', 'torch', 'mpi', 'gloo')
 ON_ANOMALY = ('off', 'warn', 'stop')
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
 SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
@@ -128,7 +128,8 @@ class RunHParams(hyperparams.HParams):
     )
     allreduce: str = own_option(
         'auto',
-        'library that averages over ranks: auto, horovod, torch or mpi',
+        'library that averages over ranks: auto, horovod, torch, mpi, or gloo, with which ranks may'
+        ' share a GPU (tried on CPUs only)',
         one_of=ENGINES,
         of_command=True,
     )

@@ -155,17 +155,23 @@ def test_benchmark(name, monkeypatch, capsys, own_environment):
     assert re.search(printed, found), found
 
 
+def printed_by_hour(tmp_path, program, **environ):
+    """What gpu_hour.sh prints with the smallest sizes, where a shell's `program` is Python."""
+    python = tmp_path / 'python'
+    python.write_text(f'#!/bin/sh\n{program}\n')
+    python.chmod(0o700)
+    return subprocess.run(
+        [FOLDER / 'gpu_hour.sh', tmp_path / 'out', '--tiny'],
+        env={**os.environ, 'PYTHON': str(python), **environ},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+
+
 def tiny_hour(tmp_path):
     """The commands of gpu_hour.sh with the smallest sizes, by the names of its parts."""
-    python = tmp_path / 'python'
-    python.write_text('#!/bin/sh\necho "$@"\n')
-    python.chmod(0o700)
-    subprocess.run(
-        [FOLDER / 'gpu_hour.sh', tmp_path / 'out', '--tiny'],
-        env={**os.environ, 'PYTHON': str(python)},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    printed_by_hour(tmp_path, 'echo "$@"')
     commands = {}
     for path in (tmp_path / 'out').iterdir():
         _, command, status = path.read_text().splitlines()
@@ -179,6 +185,15 @@ def test_each_part_of_the_hour_of_a_gpu_is_written(tmp_path):
     assert len(commands) == 13
     assert commands['tests'] == ['-m', 'pytest', '-n0', '-q', 'tests/gpu']
     assert commands['million_graphs'] == [*commands['million_plain'], '--graphs']
+
+
+def test_the_hour_of_a_gpu_ends(tmp_path):
+    """The limit of all parts cuts the first of them off, whose lines are written."""
+    found = printed_by_hour(tmp_path, 'echo begun; exec sleep 30', SECONDS='2399')
+    assert found.count('begun') == 1
+    assert found.count(': no time left') == 12
+    written = (tmp_path / 'out/tests.txt').read_text()
+    assert written.splitlines()[1:] == ['begun', '== status 124 after 1 s']
 
 
 # The others are above, with the same options; two_ranks is what test_ranks tests.

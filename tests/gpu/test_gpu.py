@@ -10,7 +10,9 @@ from experiments import resolved
 from launched import REPOSITORY
 from tiny_causal_lms import tiny
 from tiny_tokenisers import write_byte_level
+from torch.distributed import HashStore
 
+from lm_human_preferences.distributed import engines, gradients
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import shared
@@ -109,6 +111,20 @@ def test_samples_have_the_log_probabilities_that_the_cpu_computes(
         expected = theirs.analyze_responses(queries, found['responses'].cpu())
     for name in ('logprobs', 'values'):
         assert_norm_close(found[name], expected[name].numpy(), rtol=tolerance, name=name)
+
+
+def test_gradients_are_averaged_by_nccl():
+    """With one rank, which is all that NCCL takes on one GPU."""
+    engines.init_torch(HashStore(), 0, 1, **engines.backend_options('torch', 60))
+    engine = engines.TorchEngine(torch.distributed.group.WORLD)
+    assert engine.name == 'torch (nccl)'
+    layer, x = torch.nn.Linear(3, 2).to(GPU), torch.ones(4, 3, device=GPU)
+    averaged = gradients.OverlappedGradients(layer.parameters(), 1, engine)
+    averaged.zero_grad()
+    averaged.require_sync()
+    layer(x).sum().backward()
+    averaged.synchronize()
+    assert layer.weight.grad.tolist() == [[4.0] * 3] * 2
 
 
 def test_graphs_sample_the_same(model, capsys):

@@ -202,10 +202,11 @@ def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
 
 @pytest.mark.parametrize('visible', [[['a', 'b']] * 3, [['a', 'b'], ['b', 'a'], []]])
 def test_more_ranks_than_gpus_are_refused(visible):
-    message = r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, or .* CUDA_VISIBLE_DEV'
+    message = r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, .* CUDA_VISIBLE_DEV'
     for rank in range(2):
         with pytest.raises(UserError, match=message):
             several_ranks.choose_gpu(visible, rank)
+        assert several_ranks.choose_gpu(visible, rank, shares=True) == rank
 
 
 HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor in range(8)}
