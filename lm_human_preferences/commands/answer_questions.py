@@ -237,7 +237,7 @@ class Session:
             click.echo(f'{e}.')
             return None
         if answer is None:
-            click.echo('There is no answer to take back.')
+            click.echo('No answer to take back.')
         else:
             self.given = max(0, self.given - 1)
         return answer

@@ -122,7 +122,7 @@ def _products() -> str:
     if rates.onednn_rounds:
         found += f', as {onednn} rounds'
     if not processor.has_bf16:
-        found += '; there are no instructions for bf16'
+        found += '; without instructions for bf16'
     elif rates.bf16 < rates.of(library):
         found += '; bf16 is slower than fp32'
     return found

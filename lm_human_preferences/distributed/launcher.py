@@ -78,8 +78,7 @@ def find_mpiexec() -> tuple[str, bool]:
     path = str(own) if own.exists() else shutil.which('mpiexec')
     if path is None:
         raise UserError(
-            'there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, or use'
-            ' --mpi 1'
+            'no mpiexec to start ranks with: `sh tools/setup.sh` installs one, or use --mpi 1'
         )
     return path, is_of_open_mpi(path)
 

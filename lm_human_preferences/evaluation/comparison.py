@@ -178,7 +178,7 @@ def against_frontier(
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Return {'kl', 'reward', 'frontier', 'share' of the gain}, and the beta with the policy's KL.
 
-    The share is NaN where there is no gain: at a KL of 0, or if all responses to a query score the
+    The share is NaN where nothing is gained: at a KL of 0, or if all responses to a query score the
     same. The frontier is linearised, so that its spread over queries gives its error: its reward is
     the minimum over beta of beta (KL + log Z). Of the share there is a value for each query that
     makes its mean and its error right, see _share_of_queries.

@@ -144,7 +144,7 @@ def frontier_at(
         newton = inverse + missing / (inverse * variance) if variance > 0 else math.nan
         if low < newton < min(high, 4 * inverse):
             inverse = newton
-        else:  # bisection, or doubling while there is no upper bound
+        else:  # bisection, or doubling until an upper bound is known
             inverse = min((low + high) / 2, 2 * inverse)
     return mean + missing / inverse, 1 / inverse  # the slope of the frontier is beta
 

@@ -230,9 +230,9 @@ def _without_share(
             ' much in what they gain; give more --queries'
         )
     elif shares and not any(shares):
-        yield '-: there is no gain, as all responses to a query have the same score'
+        yield '-: nothing is gained, as all responses to a query have the same score'
     elif None in shares:
-        yield '-: there is no gain at that KL'
+        yield '-: nothing is gained at that KL'
 
 
 def _trained_on(results: dict[str, Any]) -> str:

@@ -298,7 +298,7 @@ class HParams(hyperparams.HParams):
         yield from super().problems()
 
     def idle_normalization(self) -> list[str]:
-        """Return the options that ask to normalise where there are no samples for it."""
+        """Return the options that ask to normalise without samples for it."""
         if self.normalize_samples:
             return []
         names = ('normalize_before', 'normalize_after')

@@ -34,7 +34,7 @@ class Control:
     keys: int = 1  # distinct numbers that make an answer
     title: str = ''  # of a scale
     ends: tuple[str, str, str] = ('', '', '')  # texts at its lowest, middle and highest number
-    tie: str = ''  # meaning of TIE_KEY; '' if there are no ties
+    tie: str = ''  # meaning of TIE_KEY; '' without ties
 
     def accepts(self, numbers: Sequence[int]) -> bool:
         """Return whether `numbers`, pressed in this order, are an answer or begin one."""

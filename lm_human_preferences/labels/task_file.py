@@ -26,7 +26,7 @@ def read_task(path: str) -> dict[str, Any]:
             raise UserError(f'{file} is damaged: it lacks the text {name!r}')
     label_type = label_types.find(task['label_type'])
     if label_type is None or label_type.control.choices < 2:
-        raise UserError(f'{file} is damaged: there is no label type {task["label_type"]!r:.80}')
+        raise UserError(f'{file} is damaged: unknown label type {task["label_type"]!r:.80}')
     settings = task.get('task')
     for name in ('query_length', 'response_length'):
         if not isinstance(settings, dict) or type(settings.get(name)) is not int:

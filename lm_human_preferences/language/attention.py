@@ -28,7 +28,7 @@ def attention_mask(
     mask: bool (batch, keys), False at padding. A token attends to itself and to the real tokens
     before it, as far as `segment_mask (queries, keys)` allows. Padding before the first token
     attends to itself, since its softmax over no keys would be NaN; its output is never used.
-    all_real: there is no padding; the result has a batch of 1.
+    all_real: without padding; the result has a batch of 1.
     """
     keys = mask.shape[1]
     key_columns = torch.arange(keys, device=mask.device)
@@ -149,12 +149,12 @@ class Unpadding:
     """Layout of a batch without padding: (batch, length, ...) as (tokens, ...), and back.
 
     shape: (batch, length). real: bool (batch, length), from host memory if the device is not to be
-    waited for; None: there is no padding.
+    waited for; None: without padding.
     """
 
     def __init__(self, shape: tuple[int, ...], real: torch.Tensor | None = None) -> None:
         self.shape = shape
-        # Of each real token, in the flattened batch; None where there is no padding.
+        # Of each real token, in the flattened batch; None without padding.
         self.indices: torch.Tensor | None = None
         if real is None:
             return

@@ -188,7 +188,7 @@ class Network(nn.Module, ABC):
             if kept is not None:
                 kept.take(columns)
             return h
-        # Padding is computed too: before the first token there is no real one to repeat.
+        # Padding is computed too: before the first token there is nothing to repeat.
         h = self.outputs(tokens, positions, bias, Unpadding(tokens.shape), None, cache)
         return index_each(h, columns)
 

@@ -378,7 +378,7 @@ def _directory_of(name: str) -> str | None:
         return storage.join(name, 'policy')
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(
-            f'there is no model {name!r}: give one of {", ".join(released.RELEASED)}, the directory'
+            f'unknown model {name!r}: give one of {", ".join(released.RELEASED)}, the directory'
             ' of a model, or ORG/NAME of the hub'
         )
     return name

@@ -85,7 +85,7 @@ def _facts(run: str) -> RunFacts:
     if found is None:
         why = 'it has no settings of a training'
         if not storage.is_remote(run) and not os.path.isdir(run):
-            why = 'there is no such directory'
+            why = 'no such directory'
         raise UserError(f'{run} is not a run of this program: {why}')
     return found
 

@@ -40,7 +40,7 @@ def locations_of(path: str, members: int | None = None) -> list[Location]:
         there = TrainedModel(first).open_weights().scopes()
         missing = [f'{scope} in {first}' for scope in scopes if scope not in there]
     if missing:
-        raise OptionError('--rewards.ensemble', f'{members}: there is no {missing[0]}')
+        raise OptionError('--rewards.ensemble', f'{members}: {missing[0]} is missing')
     return [Location(first, scope) for scope in scopes]
 
 

@@ -158,7 +158,7 @@ def _source(name: str) -> Source:
     try:
         return Source(name, storage.read_text(path))
     except storage.NotFound:
-        raise UserError(f'reward function {name}: there is no file {path}') from None
+        raise UserError(f'reward function {name}: no such file: {path}') from None
     except storage.StorageError as e:
         raise UserError(f'reward function {name}: {e}') from e
 

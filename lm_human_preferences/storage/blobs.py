@@ -60,7 +60,7 @@ def stat_blob(blob: Blob) -> Stat:
         try:
             return first_answer(lambda: _client(blob).stat(blob.path), blob.account)
         except FileNotFoundError:
-            raise blob.error('there is no such file', NotFound) from None
+            raise blob.error('no such file', NotFound) from None
 
 
 def first_answer(question: Callable[[], Answer], server: str) -> Answer:

@@ -70,7 +70,7 @@ def pinned(name: str, *, ask: bool = True) -> str:
     except StorageError as e:
         if is_hub(name):
             raise
-        raise StorageError(f'there is no directory {name}; as a model of the hub, {e}') from e
+        raise StorageError(f'no such directory: {name}; as a model of the hub, {e}') from e
     return hub.at(commit)
 
 
@@ -99,7 +99,7 @@ def cached_path(path: str) -> str:
         return copy
     files = _listing(hub, commit)
     if files is not None and hub.name not in files:
-        raise hub.error('there is no such file', NotFound)
+        raise hub.error('no such file', NotFound)
     _require(hub)
     with _explained(hub):
         return _library().hf_hub_download(
@@ -329,7 +329,7 @@ def _meaning(hub: HubPath, e: Exception) -> tuple[str, type[StorageError]]:
     if isinstance(e, errors.RevisionNotFoundError):
         return f'this {what} has no revision {hub.revision}', NotFound
     if isinstance(e, errors.RemoteEntryNotFoundError):
-        return 'there is no such file', NotFound
+        return 'no such file', NotFound
     if status in (401, 403):
         return f'the hub refuses it (HTTP {status}): {token} that may read it', StorageError
     if status is not None:

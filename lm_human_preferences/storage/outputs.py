@@ -38,7 +38,7 @@ def check_new_file(path: str) -> None:
     if os.path.lexists(path):
         raise UserError(f'{path} exists: give another name')
     if not os.path.isdir(directory):
-        raise UserError(f'{path}: there is no directory {directory}')
+        raise UserError(f'{path}: no such directory: {directory}')
     if not path or not os.access(directory, os.W_OK | os.X_OK):
         raise UserError(f'{path!r}: you may not write there, give another name')
 

@@ -38,7 +38,7 @@ class StorageError(UserError):
 
 
 class NotFound(StorageError):
-    """There is no such file."""
+    """Error: a file does not exist."""
 
 
 class Remote:

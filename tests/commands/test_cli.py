@@ -309,7 +309,7 @@ sample --save_dir x --output az://a/b/c.jsonl
 sample --save_dir x --output /dev/null
     --output /dev/null exists: give another name
 sample --save_dir x --output /dev/null/x
-    --output /dev/null/x: there is no directory /dev/null
+    --output /dev/null/x: no such directory: /dev/null
 sample --save_dir x --output=
     --output '': you may not write there, give another name
 sample --save_dir x

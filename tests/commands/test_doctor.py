@@ -66,7 +66,7 @@ def test_products_and_threads_are_told(quick, monkeypatch):
     default = products.name_of('default')
     kind, told = found['matrix products']
     assert kind == 'ok' and f'fp32 118 GFLOP/s by {default} and 57.4 by oneDNN, bf16 0.51' in told
-    assert f'{default} is used for fp32, as oneDNN rounds; there are no instructions' in told
+    assert f'{default} is used for fp32, as oneDNN rounds; without instructions' in told
     assert ', of which this container may take 1.5, of which one rank' in found['devices'][1]
 
 

@@ -101,7 +101,7 @@ def error_of_dry_run(words):
             '--task.query_dataset {}/missing.jsonl',
             '--task.query_dataset {}/missing.jsonl: no such file',
         ),
-        ('--task.policy.initial_model nosuch', "there is no model 'nosuch'"),
+        ('--task.policy.initial_model nosuch', "unknown model 'nosuch'"),
         ('--run.precision tf32', 'tf32 needs a GPU'),
         (f'{NEW}.run.precision tf32', 'tf32 needs a GPU'),
         ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),

@@ -76,7 +76,7 @@ def test_against_the_frontier_by_hand():
     [
         (True, -1.0, 0.3, 'as all responses to a query have the same score'),
         (False, -1.0, 0.3, 'as all responses to a query have the same score'),
-        (True, None, 0.0, 'there is no gain at that KL'),
+        (True, None, 0.0, 'nothing is gained at that KL'),
     ],
 )
 def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):

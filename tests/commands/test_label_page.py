@@ -639,7 +639,7 @@ def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
     options = LabelHParams(labeller='anna', web=WebHParams(port=0, host='0.0.0.0'))
     serve_page.serve(str(path), options)
     printed = capsys.readouterr()
-    assert printed.err.startswith('warning: there is no TLS') and 'ssh -L' in printed.err
+    assert printed.err.startswith('warning: no TLS') and 'ssh -L' in printed.err
     assert 'give --web.certificate and --web.key, or leave --web.host out' in printed.err
     assert f'http://{socket.gethostname()}:' in printed.out
     options.web.public_url = 'http://label.example.org/'

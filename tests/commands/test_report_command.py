@@ -72,7 +72,7 @@ def test_a_run_that_has_only_begun(tmp_path, command):
     page = (tmp_path / 'run/report.html').read_text()
     assert problems(page) == []
     said = sections_of(page)
-    assert said['Curves'] == 'Curves There is no log of this run.'
+    assert said['Curves'] == 'Curves This run has no log.'
     assert ('Samples' in said) == ('has not been evaluated' in page) == (command == 'train_policy')
 
 
@@ -91,7 +91,7 @@ def test_a_remote_run(server, blobs, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     'words, expected',
     [
-        ('{0}/none', '{0}/none is not a run of this program: there is no such directory'),
+        ('{0}/none', '{0}/none is not a run of this program: no such directory'),
         ('{0}', '{0} is not a run of this program: it has no settings of a training'),
         ('{0}/run --output {0}', '--output {0} is a directory: give a file in it'),
         ('{0}/run --output /dev/null/x', '--output /dev/null/x cannot be written: File exists'),

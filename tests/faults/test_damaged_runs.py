@@ -124,7 +124,7 @@ def test_a_page_tells_what_is_left_of_a_run(runs, tmp_path, name):
             raise AssertionError(what) from e
         assert problems(page) == [], what
         pages[what] = words_of(page).replace(run.name, name)
-    assert 'There is no log of this run.' in pages['no tb/']
+    assert 'This run has no log.' in pages['no tb/']
     assert len(pages) > COPIES / 2 and len(cards) > COPIES / 3
     assert all('## What is not known\n\n- ' in card for card in cards)
     assert sum(words != whole for words in pages.values()) > COPIES / 3

@@ -244,7 +244,7 @@ def test_texts_are_scored(tmp_path, classes):
     told = error_of(invoke(f'score {tmp_path}#good {texts}'))
     assert told == f'RUN good: {tmp_path} is not a classifier of transformers, which has classes'
     told = error_of(invoke(f'score {tmp_path}/gone#good {texts}'))
-    assert told == f'RUN {tmp_path}/gone: there is no such directory'
+    assert told == f'RUN {tmp_path}/gone: no such directory'
 
 
 def test_a_classifier_is_asked_once(tmp_path):

@@ -422,7 +422,7 @@ def test_each_member_is_retrained(tmp_path):
 @pytest.mark.parametrize(
     'settings, text',
     [
-        ('--rewards.trained_model {} --rewards.ensemble 4', 'there is no {}/reward_model_3'),
+        ('--rewards.trained_model {} --rewards.ensemble 4', '{}/reward_model_3 is missing'),
         ('--rewards.trained_model test --rewards.ensemble 2', 'test is none'),
         ('--rewards.trained_model mock --rewards.ensemble 2', 'mock is none'),
         ('--rewards.function {}.py:f --rewards.ensemble 2', '{}.py:f is none'),

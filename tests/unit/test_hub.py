@@ -122,7 +122,7 @@ def test_a_file_of_a_data_set(hub_server):
     assert hub_server.requests('GET /datasets') == 1
     assert not storage.exists('hf://datasets/org/labels/descriptiveness.json')
     assert not storage.exists('hf://datasets/org/others/labels.json')
-    assert 'there is no such file' in failure(storage.read_json, 'hf://datasets/org/labels/x.json')
+    assert 'no such file' in failure(storage.read_json, 'hf://datasets/org/labels/x.json')
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,9 @@ def test_a_disk_without_room(monkeypatch):
 
 
 def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
-    with pytest.raises(UserError, match='no directory runs/mine; .* hf://runs/mine: the hub has'):
+    with pytest.raises(
+        UserError, match='such directory: runs/mine; .* hf://runs/mine: the hub has'
+    ):
         TrainedModel('runs/mine')
     told = failure(TrainedModel, 'hf://datasets/org/labels/sentiment/offline.json')
     assert told.endswith('this is not a model: give hf://ORG/NAME')

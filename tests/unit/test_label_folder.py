@@ -526,7 +526,7 @@ def test_what_is_no_folder(tmp_path):
             LabelFolder(str(tmp_path))
     for name in ('best_of_1', 'worst_of_4'):
         (tmp_path / 'task.json').write_text(json.dumps({'format': 1, **TASK, 'label_type': name}))
-        with pytest.raises(UserError, match=f"there is no label type '{name}'"):
+        with pytest.raises(UserError, match=f"unknown label type '{name}'"):
             LabelFolder(str(tmp_path))
     damaged = {'format': 1, **TASK, 'task': {'query_length': '3', 'response_length': 4}}
     (tmp_path / 'task.json').write_text(json.dumps(damaged))

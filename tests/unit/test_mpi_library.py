@@ -146,7 +146,7 @@ def test_no_library_for_the_launcher(
     (tmp_path / 'lib').mkdir()
     monkeypatch.setattr(sys, 'prefix', str(tmp_path))
     launched(variables)
-    told = f'^{name} started these ranks, but there is no {library} in {tmp_path}/lib .*{remedy}'
+    told = f'^{name} started these ranks, but {library} is not in {tmp_path}/lib .*{remedy}'
     with pytest.raises(mpi_library.NoLibrary, match=told):
         mpi_library.load_library()
     if library == 'libmpi.so.40':

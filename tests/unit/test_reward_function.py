@@ -141,7 +141,7 @@ def test_mistakes_of_the_file_are_one_line(write, text, told):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=f'there is no file {tmp_path}/none.py'):
+    with pytest.raises(UserError, match=f'no such file: {tmp_path}/none.py'):
         reward_function.read(f'{tmp_path}/none.py:score')
     with pytest.raises(UserError, match='only run from a file on this machine'):
         reward_function.read('hf://a/b/c.py:score')
@@ -239,7 +239,7 @@ def test_a_run_that_is_resumed_keeps_its_function(write, tmp_path):
     (tmp_path / 'run/reward_function.py').write_text('something else')
     told = 'reward_function.py is not the reward function that this run learned from'
     assert told in error_of(invoke(resume))
-    assert error_of(invoke([*resume, '--rewards.function', name])).endswith(f'is no file {path}')
+    assert error_of(invoke([*resume, '--rewards.function', name])).endswith(f'no such file: {path}')
 
 
 def test_it_judges_a_run(write, tmp_path, capsys):
@@ -256,7 +256,7 @@ def test_it_judges_a_run(write, tmp_path, capsys):
     assert told.count('\nbest of 4 by known reward') == 2 and 'by reward model' not in told
     (file,) = (tmp_path / 'run').glob('evaluation*.json')
     assert re.fullmatch(run_files.EVALUATION, file.name) and 'my_reward.py-score' in file.name
-    with pytest.raises(UserError, match='^--judge /none.py:f: .* there is no file /none.py'):
+    with pytest.raises(UserError, match='^--judge /none.py:f: .* no such file: /none.py'):
         evaluate.evaluate(f'{tmp_path}/run', judge='/none.py:f')
 
 

@@ -144,7 +144,7 @@ FACTS = [
     ('plain', 'card', '87.5 % of the labels that were held out of its training.'),
     ('plain', 'card', 'policy        2.000   1.500            2.000              71.4%'),
     ('plain', 'card', 'transformers 5'),
-    ('plain', 'card', 'versions of the libraries: there is no record'),
+    ('plain', 'card', 'versions of the libraries: not recorded'),
     ('plain', 'reward card', '32 at a time, at a learning rate of 0.001'),
     ('plain', 'reward card', 'Add 2.5 to each score'),
     ('plain', 'summary', ' learned in 6,400 episodes of PPO'),

@@ -178,7 +178,7 @@ def test_released_models_have_the_names_of_hugging_face_too(tmp_path, monkeypatc
     # a directory of that name comes first
     (tmp_path / owner / 'gpt2').mkdir(parents=True)
     assert TrainedModel(f'{owner}gpt2').savedir == f'{owner}gpt2'
-    assert "there is no model 'gpt3'" in error_of('gpt3')
+    assert "unknown model 'gpt3'" in error_of('gpt3')
 
 
 @pytest.mark.parametrize('name', ['124M', 'gpt2-xl'])

@@ -22,7 +22,7 @@ from lm_human_preferences.errors import UserError
 
 
 class NoLibrary(UserError):
-    """There is no MPI library for this process; it is the same for all ranks of this host."""
+    """Error: this process has no MPI library; it is the same for all ranks of this host."""
 
 
 # By which the user names a library; mpi4py reads them.
@@ -152,7 +152,7 @@ def _load_library(family: Family) -> str:
             ' MPI'
         )
     folders = _library_folders()
-    problem = f'there is no {soname} in {", ".join(map(str, folders))} or where the loader looks'
+    problem = f'{soname} is not in {", ".join(map(str, folders))} or where the loader looks'
     paths = [folder / soname for folder in folders if (folder / soname).exists()]
     for library in [*map(str, paths), soname]:
         try:

@@ -143,7 +143,7 @@ def page_and_policy() -> tuple[str, str]:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Reply to a request that is not granted, or for which there is no route."""
+    """Reply to a request that is not granted, or without a route."""
     if isinstance(error, HTTPException):
         return Json({'error': error.detail}, error.status_code, error.headers)
     return Json({}, 400)  # nobody is there to read it

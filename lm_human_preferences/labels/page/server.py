@@ -143,7 +143,7 @@ def missing_tls(options: WebHParams) -> str | None:
         return None
     certificate, key = options.option_name('certificate'), options.option_name('key')
     return (
-        f'warning: there is no TLS: whoever is between you and'
+        f'warning: no TLS: whoever is between you and'
         f' {options.public_url or host} can read the links,'
         f' and answer as anybody; give {certificate} and {key}, or leave'
         f' {options.option_name("host")} out and use ssh -L'

@@ -154,7 +154,7 @@ class LabellingService:
         label_type = self.folder.label_type
         numbers = [choice] if isinstance(choice, int) else choice
         if len(numbers) != label_type.control.keys or not label_type.control.accepts(numbers):
-            raise HTTPException(400, 'There is no such choice.')
+            raise HTTPException(400, 'No such choice.')
         asked = self._question(question)
         value = label_type.answer_of(numbers, self.labellers[name].order(asked))
         return self._record(name, asked, value, None, **given)
@@ -162,7 +162,7 @@ class LabellingService:
     def skip(self, name: str, question: str, reason: str, **given: Any) -> dict[str, Any]:
         """Record that a labeller skips a question; see `answer`."""
         if reason not in REASONS:
-            raise HTTPException(400, 'There is no such reason.')
+            raise HTTPException(400, 'No such reason.')
         return self._record(name, self._question(question), None, reason, **given)
 
     def _question(self, token: str) -> Question:
@@ -172,7 +172,7 @@ class LabellingService:
             id = self.tokens.id(token, self.folder.questions)
             question = None if id is None else self.folder.questions.get(id)
         if question is None:
-            raise HTTPException(404, 'There is no such question any more.')
+            raise HTTPException(404, 'This question does not exist any more.')
         return question
 
     def _record(
@@ -217,7 +217,7 @@ class LabellingService:
         except UserError as e:
             raise self._not_saved(e) from e
         if undone is None:
-            raise HTTPException(404, 'There is no such answer.')
+            raise HTTPException(404, 'No such answer.')
         with self.folder.lock:
             self.assignments.update([undone.question])
             if labeller.log.answer_to(undone.question) is not None:

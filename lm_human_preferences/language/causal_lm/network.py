@@ -75,7 +75,7 @@ class TransformersNetwork(Network):
         self.add_heads(scalar_heads)
 
     def train(self, mode: bool = True) -> TransformersNetwork:
-        """Change nothing: there is no dropout in any training."""
+        """Change nothing: no training has dropout."""
         return self
 
     def outputs(
