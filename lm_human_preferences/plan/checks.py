@@ -11,6 +11,7 @@ from lm_human_preferences.machine import products
 from lm_human_preferences.training import memory, precision
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,8 +52,28 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
 
 def check_memory(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Comm) -> None:
     """Print warnings where memory is short; UserError if no micro-batch would help."""
+    _choose_micro_batch(phase, sizes, comm)
     for estimate in phase.memory(sizes, comm.size):
         memory.check(estimate, comm, default_device())
+
+
+def _choose_micro_batch(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Comm) -> None:
+    """Set a policy's unset --ppo.micro_batch_size where a GPU has no room for a minibatch."""
+    policy = phase.settings.policy
+    if policy is None:
+        return
+    device = default_device()
+    estimate = memory.on_ranks(phase.memory(sizes, comm.size)[-1], comm.size, device)
+    free = memory.free_on(device, comm)
+    size = memory.fitting_micro_batch(estimate, free, policy.ppo.samples_per_query)
+    if size is None:
+        return
+    policy.ppo.micro_batch_size = size
+    if comm.rank == 0:
+        announce(
+            f'note: --ppo.micro_batch_size {size}, since all {estimate.rows} at once would take'
+            f' {estimate.peak() / 1e9:.1f} of {free / 1e9:.1f} GB'
+        )
 
 
 def files(plan: Plan) -> list[str]:

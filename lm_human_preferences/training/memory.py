@@ -25,6 +25,7 @@ FRAGMENTATION = 1.8  # factor on the memory of a micro-batch; 1.1 to 1.9 were me
 LIBRARIES = 440_000_000  # bytes of Python, PyTorch and transformers at work on a CPU
 # Of a token of an episode: its id, log-probabilities, value, reward, advantage, return and so on.
 BYTES_OF_A_TOKEN = 48
+FILLED = 0.9  # share of a GPU's memory: up to 7 % more than was announced were taken
 OUT_OF_MEMORY = re.compile(
     r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*"
 )  # messages of PyTorch on GPUs, PyTorch on CPUs and numpy
@@ -173,6 +174,21 @@ def warning(estimate: MemoryEstimate, free: int) -> str | None:
         f' has {free / 1e9:.1f} GB: {options} takes {advice.peak() / 1e9:.1f} GB, for the same'
         ' gradients'
     )
+
+
+def fitting_micro_batch(estimate: MemoryEstimate, free: int, multiple: int) -> int | None:
+    """Return the rows at a time, a multiple, for a GPU with `free` bytes; None: all, or too many.
+
+    estimate: of on_ranks.
+    """
+    if not estimate.fused or estimate.micro_batch_size or estimate.peak() <= FILLED * free:
+        return None
+    queries = estimate.rows // multiple
+    for halvings in range(1, queries.bit_length()):
+        size = multiple * (queries >> halvings)
+        if replace(estimate, micro_batch_size=size).peak() <= FILLED * free:
+            return size
+    return None
 
 
 def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import math
 import os
 import weakref
 from dataclasses import replace
@@ -283,6 +284,24 @@ def test_a_warning_names_what_fits():
     assert f'even {both}' in memory.warning(LARGE, least - 1)
     recomputed = replace(LARGE, gradient_checkpointing=True)
     assert 'GB: --ppo.micro_batch_size 1 takes 4.0 GB' in memory.warning(recomputed, least)
+
+
+@pytest.mark.parametrize('multiple, halves', [(1, (64, 1)), (6, (36, 6))])
+def test_a_gpu_gets_the_micro_batch_that_fits(multiple, halves):
+    """By halves of the queries, with a tenth of its memory left."""
+    rows = 12 * multiple if multiple > 1 else LARGE.rows
+    on_gpu = replace(LARGE, fused=True, rows=rows, sampled_rows=rows)
+
+    def fits(size):
+        """The least memory for so many responses at a time."""
+        return math.ceil(replace(on_gpu, micro_batch_size=size).peak() / memory.FILLED)
+
+    for size in halves:
+        assert memory.fitting_micro_batch(on_gpu, fits(size), multiple) == size
+    assert memory.fitting_micro_batch(on_gpu, fits(halves[1]) - 1, multiple) is None
+    assert memory.fitting_micro_batch(on_gpu, fits(rows), multiple) is None
+    for other in (replace(on_gpu, fused=False), replace(on_gpu, micro_batch_size=rows)):
+        assert memory.fitting_micro_batch(other, fits(halves[0]), multiple) is None
 
 
 def meminfo_and_groups(folder, groups, files):
