@@ -18,6 +18,7 @@ from lm_human_preferences.language.chat import ChatTemplate, template_of
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.tokenisers import (
+    beside_adapter,
     own_ends,
     spells_special,
     text_encoder,
@@ -102,9 +103,9 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
 
 
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
-    """Return lines on a template with the date, affixes, and ends."""
+    """Return lines on files beside an adapter, a template with the date, affixes, and ends."""
     chat = chat_template(hparams, encoder)
-    notes = []
+    notes = [f"{path} holds, not its base's" for path in beside_adapter(encoder)]
     is_read = chat is not None or hparams.special_tokens
     if not is_read and spells_special(encoder, hparams.query_prefix, hparams.query_suffix):
         notes.append(

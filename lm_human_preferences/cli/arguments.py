@@ -40,11 +40,13 @@ def read_words(
     *,
     rest: str | None = None,
     example: str = '',
+    elsewhere: Mapping[str, Sequence[str]] | None = None,
 ) -> Given:
     """Return {name: text, or texts if repeatable} in the order of a command's words; or UserError.
 
     arguments: {name: name shown} of what has to be given, by position or as `--name`; positionals:
     options that may follow by position; rest: the argument that takes all words that are left.
+    elsewhere: {option: other commands that have it}.
     """
     given: Given = {}
     by_position: list[tuple[str, str | None]] = []
@@ -61,7 +63,7 @@ def read_words(
             bare_flag = None
             continue
         name, equals, text = word[2:].partition('=')
-        key, negated = _known(name, fields, arguments, not equals)
+        key, negated = _known(name, fields, arguments, not equals, elsewhere or {})
         waiting = len(words)
         if negated:
             text = 'False'
@@ -133,6 +135,7 @@ def _known(
     fields: Fields,
     arguments: Mapping[str, str],
     may_negate: bool,
+    elsewhere: Mapping[str, Sequence[str]],
 ) -> tuple[str, bool]:
     """Return the option of that `name`, and whether a `no` before it switches it off."""
     key = name.replace('-', '_')
@@ -147,6 +150,8 @@ def _known(
             return flag, True
     names = {**{key: key for key in fields}, **former_names}
     meant = _with_the_same_end(key, names)
+    if meant is None and key in elsewhere:
+        raise UserError(f'no such option: --{name}, which is one of {" and ".join(elsewhere[key])}')
     meant = meant or _spelt_alike(key, names)
     raise UserError(f'no such option: --{name}' + (f' (did you mean --{meant}?)' if meant else ''))
 

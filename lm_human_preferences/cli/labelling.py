@@ -35,8 +35,9 @@ HELP: dict[str, dict[str, Any]] = {  # {command: what its help page says}
     },
     'import_labels': {
         'example': './launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
-        'help': 'Import labels that are texts into FOLDER. FILE has prompt, chosen and rejected, or'
-        ' query, sample0 and so on, or is an export of Label Studio.',
+        'help': 'Import labels that are texts into OUTPUT: a label file if its name ends in .json,'
+        ' else a folder. FILE has prompt, chosen and rejected, or query, sample0 and so on, or is'
+        ' an export of Label Studio.',
     },
     'label': {
         'example': './launch.py label ./my-labels --labeller anna',
@@ -69,7 +70,7 @@ def label_commands(
     return [
         of_experiment('ask', JobName.ASK, options.AskHParams, ['folder']),
         of_experiment(
-            'import_labels', JobName.IMPORT_LABELS, options.ImportHParams, ['file', 'folder']
+            'import_labels', JobName.IMPORT_LABELS, options.ImportHParams, ['file', 'output']
         ),
         Job(JobName.LABEL, options.LabelHParams, ['folder']).command('label', **HELP['label']),
         Job(

@@ -146,6 +146,7 @@ class Command(click.Command):
             self.positionals,
             rest=self.rest,
             example=self.example,
+            elsewhere=_options_of_all(ctx),
         )
         return []
 
@@ -193,6 +194,16 @@ class Command(click.Command):
                 formatter.write_dl(rows)
         with formatter.section('Help'):
             formatter.write_dl(list(records.values()))
+
+
+def _options_of_all(ctx: click.Context) -> dict[str, list[str]]:
+    """Return {option: the commands that have it} of the whole program."""
+    program = ctx.parent.command if ctx.parent is not None else None
+    found: dict[str, list[str]] = {}
+    for name, command in program.commands.items() if isinstance(program, Program) else ():
+        for key in command.fields if isinstance(command, Command) else ():
+            found.setdefault(key, []).append(name)
+    return found
 
 
 def _click_option(key: str, field: dataclasses.Field) -> click.Option:

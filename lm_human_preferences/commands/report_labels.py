@@ -28,6 +28,7 @@ def report_labels(
     output: str | None = None,
     without: str | None = None,
     reward: str | None = None,
+    learning_curve: int = 0,
     picture: str | None = None,
 ) -> None:
     """Print the report on a folder, and write what is asked for; see ReportHParams."""
@@ -39,7 +40,7 @@ def report_labels(
     names = parse_names(without)
     found = report(opened, names)
     if reward is not None:
-        found |= _on_reward_model(opened, reward, names)
+        found |= _on_reward_model(opened, reward, names, learning_curve, without)
     for note in opened.notes():
         click.echo(printable(note))
     click.echo(wording.as_text(folder, found), nl=False)
@@ -60,14 +61,26 @@ def report_labels(
         click.echo(f'To train on them: {command}')
 
 
-def _on_reward_model(folder: LabelFolder, run: str, names: Collection[str]) -> dict[str, Any]:
-    """Return the part of the report that needs a reward model."""
+def _on_reward_model(
+    folder: LabelFolder,
+    run: str,
+    names: Collection[str],
+    repetitions: int,
+    without: str | None,
+) -> dict[str, Any]:
+    """Return the parts of the report that need a reward model."""
     # They load torch, which the rest of the report does without.
+    from lm_human_preferences.commands import learning_curve
     from lm_human_preferences.commands.sample_policy import warnings_only
     from lm_human_preferences.evaluation import reward_on_labels
 
     with warnings_only():
-        return {'reward': reward_on_labels.report(folder, run, names)}
+        found: dict[str, Any] = {'reward': reward_on_labels.report(folder, run, names)}
+        if repetitions:
+            found['learning_curve'] = learning_curve.learning_curve(
+                folder.path, run, repetitions, without
+            )
+    return found
 
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
@@ -76,7 +89,9 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
         answers = list(itertools.chain(*disagreements(folder, without).values()))
     in_full = form in (TEXT, DISAGREEMENTS)
     kept = [answer for answer in answers if in_full or answer.value != TIE]
-    labels = folder.as_labels(kept, in_full=in_full)
+    labels = []
+    for answer, label in zip(kept, folder.as_labels(kept, in_full=in_full), strict=True):
+        labels.append({**label, **folder.questions[answer.question].columns})
     inexact = 0
     if form == TOKENS:
         written = [token_ids.marked(label, folder.task['encoding']) for label in labels]

@@ -4,10 +4,12 @@ import contextlib
 import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 from lm_human_preferences.distributed import launch_methods
@@ -63,7 +65,7 @@ class Lifeline:
         self.next_rank = (rank + 1) % size
         self.timeout = timeout
         self.closed = threading.Event()
-        self.place = [os.getpid(), socket.gethostname()]
+        self.place = [os.getpid(), socket.gethostname(), _process_space()]
         self.beats = 0
         self.answers = 0  # of the store
         self.next_sign = ''
@@ -127,7 +129,7 @@ class Lifeline:
                     ' 0, or of torchrun: it is gone or stopped'
                 )
             if next_rank.seconds() >= self.timeout:
-                process, host = self._place_of_next_rank()
+                process, host, _ = self._place_of_next_rank()
                 place = f'process {process} on {host:.80}' if process else 'never heard of'
                 self._end(
                     f'rank {self.next_rank}, {place}, has given no sign of life for'
@@ -138,22 +140,54 @@ class Lifeline:
         if self.claim_failure():
             message = f'error: {reason}; see --run.rank_timeout'
             report(f'\n{message}', message)  # below a progress bar
+        self._kill_next_rank_if_stopped()
         os._exit(1)
 
-    def _place_of_next_rank(self) -> tuple[int, str]:
-        """Return its process and host; 0 and empty if it was never heard of."""
+    def _place_of_next_rank(self) -> tuple[int, str, str]:
+        """Return its process, host and process space; 0 and empty if it was never heard of."""
         # Others may reach the store, and write into it what they like.
         try:
-            process, host, _ = json.loads(self.next_sign)
-            return int(process), str(host)
+            process, host, space, _ = json.loads(self.next_sign)
+            return int(process), str(host), str(space)
         except (OverflowError, RecursionError, TypeError, ValueError):
-            return 0, ''
+            return 0, '', ''
+
+    def _kill_next_rank_if_stopped(self) -> None:
+        """Kill a stopped process, which SIGTERM does not end: torchrun would wait 30 s for it."""
+        process, _, space = self._place_of_next_rank()
+        if not space or space != _process_space():
+            return  # it is on another host, or may be
+        with contextlib.suppress(OSError):  # it is gone
+            if _is_rank(process) and _state_of(process) == 'T':
+                os.kill(process, signal.SIGKILL)
 
 
 def report(message: str, summary: str) -> None:
     """Print an error; its summary goes to the launcher, for its own report."""
     print(message, file=sys.__stderr__, flush=True)
     launch_methods.current().write_summary(escaped(summary))
+
+
+def _process_space() -> str:
+    """Return the namespace of process ids, of this host or container; empty where unknown."""
+    try:
+        boot_id = Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
+        return f'{boot_id} {os.readlink("/proc/self/ns/pid")}'
+    except OSError:
+        return ''
+
+
+def _is_rank(process: int) -> bool:
+    """Return whether a process is this user's, by the same command; OSError if there is none."""
+    its, own = Path('/proc', str(process)), Path('/proc/self')
+    is_own = process > 1 and its.stat().st_uid == os.geteuid()
+    return is_own and (its / 'cmdline').read_bytes() == (own / 'cmdline').read_bytes()
+
+
+def _state_of(process: int) -> str:
+    """Return Linux's letter for its state, T for stopped; OSError if it does not exist."""
+    status = Path(f'/proc/{process}/stat').read_text(encoding='utf-8', errors='replace')
+    return status.rpartition(')')[2].split()[0]
 
 
 class _Silence:

@@ -135,7 +135,7 @@ def clean_remark(text: str) -> str | None:
 class AnswerLog:
     """Answers of a labeller, as far as the file has been read.
 
-    givers: {uuid: labeller} of all files.
+    givers: {uuid: labeller} of all files. What another labeller has given counts there alone.
     """
 
     def __init__(
@@ -147,6 +147,9 @@ class AnswerLog:
     ) -> None:
         self.label_type, self.givers = label_type, givers
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
+        self._start(path, most_lines)
+
+    def _start(self, path: str, most_lines: int | None) -> None:
         self.reader = json_lines.Reader(path, most_lines)
         self.uuids: dict[str, Answer] = {}  # all ever given, decisions too
         self.line_of: dict[str, int] = {}  # {uuid: number of its line, from 1}
@@ -154,16 +157,25 @@ class AnswerLog:
         self.by_question: dict[str, list[Answer]] = {}
         self.decisions: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
+        self.copied: set[str] = set()
         self.latest = 0.0
 
     @property
     def undone(self) -> int:
         """Return the number of answers that were taken back."""
-        return sum(not self.uuids[uuid].decides for uuid in self.taken_back)
+        return sum(not self.uuids[uuid].decides for uuid in self.taken_back - self.copied)
+
+    @property
+    def is_copy(self) -> bool:
+        """Return whether all answers are those of another labeller."""
+        return bool(self.copied) and len(self.copied) == len(self.uuids)
 
     def refresh(self) -> set[str]:
         """Read what was added, and return the questions whose answers have changed."""
         changed: set[str] = set()
+        if self.reader.was_cut():
+            changed |= self.by_question.keys()
+            self._start(self.reader.path, self.reader.most_lines)
         for where, record in self.reader.new_records():
             if 'undo' in record:
                 answer = self._take_back(record['undo'], where)
@@ -176,14 +188,12 @@ class AnswerLog:
     def _add(self, answer: Answer, where: str) -> None:
         if answer.uuid in self.uuids:
             raise UserError(f'{where} repeats the answer {printable(answer.uuid)}')
-        giver = self.givers.setdefault(answer.uuid, self.labeller)
-        if giver != self.labeller:
-            raise UserError(
-                f'{where} is an answer of {giver}: a copy of the file {giver}.jsonl must be moved'
-                ' out of its folder'
-            )
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
+        if self.givers.setdefault(answer.uuid, self.labeller) != self.labeller:
+            self.copied.add(answer.uuid)
+            self.taken_back.add(answer.uuid)
+            return
         self._like(answer).setdefault(answer.question, []).append(answer)
         self.latest = max(self.latest, answer.time)
 

@@ -61,6 +61,7 @@ class Question:
     episode: int | None  # up to which the policy had trained; None outside of training
     span: tuple[int, int]  # (offset, length) of its line in the file
     gold: Value | None = None  # the known answer
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a table it is from
 
     def is_retired(self, answers: Sequence[Answer]) -> bool:
         """Return whether enough labellers have skipped it; a gold one is asked of everybody."""
@@ -101,6 +102,7 @@ class LabelFolder:
         self.lock = threading.RLock()  # held while more is read
         self._last_time = 0.0  # of an answer
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
+        self.lacks_questions = False  # since their file was changed, which is read again
         self.refresh()
 
     def encoding(self) -> Encoding:
@@ -114,6 +116,11 @@ class LabelFolder:
 
     def _refresh(self) -> set[str]:
         changed: set[str] = set()
+        if self.lacks_questions or self._reader.was_cut():
+            changed |= self.questions.keys()
+            self._reader = json_lines.Reader(self._reader.path)
+            self.questions = {}
+            self.lacks_questions = True
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
         for file in files_of(os.path.join(self.path, ANSWERS)):
@@ -129,19 +136,28 @@ class LabelFolder:
             question = _parse_question(line, begin, self._reader.where(), self.label_type)
             self.questions[question.id] = question
             changed.add(question.id)
+        if self.lacks_questions:
+            if not self.questions:
+                raise UserError(f'{self._reader.path} is empty now: put it back as it was')
+            for log in self.logs.values():
+                answered |= dict.fromkeys(log.by_question, log.reader.path)
         for question, path in answered.items():
             if question not in self.questions:
                 raise UserError(
                     f'{path} answers the question {printable(question):.80}, which is not in'
                     f' {self._reader.path}'
                 )
+        self.lacks_questions = False
         return changed | answered.keys()
 
     def notes(self) -> list[str]:
-        """Return notes on lines that a kill cut off, and on gold answers that others may read."""
+        """Return notes on copies, and on lines cut off by a kill or still being written."""
         readers, found = [self._reader], []
         for log in self.logs.values():
             readers.append(log.reader)
+            if log.copied:
+                repeated = f'{len(log.copied)} answers of others: each counts once'
+                found.append(f'note: {log.reader.path} repeats {repeated}')
         path = self._reader.path
         if self.count(GOLD) and os.path.exists(path) and os.stat(path).st_mode & 0o044:
             found.append(f'note: {path} has the gold answers, and others may read it')
@@ -156,17 +172,17 @@ class LabelFolder:
 
         file: that of the questions, if the caller has opened it.
         """
-        with self._opened() if file is None else contextlib.nullcontext(file) as opened:
-            begin, length = question.span
-            opened.seek(begin)
-            line = opened.read(length)
-        where = f'{self._reader.path}, question {printable(question.id)}'
-        record = json_lines.parse(line, where)
-        # Any: a field that is missing or no list has another digest
-        tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
-        if question_id(tokens) != question.id:
-            raise UserError(f'{where} is damaged: its id is not that of its tokens')
-        return tokens
+        try:
+            with self._opened() if file is None else contextlib.nullcontext(file) as opened:
+                return self._tokens(question, opened)
+        except UserError as e:
+            if isinstance(e.__cause__, OSError):
+                raise
+        with self.lock:
+            self.lacks_questions = True  # its line may be elsewhere by now
+            self.refresh()
+            with self._opened() as file:
+                return self._tokens(self.questions.get(question.id, question), file)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
@@ -177,6 +193,18 @@ class LabelFolder:
             open(path, 'rb', opener=storage.open_nofollow) as file,
         ):
             yield file
+
+    def _tokens(self, question: Question, file: BinaryIO) -> dict[str, list[int]]:
+        begin, length = question.span
+        file.seek(begin)
+        line = file.read(length)
+        where = f'{self._reader.path}, question {printable(question.id)}'
+        record = json_lines.parse(line, where)
+        # Any: a field that is missing or no list has another digest
+        tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
+        if question_id(tokens) != question.id:
+            raise UserError(f'{where} is damaged: its id is not that of its tokens')
+        return tokens
 
     def count(self, kind: str) -> int:
         return sum(question.kind == kind for question in self.questions.values())
@@ -318,6 +346,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
             episode=int(record['episode']) if 'episode' in record else None,
             span=(begin, len(line)),
             gold=gold,
+            columns=dict(record.get('columns', {})),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as e:
         raise UserError(f'{where} is not a question: {e}') from e

@@ -23,6 +23,16 @@ class Reader:
         self.path = path
         self.most_lines = most_lines
         self.offset = self.lines = self.torn = 0
+        self._last = b''  # line that was read
+
+    def was_cut(self) -> bool:
+        """Return whether the last line is gone: its write has failed, or the file was edited."""
+        try:
+            with open(self.path, 'rb', opener=storage.open_nofollow) as file:
+                file.seek(self.offset - len(self._last))
+                return file.read(len(self._last)) != self._last
+        except OSError:  # of which reading on tells
+            return False
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield (where it begins, a line with its end) for each line since the last call."""
@@ -43,6 +53,7 @@ class Reader:
                 begin = self.offset
                 self.offset += len(line)
                 self.lines += 1
+                self._last = line
                 yield begin, line
 
     def new_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -77,8 +88,8 @@ class Writer:
     """Exclusive writer of a file, which it creates if necessary.
 
     in_use: the error if another process is writing the file. keeps_lines: whether to remember all
-    lines, and to save them in another file if something happens to this one. dropped: bytes of an
-    unfinished last line that was removed.
+    lines, and to save them in another file if this one is deleted or written over. dropped: bytes
+    of an unfinished last line that was removed.
     """
 
     def __init__(
@@ -91,7 +102,7 @@ class Writer:
     ) -> None:
         self.path = path
         self._unwritable = f'{path} cannot be written'
-        self._copy: str | None = None  # of the lines, once others have changed the file
+        self._rescue: tuple[str, str] | None = None  # change of a lost file, and advice
         is_new = not os.path.exists(path)
         with os_errors_as(self._unwritable):
             try:
@@ -136,13 +147,11 @@ class Writer:
         with os_errors_as(self._unwritable):
             what = self._change()
             if what is None:
+                self._rescue = None
                 return
-            if self._lines and self._copy is None:
-                self._copy = self._save_lines()
-            advice = 'see to it that nobody else uses the file, and start again'
-            if self._copy is not None:
-                advice = f'its lines are in {self._copy}; move that to {self.path}, and start again'
-            raise FileTaken(self.path, what, advice)
+            if self._rescue is None and self._is_lost():
+                self._rescue = what, self._save_lines()
+            raise FileTaken(self.path, *(self._rescue or (what, self._advice())))
 
     def _change(self) -> str | None:
         """Return the change of the file by somebody else; None if it is as this process left it."""
@@ -163,12 +172,36 @@ class Writer:
             return 'was changed by somebody else'
         return None
 
+    def _advice(self) -> str:
+        number = self.file.fileno()
+        if os.fstat(number).st_nlink > 1:
+            return 'put a copy in its place, and start again'
+        now = os.readlink(f'/proc/self/fd/{number}')
+        if now == os.path.realpath(self.path) or not os.path.exists(now):
+            return 'see to it that nobody else uses the file, and start again'
+        return f'its lines are in {now}; move that back, or start again'
+
+    def _is_lost(self) -> bool:
+        """Return whether lines are gone, or will be when this process ends."""
+        if not self._lines:
+            return False
+        is_deleted = os.fstat(self.file.fileno()).st_nlink == 0
+        return is_deleted or not self._content().startswith(self._lines)
+
     def _save_lines(self) -> str:
-        """Save the lines in a new file beside this one, or elsewhere if that fails."""
+        """Save the lines in a new file at the path, or elsewhere if that fails; return advice."""
+        directory = os.path.dirname(self.path)
         try:
-            return self._save_lines_in(os.path.dirname(self.path))
-        except OSError:  # the folder was taken away as well, or is full
-            return self._save_lines_in(tempfile.gettempdir())
+            copy = self._save_lines_in(directory)
+        except OSError:  # it was taken away as well, or is full
+            copy = self._save_lines_in(tempfile.gettempdir())
+        try:
+            os.link(copy, self.path)
+        except OSError:  # there is a file of that name, or no such directory
+            return f'its lines are in {copy}; move that to {self.path}, and start again'
+        os.remove(copy)
+        storage.sync_directory(directory)
+        return 'its lines are in a new file of that name; start again'
 
     def _save_lines_in(self, directory: str) -> str:
         assert self._lines is not None

@@ -215,6 +215,10 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
 
     def _append(self, *records: dict[str, Any]) -> None:
         """Write lines, which the log then reads and checks as those of other programs."""
-        with self.folder.lock:  # no other thread reads a line that may still be cut off
+        self._writer.check()  # else the log below would be read from another file
+        try:
             self._writer.append(records)
-            self.log.refresh()
+        finally:
+            # Also after an error: another thread may have read the line before it was cut off.
+            with self.folder.lock:
+                self.log.refresh()

@@ -36,6 +36,12 @@ from lm_human_preferences.runs import run_files
 TOKENISER = run_files.TOKENISER
 SETTINGS = run_files.TOKENISER_SETTINGS
 TEMPLATE = run_files.CHAT_TEMPLATE
+# Files whose absence beside one of these files means that there is none.
+_COMES_WITH = {
+    SETTINGS: (TOKENISER,),
+    'special_tokens_map.json': (TOKENISER,),
+    TEMPLATE: (TOKENISER, SETTINGS),
+}
 PREFIX = 'tokenizer-'  # of these encodings' names; 12 digits of a digest follow
 # SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
 GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
@@ -116,13 +122,14 @@ class TokeniserEncoder(Encoder):
 
 @dataclasses.dataclass(frozen=True)
 class TokeniserEncoding(Encoding):
-    """Encoding of the tokeniser in `directory` (path or URL)."""
+    """Encoding of the tokeniser in `directory` (path or URL). base: where other files of it are."""
 
     directory: str = ''
+    base: str | None = None
 
     def file(self, name: str) -> str:
         """Return the path of a file of the tokeniser or of its model, which may be missing."""
-        return storage.join(self.directory, name)
+        return _file(name, self.directory, self.base)
 
     def get_encoder(self) -> TokeniserEncoder:
         """Return the encoder, made once; UserError if its file is missing or damaged."""
@@ -177,15 +184,16 @@ def of_directory(directory: str) -> Encoding:
     return read(directory)
 
 
-def read(directory: str) -> TokeniserEncoding:
-    """Return the encoding of the tokenizer.json in `directory`."""
-    summary = _summary_of(storage.join(directory, TOKENISER))
-    _check_added(summary.token_of, storage.join(directory, SETTINGS))
+def read(directory: str, base: str | None = None) -> TokeniserEncoding:
+    """Return the encoding of the tokenizer.json in `directory`, or else in `base`."""
+    summary = _summary_of(_file(TOKENISER, directory, base))
+    _check_added(summary.token_of, _file(SETTINGS, directory, base))
     return TokeniserEncoding(
         f'{PREFIX}{summary.digest[:12]}',
         n_vocab=summary.n_vocab,
-        eot_token=_eot_token(summary, directory),
+        eot_token=_eot_token(summary, directory, base),
         directory=directory,
+        base=base,
     )
 
 
@@ -205,12 +213,33 @@ def _check_added(token_of: Mapping[str, int], settings: str) -> None:
 
 
 def of_adapter(directory: str, of_base: Encoding) -> Encoding:
-    """Return the encoding of an adapter: of the tokeniser beside it, or else of its base."""
+    """Return the encoding of an adapter: of the files beside it, and else of those of its base."""
+    beside = {name for name in run_files.TOKENISER_FILES if _is_in(directory, name)}
+    if isinstance(of_base, TokeniserEncoding):
+        return read(directory, of_base.directory) if beside else of_base
     path = storage.join(directory, TOKENISER)
-    if not storage.exists(path):
+    if TOKENISER not in beside or _summary_of(path).has_gpt2_vocabulary:
         return of_base
-    is_own = isinstance(of_base, TokeniserEncoding) or not _summary_of(path).has_gpt2_vocabulary
-    return read(directory) if is_own else of_base
+    return read(directory)
+
+
+def beside_adapter(encoder: Encoder) -> list[str]:
+    """Return the paths of a tokeniser's files that are beside an adapter, not its base."""
+    if not isinstance(encoder, TokeniserEncoder) or encoder.encoding.base is None:
+        return []
+    directory = encoder.encoding.directory
+    names = [name for name in run_files.TOKENISER_FILES if _is_in(directory, name)]
+    return [storage.join(directory, name) for name in names]
+
+
+def _is_in(directory: str, name: str) -> bool:
+    return storage.exists(storage.join(directory, name))
+
+
+def _file(name: str, directory: str, base: str | None) -> str:
+    if base is None or any(_is_in(directory, each) for each in (name, *_COMES_WITH.get(name, ()))):
+        return storage.join(directory, name)
+    return storage.join(base, name)
 
 
 def reader(encoder: Encoder, is_chat: bool | None) -> Encoder:
@@ -307,13 +336,13 @@ def _explained(path: str) -> Iterator[None]:
         raise UserError(f'{path} is not a tokeniser: {e!r:.80}') from e
 
 
-def _eot_token(summary: _Summary, directory: str) -> int | None:
+def _eot_token(summary: _Summary, directory: str, base: str | None) -> int | None:
     """Return the token that ends a text, from the first file that names one."""
-    spelled = special_tokens(storage.join(directory, SETTINGS), ['eos_token']).get('eos_token')
+    spelled = special_tokens(_file(SETTINGS, directory, base), ['eos_token']).get('eos_token')
     if spelled in summary.token_of:
         return summary.token_of[spelled]
     for file in ('config.json', 'generation_config.json'):
-        for token in _eos_ids(storage.join(directory, file), summary.n_vocab):
+        for token in _eos_ids(_file(file, directory, base), summary.n_vocab):
             return token
     return None
 

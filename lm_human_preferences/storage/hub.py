@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lm_human_preferences.storage import blobs
+from lm_human_preferences.storage.files import free_bytes
 from lm_human_preferences.storage.paths import (
     HUB,
     HubPath,
@@ -153,10 +154,16 @@ def cached_directory(path: str) -> str:
     hub = HubPath(path)
     commit = _commit(hub)
     directory = _small_files(hub, commit)
-    weights = filter(WEIGHTS.fullmatch, _listing(hub, commit) or ())
-    if all(os.path.exists(os.path.join(directory, name)) for name in weights):
-        return directory
-    return _snapshot(hub, commit, ['model*.safetensors'])
+    missing = 0
+    for name, size in (_listing(hub, commit) or {}).items():
+        if WEIGHTS.fullmatch(name) and not os.path.exists(os.path.join(directory, name)):
+            missing += size
+    folder = _library().constants.HF_HUB_CACHE
+    if free_bytes(folder) < missing:
+        raise hub.error(
+            f'no room for its {missing / 2**20:.0f} MiB in {folder}, which HF_HOME moves'
+        )
+    return _snapshot(hub, commit, ['model*.safetensors']) if missing else directory
 
 
 def _small_files(hub: HubPath, commit: str) -> str:

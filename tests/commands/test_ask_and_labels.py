@@ -537,6 +537,6 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
     assert {question.part for question in questions[:300]} == {'train'}
     assert {question.part for question in questions[300:]} == {'test'}
     assert len(json.loads(Path('my-labels.json').read_text())) > 200
-    assert json.loads(Path('report.json').read_text())['reward']['held_out']
+    assert json.loads(Path('report.json').read_text())['learning_curve']
     assert len(LabelFolder('my-pairs').questions) == 2 + len(PAIRS)
     assert list(json.loads(printed['score'][0])) == ['score']

@@ -5,7 +5,6 @@ import random
 import re
 import time
 
-import learning_curve
 import pytest
 import torch
 from click.testing import CliRunner
@@ -215,7 +214,7 @@ def test_mistakes_of_import_are_one_line(tmp_path):
     assert 'none.jsonl' in error('--labels.type best_of_2', file=tmp_path / 'none.jsonl')
     (tmp_path / 'empty.json').write_text('[]')
     assert 'holds no label' in error('--labels.type best_of_2', file=tmp_path / 'empty.json')
-    assert '--export FILE` writes a label file' in error('', output='f.jsonl')
+    assert 'the name of a label file ends in .json' in error('', output='f.jsonl')
     assert not (tmp_path / 'f').exists() and not (tmp_path / 'f.jsonl').exists()
 
 
@@ -236,10 +235,11 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(300))
     succeed(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
     result = succeed(
-        f'labels {tmp_path}/f --reward {reward_model[0]} --output {tmp_path}/report.json'
+        f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 2'
+        f' --picture {tmp_path}/p.png --output {tmp_path}/report.json'
     )
     report = json.loads((tmp_path / 'report.json').read_text())
-    reward = report['reward']
+    reward, curve = report['reward'], report['learning_curve']
     assert reward['held_out_share'] == 0.1 and reward['comparisons'] is None
     assert reward['held_out']['labels'] + reward['trained_on']['labels'] == 300
     assert 10 < reward['held_out']['labels'] < 100  # about 6 of 32 queries
@@ -247,10 +247,16 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
     assert min(reward[part]['accuracy'] for part in ('held_out', 'trained_on')) > 0.9
     assert reward['labellers']['imported']['accuracy'] > 0.9
     trained_on = reward['trained_on']['labels']
-    assert 'held out of its training: ' in result.stdout
-    curve = learning_curve.learning_curve(f'{tmp_path}/f', str(reward_model[0]), 1)
     assert [row['labels'] for row in curve] == [trained_on // part for part in (8, 4, 2, 1)]
-    assert curve[-1]['accuracy'][0] > 0.8 and curve[-1]['chance'] == 0.5
+    assert all(len(row['accuracy']) == 2 for row in curve)
+    assert sum(curve[-1]['accuracy']) / 2 > 0.8 and curve[-1]['chance'] == 0.5
+    assert (tmp_path / 'p.png').read_bytes().startswith(b'\x89PNG')
+    # Of six queries there is no interval.
+    assert all(row['interval'] is None for row in curve)
+    curve_lines = result.stdout.partition('held-out labels, by the number')[2]
+    assert curve_lines and 'interval' not in curve_lines
+    assert 'held out of its training: ' in result.stdout
+    assert f'accuracy on {curve[0]["held_out"]} held-out labels' in result.stdout
 
 
 def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
@@ -260,9 +266,12 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     def error(more):
         return error_of(invoke(f'labels {tmp_path}/f {more}'))
 
+    assert '--learning_curve 1: give --reward' in error('--learning_curve 1')
     assert '--export_as text: give --export' in error('--export_as text')
     assert 'neither it nor its reward_model/' in error(f'--reward {tmp_path}')
     assert error(f'--reward {tmp_path}#good').startswith(f'--reward good: {tmp_path} is no')
+    result = invoke(f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 1')
+    assert 'none of the few labels is held out' in last_error_of(result)
     result = invoke(f'labels {tmp_path}/f --picture {tmp_path}/p.png')
     assert 'nothing to draw yet' in last_error_of(result)
     make_folder(tmp_path / 'letters', 2)

@@ -19,6 +19,7 @@ from lm_human_preferences.commands import answer_questions as label_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.answers import REASONS, shown_order
 from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.utils.terminal import INVISIBLE, printable
 
@@ -255,3 +256,25 @@ def test_on_a_terminal_keys_need_no_enter(path):
     assert [answer.order.index(answer.value) for answer in log.uuids.values()] == [1, 2, 3]
     assert log.undone == 1
     assert [answer.remark for answer in log.uuids.values()] == [None, None, 'on 4']
+
+
+@pytest.mark.parametrize('key', ['1', 'u'])
+def test_a_key_that_is_held_down_counts_once(path, key):
+    make_folder(path, 12)
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        for _ in range(3):
+            labeller.answer(labeller.next_question(), 1, 1)
+    terminal = Terminal(path)
+    terminal.wait_for('q leave')
+    terminal.press(key)
+    time.sleep(0.4)  # after which a keyboard begins to repeat it
+    for _ in range(40):
+        os.write(terminal.master, key.encode())
+        time.sleep(0.03)
+    terminal.wait_for('A key was held down')
+    terminal.press('q')
+    terminal.wait_for('Saved: ')
+    assert terminal.end() == 0
+    log = log_of(path)
+    assert len(log.by_question) == {'1': 4, 'u': 2}[key]
+    assert terminal.printed.count('held down') == 1

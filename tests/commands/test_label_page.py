@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -253,6 +254,7 @@ def test_who_has_the_program_and_a_reply_cannot_find_the_order_of_the_samples(pa
 
 def test_slow_clients_are_cut_off(one, monkeypatch):
     _, page, anna, _ = one
+    monkeypatch.setattr(server, 'REQUEST_SECONDS', 0.3)
     monkeypatch.setattr(app, 'BODY_SECONDS', 0.3)
 
     def reply_to(data):
@@ -261,8 +263,19 @@ def test_slow_clients_are_cut_off(one, monkeypatch):
             return client.recv(100)  # which ends when the server closes
 
     head = f'POST /session HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: {anna.origin}\r\n'
+    assert reply_to(b'') == reply_to(b'GET / HT') == reply_to(head.encode()) == b''
     head += 'Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{'
     assert b' 408 ' in reply_to(head.encode())
+    # a connection that had one request, and begins another
+    with socket.create_connection(('127.0.0.1', page.port), timeout=10) as client:
+        request = f'GET /task HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n'.encode()
+        client.sendall(request + b'\r\n')
+        reply = b''
+        while b'were given' not in reply:
+            reply += client.recv(4096)
+        assert reply.startswith(b'HTTP/1.1 401 ') and reply.endswith(b'}')
+        client.sendall(request)
+        assert client.recv(4096) == b''
 
 
 def test_pages_that_wait_are_told_when_the_server_ends(path, monkeypatch):
@@ -274,6 +287,30 @@ def test_pages_that_wait_are_told_when_the_server_ends(path, monkeypatch):
         eventually(lambda: page._server.server_state.tasks)
         page.close()
         assert reply.result() == (200, {'ended': True})
+
+
+def test_uvicorn_still_says_when_a_reply_is_complete(one, monkeypatch):
+    """It may take longer than a request may, and then the time for the next request begins."""
+    _, page, anna, _ = one
+    monkeypatch.setattr(server, 'REQUEST_SECONDS', 1.0)
+    completed = []
+    on_response_complete = server.TimedProtocol.on_response_complete
+
+    def note_completion(protocol):
+        on_response_complete(protocol)
+        completed.append(protocol)
+
+    monkeypatch.setattr(server.TimedProtocol, 'on_response_complete', note_completion)
+    task = page.service.task
+
+    def task_at_leisure(name):
+        time.sleep(1.5)
+        return task(name)
+
+    monkeypatch.setattr(page.service, 'task', task_at_leisure)
+    anna.close()  # a new connection has the new limit
+    assert anna.task()['labeller'] == 'anna'
+    eventually(lambda: completed)
 
 
 @pytest.fixture
@@ -384,7 +421,7 @@ def test_what_is_not_on_the_disk_is_not_acknowledged(path, monkeypatch):
 
 
 def test_questions_that_cannot_be_read_now_are_asked_when_they_can(path):
-    file = path / 'questions.jsonl'
+    file, whole = path / 'questions.jsonl', (path / 'questions.jsonl').read_bytes()
     notes = []
     with served(path, 'anna', notes=notes) as (page, anna):
         file.rename(path / 'moved')
@@ -395,7 +432,15 @@ def test_questions_that_cannot_be_read_now_are_asked_when_they_can(path):
         )
         (path / 'moved').rename(file)
         assert len(anna.questions()) == 3 and anna.task()['left'] == 6
+        for change in (b'nonsense\n', b''):  # nobody is told that nothing is left
+            page.service._refreshed = 0
+            file.write_bytes(change)
+            status, reply = anna.post('/questions', held=[], count=3)
+            assert (status, 'their file was changed' in reply['error']) == (503, True)
+        file.write_bytes(whole)
+        assert len(anna.questions()) == 3 and anna.task()['left'] == 6
     assert notes[0].endswith(': No such file or directory')
+    assert 'questions.jsonl is empty now: put it back as it was' in notes[-1]
 
 
 def test_what_others_damage_does_not_stop_the_page(path):

@@ -8,6 +8,7 @@ from label_page import answers_of, served, web_options, write_texts, written
 from page_client import Client, id_of_token
 
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder
+from lm_human_preferences.labels.page.assignments import MOST_LEASES
 from lm_human_preferences.labels.page.server import LabelServer
 
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(40)]
@@ -45,6 +46,23 @@ def test_nobody_has_taken_longer_than_the_server_was_waiting(path):
         now[0] = 1030.0
         anna.answer(first['id'], seconds=3600.0)
         assert answers_of(path, 'anna')[-1].seconds == 13.0
+
+
+def test_a_labeller_does_not_keep_all_questions_from_the_others(tmp_path):
+    write_texts(tmp_path / 'f', TEXTS)
+    with served(tmp_path / 'f', 'anna', 'bob') as (_, anna, bob):
+        taken = []
+        for _ in range(20):
+            taken += [question['id'] for question in anna.questions(held=taken[-13:])]
+        assert len(set(taken)) == MOST_LEASES
+        given = []
+        for _ in range(5):
+            given += [question['id'] for question in bob.questions(held=given)]
+        assert len(set(given)) == 15 and not set(given) & set(taken)
+        mine = list(dict.fromkeys(taken))
+        assert anna.answer(mine[0])[0] == 200
+        first, second, new = [question['id'] for question in anna.questions(held=mine[3:])]
+        assert [first, second] == mine[1:3] and new not in mine
 
 
 def test_the_server_shows_a_page_that_it_is_the_one_it_knew(path):
@@ -99,13 +117,16 @@ def asked(path, *names):
     return kinds
 
 
-def test_gold_questions_come_in_between_to_everybody(tmp_path):
+def test_nobody_is_left_with_gold_questions_alone(tmp_path):
+    """By which they would be known; they come in between, to everybody."""
     write_texts(tmp_path / 'f', TEXTS[:30])
     gold = [(f'gold {i}', *'abcd') for i in range(6)]
     write_texts(tmp_path / 'f', gold, kind='gold', labellers=EVERYBODY, gold=1)
     kinds = asked(tmp_path / 'f', 'anna', 'bob', 'carl')
     assert sum(found.count('train') for found in kinds.values()) == 30
-    assert all(found.count('gold') == 6 for found in kinds.values())
+    assert all(found[-1] == 'train' for found in kinds.values())
+    assert all(found.count('gold') >= 4 for found in kinds.values())
+    assert asked(tmp_path / 'f', 'dora') == {'dora': []}  # who comes when all is done
 
 
 def test_a_folder_of_gold_questions_is_asked(tmp_path):

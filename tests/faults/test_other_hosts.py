@@ -1,14 +1,20 @@
 """Others who can reach the store of ranks: another user of this host, or a host on the network."""
 
 import datetime
+import json
+import os
+import secrets
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from launched import eventually
 
 from lm_human_preferences.distributed import launch_methods, launcher, lifeline, rendezvous
 
@@ -115,11 +121,42 @@ def test_the_store_of_ranks_without_mpi_too():
     assert rendezvous.open_store(place, is_host=False, seconds=5).get('key') == b'value'
 
 
-def test_a_sign_of_life_that_is_none_names_nobody():
+def stopped(*command):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process.send_signal(signal.SIGSTOP)
+    eventually(lambda: lifeline._state_of(process.pid) == 'T')
+    return process
+
+
+def test_only_a_rank_of_ours_is_killed(monkeypatch):
+    """Whatever the store says of the next rank."""
     line = object.__new__(lifeline.Lifeline)
-    for sign in ('', 'x', '{}', '[]', '[1]', 'null', '[1e400, "host", 1]', '[' * 5000):
+    other = stopped(sys.executable, '-c', 'import time; time.sleep(60)')
+    own = stopped(sys.executable, '-c', 'import time; time.sleep(60)')
+    space = lifeline._process_space()
+    for said in (other.pid, -other.pid, 0, 1, -1, str(other.pid), 1e400, None, [other.pid], 'x'):
+        line.next_sign = json.dumps([said, 'host', space, 1])
+        line._kill_next_rank_if_stopped()
+    for sign in ('', 'x', '{}', '[]', '[1]', 'null', '[' * 5000):
         line.next_sign = sign
-        assert line._place_of_next_rank() == (0, '')
+        assert line._place_of_next_rank() == (0, '', '')
+        line._kill_next_rank_if_stopped()
+    time.sleep(0.2)
+    assert other.poll() is None and lifeline._state_of(other.pid) == 'T'
+    line.next_sign = json.dumps([own.pid, 'host', space, 1])
+    monkeypatch.setattr(lifeline, '_is_rank', lambda process: process == own.pid)
+    line._kill_next_rank_if_stopped()
+    assert own.wait(10) == -signal.SIGKILL
+    other.kill()
+    other.communicate()
+    own.communicate()
+
+
+def test_a_rank_is_known_by_its_command():
+    assert lifeline._is_rank(os.getpid())
+    assert not lifeline._is_rank(os.getppid())
+    with pytest.raises(OSError):
+        lifeline._is_rank(2**22 + secrets.randbelow(1000))
 
 
 def test_a_route_that_is_none_is_a_line(monkeypatch):

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tiny_causal_lms import WAYS, both_steps, tiny
 from tiny_tokenisers import write_byte_level
 
-from lm_human_preferences import train_reward
+from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.commands import export_model
@@ -389,15 +389,24 @@ def test_peft_loads_an_exported_reward_model(model, trained, tmp_path):
 
 LAYERS = '(q|down)_proj|c_(attn|proj)'
 HEAD, TABLE = 'lm_head', 'embed_tokens|wte'
+PATTERNS = {
+    'rank_pattern': {r'[0h]\..*(q_proj|c_attn)': 2, 'mlp.c_proj': 4},
+    'alpha_pattern': {r'.*\.1\..*(c_attn|q_proj)': 3, 'down_proj': 11, 'h.0.mlp.c_proj': 7},
+}
 # {name: (layers, settings)} of adapters as PEFT saves them; TABLE stands for the embedding's name
 PEFT = {
     'rslora': (LAYERS, {'use_rslora': True}),
-    'dora': (LAYERS, {'use_dora': True}),
+    'dora': (f'{LAYERS}|{TABLE}', {'use_dora': True}),
+    'patterns': (LAYERS, {**PATTERNS, 'use_rslora': True, 'use_dora': True}),
     'head': (f'{LAYERS}|{HEAD}', {}),
+    'head and embedding': (f'{HEAD}|{TABLE}', {}),
     'whole head': (LAYERS, {'modules_to_save': [HEAD]}),
     'whole embedding': (LAYERS, {'modules_to_save': [TABLE]}),
     'both tied': (LAYERS, {'modules_to_save': [TABLE, HEAD], 'ensure_weight_tying': True}),
     'biases': (LAYERS, {'bias': 'all'}),
+    'tokens': (LAYERS, {'trainable_token_indices': [3, 8]}),
+    'tokens and head': (f'{LAYERS}|{HEAD}', {'trainable_token_indices': {TABLE: [3, 8]}}),
+    'tokens of both': (LAYERS, {'trainable_token_indices': {TABLE: [3], HEAD: [5, 8]}}),
     'one layer': (['q_proj', 'c_attn'], {'layers_to_transform': [1]}),
     'all but': ('all-linear', {'exclude_modules': ['down_proj', 'c_proj']}),
     'fan in': (LAYERS, {'fan_in_fan_out': True, 'init_lora_weights': 'orthogonal', 'r': 4}),
@@ -420,6 +429,8 @@ def test_an_adapter_is_what_peft_computes(tmp_path, family, says_tied, is_tied, 
     import peft  # takes seconds
     from transformers import AutoModelForCausalLM
 
+    if says_tied != is_tied and kind == 'tokens and head':
+        pytest.skip('PEFT itself ends in a TypeError')
     base = tmp_path / 'base'
     base.mkdir()
     write_byte_level(base)
@@ -513,7 +524,7 @@ def test_a_released_model_is_called_as_on_the_hub(trained, tmp_path, monkeypatch
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}</s>{% endfor %}"
 
 
-def test_a_tokeniser_beside_an_adapter_holds(tmp_path):
+def test_what_is_beside_an_adapter_holds_and_is_said(tmp_path):
     model = make_model(tmp_path / 'model', 'llama')
     (model / 'chat_template.jinja').write_text('of the base')
     (model / 'generation_config.json').write_text('{"eos_token_id": [7]}')
@@ -522,17 +533,24 @@ def test_a_tokeniser_beside_an_adapter_holds(tmp_path):
 
     def settings():
         encoder = TrainedModel(str(directory)).encoding.get_encoder()
-        return chat._template_of(encoder.encoding), set(tokenisers.own_ends(encoder))
+        template = chat._template_of(encoder.encoding)
+        notes = lm_tasks.end_notes(resolved('train_policy', 'test').task, encoder)
+        return template, set(tokenisers.own_ends(encoder)), ' '.join(notes)
 
-    assert settings() == ('of the base', {7})
-    write_byte_level(directory, size=300, chat_template=TEMPLATE)
+    assert settings() == ('of the base', {7}, '')
     (directory / 'generation_config.json').write_text('{"eos_token_id": [5, 6]}')
-    assert settings() == (TEMPLATE, {5, 6})
+    assert settings()[:2] == ('of the base', {5, 6})
+    assert settings()[2].startswith(f"{directory}/generation_config.json holds, not its base's")
+    write_byte_level(directory, size=300, chat_template=TEMPLATE)
+    assert settings()[:2] == (TEMPLATE, {5, 6})
+    assert f"{directory}/tokenizer.json holds, not its base's" in settings()[2]
     encoding = TrainedModel(str(directory)).encoding
     assert encoding.name == tokenisers.read(str(directory)).name != tokenisers.read(str(model)).name
     encoding.copy_files(str(tmp_path / 'copy'))
     copied = tokenisers.read(str(tmp_path / 'copy'))
     assert chat._template_of(copied) == TEMPLATE
+    (directory / 'generation_config.json').unlink()
+    assert settings()[1] == {7}
 
 
 def test_an_adapter_is_no_reward_model(tmp_path):
@@ -550,6 +568,7 @@ def test_an_adapter_is_no_reward_model(tmp_path):
 
 A_NAME = 'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'
 EMBEDDING = 'base_model.model.model.embed_tokens.lora_embedding_A'
+ROWS = 'base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta'
 HOSTILE = {
     'shape': ({A_NAME: torch.ones(2, 31)}, {}, 'has adapters'),
     'rank': ({}, {'r': 10**12}, 'has adapters'),
@@ -563,15 +582,17 @@ HOSTILE = {
     ),
     'kind': ({}, {'peft_type': 'LOHA'}, "of the kind 'LOHA' are not supported"),
     'bias': ({A_NAME.replace('lora_A.weight', 'bias'): torch.ones(48)}, {}, 'is not an adapter'),
-    'embedding': ({EMBEDDING: torch.ones(2, 308)}, {}, 'is not an adapter'),
-    'pattern': ({}, {'rank_pattern': {'up_proj': 4}}, 'with rank_pattern are not supported'),
-    'no alpha': ({}, {'lora_alpha': None}, 'does not describe adapters'),
+    'tied': ({EMBEDDING: torch.ones(2, 308)}, {'ensure_weight_tying': True}, 'ensure_weight_tying'),
+    'pattern': ({}, {'rank_pattern': {'up_proj': 4}}, 'has adapters'),
+    'no pattern': ({}, {'alpha_pattern': {'(': 4}}, 'does not describe adapters'),
+    'no alpha': ({}, {'alpha_pattern': {'up_proj': [4]}}, 'does not describe adapters'),
     'beginning': (
         {},
         {'init_lora_weights': 'olora'},
         "init_lora_weights 'olora' are not supported",
     ),
-    'rows': ({}, {'trainable_token_indices': [3]}, 'with trainable_token_indices are not'),
+    'rows': ({ROWS: torch.ones(1, 32)}, {'trainable_token_indices': [10**6]}, 'are not of'),
+    'no rows': ({ROWS: torch.ones(1, 32)}, {}, 'trainable_token_indices None are not of'),
     'unknown': ({}, {'use_qalora': True}, 'with use_qalora are not supported'),
     'no tensors': (None, {}, 'holds no adapters'),
     'base': ({}, {'base_model_name_or_path': '/nowhere/at/all'}, "no model '/nowhere/at/all'"),

@@ -1,6 +1,7 @@
 """storage's hf:// paths, and models called ORG/NAME, against a loopback imitation of the hub."""
 
 import os
+import shutil
 import time
 import types
 from unittest import mock
@@ -319,6 +320,11 @@ def test_a_file_that_ends_early(hub_server, monkeypatch):
 
 def test_a_disk_without_room(monkeypatch):
     path = storage.pinned('hf://org/model')
+    with monkeypatch.context() as patch:
+        usage = types.SimpleNamespace(free=2999)
+        patch.setattr(shutil, 'disk_usage', lambda folder: usage)
+        told = failure(storage.cached_directory, path)
+    assert f'no room for its 0 MiB in {constants.HF_HUB_CACHE}, which HF_HOME moves' in told
     with monkeypatch.context() as patch:
         full = mock.Mock(side_effect=OSError(28, 'No space left on device'))
         patch.setattr(huggingface_hub, 'snapshot_download', full)

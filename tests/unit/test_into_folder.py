@@ -131,6 +131,12 @@ def test_what_was_chosen_is_not_always_the_first_sample(tmp_path):
     before = contents(tmp_path / 'f')
     bring(tmp_path / 'f', records)
     assert contents(tmp_path / 'f') == before
+    lines = ''.join(f'{json.dumps(record)}\n' for record in records)
+    (tmp_path / 'pairs.jsonl').write_text(lines)
+    output = tmp_path / 'labels.json'
+    lengths = '--task.query_length 3 --task.response_length 2'
+    succeed(f'import_labels test {tmp_path}/pairs.jsonl {output} --labels.type best_of_2 {lengths}')
+    assert [label['best'] for label in json.loads(output.read_text())] == best
 
 
 def test_the_samples_of_an_answer_move_with_equal_ones_among_them():
@@ -193,16 +199,18 @@ def answered(tmp_path):
     bring(path, [preference('abc', best, worst) for best, worst in ((OTHER, BAD), (BAD, OTHER))])
     with Labeller(folder, 'carl', decides=True) as labeller:
         labeller.answer(questions[3], 1, 4.0)
-    succeed(f'labels {path} --export {tmp_path}/own.jsonl --export_as text')
+    for form, name in (('text', 'own.jsonl'), ('preferences', 'pairs.jsonl')):
+        succeed(f'labels {path} --export {tmp_path}/{name} --export_as {form}')
     with Labeller(folder, 'anna') as labeller:
         labeller.answer(questions[0], 0, 3.0)
     return path
 
 
-def test_an_export_that_comes_back_changes_nothing(answered, tmp_path):
+@pytest.mark.parametrize('name', ['own.jsonl', 'pairs.jsonl'])
+def test_an_export_that_comes_back_changes_nothing(answered, tmp_path, name):
     """Neither the newer answer, nor times and places on the screen; and a line says so."""
     before = contents(answered), report(LabelFolder(str(answered)))
-    records = [json.loads(line) for line in (tmp_path / 'own.jsonl').read_text().splitlines()]
+    records = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
     said, folder = bring(answered, records)
     assert (contents(answered), report(folder)) == before
     assert 'were left out' in said[-1]
@@ -215,6 +223,17 @@ def test_an_answer_that_was_taken_back_here_does_not_come_back(answered, tmp_pat
     records = [json.loads(line) for line in (tmp_path / 'own.jsonl').read_text().splitlines()]
     _, folder = bring(answered, records)
     assert len(folder.logs['bob'].by_question) == 3
+
+
+def test_answers_without_a_name_count_unless_all_of_them_are_known(answered):
+    """What a crowd says is not cut down to those who disagree with people of the folder."""
+    answers = {0: GOOD, 1: BAD, 2: OTHER}
+    records = []
+    for number, best in answers.items():
+        records.append(preference(QUERIES[number], best, BAD if best != BAD else GOOD))
+    said, folder = bring(answered, records)
+    assert '3 answers of imported added' in said and len(folder.questions) == 6
+    assert said[-1].startswith('2 of 3 answers without a name are those of people of the folder')
 
 
 def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):
@@ -252,24 +271,39 @@ def test_questions_in_both_orders_are_asked_once_and_gold_ones_have_one_answer(t
     assert f'gold.jsonl, line 1 contradicts a gold question of {tmp_path}/f' in error
 
 
+@pytest.mark.parametrize('more', [0, 2])
 @pytest.mark.parametrize('copy', ['anna-copy', 'a-copy-of-anna'])
-def test_a_copy_of_a_labellers_file_is_refused(tmp_path, copy):
-    """Whatever its name, read at once or later."""
+def test_a_copy_of_a_labellers_file_is_not_a_second_labeller(tmp_path, copy, more):
+    """Whatever its name, read at once or later; what is answered in it since then counts."""
     folder = make_folder(tmp_path / 'f', 5, labellers=2)
+    questions = list(folder.questions.values())
     with Labeller(folder, 'anna') as labeller:
-        labeller.answer(labeller.next_question(), 1, 2.0)
+        for question in questions[:3]:
+            labeller.answer(question, 1, 2.0)
+        labeller.undo()
     file = tmp_path / 'f/answers/anna.jsonl'
     shutil.copy(file, file.with_name(f'{copy}.jsonl'))
-    for read in (folder.refresh, lambda: LabelFolder(folder.path)):
-        with pytest.raises(UserError, match=f'{copy}.jsonl, line 1 is an answer of anna: a copy'):
-            read()
+    for opened in (LabelFolder(folder.path), folder):
+        opened.refresh()
+        found = report(opened)
+        assert (list(found['labellers']), found['agreement']['pairs']) == (['anna'], 0)
+        assert (found['training_labels'], found['labellers']['anna']['taken_back']) == (2, 1)
+        (note,) = opened.notes()
+        assert f'{copy}.jsonl repeats 3 answers of others: each counts once' in note
+    with Labeller(folder, copy) as labeller:
+        for question in questions[3 : 3 + more]:
+            labeller.answer(question, 0, 2.0)
+        assert labeller.undo() is not None if more else labeller.undo() is None
+    assert report(LabelFolder(folder.path))['training_labels'] == 2 + max(0, more - 1)
 
 
 def test_labels_of_several_controls_of_label_studio_are_refused(tmp_path):
-    harmless = label_studio(QUERIES[0], GOOD, BAD)
+    """Of one task, or of different ones."""
+    helpful, harmless = (label_studio(query, GOOD, BAD) for query in QUERIES[:2])
     harmless['annotations'][0]['result'][0]['from_name'] = 'harmless'
     both = label_studio(QUERIES[2], GOOD, BAD)
     both['annotations'][0]['result'] += harmless['annotations'][0]['result']
-    with pytest.raises(UserError, match='of several controls of Label Studio, harmless, pw: '):
-        bring(tmp_path / 'f', [both])
+    for tasks in ([helpful, harmless], [both]):
+        with pytest.raises(UserError, match='of several controls of Label Studio, harmless, pw: '):
+            bring(tmp_path / 'f', tasks)
     assert not (tmp_path / 'f').exists()

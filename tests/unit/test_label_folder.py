@@ -243,6 +243,16 @@ def test_a_reader_follows_files_as_they_grow(path):
     assert (len(first), len(second)) == (2, 1)
 
 
+def test_a_reader_forgets_what_a_failed_write_has_taken_back(path):
+    make_folder(path, 2)
+    answer_all(path, 'anna')
+    reader = LabelFolder(str(path))
+    file = path / 'answers/anna.jsonl'
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    reader.refresh()
+    assert len(reader.counted()) == 1
+
+
 def test_a_file_has_one_writer(tmp_path):
     make_folder(tmp_path / 'f')
     opened = LabelFolder(str(tmp_path / 'f'))
@@ -289,19 +299,30 @@ def replace(file):
     new.replace(file)
 
 
+def replace_folder(file):
+    """Somebody has moved the folder and copied it back, but for the last answer."""
+    folder = file.parents[1]
+    moved = folder.with_name('moved')
+    folder.rename(moved)
+    shutil.copytree(moved, folder)
+    write_over(file)
+    shutil.rmtree(moved)
+
+
 @pytest.mark.parametrize(
-    'change, what, is_there',
+    'change, what, place',
     [
-        (Path.unlink, 'was deleted', True),
-        (delete_folder, 'was deleted', False),
-        (write_over, 'was cut off', True),
-        (edit_over, 'was added to by somebody else', True),
-        (edit_in_place, 'was changed by somebody else', True),
-        (replace, 'was replaced', True),
+        (Path.unlink, 'was deleted', 'answers/anna.jsonl'),
+        (delete_folder, 'was deleted', None),
+        (write_over, 'was cut off', 'answers/anna.jsonl.*.saved'),
+        (edit_over, 'was added to by somebody else', 'answers/anna.jsonl.*.saved'),
+        (edit_in_place, 'was changed by somebody else', 'answers/anna.jsonl.*.saved'),
+        (replace, 'was replaced', 'answers/anna.jsonl.*.saved'),
+        (replace_folder, 'was replaced', 'answers/anna.jsonl.*.saved'),
     ],
 )
 def test_answers_survive_their_file_and_no_more_are_acknowledged(
-    tmp_path, path, monkeypatch, change, what, is_there
+    tmp_path, path, monkeypatch, change, what, place
 ):
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
     make_folder(path, 4)
@@ -317,9 +338,10 @@ def test_answers_survive_their_file_and_no_more_are_acknowledged(
                 labeller.answer(question, 2, 1)
             with pytest.raises(json_lines.FileTaken):
                 labeller.next_question()
-    (copy,) = (file.parent if is_there else tmp_path).glob('anna.jsonl.*.saved')
+    (copy,) = path.glob(place) if place else tmp_path.glob('anna.jsonl.*.saved')
     assert copy.read_bytes() == saved
-    assert f'its lines are in {copy}; move that to {file}, and start again' in str(error.value)
+    assert 'start again' in str(error.value)
+    assert copy == file or f'its lines are in {copy}; move that to {file}' in str(error.value)
 
 
 def test_what_was_given_before_is_not_acknowledged_again_once_its_file_is_gone(path):
@@ -350,16 +372,43 @@ def test_a_file_that_is_deleted_while_it_is_written_is_noticed(path, monkeypatch
             labeller.answer(labeller.next_question(), 1, 1)
 
 
-def test_a_moved_folder_goes_on_when_it_is_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+def test_questions_whose_lines_were_cut_or_moved(path):
+    """Nobody is told that nothing is left; what stands at another place is found there."""
+    folder = make_folder(path, 3)
+    file = path / 'questions.jsonl'
+    lines = file.read_bytes().splitlines(keepends=True)
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        first = labeller.next_question()
+        labeller.answer(first, 1, 1)
+        file.write_bytes(b''.join(reversed(lines)))
+        for question in folder.questions.values():
+            assert labeller.folder.tokens(question)
+        others = [line for line in lines if first.id.encode() not in line]
+        for left, told in ((b'', 'is empty now'), (b''.join(others), 'answers the question')):
+            file.write_bytes(left)
+            for _ in range(2):
+                with pytest.raises(UserError, match=told):
+                    labeller.next_question()
+        file.write_bytes(b''.join([lines[0], lines[2], lines[1]]))
+        assert labeller.next_question() is not None and labeller.left() == 2
+    with QuestionWriter(str(path), TASK) as writer:  # one whose last write has failed
+        opened = LabelFolder(str(path))
+        file.write_bytes(b''.join(lines[:2]) if first.id.encode() not in lines[2] else lines[2])
+        opened.refresh()
+        assert len(opened.questions) < 3 and writer.dropped == 0
+
+
+def test_a_moved_folder_goes_on_when_it_is_back(tmp_path):
     path, moved = tmp_path / 'f', tmp_path / 'moved'
     make_folder(path, 2)
     with Labeller(LabelFolder(str(path)), 'anna') as labeller:
         labeller.answer(labeller.next_question(), 1, 1)
         question = labeller.next_question()
         path.rename(moved)
-        with pytest.raises(json_lines.FileTaken, match='was moved while this program was using'):
+        with pytest.raises(json_lines.FileTaken) as error:
             labeller.answer(question, 2, 1)
+        assert 'was moved while this program was using it' in str(error.value)
+        assert f'its lines are in {moved}/answers/anna.jsonl; move that back' in str(error.value)
         moved.rename(path)
         labeller.answer(question, 2, 1)
     assert sorted(answer.value for answer in LabelFolder(str(path)).counted()) == [1, 2]
@@ -380,6 +429,7 @@ def test_a_line_that_somebody_else_adds_is_told_at_once(path, line):
         with pytest.raises(json_lines.FileTaken):
             labeller.next_question()
     assert file.read_bytes() == before
+    assert [file.name for file in (path / 'answers').iterdir()] == ['anna.jsonl']
 
 
 def test_a_second_name_is_not_written_through(tmp_path, path):
@@ -388,7 +438,7 @@ def test_a_second_name_is_not_written_through(tmp_path, path):
     (tmp_path / 'elsewhere').hardlink_to(path / 'answers/anna.jsonl')
     with (
         Labeller(LabelFolder(str(path)), 'anna') as labeller,
-        pytest.raises(json_lines.FileTaken, match='was given a second name'),
+        pytest.raises(json_lines.FileTaken, match='second name .* put a copy in its place'),
     ):
         labeller.next_question()
 

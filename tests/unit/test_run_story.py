@@ -25,6 +25,7 @@ from run_folders import (
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
+from lm_human_preferences.commands import learning_curve
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
@@ -103,6 +104,17 @@ def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
     )
     line = 'train --labels.without anna --mpi 1 --run.serve.labellers=anna --labels.without'
     assert commands.without_names(line) == line.replace('anna', commands.NAMES)
+
+
+def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypatch):
+    for name in ('models/own', 'labels'):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    given = {'task__query_dataset': 'books', 'task__policy__initial_model': 'models/own'}
+    run = write_run(tmp_path / 'run', **given, rewards__train_new_model__labels__source='./labels')
+    monkeypatch.chdir('/')
+    words = commands.again(facts.of_run(str(run)), EXPERIMENTS).split()
+    assert {'books', f'{tmp_path}/models/own', f'{tmp_path}/labels'} <= {*words}
 
 
 FOUR = {'rewards__train_new_model__labels__held_out': 0.2, 'rewards__ensemble': 4}
@@ -400,7 +412,7 @@ class SettingsOfTwo(reward_options.HParams):
     labels: TwoSources = dataclasses.field(default_factory=TwoSources)
 
 
-def test_all_sources_of_labels_are_told(tmp_path):
+def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_path, monkeypatch):
     for name, labeller, answer in (('first', 'anna', 0), ('second', 'bert', TIE)):
         make_folder(tmp_path / name, 2, task={'ties': True})
         answer_all(tmp_path / name, labeller, answer)
@@ -417,6 +429,9 @@ def test_all_sources_of_labels_are_told(tmp_path):
         ['anna', '2', '0'],
         ['bert', '2', '2'],
     ]
+    monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
+    measured = learning_curve._settings('measured', 'run', None)
+    assert measured.labels.sources() == {'source': 'measured', 'more': None}
     hparams.labels.more = 'gs://bucket/more.json'
     assert trial._elsewhere(reward_phase(hparams)) == [f'--labels.more {hparams.labels.more}']
 

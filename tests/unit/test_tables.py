@@ -1,8 +1,9 @@
-"""Tables, as spreadsheets write them: of queries and labels."""
+"""Tables, as spreadsheets write them, and columns: of queries, labels, samples and scores."""
 
 import json
 
 import pytest
+from command_line import succeed
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.datasets import jsonl
@@ -104,16 +105,17 @@ def test_queries_of_records_are_messages_too(tmp_path):
     ],
 )
 def test_labels_of_tables(tmp_path, label_type, header, row, answer):
+    """The labeller and other columns stay with each."""
     path = write(tmp_path / 'x.csv', f'id,labeller,{header}\n7,anna,{row}\n')
     ((where, record),) = records.read(path)
     kind = label_types.get(label_type).allow_ties()
     (label,) = records.parse(record, where, kind)
-    assert label.labeller == 'anna' and records.unread(record, kind) == {'id'}
     assert (label.query, label.samples, label.answer) == (
         'q',
         ('a', 'b')[: len(kind.samples)],
         answer,
     )
+    assert (label.labeller, label.columns) == ('anna', {'id': '7'})
 
 
 @pytest.mark.parametrize('best, answer', [('A', 0), ('b', 1), (' C ', 2), (1, 1)])
@@ -124,3 +126,23 @@ def test_the_best_sample_by_its_letter(best, answer):
     for wrong in ('D', 'best'):
         with pytest.raises(UserError, match='number from 0 to 2'):
             records.parse({**label, 'best': wrong}, 'here', label_types.get('best_of_3'))
+
+
+@pytest.mark.parametrize('form', ['tokens', 'text', 'preferences'])
+def test_columns_come_back_with_labels(tmp_path, form):
+    """From a table to a folder, from there to a file, and from there to another one."""
+    table = 'id,topic,labeller,prompt,chosen,rejected\n7,x,anna,abc,de,fg\n8,,bob,abd,de,fg\n'
+    path = write(tmp_path / 'x.csv', table)
+    words = f'import_labels test {path} {tmp_path}/f --labels.type best_of_2'
+    printed = succeed(words).stdout
+    assert 'Kept with the questions, and given back by exports: id (2), topic (1)\n' in printed
+    assert '1 answers of anna added' in printed and 'Not read' not in printed
+    output = tmp_path / 'out.jsonl'
+    succeed(f'labels {tmp_path}/f --export {output} --export_as {form}')
+    first, second = map(json.loads, output.read_text().splitlines())
+    assert (first['id'], first['topic'], second['id'], 'topic' in second) == ('7', 'x', '8', False)
+    if form == 'text':
+        assert (first['labeller'], second['labeller']) == ('anna', 'bob')
+    file = tmp_path / 'labels.json'
+    succeed(f'import_labels test {path} {file} --labels.type best_of_2')
+    assert [label['id'] for label in json.loads(file.read_text())] == ['7', '8']

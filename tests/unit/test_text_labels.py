@@ -66,6 +66,12 @@ def pair(query, chosen='Because.', rejected='No.'):
             {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} c{MORE} d'},
             pair(DIALOGUE, f' a{MORE} b', f' c{MORE} d'),
         ),
+        # other texts: the whole words that both begin with
+        (
+            {'chosen': 'the film was great', 'rejected': 'the film was grim'},
+            pair('the film was', ' great', ' grim'),
+        ),
+        ({'chosen': 'Q: Why?\nA1', 'rejected': 'Q: Why?\nA2 3'}, pair('Q: Why?\n', 'A1', 'A2 3')),
     ],
 )
 def test_formats_of_preferences(record, expected):
@@ -107,6 +113,7 @@ def test_what_belongs_to_the_query_is_there_once(record, expected):
 
 ANSWERS = {'chosen': 'The answer is 4.', 'rejected': 'The answer is 5.'}
 IN_MESSAGES = {'chosen': [USER, GOOD], 'rejected': [USER, BAD]}
+WHOLE = {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'}
 
 
 @pytest.mark.parametrize('name', ['prompt', 'query', 'question', 'instruction', 'input'])
@@ -132,7 +139,8 @@ def test_a_query_may_have_the_names_that_people_use(name, others):
     [
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
         ({'prompt': 'a', 'query': 'b', 'sample0': 'c', 'sample1': 'd', 'best': 0}, "'prompt' and"),
-        ({**ANSWERS, 'context': 'what is 2+2'}, "field 'prompt' is missing"),
+        ({**ANSWERS, 'context': 'what is 2+2'}, "if 'context' is the query, call it that"),
+        ({**ANSWERS, 'Prompt': 'Why?'}, "if 'Prompt' is the query"),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
     ],
@@ -161,6 +169,7 @@ def test_a_text_that_is_compared_is_not_the_query():
             'chosen': [{**USER, 'role': 'human'}, {**GOOD, 'role': 'gpt'}],
             'rejected': [{**USER, 'role': 'Human'}, BAD],
         },
+        {**WHOLE, 'prompt': 'Why?'},
     ],
 )
 def test_a_question_is_asked_once(record):
@@ -191,6 +200,7 @@ def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, 
     assert [label.query for label, _ in labels] == ['Why?']
     assert [line for line in notes if not line.startswith('Padded')] == [
         'Left out: 1 records whose dialogues differ before the assistant answers, in their query',
+        'Responses with turns of the user in them: in 1 records',
     ]
 
 
@@ -198,7 +208,7 @@ def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, 
     'labeller, name',
     [
         *(('', None), (' ', None), (None, None)),
-        *((1, '1'), ('1', '1'), (' anna', 'anna')),
+        *((1, '1'), ('1', '1'), (1.0, '1'), ('1.0', '1'), (' anna', 'anna')),
     ],
 )
 def test_a_labeller_has_one_name_or_none(labeller, name):
@@ -206,11 +216,11 @@ def test_a_labeller_has_one_name_or_none(labeller, name):
     assert records.parse(record, 'here', PAIRS)[0].labeller == name
 
 
-@pytest.mark.parametrize('field', ['labeler', 'annotator'])
+@pytest.mark.parametrize('field', ['labeler', 'annotator', 'Labeller'])
 def test_a_labeller_is_read_under_the_names_that_tables_have(field):
     record = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', field: 'anna'}
     (label,) = records.parse(record, 'here', PAIRS)
-    assert label.labeller == 'anna' and not records.unread(record, PAIRS)
+    assert label.labeller == 'anna' and not label.columns
 
 
 def test_a_prompt_that_responses_begin_with_by_chance_is_no_repetition():
@@ -248,6 +258,7 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
     found = [
         {**plain, 'margin': 1.5, 'images': [], 'tools': [{'name': 'f'}]},
         {**plain, 'margin': 0, 'weight': None},
+        {**plain, 'chosen': [{**GOOD, 'weight': 1}], 'rejected': [BAD]},
         {'query': 'Why?', 'sample0': 'a', 'sample1': 'b', 'best': 0, 'score_chosen': 2},
         task_of_label_studio(data={'prompt': 'Why?', 'answer1': 'a', 'answer2': 'b', 'id': 3}),
     ]
@@ -256,7 +267,7 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
     )
     assert notes[-1] == (
         'Not read, with the number of records that have it: data.id (1), margin (2),'
-        ' score_chosen (1), tools (1)'
+        ' score_chosen (1), tools (1), weight of messages (1)'
     )
 
 
@@ -303,14 +314,14 @@ def task_of_label_studio(selected='right', data=None, to_name='answer1,answer2',
 
 def test_label_studio():
     (label,) = records.parse(task_of_label_studio(), 'here', PAIRS)
-    assert label == TextLabel('Why?', ('Because.', 'No.'), 1, 'annotator-7', 4.125)
+    assert label == TextLabel('Why?', ('Because.', 'No.'), 1, 'annotator-7', 4.125, control='pw')
     # sides by the names that are compared, whatever the order of the data, and no prompt
     task = task_of_label_studio(
         'left', {'txt-2': 'b', 'txt-1': 'a'}, 'txt-1,txt-2', completed_by={'email': 'a@b.c'}
     )
     (label,) = records.parse(task, 'here', PAIRS)
     digest = hashlib.sha256(b'a@b.c').hexdigest()[:8]
-    assert label == TextLabel('', ('a', 'b'), 0, f'annotator-a-b-c-{digest}', 4.125)
+    assert label == TextLabel('', ('a', 'b'), 0, f'annotator-a-b-c-{digest}', 4.125, control='pw')
 
 
 def test_annotators_whose_addresses_look_alike_are_different_labellers():
@@ -357,6 +368,14 @@ def test_of_annotations_of_label_studio_the_one_that_was_changed_last_is_last():
     )
     task = {**task_of_label_studio(), 'annotations': [new, old]}
     assert [label.answer for label in records.parse(task, 'here', PAIRS)] == [0, 1]
+
+
+@pytest.mark.parametrize('query', [{'context': 'Why is it so?'}, {'Prompt': 'Why?'}])
+def test_a_query_of_label_studio_by_another_name_is_refused(query):
+    task = task_of_label_studio(data={**query, 'answer1': 'Because.', 'answer2': 'No.'})
+    (name,) = query
+    with pytest.raises(UserError, match=f"'prompt' is missing: if '{name}' is the query, call it"):
+        records.parse(task, 'here', PAIRS)
 
 
 @pytest.mark.parametrize(

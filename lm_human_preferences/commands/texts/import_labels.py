@@ -4,19 +4,21 @@ from typing import Any
 
 import click
 
-from lm_human_preferences import lm_tasks
+from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.ask import check_folder, task_record
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import LONGEST_REMARK
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.task_file import TIES
-from lm_human_preferences.labels.texts import into_folder, records, tokenise
+from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.run_story.commands import Experiments
+from lm_human_preferences.storage import outputs
 
 
 def import_labels(
@@ -24,31 +26,59 @@ def import_labels(
     experiment: str,
     experiments: Experiments,
     file: str,
-    folder: str,
+    output: str,
     labeller: str,
     ties: bool = False,
 ) -> None:
-    """Import labels of `file` into a folder."""
-    if folder.endswith(('.json', '.jsonl')):
-        raise UserError(
-            f'FOLDER {folder}: give a folder; `labels FOLDER --export FILE` writes a label file'
-        )
-    check_folder(folder)
+    """Import labels of `file` into a folder, or into a label file if `output` ends in .json."""
+    if output.endswith('.jsonl'):
+        raise UserError(f'OUTPUT {output}: the name of a label file ends in .json')
+    is_file = output.endswith('.json')
+    if is_file:
+        with about_option('OUTPUT'):
+            outputs.check_new_file(output)
+    else:
+        check_folder(output)
     check_name(labeller)
     encoding = lm_tasks.initial_encoding(reward_hparams.task.policy.initial_model)
-    task = task_record(reward_hparams, folder, experiment, encoding.name, ties=ties)
+    task = None
+    if not is_file:
+        task = task_record(reward_hparams, output, experiment, encoding.name, ties=ties)
     labels, notes = tokenise.tokenise(
-        records.read(file), reward_hparams, encoding, ties=TIES in task
+        records.read(file),
+        reward_hparams,
+        encoding,
+        ties=task is None or TIES in task,
+        keeps_columns=True,
     )
     if not labels:
         why = [f'{file} holds no label that could be imported', *notes]
         raise UserError('. '.join(why))
-    written = _write_folder(folder, labels, task, encoding, labeller)
-    of_training = report(written, ())['training_labels']
-    if of_training:
-        click.echo(f'To train on them: {training_command(written, experiments, of_training)}')
+    if task is None:
+        label_type = label_types.get(reward_hparams.labels.type)
+        shuffled = [into_folder.shuffled(*label, label_type) for label in labels]
+        _write_file(output, shuffled, label_type.field, encoding.name)
+    else:
+        folder = _write_folder(output, labels, task, encoding, labeller)
+        of_training = report(folder, ())['training_labels']
+        if of_training:
+            click.echo(f'To train on them: {training_command(folder, experiments, of_training)}')
     for note in notes:
         click.echo(note)
+
+
+def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding: str) -> None:
+    written = [
+        token_ids.marked({**tokens, answer: label.answer, **label.columns}, encoding)
+        for label, tokens in labels
+        if label.answer != TIE
+    ]
+    with about_option('OUTPUT'):
+        outputs.write_file(path, token_ids.as_file(written, path).encode())
+    click.echo(f'{path}: {len(written)} labels')
+    ties = len(labels) - len(written)
+    if ties:
+        click.echo(token_ids.NO_TIES.format(count=ties, form='a label file'))
 
 
 def _write_folder(

@@ -8,6 +8,7 @@ from lm_human_preferences.labels.answers import asking_rank
 from lm_human_preferences.labels.folder import GOLD, LabelFolder, Question, given
 
 LEASE_SECONDS = 600.0
+MOST_LEASES = 16  # of a labeller at a time
 
 
 class Assignments:
@@ -15,7 +16,8 @@ class Assignments:
 
     Whoever is given a question has a lease on it, which ends when it is answered or after
     `seconds`; then others may be given it. key: of the order in which they are asked, see
-    answers.asking_rank. Callers hold the folder's lock.
+    answers.asking_rank. Callers hold the folder's lock. Gold questions, which everybody is asked,
+    come while there are others, and not when nothing else is left: they would be known by that.
     """
 
     def __init__(
@@ -39,10 +41,10 @@ class Assignments:
         self._done_by: dict[str, set[str]] = {name: set() for name in labellers}
         self.update(folder.questions)
 
-    def update(self, questions: Iterable[str]) -> None:
-        """Look again at questions that are new or have other answers."""
+    def update(self, questions: Iterable[str] | None = None) -> None:
+        """Look again at questions that are new or have other answers; None: at all, also former."""
         new = []
-        for question in questions:
+        for question in {*self._open, *self.folder.questions} if questions is None else questions:
             was_open = question in self._open
             self._update_one(question)
             if question in self._open and not was_open:
@@ -56,13 +58,18 @@ class Assignments:
         self._damaged.add(question)
         self.update([question])
 
+    def look_again(self) -> None:
+        """Ask the damaged questions again: their file has changed."""
+        damaged, self._damaged = self._damaged, set()
+        self.update(damaged)
+
     def _update_one(self, id: str) -> None:
         self._open.discard(id)
         for done in self._done_by.values():
             done.discard(id)
-        if id in self._damaged:
+        question = self.folder.questions.get(id)
+        if question is None or id in self._damaged:
             return
-        question = self.folder.questions[id]
         if question.kind == GOLD:
             self._gold.add(id)
         answers = self.folder.answers_to(question)
@@ -75,11 +82,21 @@ class Assignments:
 
     def left(self, labeller: str) -> int:
         """Return how many questions wait for a labeller, including those leased to others."""
+        if self._has_only_gold(labeller):
+            return 0
         return len(self._open) - len(self._done_by[labeller])
+
+    def _has_only_gold(self, labeller: str) -> bool:
+        """Return whether all that waits for a labeller is gold, in a folder that has more."""
+        done = self._done_by[labeller]
+        others = len(self._open) - len(done) - len((self._gold & self._open) - done)
+        return others == 0 and len(self._gold) < len(self.folder.questions)
 
     def done_by_others(self, labeller: str, done: int) -> int:
         """Return how many closed questions others answered; done: by the labeller."""
-        closed = len(self.folder.questions) - len(self._damaged) - len(self._open)
+        # Only the damaged ones are looked at: this is called for each reply.
+        damaged = self._damaged & self.folder.questions.keys()
+        closed = len(self.folder.questions) - len(damaged) - len(self._open)
         own = done - len(self._done_by[labeller])
         return max(0, closed - own)  # own ones may be damaged
 
@@ -136,12 +153,17 @@ class Assignments:
 
     def _candidates(self, labeller: str) -> Iterator[str]:
         yield from tuple(self._leases[labeller])
+        if self._has_only_gold(labeller):
+            return
         yield from self._queues[labeller].upcoming(self._open, self._done_by[labeller])
 
     def _is_free(self, id: str, labeller: str) -> bool:
         if id not in self._open or id in self._done_by[labeller]:
             return False
         now = self.clock()
+        own = self._leases[labeller]
+        if own.get(id, now) <= now and sum(end > now for end in own.values()) >= MOST_LEASES:
+            return False
         others = sum(
             leases.get(id, now) > now for name, leases in self._leases.items() if name != labeller
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import io
 import ipaddress
@@ -11,9 +12,10 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, os_errors_as
@@ -26,8 +28,10 @@ from lm_human_preferences.runs.run_files import TASK
 
 ALL_ADDRESSES = ('0.0.0.0', '::')  # of this machine
 MOST_CONNECTIONS = 500
+MOST_OF_ADDRESS = 250  # of these; all who come through ssh have one
 MOST_HEADER_BYTES = 16 * 1024
 GRACE_SECONDS = 3  # for replies that are under way when the server ends
+REQUEST_SECONDS = 15.0  # from the beginning of a connection, or the reply before, to a request
 
 
 class LabelServer(contextlib.AbstractContextManager['LabelServer']):
@@ -109,6 +113,47 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
         self.close()
 
 
+class TimedProtocol(H11Protocol):
+    """HTTP that also limits the time for a request; uvicorn limits that between two only."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _of_address: ClassVar[collections.Counter[str]] = collections.Counter()  # {address: open ones}
+    _address = ''
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin, or close at once the connection of an address that has too many."""
+        super().connection_made(transport)
+        self._address = str((transport.get_extra_info('peername') or [''])[0])
+        self._of_address[self._address] += 1
+        if self._of_address[self._address] > MOST_OF_ADDRESS:
+            transport.abort()
+        self._start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the time for a request, and count the connection no more."""
+        self._of_address[self._address] -= 1
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._start()
+
+    def _start(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end)
+
+    def _end(self) -> None:
+        """Close the connection, unless a request is being answered to somebody who reads."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering and not self.transport.get_write_buffer_size():
+            self._start()
+        else:
+            self.transport.abort()
+
+
 def _locked(folder: str) -> io.FileIO:
     """Return task.json, locked until it is closed; UserError if another server has it."""
     path = os.path.join(folder, TASK)
@@ -186,7 +231,7 @@ def _config(app: Any, policy: str, options: WebHParams) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         headers=[*HEADERS.items(), ('Content-Security-Policy', policy)],
-        http='h11',
+        http=TimedProtocol,
         ws='none',
         lifespan='off',
         interface='asgi3',

@@ -28,7 +28,7 @@ QUICK = 1.0  # seconds in which nobody reads a question
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the facts of `./launch.py labels` as JSON, without some labellers."""
     folder.check_labellers(without)
-    names = [name for name in folder.logs if name not in without]
+    names = [name for name in folder.logs if name not in without and not folder.logs[name].is_copy]
     answers = _answers_by_question(folder, names)
     # Gold questions are easier than others: to agree on them says nothing.
     not_gold = {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ def as_text(folder: str, found: Facts) -> str:
         comparison=comparison,
         in_words=in_words,
         of_correlation=of_correlation,
+        mean=statistics.mean,
     )
 
 

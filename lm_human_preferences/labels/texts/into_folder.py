@@ -119,6 +119,8 @@ def add_questions(
         }
         if kind == GOLD:
             header['gold'] = label.answer
+        if label.columns:
+            header['columns'] = dict(label.columns)
         headers.append(header)
     writer.add(new, headers)
     return len(new)
@@ -132,7 +134,7 @@ def add_labels(
     Those without a name are of `labeller`. UserError, and nothing is added, if one is at work.
     """
     folder = writer.folder
-    questions, notes = as_asked(questions, folder), []
+    questions, notes = _without_known(as_asked(questions, folder), folder, labeller)
     given = _answers(questions, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
@@ -146,6 +148,40 @@ def add_labels(
             lines.append(f'{writers[name].add(new)} answers of {name} added')
             notes += more_notes
     return [*lines, *notes]
+
+
+def _without_known(
+    questions: Questions, folder: LabelFolder, labeller: str
+) -> tuple[Questions, list[str]]:
+    """Leave out answers without a name if people of the folder have given them all; say so.
+
+    Also say how many they have given, where that is not all.
+    """
+    of_people: collections.Counter[tuple[str, str]] = collections.Counter()
+    of_unknown = of_people.copy()
+    for name, log in folder.logs.items():
+        answers, there = list(log.uuids.values()), of_people
+        if name.startswith(UNKNOWN):  # whose earlier answers may be imported again
+            answers, there = [given[-1] for given in log.by_question.values()], of_unknown
+        there.update((answer.question, repr(answer.value)) for answer in answers)
+    named: list[tuple[TextLabel, Tokens]] = []
+    unnamed: collections.Counter[tuple[str, str]] = collections.Counter()
+    for label, tokens in questions:
+        if (label.labeller or labeller) == UNKNOWN:
+            unnamed[question_id(tokens), repr(label.answer)] += 1
+        else:
+            named.append((label, tokens))
+    if not unnamed or not unnamed <= of_people + of_unknown:
+        repeated = (unnamed & of_people).total()
+        if not repeated:
+            return questions, []
+        return questions, [
+            f'{repeated} of {unnamed.total()} answers without a name are those of people of the'
+            ' folder, and count as those of others who agree: if they are its own export, leave'
+            ' them out of the file'
+        ]
+    left_out = f'{unnamed.total()} answers without a name were left out: all of them are there'
+    return named, [f'{left_out} (--labeller NAME adds them as those of NAME)']
 
 
 def _answers(

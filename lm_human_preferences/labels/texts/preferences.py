@@ -1,11 +1,15 @@
 """Preferences between two responses: query and answers of a record."""
 
+import re
+import string
 from collections.abc import Sequence
 from typing import Any
 
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.answers import REMARK
+from lm_human_preferences.labels.texts import people
 
 # Begin a turn of a dialogue in one string, as in the data set hh-rlhf.
 HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'
@@ -46,10 +50,19 @@ def _parse_strings(
         if _repeats(chosen, repeated) and _repeats(rejected, repeated):
             responses = chosen[len(repeated) :], rejected[len(repeated) :]
             return fields.after_system(record, text), responses
-    if field is not None:
+    if field is not None and not (_is_dialogue(chosen) and _is_dialogue(rejected)):
         return fields.after_system(record, text), (chosen, rejected)
-    end = _end_of_prompt(chosen, rejected, where)
+    end = _end_of_prompt(record, chosen, rejected, where)
+    if text.strip() not in chosen[:end]:
+        raise UserError(
+            f'{where}: both dialogues begin with another query than the field {field!r}: leave that'
+            ' out, or all of them but the answers'
+        )
     return fields.after_system(record, chosen[:end]), (chosen[end:], rejected[end:])
+
+
+def _is_dialogue(text: str) -> bool:
+    return text.lstrip().startswith(HUMAN.strip()) and ASSISTANT in text
 
 
 def _repeats(response: str, prompt: str) -> bool:
@@ -58,8 +71,8 @@ def _repeats(response: str, prompt: str) -> bool:
     return bool(prompt.strip()) and response.startswith(prompt) and not is_within_word
 
 
-def _end_of_prompt(chosen: str, rejected: str, where: str) -> int:
-    """Return where the shared prompt of two dialogues ends: at the assistant's turn."""
+def _end_of_prompt(record: dict[str, Any], chosen: str, rejected: str, where: str) -> int:
+    """Return where a shared prompt ends: at the assistant's turn, or after a whole word."""
     same = chosen[: _shared(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
     if turn > same.rfind(HUMAN):
@@ -69,7 +82,16 @@ def _end_of_prompt(chosen: str, rejected: str, where: str) -> int:
             f"{where}, field 'prompt' is missing: 'chosen' and 'rejected' differ before the first"
             ' turn of the assistant, or first in a later turn of the human'
         )
-    raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
+    fields.check_other_names(record, (*PAIR, *people.FIELDS, REMARK), where)
+    end = max(same.rfind(character) for character in string.whitespace)
+    if end >= 0 and same[end] != ' ':
+        end += 1
+    if not same[: max(end, 0)].strip():
+        raise UserError(
+            f"{where}, field 'prompt' is missing: it must be a text, or what 'chosen' and"
+            " 'rejected' both begin with"
+        )
+    return end
 
 
 def _parse_messages(
@@ -89,13 +111,14 @@ def _parse_messages(
         prompt = as_plain(record[field], where)
         if prompt is None:
             prompt = [{'role': USER, 'content': fields.text_field(record, field, where)}]
-        if _ends_with(prompt, query):
-            query = prompt
-        elif not _ends_with(query, prompt):
-            raise UserError(
-                f'{where}: both dialogues begin with another query than the field {field!r}:'
-                ' leave one of them out'
-            )
+        if _compared(query[-len(prompt) :]) != _compared(prompt):
+            more = query[_repeated(prompt, query) :]
+            if more and more[0]['role'] == prompt[-1]['role'] == USER:
+                raise UserError(
+                    f'{where}: both dialogues begin with another query than the field {field!r}:'
+                    ' leave one of them out'
+                )
+            query = [*prompt, *more]
     if not query:
         raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
     query = _with_system(record, query)
@@ -117,8 +140,12 @@ def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
     return count
 
 
-def _ends_with(messages: Sequence[Message], end: Sequence[Message]) -> bool:
-    return _compared(messages)[len(messages) - len(end) :] == _compared(end)
+def _repeated(prompt: Sequence[Message], query: Sequence[Message]) -> int:
+    """Return how many messages `query` begins with that `prompt` ends with."""
+    for count in range(min(len(prompt), len(query)), 0, -1):
+        if _compared(prompt[-count:]) == _compared(query[:count]):
+            return count
+    return 0
 
 
 def _with_system(record: dict[str, Any], query: list[Message]) -> list[Message]:
@@ -126,3 +153,8 @@ def _with_system(record: dict[str, Any], query: list[Message]) -> list[Message]:
     system = fields.system_message(record)
     is_there = _compared(query[: len(system)]) == _compared(system)
     return query if is_there else [*system, *query]
+
+
+def goes_on(response: str) -> bool:
+    """Return whether a response goes on with a turn of the human."""
+    return re.search(rf'\n\n(Human:|{USER}: )', response) is not None

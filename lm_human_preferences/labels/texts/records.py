@@ -12,7 +12,6 @@ line; one called .csv or .tsv is a table, whose columns are the fields.
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import re
 import sys
@@ -24,12 +23,11 @@ from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
-from lm_human_preferences.labels.answers import GIVEN_BY, REMARK
+from lm_human_preferences.labels.answers import REMARK
+from lm_human_preferences.labels.texts import people
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
-from lm_human_preferences.runs.run_files import LABELLER
 
 STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
-LABELLERS = (GIVEN_BY, 'labeler', 'annotator')  # names of the field that says who answered
 TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
 KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
@@ -47,7 +45,10 @@ class TextLabel:
     seconds: float = 0.0  # that it took; 0 if unknown
     is_ordered: bool = True  # whether samples are in the order in which they were shown
     remark: str = ''
+    control: str = ''  # of Label Studio, by which it was given
     places: tuple[int, ...] = ()  # of the samples in the question, if in another order
+    # Other fields of its record
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     where: str = dataclasses.field(default='', compare=False)  # it is, for errors
 
 
@@ -142,7 +143,8 @@ def parse(
         return list(_parse_label_studio(record, where, label_type))
     if is_pair(record):
         texts = preference(record, where)
-        return [TextLabel(*texts, label_type.of_preference(0), is_ordered=False, **_given(record))]
+        answer, given = label_type.of_preference(0), _given(record, label_type)
+        return [TextLabel(*texts, answer, is_ordered=False, **given)]
     if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
         return [_parse_label(record, where, label_type, needs_answer)]
     if any(isinstance(record.get(field), list) for field in TEXT_FIELDS):
@@ -162,13 +164,35 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
         return set()
     if is_task(record):
         return _unread_of_label_studio(record)
+    of_messages: set[str] = set()
+    if is_pair(record):
+        of_messages = set(map('{} of messages'.format, _more_of_messages(record)))
+    return columns(record, label_type).keys() | of_messages
+
+
+def columns(record: Mapping[str, Any], label_type: LabelType) -> dict[str, Any]:
+    """Return what a record holds besides texts, answer, labeller and remark."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
-    return _filled(fields.columns(record, (*LABELLERS, REMARK, *texts)))
+    found = fields.columns(record, (*people.FIELDS, REMARK, *texts))
+    return {name: found[name] for name in _filled(found)}
 
 
 def _filled(record: Mapping[str, Any]) -> set[str]:
     """Return the names of the fields of a record that hold something."""
     return {str(name) for name, value in record.items() if not fields.is_empty(value)}
+
+
+def _more_of_messages(record: dict[str, Any]) -> set[str]:
+    """Return the fields of messages of a preference besides a role and a content."""
+    keys = set()
+    for field in (*QUERIES, *PAIR):
+        messages = record.get(field)
+        if not isinstance(messages, list):
+            messages = [messages]
+        for message in messages:
+            if isinstance(message, dict):
+                keys |= _filled(message)
+    return keys - {'role', 'content'}
 
 
 def _unread_of_label_studio(record: dict[str, Any]) -> set[str]:
@@ -200,7 +224,7 @@ def _parse_label(
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    return TextLabel(query, samples, answer, **_given(record))
+    return TextLabel(query, samples, answer, **_given(record, label_type))
 
 
 def _number_of_letter(given: Any) -> Any:
@@ -209,36 +233,14 @@ def _number_of_letter(given: Any) -> Any:
     return ord(given.strip().upper()) - ord('A') if is_letter else given
 
 
-def _given(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a TextLabel that say who gave it, and why."""
+def _given(record: dict[str, Any], label_type: LabelType) -> dict[str, Any]:
+    """Return the fields of a TextLabel that say who gave it, and what else its record holds."""
     remark = record.get(REMARK)
     return {
-        'labeller': _labeller(record),
+        'labeller': people.labeller(record),
         'remark': remark if isinstance(remark, str) else '',
+        'columns': columns(record, label_type),
     }
-
-
-def _labeller(record: Mapping[str, Any]) -> str | None:
-    """Return the name of who answered; None for nobody."""
-    value = next((record[name] for name in LABELLERS if name in record), None)
-    if fields.is_empty(value):
-        return None
-    name = str(value).strip()
-    return name if LABELLER.fullmatch(name) else _annotator(value)
-
-
-def _annotator(user: Any) -> str | None:
-    """Return a name for a user of another tool; a digest keeps similar addresses apart."""
-    if isinstance(user, dict):
-        user = user.get('id', user.get('email'))
-    if user is None:
-        return None
-    user = str(user)
-    name = re.sub(r'[^A-Za-z0-9_-]', '-', user)
-    if name != user or len(name) > 22:
-        digest = hashlib.sha256(user.encode(errors='replace')).hexdigest()
-        name = f'{name[:13]}-{digest[:8]}'
-    return f'annotator-{name}'
 
 
 # ---------------------------------------------------------------- Label Studio
@@ -254,14 +256,7 @@ def _parse_label_studio(
             f"{where} is not a task of Label Studio: its 'data' must be an object, and"
             " 'annotations' a list"
         )
-    results = list(_results(annotations))
-    controls = {str(result.get('from_name')) for _, result in results}
-    if len(controls) > 1:
-        raise UserError(
-            f'{where}: the labels are of several controls of Label Studio,'
-            f' {", ".join(sorted(controls))}: leave only the results of one in the file'
-        )
-    for annotation, result in results:
+    for annotation, result in _results(annotations):
         value = result.get('value')
         selected = value.get('selected') if isinstance(value, dict) else None
         if selected not in ('left', 'right'):
@@ -274,8 +269,9 @@ def _parse_label_studio(
             query=_query_of_task(data, names, where),
             samples=_compared(names, data, where),
             answer=label_type.of_preference(('left', 'right').index(selected)),
-            labeller=_annotator(annotation.get('completed_by')),
+            labeller=people.annotator(annotation.get('completed_by')),
             seconds=float(lead_time) if is_number(lead_time) else 0.0,
+            control=str(result.get('from_name', '')),
         )
 
 
@@ -298,6 +294,8 @@ def _names_compared(result: dict[str, Any]) -> list[str]:
 def _query_of_task(data: dict[str, Any], compared: list[str], where: str) -> str:
     others = {name: value for name, value in data.items() if name not in compared}
     name = fields.query_field(others, where)
+    if name is None:
+        fields.check_other_names(others, (), where)
     return after_system(others, '' if name is None else text_field(others, name, where))
 
 

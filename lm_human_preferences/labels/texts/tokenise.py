@@ -27,6 +27,7 @@ NOTES = {
     'other query': 'Left out: {} records whose dialogues differ before the assistant answers, in'
     ' their query',
     'all equal': 'All samples are the same tokens, in {} records',
+    'goes on': 'Responses with turns of the user in them: in {} records',
     'special': 'Special tokens of the model are spelled in {} records, as of a chat template. They'
     ' are read as ordinary letters, which no model writes: give lists of messages instead, or'
     ' --task.special_tokens on',
@@ -59,6 +60,7 @@ class Tokeniser:
         self.option = option
         self.counts: collections.Counter[str] = collections.Counter()
         self.unread: collections.Counter[str] = collections.Counter()  # records with a field
+        self.kept: collections.Counter[str] = collections.Counter()  # the same of those kept
 
     def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
         """Return the tokens of a query, not padded; UserError, or Skipped, if it does not fit."""
@@ -101,6 +103,7 @@ class Tokeniser:
             raise Skipped
         if is_equal and label.answer is not None:
             self.counts['all equal'] += 1
+        self.counts['goes on'] += is_pair and any(map(preferences.goes_on, label.samples))
         return question
 
     def count_special(self, texts: Iterable[str]) -> None:
@@ -120,10 +123,15 @@ class Tokeniser:
                     f' responses to {response}'
                 )
         lines += [text.format(counts[name]) for name, text in NOTES.items() if counts[name]]
-        if self.unread:
-            names = sorted(self.unread.items())
-            fields = ', '.join(f'{printable(name):.80} ({count})' for name, count in names)
-            lines.append(f'Not read, with the number of records that have it: {fields}')
+        told = {
+            'Not read, with the number of records that have it': self.unread,
+            'Kept with the questions, and given back by exports': self.kept,
+        }
+        for what, counted in told.items():
+            if counted:
+                names = sorted(counted.items())
+                fields = ', '.join(f'{printable(name):.80} ({count})' for name, count in names)
+                lines.append(f'{what}: {fields}')
         return lines
 
     def _encoded(self, text: str, where: str) -> list[int]:
@@ -165,12 +173,13 @@ def tokenise(
     *,
     needs_answer: bool = True,
     ties: bool = True,
+    keeps_columns: bool = False,
 ) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
     """Return the labels in records of texts with questions {field: token ids}, and notes.
 
     found: (where it is, record) of each. settings: train_reward's. needs_answer: whether a record
-    must have one. ties: whether that may be a tie. UserError, which says where, for an unknown
-    format.
+    must have one. ties: whether that may be a tie. keeps_columns: whether the caller keeps those
+    of a label. UserError, which says where, for an unknown format.
     """
     label_type, task = label_types.get(settings.labels.type), settings.task
     if ties:
@@ -183,7 +192,7 @@ def tokenise(
         settings.labels.too_long,
         option=settings.labels.option_name('too_long'),
     )
-    labels = []
+    labels, controls = [], set()
     for where, record in found:
         try:
             parsed = records.parse(
@@ -199,8 +208,16 @@ def tokenise(
         except preferences.OtherQueryError:
             tokeniser.counts['other query'] += 1
             continue
-        tokeniser.unread.update(records.unread(record, label_type))
+        kept = {name for label in parsed for name in label.columns if keeps_columns}
+        tokeniser.kept.update(kept)
+        tokeniser.unread.update(records.unread(record, label_type) - kept)
         tokeniser.counts['unanswered'] += not parsed
+        controls |= {label.control for label in parsed}
+        if len(controls - {''}) > 1:
+            raise UserError(
+                f'{where}: the labels are of several controls of Label Studio,'
+                f' {", ".join(sorted(controls))}: leave only the results of one in the file'
+            )
         tokeniser.count_special(text for label in parsed for text in (label.query, *label.samples))
         for label in parsed:
             with contextlib.suppress(Skipped):

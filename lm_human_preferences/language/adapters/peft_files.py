@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -9,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch import nn
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -28,10 +30,11 @@ from lm_human_preferences.training import model_sizes
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # what names of tensors begin with
 MAGNITUDE = 'lora_magnitude_vector'  # of DoRA
+ROWS = 'token_adapter.trainable_tokens_delta'  # rows of an embedding
 WHOLE = 'base_layer'  # a parameter in place of the base's
 _NAME = re.compile(
     rf'{re.escape(PREFIX)}(?P<module>.+?)'
-    rf'(\.(?P<part>lora_[AB]|{MAGNITUDE}|{WHOLE}))?'
+    rf'(\.(?P<part>lora_(embedding_)?[AB]|{MAGNITUDE}|{re.escape(ROWS)}|{WHOLE}))?'
     r'(\.(?P<kind>weight|bias))?'
 )
 _TRANSPOSED = ('Conv1D', 'Projection')  # linear layers whose weight is (inputs, outputs)
@@ -39,11 +42,12 @@ _TRANSPOSED = ('Conv1D', 'Projection')  # linear layers whose weight is (inputs,
 _BEGINNINGS = (None, True, False, 'gaussian', 'eva', 'orthogonal')
 # Settings that decide nothing here, or that are read below.
 _READ = {
-    *('auto_mapping base_model_name_or_path bias corda_config eva_config'.split()),
+    *('alpha_pattern auto_mapping base_model_name_or_path bias corda_config eva_config'.split()),
     *('ensure_weight_tying exclude_modules fan_in_fan_out inference_mode'.split()),
     *('init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha'.split()),
-    *('lora_dropout megatron_core modules_to_save peft_type peft_version'.split()),
-    *('qalora_group_size r revision target_modules task_type use_dora use_rslora'.split()),
+    *('lora_bias lora_dropout megatron_core modules_to_save peft_type peft_version'.split()),
+    *('qalora_group_size r rank_pattern revision target_modules task_type'.split()),
+    *('trainable_token_indices use_dora use_rslora'.split()),
 }
 
 
@@ -68,6 +72,8 @@ class PeftWeights:
                 own = CAUSAL_LM + own
             if own not in parameters:
                 raise UserError(f'{self.path}: {name} is not an adapter of a layer of {base.path}')
+            if part.startswith('lora_embedding') and self._config.get('ensure_weight_tying'):
+                raise UserError(f'{self.path}: {name} with ensure_weight_tying is not supported')
             tensor = file.get_tensor(name)
             if not tensor.is_floating_point() or not tensor.isfinite().all():
                 raise UserError(f'{self.path}: {name} has values that are not finite numbers')
@@ -101,27 +107,72 @@ class PeftWeights:
         parts = dict(self._changes.get(own, {}))
         if WHOLE in parts:
             copy_value(parts.pop(WHOLE).numpy(), parameter, f'{self.path}: {own}')
+        for embedding, changes in self._changes.items():
+            if ROWS in changes and own in (embedding, self._tied_to(embedding)):
+                rows = self._rows(embedding, len(parameter))
+                copied = parameter[rows]
+                copy_value(changes[ROWS].numpy(), copied, f'{self.path}: {embedding}')
+                parameter[rows] = copied
+        parts.pop(ROWS, None)
         if parts:
             self._merge(parts, parameter, own)
 
+    def _tied_to(self, embedding: str) -> str | None:
+        """Return the output layer whose rows PEFT replaces with those of an embedding, if any."""
+        # Said by a config.json of transformers, so by causal_lm's weights alone.
+        if not getattr(self._base, 'says_tied', False):
+            return None
+        for name, _ in self._network.named_parameters():
+            is_output_layer = OUTPUT_LAYER.fullmatch(name.removesuffix('.weight')) is not None
+            if is_output_layer and ROWS not in self._changes.get(name, {}):
+                return name
+        return None
+
     def _merge(self, parts: dict[str, torch.Tensor], parameter: torch.Tensor, own: str) -> None:
-        """Add the product of two matrices to a parameter of the base."""
-        layer = self._network.get_submodule(own.rpartition('.')[0])
-        is_transposed = type(layer).__name__ in _TRANSPOSED and parameter.ndim == 2
-        weight = parameter.mT if is_transposed else parameter
-        rank, alpha = self._config['r'], self._config['lora_alpha']
+        """Add the product of two matrices, or a bias, to a parameter of the base."""
+        module = own.rpartition('.')[0]
+        layer = self._network.get_submodule(module)
+        is_embedding = isinstance(layer, nn.Embedding)
+        is_transposed = is_embedding or type(layer).__name__ in _TRANSPOSED
+        weight = parameter.mT if is_transposed and parameter.ndim == 2 else parameter
+        rank, alpha = self._rank_and_alpha(module.removeprefix(CAUSAL_LM))
         outputs, *inputs = weight.shape
-        expected = {'lora_B': (outputs, rank), 'lora_A': (rank, *inputs)}
+        infix = 'embedding_' * is_embedding
+        expected = {f'lora_{infix}B': (outputs, rank), f'lora_{infix}A': (rank, *inputs)}
         if self._config['use_dora']:
             expected[MAGNITUDE] = (outputs,)
+        if own.endswith('.bias'):
+            expected = {'lora_B': (outputs,)}
         found = {part: tuple(tensor.shape) for part, tensor in parts.items()}
         if found != expected:
             raise UserError(f'{self.path}: {own} has adapters {found}, not {expected}')
+        factors = [parts[part] for part in expected if part != MAGNITUDE]
         scale = alpha / (rank**0.5 if self._config['use_rslora'] else rank)
-        adapted = weight + scale * (parts['lora_B'] @ parts['lora_A'])
+        adapted = weight + scale * functools.reduce(torch.matmul, factors)
         if MAGNITUDE in parts:
             adapted *= (parts[MAGNITUDE] / adapted.norm(dim=1)).unsqueeze(1)
         weight.copy_(adapted)
+
+    def _rank_and_alpha(self, module: str) -> tuple[int, float]:
+        """Return the settings of a module: those of the first pattern that matches its name."""
+        found = []
+        for setting, patterns in (('r', 'rank_pattern'), ('lora_alpha', 'alpha_pattern')):
+            value = self._config[setting]
+            for pattern, of_pattern in reversed(self._config[patterns].items()):
+                if re.match(rf'(.*\.)?({pattern})$', module):
+                    value = of_pattern
+            found.append(value)
+        return found[0], found[1]
+
+    def _rows(self, own: str, length: int) -> list[int]:
+        """Return the rows of an embedding that the adapter replaces."""
+        rows = self._config.get('trainable_token_indices')
+        if isinstance(rows, dict):
+            module = own.removeprefix(CAUSAL_LM).removesuffix('.weight')
+            rows = next((rows[name] for name in rows if f'.{module}'.endswith(f'.{name}')), None)
+        if not isinstance(rows, list) or any(row not in range(length) for row in rows):
+            raise UserError(f'{self.path}: trainable_token_indices {rows!r:.40} are not of {own}')
+        return rows
 
 
 def _opened(path: str) -> Any:
@@ -145,8 +196,8 @@ def _parsed(name: str) -> tuple[str, str, str]:
 def unties(directory: str) -> bool:
     """Return whether adapters change an output layer, or an embedding, but not the other alike."""
     for name in _opened(storage.join(directory, WEIGHTS)).keys():  # noqa: SIM118
-        module, _, _ = _parsed(name)
-        if OUTPUT_LAYER.fullmatch(module) or EMBEDDING_LAYER.fullmatch(module):
+        module, part, _ = _parsed(name)
+        if OUTPUT_LAYER.fullmatch(module) or (EMBEDDING_LAYER.fullmatch(module) and part != ROWS):
             return True
     return False
 
@@ -169,6 +220,8 @@ def read_config(directory: str) -> dict[str, Any]:
         raise UserError(f'{path}: adapters of the kind {kind!r:.40} are not supported, only LORA')
     switches = ('use_rslora', 'use_dora', 'fan_in_fan_out')
     found = {**dict.fromkeys(switches, False), 'revision': None, **config}
+    for name in ('rank_pattern', 'alpha_pattern'):
+        found[name] = config.get(name) or {}
     others = [name for name, value in config.items() if value and name not in _READ]
     if config.get('init_lora_weights') not in _BEGINNINGS:
         others.append(f'init_lora_weights {config["init_lora_weights"]!r:.40}')
@@ -182,10 +235,24 @@ def read_config(directory: str) -> dict[str, Any]:
         and not isinstance(alpha, bool)
         and math.isfinite(alpha)
         and all(type(found[name]) is bool for name in switches)
+        and _are_patterns(found['rank_pattern'])
+        and _are_patterns(found['alpha_pattern'])
     )
     if not is_described:
         raise UserError(f'{path} is damaged: it does not describe adapters')
     return found
+
+
+def _are_patterns(values: Any) -> bool:
+    """Return whether {pattern of names: rank or alpha} can be that."""
+    if not isinstance(values, dict):
+        return False
+    try:
+        for pattern in values:
+            re.compile(pattern)
+    except re.error:
+        return False
+    return all(type(value) in (int, float) and 0 < value < math.inf for value in values.values())
 
 
 def base_of(directory: str) -> str:

@@ -1,21 +1,11 @@
-"""Learning curve: accuracy of a reward model by its number of labels.
-
-    pipenv run python benchmarks/learning_curve.py FOLDER RUN [N]
-
-trains N reward models (1), with the settings of RUN's, on 1/8, 1/4, 1/2 and all of the labels of
-FOLDER, and prints how often they predict the labels that are held out. If that still rises, more
-labels will help; how far two trainings on as many labels differ says what is noise.
-"""
+"""Learning curve: accuracy of a reward model by its number of labels."""
 
 import copy
+import math
 import statistics
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
@@ -23,6 +13,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, record_of
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.plan.making import reward_phase
+from lm_human_preferences.utils import student
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 
@@ -30,12 +21,14 @@ HELD_OUT = 0.1  # share of the questions that the accuracy is measured on, unles
 PARTS = (8, 4, 2, 1)
 
 
-def learning_curve(source: str, run: str, repetitions: int) -> list[dict[str, Any]]:
+def learning_curve(
+    source: str, run: str, repetitions: int, without: str | None = None
+) -> list[dict[str, Any]]:
     """Return the predictions after training as `run` on 1/8, 1/4, 1/2 and all labels.
 
-    low, high: of each training, by the held-out labels.
+    low, high: of each training, by the held-out labels; interval: of their mean, by both.
     """
-    hparams = _settings(source, run)
+    hparams = _settings(source, run, without)
     found: dict[int, dict[str, Any]] = {}
     with progress(total=repetitions * len(PARTS), comm=LocalComm(), desc='learning curve') as bar:
         for repetition in range(repetitions):
@@ -43,19 +36,38 @@ def learning_curve(source: str, run: str, repetitions: int) -> list[dict[str, An
             for part in PARTS:
                 _train_on_part(hparams, part, seed, found)
                 bar.update()
-    return list(found.values())
+    curve = list(found.values())
+    for row in curve:
+        row['interval'] = interval_of(row)
+    return curve
 
 
-def _settings(source: str, run: str) -> HParams:
+def interval_of(row: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean over trainings; None for one, or few queries."""
+    measured = row['agreement' if row['chance'] is None else 'accuracy']
+    if len(measured) < 2 or (min(row['low']), max(row['high'])) in ((0, 1), (-1, 1)):
+        return None
+    mean = statistics.mean(measured)
+    of_trainings = statistics.stdev(measured) / math.sqrt(len(measured))
+    of_trainings *= student.quantile(len(measured) - 1)
+    low = mean - math.hypot(mean - statistics.mean(row['low']), of_trainings)
+    high = mean + math.hypot(statistics.mean(row['high']) - mean, of_trainings)
+    return max(low, 0.0 if row['chance'] else -1.0), min(high, 1.0)
+
+
+def _settings(source: str, run: str, without: str | None) -> HParams:
     record = record_of(run)
     if record is None:
-        raise UserError(f'{run} has no {RECORD}, which says how to train a reward model')
+        raise UserError(
+            f'--learning_curve: {run} has no {RECORD}, which says how to train a reward model'
+        )
     hparams = copy.deepcopy(record)
     hparams.override_from_dict(
         {
             **{f'labels.{name}': None for name in record.labels.sources()},
             'labels.source': source,
             'labels.num_train': None,
+            'labels.without': without,
             'labels.held_out': record.labels.held_out or HELD_OUT,
             'labels.error': 0.0,
             'run.save_dir': None,
@@ -88,23 +100,12 @@ def _train_on_part(
         trainer.step()
     prediction = trainer.predict_held_out()
     if prediction is None:
-        raise UserError('none of the few labels is held out to measure on; collect more')
+        raise UserError(
+            '--learning_curve: none of the few labels is held out to measure on; collect more'
+        )
     row = {'labels': count, 'held_out': prediction.labels, 'chance': prediction.chance}
     row = found.setdefault(count, row)
     low, high = prediction.interval()
     measured = {'accuracy': prediction.accuracy, 'agreement': prediction.agreement}
     for name, value in {**measured, 'low': low, 'high': high}.items():
         row.setdefault(name, []).append(value)
-
-
-def main(source: str, run: str, repetitions: str = '1') -> None:
-    """Print a line for each number of labels."""
-    for row in learning_curve(source, run, int(repetitions)):
-        name = 'agreement' if row['chance'] is None else 'accuracy'
-        each = ', '.join(f'{number:.3f}' for number in row[name])
-        mean = statistics.mean(row[name])
-        print(f'{row["labels"]:6} labels: {name} {mean:.3f} ({each}), {row["held_out"]} held out')
-
-
-if __name__ == '__main__':
-    main(*sys.argv[1:])
