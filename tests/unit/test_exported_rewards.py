@@ -63,9 +63,11 @@ def families(tmp_path):
     return make
 
 
-@pytest.mark.parametrize('family', ['test', 'gpt2', 'gpt_neox', 'llama'])
-def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family):
-    """Of any lengths, padded on the right, but for a constant."""
+@pytest.mark.parametrize(
+    'family, has_constant', [('test', False), ('gpt2', False), ('gpt_neox', False), ('llama', True)]
+)
+def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family, has_constant):
+    """Of any lengths, padded on the right; a norm without a bias has no place for the constant."""
     saved = save_reward_model(tmp_path / 'reward_model', families(family))
     model = classifier_in(exported(saved.savedir, tmp_path / 'out'))
     n_vocab = saved.encoding.n_vocab
@@ -79,6 +81,7 @@ def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family):
     with torch.no_grad():
         found = model(input_ids=padded, attention_mask=mask).logits[:, 0]
     constant = model.config.reward_constant
+    assert (constant != 0) == has_constant
     assert model.config.num_labels == 1 and model.config.problem_type == 'regression'
     assert model.config.pad_token_id == n_vocab
     difference = (found + constant - expected).abs().max()
@@ -203,7 +206,6 @@ def test_the_reward_model_in_a_policys_checkpoint(tmp_path):
     model = classifier_in(exported(run / 'reward_model', tmp_path / 'out'))
     with torch.no_grad():
         found = model(input_ids=torch.tensor([[3, 1, 4]])).logits.item()
-    found += model.config.reward_constant
     assert found == pytest.approx(own_reward(saved)([3, 1, 4]), rel=1e-5)
 
 
@@ -229,3 +231,11 @@ def test_a_classifier_that_scores_otherwise_is_refused(damage):
     classifier.check(made, reward, 27, 'mine')
     with pytest.raises(UserError, match='mine cannot be exported: .* gives other rewards, by up'):
         classifier.check(made, lambda tokens: reward(tokens) + damage, 27, 'mine')
+
+
+def test_a_head_of_zeros_keeps_its_constant():
+    trained = TrainedModel('test')
+    causal_lm = trained.to_transformers()
+    head = classifier.RewardHead(torch.zeros(7, dtype=torch.float64), 0.5)
+    made = classifier.classifier_of(causal_lm, head, 27, 'mine')
+    assert made.config.reward_constant == 0.5

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.library import empty_model
@@ -72,10 +73,39 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
             padded[: len(value)] = value
             state[key] = padded  # rows of the embedding that are new are zero
     target.load_state_dict(state)
-    model.score.weight.copy_(head.weight[None].float())
-    # In config.json: to be added to the classifier's score, for which it has no place.
-    model.config.reward_constant = head.constant
+    # In config.json: to be added to the classifier's score.
+    model.config.reward_constant = _set_head(model, head, n_vocab)
     return model
+
+
+def _set_head(model: Any, head: RewardHead, n_vocab: int) -> float:
+    """Set the head, its constant in the last norm's bias b + c w / |w|^2; return the rest."""
+    model.score.weight.copy_(head.weight[None].float())
+    norm = _last_norm(model, n_vocab)
+    square = head.weight.square().sum()
+    if norm is None or square == 0:
+        return head.constant
+    norm.bias.copy_((norm.bias.double() + head.constant * head.weight / square).float())
+    return 0.0
+
+
+def _last_norm(model: Any, n_vocab: int) -> nn.LayerNorm | None:
+    """Return the LayerNorm with a bias that feeds the head; None where another module does."""
+    outputs: list[tuple[Any, Any]] = []
+    hooks = [
+        module.register_forward_hook(lambda norm, _, output: outputs.append((norm, output)))
+        for module in model.base_model.modules()
+        if isinstance(module, nn.LayerNorm) and module.bias is not None
+    ]
+    tokens = torch.arange(2).reshape(1, 2) % n_vocab
+    try:
+        last = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if outputs and outputs[-1][1].shape == last.shape and torch.equal(outputs[-1][1], last):
+        return outputs[-1][0]
+    return None
 
 
 @torch.no_grad()
