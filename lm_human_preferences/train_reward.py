@@ -1,5 +1,6 @@
 """Training a reward model from human labels: the command (paper, section 2.1)."""
 
+import dataclasses
 import itertools
 import os
 import shutil
@@ -13,7 +14,7 @@ from lm_human_preferences import label_types, lm_tasks, session
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.reward_options import BEST, HParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
 from lm_human_preferences.labels.held_out import Prediction, prediction_of, rewards_of
@@ -267,6 +268,7 @@ def _measure_mean(
         model = TrainedRewardModel(place.directory, encoding, scope=place.scope)
         found.append(rewards_of(model.get_rewards, labels, label_type, size))
     prediction = prediction_of(torch.stack(found).mean(0), labels, label_type)
+    prediction = dataclasses.replace(prediction, is_selected=settings.keep == BEST)
     logger = Logger(
         directory,
         run_files.REWARD.network,

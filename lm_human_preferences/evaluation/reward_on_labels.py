@@ -14,7 +14,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextReward
-from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
+from lm_human_preferences.hparams.reward_options import BEST, HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType, PickBest
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.answers import Answer
@@ -92,6 +92,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     found, labellers = {}, {}
     for name, part in parts.items():
         found[name] = _prediction(model, part, label_type, learned=learned[name])
+    record = record_of(run) if learns else None
     learns = learns and found['held_out'] is None
     for name in folder.logs:
         if name in without:
@@ -104,6 +105,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
         'run': run,
         'held_out_share': share,
         'is_of_folder': _has_learned_from(folder, run),
+        'is_selected': record is not None and record.keep == BEST,
         **found,
         'labellers': labellers,
     }

@@ -15,6 +15,7 @@ from lm_human_preferences.utils.integers import check_multiple
 
 ENGINES = ('auto', 'horovod', 'torch', 'mpi', 'gloo')
 ON_ANOMALY = ('off', 'warn', 'stop')
+LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
 SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
 CONSOLES = ('summary', 'original', 'quiet')
@@ -215,6 +216,12 @@ class HParams(hyperparams.HParams):
         'passes over the labels, each in another order; few labels need several',
         at_least=1,
     )
+    keep: str = own_option(
+        LAST,
+        'epoch whose reward model is kept: last, or best on held-out labels, whose accuracy is then'
+        ' too high',
+        one_of=(LAST, BEST),
+    )
     ensemble: int = own_option(
         1,
         'reward models to train on the same labels with other seeds; the reward is their mean',
@@ -275,13 +282,18 @@ class HParams(hyperparams.HParams):
                 '{ensemble=}: {features=} has one solution, and says itself how unsure it is',
             )
             yield (
-                self.epochs > 1,
-                '{epochs=}: {features=} has no epochs; leave it out',
+                self.keep == BEST or self.epochs > 1,
+                '{keep=} {epochs=}: {features=} has no epochs; leave them out',
             )
             yield (
                 self.lora is not None,
                 '{lora}: {features=} trains no network; leave it out',
             )
+        yield (
+            self.keep == BEST and not self.labels.held_out,
+            '{keep=} chooses an epoch by labels that are held out: give {labels.held_out} a share,'
+            ' such as 0.1',
+        )
         yield (
             (self.normalize_before or self.normalize_after)
             and self.normalize_samples == self.rollout_batch_size == 1,

@@ -15,10 +15,11 @@ import torch
 from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
+from lm_human_preferences.hparams.reward_options import BEST, HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.label_types.base import check_finite
 from lm_human_preferences.labels.report.agreement import (
+    SELECTED,
     correlation_interval,
     effective_answers,
     effective_pairs,
@@ -84,6 +85,11 @@ def split(
             f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
             ' collect more of them, about other queries, or hold fewer out'
         )
+    if hparams.keep == BEST and len(label_type.without_ties(held_out)['query']) == 0:
+        raise UserError(
+            f'{hparams.setting("keep")}: none of {left} labels is held out to choose an epoch by:'
+            f' collect more of them, or raise {hparams.labels.option_name("held_out")}'
+        )
     note = f'Held out: {count} of {count + left} labels; training on {left}'
     queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]
     note += f' ({queries[0]} of {queries[1]} queries are held out)'
@@ -102,6 +108,7 @@ class Prediction:
     chance: float | None
     agreement: float  # see label_types
     is_undefined: bool = False  # a correlation of rewards or ratings that are all the same
+    is_selected: bool = False  # the maximum of several epochs
 
     def interval(self) -> tuple[float, float]:
         """Return the 95 % confidence interval of the accuracy; of the agreement for ratings."""
@@ -117,14 +124,15 @@ class Prediction:
         return numbers
 
     def __str__(self) -> str:
+        warning = SELECTED if self.is_selected else ''
         if self.is_undefined:
             return f'no correlation with {self.labels} labels: rewards or labels are all the same'
         if self.accuracy is None or self.chance is None:
-            return f'correlation {self.agreement:.3f} with {self.labels} labels'
+            return f'correlation {self.agreement:.3f} with {self.labels} labels{warning}'
         low, high = self.interval()
         return (
             f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels'
-            f' ({in_words(low, high)}); chance is {100 * self.chance:.1f} %'
+            f' ({in_words(low, high)}); chance is {100 * self.chance:.1f} %{warning}'
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
+from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate, of_sampling
@@ -103,9 +104,10 @@ class TrainReward:
         labels = settings.labels.num_train or UNKNOWN_LABELS
         steps = settings.epochs * ceil_div(labels, settings.batch_size)
         is_saved = settings.run.save_dir is not None and steps > settings.run.save_interval
+        best = int(settings.keep == BEST)
         estimate = MemoryEstimate(
             sizes,
-            networks=len(self.networks.scopes),
+            networks=len(self.networks.scopes) + best,
             learning=len(self.networks.learning),
             rows=exact_div(settings.batch_size, ranks),
             tokens=self._row,
@@ -119,7 +121,7 @@ class TrainReward:
             ),
             gradient_checkpointing=settings.run.gradient_checkpointing,
             reduced=settings.run.precision == 'bf16',
-            snapshot=3 if is_saved else 0,
+            snapshot=3 + best if is_saved else 0,
         )
         return [estimate]
 

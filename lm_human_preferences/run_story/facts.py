@@ -14,6 +14,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.report import CLASSIFIER, FUNCTION, REWARD_MODEL, named
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
+from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.report.agreement import wilson_interval
@@ -54,6 +55,7 @@ class HeldOut(NamedTuple):
     members: int  # of its ensemble; 1 for a single reward model
     is_of_mean: bool  # False: of the first member, as in logs of earlier versions
     is_cross_validated: bool  # each by a head that had not learned from its query
+    is_selected: bool  # True where an epoch was selected by the same labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +199,7 @@ class RunFacts:
             members=1 if settings is None or is_online else settings.members,
             is_of_mean=prefix == OF_MEAN,
             is_cross_validated=prefix == CROSS_VALIDATED,
+            is_selected=self.reward is not None and self.reward.keep == BEST,
         )
 
     @property

@@ -9,6 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from lm_human_preferences.labels.report import wording
+from lm_human_preferences.labels.report.agreement import SELECTED
 from lm_human_preferences.run_story.commands import shortened, shown
 from lm_human_preferences.runs import run_lock
 
@@ -45,6 +46,7 @@ def environment(
         **filters,
     }
     found.globals |= {
+        'SELECTED': SELECTED,
         'agreement': wording.agreement,
         'is_held': run_lock.is_held,
         'shown': shown,

@@ -31,7 +31,7 @@ _ADAPTERS = r'lora(\..*)?'
 # Of a reward model that is not finished, in a run of its own or in that of its policy: its first
 # normalisation is over, and what it has learned of its labels is counted.
 _OF_REWARD = re.compile(
-    rf'{_ADAPTERS}|labels\.(type|error|held_out)|normalize_before'
+    rf'{_ADAPTERS}|keep|labels\.(type|error|held_out)|normalize_before'
     r'|task\.(query|response)_length'
 )
 _DECIDES_SAMPLED_LABELS = re.compile(r'run\.seed|task\..*')

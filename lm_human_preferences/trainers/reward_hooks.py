@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.trainers.health import Alarm, HealthMonitor, not_finite
 from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.reward_trainer import (
@@ -97,14 +98,26 @@ class HeldOut(Hook):
         trainer.logger.log(prediction.statistics(), step - 1, tag_prefix='train_reward/held_out/')
         if ends_epoch:
             trainer.end_epoch(prediction)
-        if step < trainer.total_steps or trainer.comm.rank != 0:
+        if step == trainer.total_steps:
+            self._end(step)
+
+    def _end(self, step: int) -> None:
+        """Choose the epoch, and print how well it predicts; collective."""
+        trainer, kept = self.trainer, 'the last is kept'
+        if trainer.settings.keep == BEST:
+            kept = f'that of epoch {trainer.best_epoch} is kept'
+            trainer.restore_best()
+            assert trainer.prediction is not None
+            numbers = trainer.prediction.statistics()
+            trainer.logger.log(numbers, step - 1, tag_prefix='train_reward/held_out_of_kept/')
+        if trainer.comm.rank != 0:
             return
         log_line(f'held out: {trainer.prediction}')
         if trainer.settings.epochs > 1:
             measured = ', '.join(format(number, '.3f') for number in trainer.held_out_by_epoch)
             log_line(
-                f'held out, after each epoch: {measured}; the last is kept, and differences within'
-                ' the interval are chance'
+                f'held out, after each epoch: {measured}; {kept}, and differences within the'
+                ' interval are chance'
             )
 
 

@@ -135,7 +135,9 @@ def test_a_head_is_fitted_again_while_the_policy_trains(run, tmp_path):
     assert (tmp_path / 'run/reward_model/frozen_head.safetensors').read_bytes() == head
 
 
-@pytest.mark.parametrize('more', ['--ensemble 2', '--epochs 2'])
+@pytest.mark.parametrize(
+    'more', ['--ensemble 2', '--epochs 2', '--keep best --labels.held_out 0.1']
+)
 def test_what_a_head_does_not_have_is_refused(more):
     words = f'train_reward test run {more} --features frozen --dry_run'
     assert '--features frozen' in error_of(invoke(words))

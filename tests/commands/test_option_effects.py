@@ -52,6 +52,7 @@ ONLINE = (
     [
         *('labels.num_train 16', 'labels.error 0.5', 'labels.without anna', 'labels.too_long cut'),
         *('run.seed 1', 'run.log_interval 1', 'run.save_interval 1', 'run.precision bf16'),
+        'keep best',
     ],
 )
 def test_what_nothing_reads_while_labels_are_collected_is_refused(option):
@@ -76,10 +77,25 @@ def test_options_of_the_command_are_no_options_of_the_reward_model_in_it(option)
     assert error == f'no such option: --{NEW}.{name} (did you mean --{name}?)'
 
 
-def test_options_of_texts_are_refused_where_there_are_none():
-    words = 'train_reward test run --labels.num_train 64 --labels.too_long cut'
-    told = '--labels.too_long cut: --labels.source test holds no texts, but token ids'
-    assert error_of(invoke(words)) == told
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        (
+            'train_reward test run --run.evaluate on',
+            'no such option: --run.evaluate, which is one of train_policy and resume',
+        ),
+        (
+            'resume /somewhere --run.save_dir /q',
+            'no such option: --run.save_dir, which is one of train_reward and train_policy',
+        ),
+        (
+            'train_reward test run --labels.num_train 64 --labels.too_long cut',
+            '--labels.too_long cut: --labels.source test holds no texts, but token ids',
+        ),
+    ],
+)
+def test_an_option_in_the_wrong_place_says_where_it_belongs(words, message):
+    assert error_of(invoke(words)) == message
 
 
 def test_the_directory_of_a_new_reward_model_is_not_its_own_and_the_command_says_so(monkeypatch):

@@ -201,7 +201,7 @@ REFUSED_OF_REWARD = {
 }
 FIXED = (
     'task.query_length task.response_length task.policy.initial_model task.policy.lora lora'
-    ' ensemble labels.type labels.held_out labels.error normalize_before'
+    ' ensemble keep labels.type labels.held_out labels.error normalize_before'
 )
 FIXED_OF_REWARD = set(FIXED.split())
 OF_LATER = (

@@ -1,5 +1,6 @@
 """A reward model that learns its labels several times."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -8,10 +9,16 @@ from command_line import invoke, succeed
 from events import events_of
 from experiments import resolved
 from interrupted import REWARD_STEP, failing
+from run_folders import told
 
 from lm_human_preferences import train_reward
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.checkpointer import variables_of
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.plan.making import make_plan
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.plan.making import make_plan, reward_phase
+from lm_human_preferences.run_story import facts
 
 # Some 64 labels to train on, in batches of 32: the last one of an epoch is smaller.
 TRAINING = (
@@ -78,3 +85,124 @@ def test_epochs_count_in_the_time_left():
     once = make_plan(hparams).work(27)['reward model']
     hparams.override_from_dict({'rewards.train_new_model.epochs': 4})
     assert make_plan(hparams).work(27)['reward model'] == 4 * once
+
+
+@pytest.fixture
+def epochs(monkeypatch):
+    """Parameters after each epoch; `accuracies` takes the place of what is measured there."""
+    seen, accuracies = [], []
+    end_epoch = train_reward.RewardModelTrainer.end_epoch
+
+    def noted(trainer, prediction):
+        seen.append({name: tensor.numpy().copy() for name, tensor in variables_of(trainer).items()})
+        if accuracies:
+            accuracy = accuracies[len(trainer.held_out_by_epoch)]
+            prediction = dataclasses.replace(prediction, accuracy=accuracy)
+        end_epoch(trainer, prediction)
+
+    monkeypatch.setattr(train_reward.RewardModelTrainer, 'end_epoch', noted)
+    return seen, accuracies
+
+
+def model_in(directory):
+    """Return the parameters of a finished reward model, without its scale."""
+    bundle = Bundle(checkpoints.latest(f'{directory}/checkpoints'))
+    return {
+        name: bundle[name]
+        for name in bundle
+        if name.startswith('reward_model/') and not re.search(r'/adam|reward_norm', name)
+    }
+
+
+def is_of(directory, epoch):
+    found = model_in(directory)
+    return all(np.array_equal(value, epoch[name]) for name, value in found.items())
+
+
+@pytest.mark.parametrize(
+    ('accuracies', 'kept'), [((0.9, 0.8, 0.7), 1), ((0.6, 0.8, 0.8), 2), ((0.6, 0.7, 0.8), 3)]
+)
+def test_the_best_epoch_is_kept(tmp_path, epochs, accuracies, kept):
+    """Of equals, it is the earlier one."""
+    seen, epochs[1][:] = epochs[0], accuracies
+    result = succeed(f'{TRAINING} --keep best --save_dir {tmp_path}')
+    model = tmp_path / 'run/reward_model'
+    assert [is_of(model, epoch) for epoch in seen] == [number == kept for number in (1, 2, 3)]
+    assert f'that of epoch {kept} is kept' in result.stdout
+    printed = re.findall(r'% of \d+ labels .*; its epoch was selected by these', result.stdout)
+    assert len(printed) == 2  # after the last epoch, and at the end of the command
+    assert not any('best' in name for name in Bundle(str(model / 'checkpoints/model.ckpt')))
+    logged = events_of(tmp_path / 'run/tb/reward_model')
+    assert len(logged['train_reward/held_out_of_kept/accuracy']) == 1
+    assert 'its epoch was selected by these labels' in told('held_out', facts.of_run(str(model)))
+
+
+FINISH = REWARD_STEP.replace('.step', '.finish')
+
+
+@pytest.mark.parametrize('moment, call', [(REWARD_STEP, 3 * STEPS), (FINISH, 1)])
+def test_the_best_epoch_outlives_a_kill(tmp_path, epochs, moment, call):
+    """The kill comes in the last epoch, the best being the first; or when all steps are done."""
+    epochs[1][:] = (0.9, 0.8, 0.7)
+    succeed(f'{TRAINING} --keep best --save_dir {tmp_path}/whole')
+    with failing(moment, call):
+        assert 'interrupted' in invoke(f'{TRAINING} --keep best --save_dir {tmp_path}/parts').stderr
+    other = invoke(f'resume {tmp_path}/parts/run --keep last')
+    assert other.exit_code == 2 and '--keep' in other.stderr
+    succeed(f'resume {tmp_path}/parts/run')
+    for name in ('model.ckpt.data-00000-of-00001', 'model.ckpt.index'):
+        whole, parts = (
+            (tmp_path / run / 'run/reward_model/checkpoints' / name).read_bytes()
+            for run in ('whole', 'parts')
+        )
+        assert whole == parts
+    whole, parts = (events_of(tmp_path / run / 'run/tb/reward_model') for run in ('whole', 'parts'))
+    tag = 'train_reward/held_out_of_kept/accuracy'
+    assert whole[tag] == parts[tag]
+
+
+def test_each_model_of_a_policys_ensemble_keeps_its_best_epoch(tmp_path, epochs):
+    epochs[1][:] = (0.9, 0.8, 0.7)
+    options = TRAINING.replace('train_reward test run --mpi 1', '').replace(
+        '--run.save_interval 1', '--keep best'
+    )
+    options = options.replace('--', '--rewards.train_new_model.')
+    result = succeed(
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} --rewards.ensemble 2 {options}'
+        ' --ppo.total_episodes 64 --run.evaluate off'
+    )
+    seen = epochs[0]
+    for name, first in (('reward_model', seen[0]), ('reward_model_1', seen[3])):
+        assert is_of(tmp_path / 'run' / name, first)
+    mean = re.search('mean of 2 reward models: .*', result.stdout)
+    assert mean is not None and 'its epoch was selected' in mean[0]
+
+
+@pytest.mark.parametrize(
+    ('command', 'message'),
+    [
+        ('train_reward test run --keep best', 'give --labels.held_out a share'),
+        (
+            'train_reward test run --keep best --labels.held_out 1e-9 --labels.num_train 32',
+            '--keep best: none of 32 labels is held out',
+        ),
+        (
+            'train_policy test run --rewards.online on --rewards.train_new_model.keep best'
+            ' --rewards.train_new_model.labels.held_out 0.2',
+            'keep has no effect with --rewards.online',
+        ),
+    ],
+)
+def test_the_best_epoch_needs_labels_held_out(tmp_path, command, message):
+    result = invoke(f'{command} --mpi 1 --save_dir {tmp_path}')
+    assert result.exit_code == 2 and message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(('keep', 'networks', 'copies'), [('last', 2, 3), ('best', 3, 4)])
+def test_the_copy_of_the_best_epoch_counts_as_memory(keep, networks, copies):
+    hparams = resolved('train_reward', 'test')
+    changes = {'keep': keep, 'labels.held_out': 0.3, 'run.save_interval': 1, 'run.save_dir': 'd'}
+    hparams.override_from_dict(changes)
+    plan = reward_phase(hparams).memory(trained_models.test_hparams(), ranks=1)[0]
+    assert (plan.networks, plan.snapshot) == (networks, copies)
