@@ -85,10 +85,10 @@ def split(
             f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
             ' collect more of them, about other queries, or hold fewer out'
         )
-    if hparams.keep == BEST and len(label_type.without_ties(held_out)['query']) == 0:
+    if settings.keep == BEST and len(label_type.without_ties(held_out)['query']) == 0:
         raise UserError(
-            f'{hparams.setting("keep")}: none of {left} labels is held out to choose an epoch by:'
-            f' collect more of them, or raise {hparams.labels.option_name("held_out")}'
+            f'{settings.setting("keep")}: none of {left} labels is held out to choose an epoch by:'
+            f' collect more of them, or raise {settings.labels.option_name("held_out")}'
         )
     note = f'Held out: {count} of {count + left} labels; training on {left}'
     queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]

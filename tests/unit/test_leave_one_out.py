@@ -180,8 +180,9 @@ def test_a_resumed_run_changes_a_relative_coefficient_in_proportion():
     settings = {'rewards.relative_kl_coef': True, 'rewards.kl_coef': 0.2}
     trainer = trainer_of(Policy(TrainedModel('test')), LocalComm(), **settings)
     trainer.query_sampler = mock.Mock()
-    state = {'kl_coef': 7.0, 'initial_kl_coef': 0.1, 'elapsed': 0.0, 'queries': (1, 8)}
-    trainer.load_state_dict({'step': 1, 'optimizer_steps': 4, **state})
+    state = {'kl_coef': 7.0, 'initial_kl_coef': 0.1, 'kl_scale': 70.0, 'elapsed': 0.0}
+    done = {'step': 1, 'done': (8, 64, 64), 'optimizer_steps': 4, 'queries': (1, 8)}
+    trainer.load_state_dict({**state, **done})
     assert trainer.kl_ctl.value == 14
 
 

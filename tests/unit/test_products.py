@@ -304,7 +304,7 @@ def begin(initial_model):
 
 def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     machine('AMD with bf16')
-    monkeypatch.setattr(TrainedModel, 'hparams', lambda self: Sizes(n_embd=768))
+    monkeypatch.setattr(TrainedModel, 'sizes', lambda self: Sizes(n_embd=768))
     calls = []
     monkeypatch.setattr(precision, 'configure_for', lambda *call: calls.append(call))
     hparams = reward_options.HParams()
