@@ -28,7 +28,7 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.frozen_head.reward import without_labels
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import source_of
-from lm_human_preferences.rewards import EnsembleReward, RewardModel, blocks_of, networks_of
+from lm_human_preferences.rewards import EnsembleReward, RewardModel, networks_of
 from lm_human_preferences.training.networks import POLICY_NETWORKS
 
 TEMPERATURE = 0.7
@@ -84,7 +84,7 @@ class Ours:
         self.trainer = train_policy.PPOTrainer(
             policy=Policy(trained_model, temperature=TEMPERATURE, graphs=hparams.run.graphs),
             reward_networks={} if has_head else networks_of(scorer),
-            reward_blocks=blocks_of(scorer),
+            reward_blocks=scorer.blocks if has_head else (),
             roles=POLICY_NETWORKS if has_head else source_of(hparams).networks,
             comm=world,
             ref_policy=reference,

@@ -5,7 +5,8 @@
     pipenv run python benchmarks/repeats.py resume
 
 The first command names the operators of an update that PyTorch knows as nondeterministic here, and
-says how far the weights are apart after the same update twice. The second kills a training,
+says how far the weights are apart after the same update twice, also where epochs take
+deterministic algorithms, and how long these take. The second kills a training,
 resumes it, and compares its weights with those of one that was not killed.
 """
 
@@ -33,12 +34,28 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 STEPS = 8
 
 
-def weights_after_an_update(args):
-    """The weights of a policy after an update from the same start, as one vector."""
+def weights_after_an_update(args, clock=None, *, deterministic=False):
+    """The weights of a policy after an update from the same start, as one vector.
+
+    clock: times the epochs, whose operators are `deterministic` or an error.
+    """
     queries = workload.queries(args.batch)
     run = ppo_update.Ours(args.size, ppo_update.hparams_of(args.batch), queries, comm.init_comm())
     torch.manual_seed(1)
     np.random.seed(1)
+    clock = clock or measuring.Clock()
+    train = clock.timed('epochs', run.trainer.train)
+
+    def train_so(*given):
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
+        try:
+            return train(*given)
+        finally:
+            if deterministic:
+                torch.use_deterministic_algorithms(False)
+
+    run.trainer.train = train_so
     run.update()
     own = run.trainer.policy.parameters_by_name().values()
     return torch.cat([each.detach().flatten().cpu() for each in own])
@@ -46,6 +63,8 @@ def weights_after_an_update(args):
 
 def operators(args):
     """Print the nondeterministic operators of an update, and whether it can be repeated."""
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which takes time
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # needed by what is deterministic
     measuring.set_up(args.precision, args.size)
     torch.use_deterministic_algorithms(True, warn_only=True)
     with warnings.catch_warnings(record=True) as found:
@@ -54,8 +73,15 @@ def operators(args):
     torch.use_deterministic_algorithms(False)
     named = {str(each.message).split(' does not have')[0] for each in found}
     print('nondeterministic:', ', '.join(sorted(named)) or 'none')
-    one, other = (weights_after_an_update(args) for _ in range(2))
-    print(f'weights of two updates differ by at most {(one - other).abs().max():.1e}')
+    for deterministic in (False, True):
+        found = []
+        for _ in range(2):
+            clock = measuring.Clock()
+            found.append(weights_after_an_update(args, clock, deterministic=deterministic))
+        print(
+            f'weights of two {"deterministic " * deterministic}updates differ by at most'
+            f' {(found[0] - found[1]).abs().max():.1e}, epochs took {clock.seconds["epochs"]:.3g} s'
+        )
 
 
 def training(directory):

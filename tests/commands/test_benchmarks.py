@@ -202,7 +202,10 @@ def test_the_hour_of_a_gpu_ends(tmp_path):
     'part, printed',
     [
         ('million_graphs', r'\nfp32 .* epochs '),
-        ('operators', r'^nondeterministic: none\nweights .* at most 0.0e\+00\n$'),
+        (
+            'operators',
+            r'^nondeterministic: none\n(weights .* at most 0.0e\+00, epochs took .* s\n){2}$',
+        ),
         ('resume', r'^killed and resumed: .* at most 0.0e\+00\n$'),
         ('memory', r'^( +\d+\.\d+){2} +[-+]\d+%'),
         ('memory_large_bf16', r'billion parameters, bf16:\nprocess .* estimate=.*\n.* learn; '),
