@@ -43,7 +43,10 @@ def learning_curve(
 
 
 def interval_of(row: dict[str, Any]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean over trainings; None for one, or few queries."""
+    """Return the interval, of at least 95 %, of the mean over trainings.
+
+    It is too wide, as trainings err in the same labels. None for one training, or few queries.
+    """
     measured = row['agreement' if row['chance'] is None else 'accuracy']
     if len(measured) < 2 or (min(row['low']), max(row['high'])) in ((0, 1), (-1, 1)):
         return None

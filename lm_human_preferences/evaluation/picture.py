@@ -142,7 +142,7 @@ def _learning_curve(axes: Axes, report: dict[str, Any]) -> None:
     intervals = [row['interval'] for row in curve]
     if None not in intervals:
         low, high = zip(*intervals, strict=True)
-        axes.fill_between(numbers, low, high, color=plots.BLUE, alpha=0.15, label='95 % interval')
+        axes.fill_between(numbers, low, high, color=plots.BLUE, alpha=0.15, label='at least 95 %')
     chance = curve[0]['chance']
     if chance is not None:
         axes.axhline(chance, color=plots.GREY, linestyle='--', label='chance')

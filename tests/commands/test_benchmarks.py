@@ -93,8 +93,8 @@ BENCHMARKS = {
         r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
     ),
     'interval_coverage': (
-        'interval_coverage labels agreement labellers correlation --quick',
-        r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|',
+        'interval_coverage labels agreement labellers correlation curve --quick',
+        r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|.*\n(.*\n)*\| 200 \|',
     ),
     'interval_coverage evaluation': (
         'interval_coverage evaluation exact best trust --trials 1',
