@@ -151,7 +151,7 @@ def evaluation(trials: int, rng: np.random.Generator) -> None:
                 distance = truth['kl'] - truth['reward'] / KL_COEF + 1 / (2 * KL_COEF**2)
                 of_point['policy'] = {**truth, 'kl_to_optimum': distance}
                 of_point['optimum'] = {'kl': 1 / (2 * KL_COEF**2), 'reward': 1 / KL_COEF}
-            reference, policy = optimum.of_mixture(torch.from_numpy(log_ratios))
+            reference, policy = optimum.mixture(torch.from_numpy(log_ratios))
             scores = torch.from_numpy(rewards)
             points = comparison.compare_samples(reference, policy, scores, kl_coef=coefficient)
             draws.append((points, of_point))
@@ -221,7 +221,7 @@ def best(trials: int, rng: np.random.Generator) -> None:
         draws = []
         for _ in range(max(1, trials // (2 if queries == QUERIES[-1] else 1))):
             drawn = (normal if kind == 'normal' else skewed)(kind, queries, samples, rng)
-            reference, policy = optimum.of_mixture(torch.from_numpy(drawn.log_ratios))
+            reference, policy = optimum.mixture(torch.from_numpy(drawn.log_ratios))
             scores = torch.from_numpy(drawn.rewards)
             points = comparison.compare_samples(reference, policy, scores, kl_coef=None)
             draws.append((points, truth))
@@ -241,7 +241,7 @@ def trust(trials: int, rng: np.random.Generator) -> None:
         counts = np.zeros(3)
         for _ in range(trials):
             rewards, noise = torch.from_numpy(rng.standard_normal((2, queries, samples)))
-            uniform, _ = optimum.of_mixture(torch.zeros_like(rewards))
+            uniform, _ = optimum.mixture(torch.zeros_like(rewards))
             bent = rewards - 4 * (rewards - 1).clamp(min=0)
             for kind, judge in enumerate((noise, rewards + noise, 2 * bent + noise)):
                 curve = comparison.own_optimum(uniform, rewards, judge, exact=False)

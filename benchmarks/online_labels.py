@@ -30,12 +30,10 @@ from figures import jobs
 from figures.tables import groups, write_table
 
 from lm_human_preferences import lm_tasks, storage, train_policy
-from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum, plots
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.rewards import RewardModel, load_reward_model
-from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.logging import log_line
 
@@ -182,10 +180,7 @@ def run_online(path: str, hparams: train_policy.HParams, task: str) -> None:
     """A job: train a policy whose labels are collected, and measure it exactly at the end."""
     known = jobs.known_responses(task)
     phase = policy_phase(hparams)
-    with jobs.Curve(known) as curve:
-        trainer = train_policy.start(phase, curve, LocalComm())
-        train_policy.take_steps(trainer, phase, curve, TimeLeft({'policy': 1}))
-    base, last = curve.points
+    trainer, (base, last) = jobs.measured_steps(phase, known)
     best = optimum.frontier_reward_at(last['kl'], known.ref_logprobs, known.scores)
     result = {
         'models': trainer.reward_version,

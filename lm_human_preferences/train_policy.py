@@ -1,7 +1,7 @@
 """Training of a policy by PPO (the original's train_policy.py; paper, section 2.2)."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences import lm_tasks, rewards, session, storage
@@ -212,9 +212,13 @@ def start(
 
 
 def take_steps(
-    trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, clock: TimeLeft
+    trainer: PPOTrainer,
+    phase: TrainPolicy,
+    checkpointer: Checkpointer,
+    clock: TimeLeft,
+    more: Sequence[Hook] = (),
 ) -> None:
-    """Take the remaining steps. clock: of the whole command, with a phase 'policy'."""
+    """Take the remaining steps. clock: of the whole command, with a phase 'policy'; more: hooks."""
     settings = phase.settings
     reader = tokenisers.reader(trainer.policy.encoder, settings.task.chat)
     limits = policy_limits(settings.task, settings.rewards.adaptive_kl)
@@ -222,6 +226,7 @@ def take_steps(
     hooks = [
         *_plugged_in(trainer, phase, checkpointer, clock, reader),
         *policy_hooks(trainer, checkpointer, clock, reader, settings.run, limits, has_spread),
+        *more,
     ]
     training_loop(trainer, hooks)
 

@@ -246,7 +246,7 @@ def logger_of(hparams: HParams, comm: Comm, member: int = 0) -> Logger:
     """Return the log of the training of model `member`."""
     return Logger(
         hparams.run.directory,
-        run_files.REWARD.of_member(member).network,
+        run_files.REWARD.member_files(member).network,
         log_interval=hparams.run.log_interval,
         comm=comm,
         tag_prefix='train_reward/minibatch/',

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +25,11 @@ from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.plan.making import policy_phase
+from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.logging import progress
@@ -184,13 +187,11 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
     hparams.rewards.trained_model = reward_model
     hparams.rewards.kl_coef = _kl_coef(hparams, reward_model, known)
     phase = policy_phase(hparams)
-    with Curve(known) as curve:
-        trainer = train_policy.start(phase, curve, LocalComm())
-        train_policy.take_steps(trainer, phase, curve, TimeLeft({'policy': 1}))
-    last_kl = curve.points[-1]['kl']
+    _, points = measured_steps(phase, known)
+    last_kl = points[-1]['kl']
     result = {
         'kl_coef': hparams.rewards.kl_coef,
-        'curve': curve.points,
+        'curve': points,
         'optimal_reward': optimum.frontier_reward_at(last_kl, known.ref_logprobs, known.scores),
     }
     storage.write_json(path, result)
@@ -211,17 +212,31 @@ def _kl_coef(hparams: train_policy.HParams, reward_model: str, known: Known) -> 
     return optimum.frontier_at(target, known.ref_logprobs[few], scores)[1]
 
 
-class Curve(Checkpointer):
-    """Checkpointer that measures the policy on all responses instead of saving it."""
+def measured_steps(
+    phase: TrainPolicy, known: Known
+) -> tuple[train_policy.PPOTrainer, list[dict[str, float]]]:
+    """Train a policy; return its trainer, and measurements at the start and where it is saved."""
+    with Checkpointer(None, LocalComm(), resume=False) as checkpointer:
+        trainer = train_policy.start(phase, checkpointer, LocalComm())
+        curve = KnownRewardCurve(trainer, phase.run.save_interval, known)
+        clock = TimeLeft({'policy': 1})
+        train_policy.take_steps(trainer, phase, checkpointer, clock, [curve])
+    return trainer, curve.points
 
-    def __init__(self, known: Known) -> None:
-        super().__init__(None, LocalComm(), resume=False)
-        self.known = known
+
+class KnownRewardCurve(Hook):
+    """Measurements of the policy of `trainer` on all responses, every `interval` steps."""
+
+    def __init__(self, trainer: train_policy.PPOTrainer, interval: int, known: Known) -> None:
+        self.trainer, self.interval, self.known = trainer, interval, known
         base = optimum.expected(known.ref_logprobs, known.scores).mean().item()
         self.points = [{'episodes': 0, 'kl': 0.0, 'known_reward': base}]
 
-    def save(self, trainer: train_policy.PPOTrainer) -> None:
-        """Add a measurement of the policy of `trainer` to `points`."""
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Add a measurement to `points` when it is due, and at the end."""
+        trainer = self.trainer
+        if step % self.interval and step < trainer.total_steps:
+            return
         length = trainer.responses.length
         logprobs = optimum.all_logprobs(trainer.policy, self.known.queries, length)
         self.points.append(

@@ -65,7 +65,7 @@ def logprobs_of(policy: Policy, queries: torch.Tensor, answers: Answers) -> torc
 
 def points_of(initial: Answers, trained: Answers, log_ratios: torch.Tensor) -> dict[str, Any]:
     """Return base and policy as in an evaluation. log_ratios: of both models' answers in turn."""
-    reference, policy = optimum.of_mixture(log_ratios)
+    reference, policy = optimum.mixture(log_ratios)
     scores = torch.cat([initial.scores, trained.scores], dim=1)
     repeats = measure.repeats_of(trained.responses)
     found = comparison.compare_samples(reference, policy, scores, kl_coef=None, repeats=repeats)
@@ -144,7 +144,7 @@ def main() -> None:
         if farthest is None or points[name]['policy']['kl'] > points[farthest]['policy']['kl']:
             farthest = name  # its samples tell most of the frontier
             scores = torch.cat([initial.scores, trained.scores], dim=1)
-            mixture = optimum.of_mixture(log_ratios)[0], scores
+            mixture = optimum.mixture(log_ratios)[0], scores
     if args.picture and mixture is not None:
         draw(*mixture, points, args.picture)
 

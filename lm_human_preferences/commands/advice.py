@@ -46,14 +46,14 @@ def training_command(
 
     labels: how many there are to train on.
     """
-    experiment, of_task = _experiment_and_task(folder.task, experiments)
+    experiment, for_task = _experiment_and_task(folder.task, experiments)
     path = os.path.abspath(folder.path)
     new_model = '--rewards.train_new_model'
     name = os.path.basename(path)
     names = itertools.chain([name], (f'{name}-{number}' for number in itertools.count(2)))
     new = (each for each in names if not os.path.exists(usual_directory(POLICY.command, each)))
     words = [experiment, next(new)]
-    for option, value in of_task.items():
+    for option, value in for_task.items():
         words += shell.option_words(option, value)
     words += [f'{new_model}.labels.source', path]
     words += [f'{new_model}.labels.type', folder.task['label_type']]

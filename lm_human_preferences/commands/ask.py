@@ -89,7 +89,7 @@ def ask(
     with _writer(folder, record, encoding) as writer:
         sampler = QuestionSampler(policies, task, writer.folder.label_type, batch_size)
         source = reward_hparams.labels.source
-        queries = Queries.of_task(task, encoding.get_encoder(), PARTS[kind], source)
+        queries = Queries.for_task(task, encoding.get_encoder(), PARTS[kind], source)
         _go_on(queries, writer.folder, PARTS[kind])
         set_seed(seed + len(writer.folder.questions))
         added = _ask_sampled(

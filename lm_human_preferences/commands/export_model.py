@@ -72,7 +72,7 @@ def _export_policy(model_dir: str, output_dir: str, experiments: Experiments, fo
     else:
         policy.to_transformers().save_pretrained(output_dir)
     policy.encoding.write_tokeniser(output_dir)
-    run = facts.of_run(model_dir)
+    run = facts.read_run(model_dir)
     ends: list[int] = []
     if run is not None and run.task is not None and run.task.stops:
         ends = sorted(lm_tasks.truncate_tokens(run.task, policy.encoding.get_encoder()) or ())
@@ -136,7 +136,7 @@ def _export_reward_models(
         constant = _export_reward_model(saved, place, directory, form)
         has_auto_tokeniser = tokeniser.is_read_as_written(saved.encoding, directory)
         card = model_card.card(
-            facts.of_run(model_dir),
+            facts.read_run(model_dir),
             experiments,
             model_dir,
             has_policy=False,
@@ -173,7 +173,7 @@ def _export_head(
         'content': ' + '.join(part for part in parts if part != repr('')),
     }
     card = model_card.card(
-        facts.of_run(model_dir), experiments, model_dir, has_policy=False, head=head
+        facts.read_run(model_dir), experiments, model_dir, has_policy=False, head=head
     )
     model_card.write(card, output_dir)
     return output_dir
@@ -222,7 +222,7 @@ def _export_reward_model(
         made = classifier.classifier_of(
             saved.as_transformers(model.model), head, encoding.n_vocab, name
         )
-        classifier.check(made, lambda tokens: _reward(model, tokens), encoding.n_vocab, name)
+        classifier.check_scores(made, lambda tokens: _reward(model, tokens), encoding.n_vocab, name)
     made.save_pretrained(output_dir)
     tokeniser.write_tokeniser(encoding, saved.sizes().n_ctx, output_dir)
     return made.config.reward_constant

@@ -110,7 +110,7 @@ def _prepare_to_sample(
     note = products.note_on_bf16(precision)
     if note:
         print(note)
-    estimate = memory.of_sampling(
+    estimate = memory.sampling_estimate(
         sizes, task, batch_size, networks=networks, sampling=1, precision=precision
     )
     memory.check_sampling(estimate, comm, default_device())
@@ -329,7 +329,7 @@ class Judge:
     ) -> rewards.ScoringModel | None:
         """Load the run's reward, or the copy beside the policy; None with a note if that fails."""
         try:
-            return source_of(hparams).of_run(save_dir, encoding, self.reference)
+            return source_of(hparams).for_evaluation(save_dir, encoding, self.reference)
         except UserError as e:
             error = e
         with contextlib.suppress(UserError):

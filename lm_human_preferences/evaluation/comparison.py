@@ -89,7 +89,7 @@ def compare_samples(
 ) -> Points:
     """Estimate the points of `compare` from samples of both models; NaN where they do not tell.
 
-    ref_logprobs, logprobs (queries, samples): see optimum.of_mixture. repeats: share of a query's
+    ref_logprobs, logprobs (queries, samples): see optimum.mixture. repeats: share of a query's
     samples by the policy that are the same response; where it is most of them, nobody has looked
     for better ones that are as rare. The bias by few samples is about inverse to their number, so
     it is estimated from both halves of them.

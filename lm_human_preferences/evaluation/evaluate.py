@@ -90,7 +90,7 @@ def _results(
     queries = measure.queries_of(hparams, encoder, options.queries, options.seed)
     if not measure.can_enumerate(models):
         memory.check_sampling(
-            memory.of_sampling(
+            memory.sampling_estimate(
                 models.policy.model.sizes,
                 hparams.task,
                 options.batch_size,

@@ -97,7 +97,7 @@ def _reward_models(
     save_dir: str, hparams: policy_options.HParams, encoding: Encoding, reference: Policy
 ) -> RewardModels:
     """Return {name: reward} of a run; reviews have a known reward, too."""
-    trained_on = source_of(hparams).of_run(save_dir, encoding, reference)
+    trained_on = source_of(hparams).for_evaluation(save_dir, encoding, reference)
     if isinstance(trained_on, KnownReward):
         return {'known reward': trained_on}
     models: RewardModels = {REWARD_MODEL: trained_on}
@@ -217,7 +217,7 @@ def sample_many(
     """Return samples of both models to `queries (queries, query_length)`, as a distribution.
 
     Of each query's 2 * settings.samples responses, the first half is the reference's; see
-    optimum.of_mixture. bar: name of the progress bar.
+    optimum.mixture. bar: name of the progress bar.
     """
     policy, reference, judges, task = models
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
@@ -244,7 +244,7 @@ def sample_many(
         of_models = [torch.cat(parts[model::2]).view(len(queries), -1) for model in range(2)]
         return torch.cat(of_models, dim=1)
 
-    ref_logprobs, logprobs = optimum.of_mixture(by_query(log_ratios))
+    ref_logprobs, logprobs = optimum.mixture(by_query(log_ratios))
     of_samples = {name: by_query(parts) for name, parts in scores.items()}
     return Responses(
         ref_logprobs,

@@ -5,7 +5,7 @@ the frontier of the paper's figure 3 (section 3.1.1): no policy with the same me
 mean reward. It is exact where all responses to a query can be enumerated, else estimated.
 
 Tensors are (queries, responses): log-probabilities under the reference rho, and the rewards of the
-same responses. Samples are passed in the same form, see of_mixture. Results are float64.
+same responses. Samples are passed in the same form, see mixture. Results are float64.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def standard_error(values: torch.Tensor) -> torch.Tensor:
     return values.double().std(0) / math.sqrt(len(values))
 
 
-def of_mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities of samples under reference and policy: (queries, samples) each.
 
     log_ratios (queries, samples): log pi / rho of as many samples of the policy as of the
@@ -227,7 +227,7 @@ def effective_samples(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: f
 def sampled_frontier(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
 ) -> tuple[torch.Tensor, ...]:
-    """Estimate the frontier at each of `betas` from samples, see of_mixture.
+    """Estimate the frontier at each of `betas` from samples, see mixture.
 
     Returns KLs, rewards, standard errors of the reward at a given KL, and effective samples,
     each (len(betas),). Errors are over queries, by the delta method: the highest reward at a KL is
@@ -246,7 +246,7 @@ def sampled_best_of_n(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Estimate rewards and KLs of the best of `n` samples of the reference: (queries,) each.
 
-    ref_logprobs: of at least n samples, see of_mixture. rewards, judged: as of best_of_n.
+    ref_logprobs: of at least n samples, see mixture. rewards, judged: as of best_of_n.
     """
     values = rewards if judged is None else judged
     results = []

@@ -60,7 +60,7 @@ class PickBest(LabelType):
     def preferred(self, value: int | str) -> int | None:
         return None if isinstance(value, str) else value
 
-    def of_preference(self, chosen: int) -> int | None:
+    def value_of_choice(self, chosen: int) -> int | None:
         return chosen if len(self.samples) == 2 else None
 
     def by_rewards(self, rewards: Sequence[float]) -> int:

@@ -97,7 +97,7 @@ class LabelType(ABC):
             return []
         return [(best, other) for other in range(len(self.samples)) if other != best]
 
-    def of_preference(self, chosen: int) -> Value | None:
+    def value_of_choice(self, chosen: int) -> Value | None:
         """Return the answer that prefers one of two samples; None if that is not a whole answer."""
         return None
 

@@ -134,15 +134,15 @@ class Writer:
         """Append lines, synced to disk on return; FileTaken if the path no longer leads to them."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
         data = b''.join(lines)
-        self.check()
+        self.check_unchanged()
         with os_errors_as(self._unwritable, '; what it had is saved'):
             storage.append(self.file, data, sync=True)
         self._size += len(data)
         if self._lines is not None:
             self._lines += data
-        self.check()
+        self.check_unchanged()
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise FileTaken if the path leads to another file, or others have changed this one."""
         with os_errors_as(self._unwritable):
             what = self._change()

@@ -115,7 +115,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
     def check_file(self) -> None:
         """Raise json_lines.FileTaken if the file of answers was moved, replaced or changed."""
         with self._one_at_a_time:
-            self._writer.check()
+            self._writer.check_unchanged()
 
     def upcoming(self) -> Iterator[Question]:
         """Yield the questions that are open for this labeller now, the next one first."""
@@ -183,7 +183,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
                     raise AlreadyAnswered(
                         f'{self._writer.path} has another answer {answer.uuid} already'
                     )
-                self._writer.check()
+                self._writer.check_unchanged()
                 return before
             if only_once and other is not None:
                 raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
@@ -205,7 +205,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
             if answer is None:
                 return None
             if answer.uuid in self.log.taken_back:
-                self._writer.check()
+                self._writer.check_unchanged()
             elif self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
                 raise AlreadyUsed('this answer stays: the reward model has learned from it')
             else:
@@ -215,7 +215,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
 
     def _append(self, *records: dict[str, Any]) -> None:
         """Write lines, which the log then reads and checks as those of other programs."""
-        self._writer.check()  # else the log below would be read from another file
+        self._writer.check_unchanged()  # else the log below would be read from another file
         try:
             self._writer.append(records)
         finally:

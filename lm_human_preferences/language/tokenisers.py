@@ -167,7 +167,7 @@ def find(name: Any, directory: str) -> Encoding:
     return encoding
 
 
-def of_directory(directory: str) -> Encoding:
+def encoding_in(directory: str) -> Encoding:
     """Return the encoding of a directory of transformers: `main` for GPT-2's own."""
     config = read_object(storage.join(directory, 'config.json'))
     model_type = config.get('model_type', 'gpt2')
@@ -212,7 +212,7 @@ def _check_added(token_of: Mapping[str, int], settings: str) -> None:
             )
 
 
-def of_adapter(directory: str, of_base: Encoding) -> Encoding:
+def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
     """Return the encoding of an adapter: of the files beside it, and else of those of its base."""
     beside = {name for name in run_files.TOKENISER_FILES if _is_in(directory, name)}
     if isinstance(of_base, TokeniserEncoding):

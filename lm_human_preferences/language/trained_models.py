@@ -70,7 +70,7 @@ class GPT2:
     def saved_weights(self, directory: str) -> SafetensorsWeights:
         return SafetensorsWeights(directory)
 
-    def check(self, network: Any, name: str, weights: Weights) -> None:
+    def check_network(self, network: Any, name: str, weights: Weights) -> None:
         """Do nothing: what this network computes is known."""
 
     def to_transformers(self, network: Any) -> PreTrainedModel:
@@ -154,11 +154,11 @@ class TrainedModel:
         if released.is_directory(self.savedir):  # without asking the network
             return encodings.Main
         if self._adapted is not None:
-            return tokenisers.of_adapter(self.savedir, self._adapted.encoding)
+            return tokenisers.encoding_of_adapter(self.savedir, self._adapted.encoding)
         path = storage.join(self.savedir, 'encoding')
         if not storage.exists(path):
             is_theirs = is_saved_by_transformers(self.savedir)
-            return tokenisers.of_directory(self.savedir) if is_theirs else encodings.Main
+            return tokenisers.encoding_in(self.savedir) if is_theirs else encodings.Main
         name = storage.read_json(path)
         try:
             return tokenisers.find(name, self.savedir)
@@ -233,7 +233,7 @@ class TrainedModel:
         """Return whether only reading the weights shows that the network is supported."""
         return self.architecture.is_probed
 
-    def check(self) -> None:
+    def check_runs(self) -> None:
         """Raise UserError unless this program can run the network; may read all values."""
         if self.is_probed:
             self.build(scope='model')
@@ -280,7 +280,7 @@ class TrainedModel:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
         if self.is_probed and self.savedir not in _probed:
-            self.architecture.check(built, self.name, weights)
+            self.architecture.check_network(built, self.name, weights)
             _probed.add(self.savedir)
         return missing
 

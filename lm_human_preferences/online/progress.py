@@ -10,7 +10,7 @@ from typing import Any
 from lm_human_preferences import shell
 from lm_human_preferences.hparams.online_options import Schedule
 from lm_human_preferences.labels.held_out import Prediction
-from lm_human_preferences.labels.report.agreement import in_words, of_correlation
+from lm_human_preferences.labels.report.agreement import correlation_words, in_words
 from lm_human_preferences.online.decisions import Batch
 
 TAG = 'online/'  # of the names in TensorBoard
@@ -75,7 +75,7 @@ class Report:
 def _short(prediction: Prediction) -> str:
     ends = prediction.interval()
     if prediction.accuracy is None:
-        return f'correlation {prediction.agreement:.2f} ({of_correlation(*ends)})'
+        return f'correlation {prediction.agreement:.2f} ({correlation_words(*ends)})'
     return f'{100 * prediction.accuracy:.0f} % right ({in_words(*ends)})'
 
 

@@ -36,7 +36,7 @@ class Queries:
         self._texts_read = 0
 
     @classmethod
-    def of_task(
+    def for_task(
         cls, task: lm_tasks.TaskHParams, encoder: Encoder, part: str, labels: str | None
     ) -> Queries:
         """Return those of a part of the data set. labels: see lm_tasks.make_query_sampler."""

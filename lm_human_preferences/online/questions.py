@@ -48,7 +48,7 @@ class QuestionSource:
         }
         with random_stream(seed, 'queries of questions'):
             labels = phase.source.label_source()
-            self.queries = Queries.of_task(settings.task, policy.encoder, PART, labels)
+            self.queries = Queries.for_task(settings.task, policy.encoder, PART, labels)
 
     def ask(self, step: int, counts: dict[str, int]) -> int:
         """Ask until `step` has `counts` {kind: number} questions; return the number added."""

@@ -28,7 +28,7 @@ def check_settings(settings: Settings, ranks: int) -> None:
     """Raise UserError for settings that do not suit each other, the machine or the ranks."""
     settings.check_ranks(ranks)
     for name in _precisions(settings):
-        precision.check(name, default_device())
+        precision.check_available(name, default_device())
     if settings.new_reward_model is not None:
         _check_same_task(settings.task, settings.new_reward_model.task)
 
@@ -41,7 +41,7 @@ def check_start(plan: Plan, phase: TrainReward | TrainPolicy, comm: Comm) -> Siz
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
     check_memory(phase, sizes, comm)
     if comm.rank == 0:
-        initial_model.check()
+        initial_model.check_runs()
     return sizes
 
 
@@ -54,7 +54,7 @@ def check_memory(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Comm) -> 
     """Print warnings where memory is short; UserError if no micro-batch would help."""
     _choose_micro_batch(phase, sizes, comm)
     for estimate in phase.memory(sizes, comm.size):
-        memory.check(estimate, comm, default_device())
+        memory.check_training(estimate, comm, default_device())
 
 
 def _choose_micro_batch(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Comm) -> None:

@@ -12,7 +12,7 @@ from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training.memory import FLOAT, MemoryEstimate, of_sampling
+from lm_human_preferences.training.memory import FLOAT, MemoryEstimate, sampling_estimate
 from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
 from lm_human_preferences.utils.core import ceil_div, exact_div
 
@@ -54,7 +54,7 @@ class TrainReward:
 
     @property
     def files(self) -> run_files.CommandFiles:
-        return run_files.REWARD.of_member(self.member)
+        return run_files.REWARD.member_files(self.member)
 
     @property
     def seed(self) -> int:
@@ -149,7 +149,7 @@ class FitHead(TrainReward):
         rows = exact_div(self.settings.rollout_batch_size, ranks)
         precision = self.settings.run.precision
         task = self.settings.task
-        return [of_sampling(sizes, task, rows, networks=1, sampling=1, precision=precision)]
+        return [sampling_estimate(sizes, task, rows, networks=1, sampling=1, precision=precision)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Trial:
         if initial_model.is_probed and storage.is_hub(path):
             self.unchecked.append(f'the weights of --task.policy.initial_model {name}')
         else:
-            initial_model.check()
+            initial_model.check_runs()
 
     def _check_sizes(
         self, sizes: Sizes, encoding: Encoding, create: Callable[[Iterable[str]], Network]
@@ -147,7 +147,7 @@ class Trial:
         if not elsewhere:
             run = self.plan.policy.run
             own = source.pinned(run.directory, LocalComm(), is_resumed=run.resume)
-            own.check(self)
+            own.check_scoring(self)
 
     def ask(self, scorer: TextScorer) -> None:
         """Ask a reward about the first two queries of each file here, as their responses."""

@@ -7,7 +7,7 @@ from lm_human_preferences.report_page import charts
 from lm_human_preferences.report_page.charts import Series
 from lm_human_preferences.run_story import commands
 from lm_human_preferences.run_story.facts import RunFacts
-from lm_human_preferences.runs.curves import Curve
+from lm_human_preferences.runs.curves import LoggedCurve
 
 _CURVES = {
     'objective/score': ('Score', 'mean score'),
@@ -36,7 +36,7 @@ def comparison(
     }
 
 
-def _series(name: str, place: int, curve: Curve) -> Series:
+def _series(name: str, place: int, curve: LoggedCurve) -> Series:
     """Return the curve of a run; runs of the same colour differ by their lines."""
     kind = charts.DASHED if place // charts.COLOURS % 2 else charts.LINE
     return Series(name, curve.steps, curve.values, kind, place)

@@ -53,7 +53,7 @@ def page(
                 'facts': each,
                 'evaluation': frontier.evaluation(each.evaluation or {}, identity),
                 'samples': sample_choice.choices(each.directory, name),
-                'charts': training_curves.of_run(each, identity),
+                'charts': training_curves.charts_of_training(each, identity),
                 'labels': labels,
                 'provenance': provenance.provenance(each, experiments, has_names=has_names),
             }
@@ -79,7 +79,7 @@ def page(
 
 def _facts(run: str) -> RunFacts:
     try:
-        found = facts.of_run(run)
+        found = facts.read_run(run)
     except (UserError, OSError) as e:
         raise UserError(f'{run}: {e}') from e
     if found is None:

@@ -46,7 +46,7 @@ OF_REWARD = [
 ]
 
 
-def of_run(facts: RunFacts, identity: str) -> list[Chart]:
+def charts_of_training(facts: RunFacts, identity: str) -> list[Chart]:
     """Return the charts of the trainings of a policy and of a reward model."""
     parts = {tag: tag.removeprefix('score/') for tag in facts.curves if tag.startswith('score/')}
     found = []

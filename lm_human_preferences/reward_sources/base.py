@@ -61,7 +61,7 @@ class RewardSource(ABC):
         """
 
     @abstractmethod
-    def of_run(
+    def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> ScoringModel:
         """Return the reward that the run in `save_dir` learned from; reference: if it is loaded."""
@@ -86,7 +86,7 @@ class RewardSource(ABC):
         """Return the options whose files are not on this machine, or not yet."""
         return []
 
-    def check(self, trial: Trial) -> None:
+    def check_scoring(self, trial: Trial) -> None:
         """Raise UserError if the reward, whose files are here, could not judge responses."""
         return  # one that is yet to be trained is checked by its labels
 

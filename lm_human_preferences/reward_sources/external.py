@@ -28,7 +28,7 @@ class KnownSource(LoadedSource):
     def place_in(self, save_dir: str) -> str:
         return self.name
 
-    def check(self, trial: Trial) -> None:
+    def check_scoring(self, trial: Trial) -> None:
         if trial.encoding is not None:
             known_reward.check_encoding(trial.encoding)
 
@@ -55,7 +55,7 @@ class FunctionSource(RewardSource):
         assert self.code is not None, 'see pinned'
         return reward_of_function(self.code, initial_model.encoding, self.task)
 
-    def of_run(
+    def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> FrozenRewardModel:
         """Return the reward by the run's copy of the code."""
@@ -64,7 +64,7 @@ class FunctionSource(RewardSource):
     def place_in(self, save_dir: str) -> str:
         return save_dir
 
-    def check(self, trial: Trial) -> None:
+    def check_scoring(self, trial: Trial) -> None:
         """Call the function."""
         assert self.code is not None, 'see pinned'
         scorer = FunctionScorer(self.code)
@@ -90,5 +90,5 @@ class ClassifierSource(LoadedSource):
     def elsewhere(self) -> list[str]:
         return [] if is_here(self.directory) else [f'--rewards.trained_model {self.name}']
 
-    def check(self, trial: Trial) -> None:
+    def check_scoring(self, trial: Trial) -> None:
         trial.ask(Classifier(self.directory, self.class_name, chat=self.task.chat))

@@ -50,7 +50,7 @@ class _OnReference(RewardSource):
         directory, fitted, about = comm.all_gather_object(own)[0]
         return frozen.checked(directory, fitted, about, reference, self.pessimism)
 
-    def of_run(
+    def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> FrozenRewardModel:
         """Return the head in the run."""

@@ -129,7 +129,7 @@ class LoadedSource(RewardSource):
             may_be_code=False,
         )
 
-    def of_run(
+    def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> FrozenRewardModel:
         name = self.place_in(save_dir)

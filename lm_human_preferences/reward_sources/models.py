@@ -40,7 +40,7 @@ class SavedSource(LoadedSource):
         # One that is missing may still be in training.
         return [] if is_there else [f'--rewards.trained_model {self.name}']
 
-    def check(self, trial: Trial) -> None:
+    def check_scoring(self, trial: Trial) -> None:
         if self.name != RANDOM:
             locations.locations_of(self.name, self.members)
 

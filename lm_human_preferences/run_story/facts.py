@@ -27,7 +27,7 @@ from lm_human_preferences.run_story.label_facts import (
     labels_of_training,
 )
 from lm_human_preferences.runs import command_record, curves, run_files, run_settings
-from lm_human_preferences.runs.curves import Curve, Log, Mark
+from lm_human_preferences.runs.curves import Log, LoggedCurve, Mark
 from lm_human_preferences.training.model_sizes import is_model
 
 KNOWN = 'mock'  # of --rewards.trained_model
@@ -76,8 +76,8 @@ class RunFacts:
     reward_run: RunFacts | None = None  # that trained a given reward model
 
     @functools.cached_property
-    def curves(self) -> dict[str, Curve]:
-        """{tag: Curve} of all trainings."""
+    def curves(self) -> dict[str, LoggedCurve]:
+        """{tag: LoggedCurve} of all trainings."""
         return {tag: curve for log in self.logs.values() for tag, curve in log.curves.items()}
 
     @functools.cached_property
@@ -225,7 +225,7 @@ class RunFacts:
         return self.reward_run or self
 
 
-def of_run(model_dir: str) -> RunFacts | None:
+def read_run(model_dir: str) -> RunFacts | None:
     """Return the facts of the run that has `model_dir` (path or URL), or is it; None for no run."""
     found = _run_of(model_dir)
     given = None if found is None else found.given_reward

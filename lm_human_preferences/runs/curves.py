@@ -20,7 +20,7 @@ _PREFIX = 'events.out.tfevents.'  # of the names of its files
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
+class LoggedCurve:
     """Finite values in the order of their steps."""
 
     steps: tuple[int, ...]
@@ -42,7 +42,7 @@ class Curve:
 class Log:
     """Events; broken: {tag: first step that is not finite} where the last is not."""
 
-    curves: dict[str, Curve] = dataclasses.field(default_factory=dict)
+    curves: dict[str, LoggedCurve] = dataclasses.field(default_factory=dict)
     broken: dict[str, int] = dataclasses.field(default_factory=dict)
     alarms: tuple[tuple[int, str], ...] = ()
     resumed: tuple[int, ...] = ()
@@ -74,9 +74,9 @@ def read(run: str, events: str) -> Log:
     )
 
 
-def _curve(values: dict[int, float]) -> Curve:
+def _curve(values: dict[int, float]) -> LoggedCurve:
     steps = tuple(sorted(step for step in values if math.isfinite(values[step])))
-    return Curve(steps, tuple(values[step] for step in steps))
+    return LoggedCurve(steps, tuple(values[step] for step in steps))
 
 
 def _events(run: str, events: str) -> Iterator[Any]:

@@ -43,7 +43,9 @@ def read(path: str | None, comm: Comm) -> dict[str, Any] | None:
     return comm.all_gather_object(record)[0]
 
 
-def check(record: Mapping[str, Any], before: Mapping[str, Any] | None, *, is_begun: bool) -> str:
+def check_same(
+    record: Mapping[str, Any], before: Mapping[str, Any] | None, *, is_begun: bool
+) -> str:
     """Return a note on labels unlike `before`, or ''; UserError where training has begun."""
     if before is None or record['digest'] == before['digest']:
         return ''

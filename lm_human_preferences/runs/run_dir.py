@@ -258,7 +258,7 @@ def resume_hint(hparams: Training) -> str:
     if finished == members:
         return f'The reward model is finished and saved; to go on with the policy: {command}'
     name = 'the reward model' if members == 1 else f'reward model {finished + 1} of {members}'
-    saved = names.resumable(os.path.join(directory, REWARD.of_member(finished).unfinished))
+    saved = names.resumable(os.path.join(directory, REWARD.member_files(finished).unfinished))
     if saved:
         return f'Step {names.step_of(saved[0])} of {name} is saved; to go on from there: {command}'
     if finished > 0:

@@ -96,7 +96,7 @@ class CommandFiles:
         files.append(f'{network}/({CHECKPOINTS}|{self.to_resume})/{names.ANY_FILE}')
         return '|'.join(filter(None, [*files, self.more]))
 
-    def of_member(self, number: int) -> CommandFiles:
+    def member_files(self, number: int) -> CommandFiles:
         """Return the files of the ensemble's model of this number, from 0."""
         return dataclasses.replace(
             self,
@@ -159,7 +159,7 @@ def labeller_of(path: str) -> str | None:
 
 def has_reward_model(directory: str, member: int = 0) -> bool:
     """Return whether a run in a local directory has a finished reward model of this number."""
-    return os.path.exists(os.path.join(directory, REWARD.of_member(member).finished, names.LIST))
+    return os.path.exists(os.path.join(directory, REWARD.member_files(member).finished, names.LIST))
 
 
 def has_reward_function(directory: str) -> bool:

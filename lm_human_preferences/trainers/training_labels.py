@@ -68,7 +68,7 @@ class TrainingLabels:
         source, path = self.settings.labels.source, self.phase.path(run_files.LEARNED)
         record = label_record.record_of(source, self._loaded.tensors, self._loaded.folder)
         with about_option(self.settings.labels.option_name('source')):
-            note = label_record.check(record, self._recorded, is_begun=is_begun)
+            note = label_record.check_same(record, self._recorded, is_begun=is_begun)
         if self.comm.rank == 0 and note:
             announce(note)
         if self.comm.rank == 0 and path:

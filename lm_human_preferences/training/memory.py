@@ -191,7 +191,7 @@ def fitting_micro_batch(estimate: MemoryEstimate, free: int, multiple: int) -> i
     return None
 
 
-def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
+def check_training(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
     """Print a warning if memory is short on a rank; UserError if no micro-batch would help."""
     free = free_on(device, comm)
     check_rows(estimate, free)
@@ -200,7 +200,7 @@ def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
         print(text)
 
 
-def of_sampling(
+def sampling_estimate(
     sizes: Sizes, task: TaskHParams, rows: int, *, networks: int, sampling: int, precision: str
 ) -> MemoryEstimate:
     """Return the estimate for a command where `sampling` of the networks sample `rows` at once."""

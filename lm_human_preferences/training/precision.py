@@ -51,7 +51,7 @@ def configure(precision: str, device: torch.device, library: Library) -> Kernels
     Weights, the residual stream, logits, losses and statistics stay float32 in any case.
     """
     global _kernels
-    check(precision, device)
+    check_available(precision, device)
     reduced = torch.bfloat16 if precision == 'bf16' else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
@@ -98,7 +98,7 @@ def plain() -> Iterator[None]:
         products.select(before.library)
 
 
-def check(precision: str, device: torch.device) -> None:
+def check_available(precision: str, device: torch.device) -> None:
     """Raise UserError where `device` cannot compute in `precision`."""
     if precision == 'tf32' and device.type != 'cuda':
         raise UserError('precision tf32 needs a GPU; without one, use fp32 or bf16')

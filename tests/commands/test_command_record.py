@@ -95,7 +95,7 @@ def test_a_run_is_repeated_to_the_bit(train, tmp_path):
     begun = f'train_policy test run --mpi 1 {words}'
     result = train(f'{begun} --run.seed None --save_dir {tmp_path}')
     assert result.exit_code == 0, result.output
-    found = facts.of_run(str(tmp_path / 'run'))
+    found = facts.read_run(str(tmp_path / 'run'))
     line = commands.again(found, launch.settings_of_experiments())
     threads, script, *typed = shlex.split(line)
     assert (threads, script) == ('OMP_NUM_THREADS=1', './launch.py')

@@ -91,7 +91,7 @@ def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):
             ref_logprobs, torch.full((4,), kl).double(), scores, of_policy, kl_coef=None
         )
     else:
-        reference, policy = optimum.of_mixture(kl * torch.randn(4, 90))
+        reference, policy = optimum.mixture(kl * torch.randn(4, 90))
         points = comparison.compare_samples(reference, policy, scores, kl_coef=None)
     found = comparison.summarize(points, with_errors=True)
     assert found['policy']['share'] is None
@@ -134,7 +134,7 @@ def of_normal_rewards(kl, queries, samples, cosine, scale):
     rewards[:, samples:] += shift * cosine
     others[:, samples:] += shift * math.sqrt(1 - cosine**2)
     log_ratios = shift * (cosine * rewards + math.sqrt(1 - cosine**2) * others) - shift**2 / 2
-    reference, policy = optimum.of_mixture(log_ratios)
+    reference, policy = optimum.mixture(log_ratios)
     return reference, policy, scale * rewards
 
 
@@ -156,7 +156,7 @@ def test_the_share_of_queries_of_two_kinds_takes_many_of_them(queries, has_share
     shift, scale = 2.0, torch.tensor([0.0, 1.0]).double().repeat(queries // 2).unsqueeze(1)
     rewards = torch.randn(queries, 1024).double()
     rewards[:, 512:] += shift
-    reference, policy = optimum.of_mixture(shift * rewards - shift**2 / 2)
+    reference, policy = optimum.mixture(shift * rewards - shift**2 / 2)
     points = comparison.compare_samples(reference, policy, scale * rewards, kl_coef=None)
     found = comparison.summarize(points, with_errors=True)
     assert found['policy']['frontier'] > 1
@@ -275,7 +275,7 @@ def test_a_judge_must_rise_first_and_may_fall_in_between(judge_of, rises, turns)
     noise = torch.randn(16, 4000).double()
     constant = len(set(judge_of)) == 1
     judge = torch.tensor(judge_of).double()[rewards] + (0 if constant else noise)
-    uniform = optimum.of_mixture(torch.zeros(16, 4000))[0]
+    uniform = optimum.mixture(torch.zeros(16, 4000))[0]
     curve = comparison.own_optimum(uniform, rewards.double(), judge, exact=False)
     assert (curve['rises'], curve['trusted_up_to'] is not None) == (rises, turns)
     assert not turns or curve['trusted_up_to'] == pytest.approx(0.15, abs=0.1)
@@ -288,7 +288,7 @@ def test_a_judge_must_rise_first_and_may_fall_in_between(judge_of, rises, turns)
 
 def test_nothing_is_trusted_by_a_judge_that_knows_nothing_of_the_reward():
     torch.manual_seed(0)
-    uniform = optimum.of_mixture(torch.zeros(8, 200))[0]
+    uniform = optimum.mixture(torch.zeros(8, 200))[0]
     rise = 0
     for _ in range(40):
         rewards, judge = torch.randn(2, 8, 200).double()
@@ -299,7 +299,7 @@ def test_nothing_is_trusted_by_a_judge_that_knows_nothing_of_the_reward():
 def test_best_of_n_by_either_reward_from_samples():
     torch.manual_seed(0)
     scores, chooser = torch.randn(2, 3, 80).double()
-    uniform = optimum.of_mixture(torch.zeros(3, 80))[0]
+    uniform = optimum.mixture(torch.zeros(3, 80))[0]
     points = comparison.compare_samples(uniform, uniform, scores, kl_coef=None, chooser=chooser)
     found = points['best_of_16_by_reward_model']
     expected, _ = optimum.sampled_best_of_n(uniform, chooser, 16, scores)
@@ -409,7 +409,7 @@ def test_samples_tell_a_turn_from_noise(shift, turns):
     torch.manual_seed(0)
     rewards = torch.randn(12, 2000).double()
     judge = rewards - (rewards - 1 - shift).clamp(min=0) * 4 + torch.randn(12, 2000)
-    uniform = optimum.of_mixture(torch.zeros(12, 2000))[0]
+    uniform = optimum.mixture(torch.zeros(12, 2000))[0]
     curve = comparison.own_optimum(uniform, rewards, judge, exact=False)
     assert (curve['trusted_up_to'] is not None) == turns
     assert comparison.own_optimum(rewards, torch.ones(12, 2000), judge, exact=True) is None

@@ -248,7 +248,7 @@ def test_each_label_is_learned_once_in_an_epoch(option, begun_reward, tmp_path, 
     if option == 'batch_size':
         assert batches == [24, 8, 24, 24]
         assert rates == pytest.approx([1 - 2 / 3 / 4, 1 - 5 / 3 / 4, 1 - 2 / 4, 1 - 3 / 4])
-        told = run_folders.told('reward_training', facts.of_run(str(directory)))
+        told = run_folders.told('reward_training', facts.read_run(str(directory)))
         assert '--batch_size 24 (before: 16)' in told
         assert (' 5/5 ' in result.stdout) and (' 96 ' in result.stdout)
     else:

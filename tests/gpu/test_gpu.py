@@ -42,7 +42,7 @@ def model(request, tmp_path_factory):
     """A directory of a model with 128 positions."""
     directory = tmp_path_factory.mktemp(request.param)
     write_byte_level(directory)
-    rows = tokenisers.of_directory(str(directory)).n_vocab
+    rows = tokenisers.encoding_in(str(directory)).n_vocab
     positions = 'n_positions' if request.param == 'gpt2' else 'max_position_embeddings'
     tiny(request.param, vocab_size=rows, **{positions: 128}).save_pretrained(directory)
     return str(directory)

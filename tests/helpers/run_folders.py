@@ -136,4 +136,4 @@ def told(macro, *about):
 
 
 def summary_of(run):
-    return told('summary', facts.of_run(str(run)))
+    return told('summary', facts.read_run(str(run)))

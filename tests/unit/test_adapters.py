@@ -52,7 +52,7 @@ def model(request, tmp_path_factory):
 def make_model(directory, family):
     directory.mkdir(parents=True, exist_ok=True)
     write_byte_level(directory)
-    tokens = tokenisers.of_directory(str(directory)).n_vocab
+    tokens = tokenisers.encoding_in(str(directory)).n_vocab
     rows = tokens if family == 'gpt2' else tokens + 48
     tiny(family, vocab_size=rows).save_pretrained(directory)
     return directory
@@ -434,7 +434,7 @@ def test_an_adapter_is_what_peft_computes(tmp_path, family, says_tied, is_tied, 
     base = tmp_path / 'base'
     base.mkdir()
     write_byte_level(base)
-    tokens = tokenisers.of_directory(str(base)).n_vocab
+    tokens = tokenisers.encoding_in(str(base)).n_vocab
     tiny(family, vocab_size=tokens, tie_word_embeddings=is_tied).save_pretrained(base)
     config = json.loads((base / 'config.json').read_text())
     (base / 'config.json').write_text(json.dumps({**config, 'tie_word_embeddings': says_tied}))

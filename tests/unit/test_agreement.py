@@ -14,12 +14,12 @@ from lm_human_preferences.labels.report.agreement import (
     chi_square_tail,
     clustered_interval,
     correlation_interval,
+    correlation_words,
     design_effect,
     effective_pairs,
     in_words,
     interval_alpha,
     krippendorff_alpha,
-    of_correlation,
     pairwise_share,
     raw_agreement,
     uniform_p_value,
@@ -195,7 +195,7 @@ def test_a_correlation_of_few_queries_has_no_interval():
         clusters = np.arange(90) % queries
         low, high = correlation_interval(0.3, effective_pairs(first, second, clusters))
         assert ((low, high) != (-1, 1)) == has_interval
-        assert ('no interval' in of_correlation(low, high)) != has_interval
+        assert ('no interval' in correlation_words(low, high)) != has_interval
     assert correlation_interval(1.0, effective_pairs(first, 2 * first, clusters))[0] > 0.99
 
 

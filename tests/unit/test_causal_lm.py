@@ -67,7 +67,7 @@ def assert_gradients_ignore_padding(network):
 )
 def test_families_that_are_refused(family, told):
     with pytest.raises(UserError) as e:
-        probe.check(network_of(family), 'org/name')
+        probe.check_network(network_of(family), 'org/name')
     refused = f'org/name: models of the family {family} are not supported: {told}'
     assert str(e.value).startswith(refused)
     assert '\n' not in str(e.value)
@@ -76,9 +76,9 @@ def test_families_that_are_refused(family, told):
 @pytest.mark.parametrize('window', [-1, 0])
 def test_a_window_of_no_tokens_is_named(window):
     with pytest.raises(UserError) as e:
-        probe.check(network_of('mistral', sliding_window=window), 'org/name')
+        probe.check_network(network_of('mistral', sliding_window=window), 'org/name')
     assert str(e.value).startswith(f'org/name: its config.json has sliding_window {window}, with')
-    probe.check(network_of('qwen2', sliding_window=window), 'org/name')  # which has it off
+    probe.check_network(network_of('qwen2', sliding_window=window), 'org/name')  # which has it off
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def test_a_cap_on_logits_is_noticed_where_they_are_small():
     for parameter in network.parameters():
         parameter.mul_(0.05)
     with pytest.raises(UserError, match='their logits are not the product'):
-        probe.check(network, 'org/name')
+        probe.check_network(network, 'org/name')
 
 
 LONGROPE = {
@@ -142,7 +142,7 @@ def test_a_network_that_computes_otherwise_is_refused(monkeypatch, defect, told)
     network = network_of('llama')
     monkeypatch.setattr(network, 'outputs', defect(network))
     with pytest.raises(UserError, match=told):
-        probe.check(network, 'org/name')
+        probe.check_network(network, 'org/name')
 
 
 def test_responses_that_see_each_other_are_refused(monkeypatch):
@@ -151,7 +151,7 @@ def test_responses_that_see_each_other_are_refused(monkeypatch):
         'lm_human_preferences.language.network.F.pad', lambda same, *_, **__: _all_true(same)
     )
     with pytest.raises(UserError, match='several responses behind one query affect each other'):
-        probe.check(network, 'org/name')
+        probe.check_network(network, 'org/name')
 
 
 def _all_true(same_completion):

@@ -134,7 +134,7 @@ def test_the_best_epoch_is_kept(tmp_path, epochs, accuracies, kept):
     assert not any('best' in name for name in Bundle(str(model / 'checkpoints/model.ckpt')))
     logged = events_of(tmp_path / 'run/tb/reward_model')
     assert len(logged['train_reward/held_out_of_kept/accuracy']) == 1
-    assert 'its epoch was selected by these labels' in told('held_out', facts.of_run(str(model)))
+    assert 'its epoch was selected by these labels' in told('held_out', facts.read_run(str(model)))
 
 
 FINISH = REWARD_STEP.replace('.step', '.finish')

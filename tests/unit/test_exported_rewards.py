@@ -228,9 +228,9 @@ def test_a_classifier_that_scores_otherwise_is_refused(damage):
         output = network.hidden(torch.tensor([tokens]))[0, -1]
         return float(output.double() @ head.weight + head.constant)
 
-    classifier.check(made, reward, 27, 'mine')
+    classifier.check_scores(made, reward, 27, 'mine')
     with pytest.raises(UserError, match='mine cannot be exported: .* gives other rewards, by up'):
-        classifier.check(made, lambda tokens: reward(tokens) + damage, 27, 'mine')
+        classifier.check_scores(made, lambda tokens: reward(tokens) + damage, 27, 'mine')
 
 
 def test_a_head_of_zeros_keeps_its_constant():

@@ -343,10 +343,10 @@ def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
 
     monkeypatch.setattr(memory, 'resident', lambda: 0)
     monkeypatch.setattr(memory, 'on_host', lambda: 2 * replace(LARGE, ranks=2).peak() + 2)
-    memory.check(LARGE, Ranks(), CPU)
+    memory.check_training(LARGE, Ranks(), CPU)
     assert capsys.readouterr().out == ''
     monkeypatch.setattr(memory, 'on_host', lambda: 2 * replace(LARGE, ranks=2).peak())
-    memory.check(LARGE, Ranks(), CPU)
+    memory.check_training(LARGE, Ranks(), CPU)
     assert capsys.readouterr().out.startswith('WARNING: training takes about 37.5 GB')
 
 
@@ -500,7 +500,9 @@ def test_products_of_many_shapes_are_not_all_kept(monkeypatch):
 def test_sampling_warns_where_memory_is_missing(monkeypatch, capsys, free, told):
     """Of 124M: one network, a copy of its weights for few rows, and what sampling holds."""
     task = tasks.TaskHParams(query_length=64, response_length=24)
-    estimate = memory.of_sampling(LARGE.sizes, task, 4, networks=1, sampling=1, precision='fp32')
+    estimate = memory.sampling_estimate(
+        LARGE.sizes, task, 4, networks=1, sampling=1, precision='fp32'
+    )
     estimate = replace(estimate, lays_out=True)
     monkeypatch.setattr(memory, 'on_ranks', lambda estimate, *of: estimate)
     weights = 2 * 4 * 124_439_808 + memory.LIBRARIES

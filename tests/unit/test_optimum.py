@@ -175,7 +175,7 @@ def test_best_of_n_of_many_rare_responses_has_the_well_known_kl():
 
 def uniform(samples):
     """Return log-probabilities of as many samples under the reference; the policy is the same."""
-    return optimum.of_mixture(torch.zeros(samples.shape))[0]
+    return optimum.mixture(torch.zeros(samples.shape))[0]
 
 
 def test_samples_converge_to_the_frontier():
@@ -203,9 +203,9 @@ def test_samples_converge_to_the_frontier():
 def test_samples_of_both_models_by_hand():
     """The policy gives the first response 1/2 instead of 1/4: log-ratios ln 2, and -ln 3/2."""
     log_ratios = torch.tensor([[LN2, -math.log(1.5)]])
-    reference, policy = optimum.of_mixture(log_ratios)
+    reference, policy = optimum.mixture(log_ratios)
     assert reference.dtype == torch.float64
-    close(optimum.of_mixture(torch.zeros(2, 4))[0].exp(), torch.full((2, 4), 0.25))
+    close(optimum.mixture(torch.zeros(2, 4))[0].exp(), torch.full((2, 4), 0.25))
     # Weights 2/3 and 6/5 of rho, 4/3 and 4/5 of pi.
     close(reference.exp(), [[5 / 14, 9 / 14]], 1e-7)
     close(policy.exp(), [[5 / 8, 3 / 8]], 1e-7)
@@ -219,7 +219,7 @@ def test_samples_of_both_models_reach_a_frontier_that_the_references_do_not(kl):
     rewards = torch.randn(64, 2048, dtype=torch.float64, generator=generator)
     own = optimum.frontier_reward_at(kl, uniform(rewards), rewards)
     rewards[:, 1024:] += shift
-    reference, policy = optimum.of_mixture(shift * rewards - kl)
+    reference, policy = optimum.mixture(shift * rewards - kl)
     assert optimum.frontier_reward_at(kl, reference, rewards) == pytest.approx(shift, abs=0.01)
     assert own < shift - 0.15
     assert optimum.kl(policy, reference).mean() == pytest.approx(kl, abs=0.05)
@@ -259,7 +259,7 @@ def test_a_fall_beyond_a_gap_between_the_samples_is_not_placed_in_the_gap(sample
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randn(16, 2 * samples, generator=generator).double()
     rewards[:, samples:] += shift
-    reference, _ = optimum.of_mixture(shift * rewards - shift**2 / 2)
+    reference, _ = optimum.mixture(shift * rewards - shift**2 / 2)
     judge = rewards - 4 * (rewards - 4).clamp(min=0)
     curve = comparison.own_optimum(reference, rewards, judge, exact=False)
     is_enough = [size >= FEW_SAMPLES for size in curve['effective_samples']]
@@ -294,7 +294,7 @@ def test_best_of_n_is_right_whatever_the_policy_whose_samples_help(kind, n):
         log_ratios = torch.where(rewards == 1, -math.log(0.01), -math.inf)
         expected = 1 - 0.99**n
         expected_kl = expected * math.log(expected / 0.01) + 0.99**n * math.log(0.99 ** (n - 1))
-    reference, _ = optimum.of_mixture(log_ratios)
+    reference, _ = optimum.mixture(log_ratios)
     found, kl = optimum.sampled_best_of_n(reference, rewards, n)
     close(found.mean(), expected, 0.01 * expected + 3 * optimum.standard_error(found).item())
     close(kl.mean(), expected_kl, 0.01 * expected_kl + 3 * optimum.standard_error(kl).item())

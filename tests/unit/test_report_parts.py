@@ -38,7 +38,7 @@ from lm_human_preferences.report_page.charts import Event, Series
 from lm_human_preferences.run_story import facts
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.runs.curves import Curve, Log
+from lm_human_preferences.runs.curves import Log, LoggedCurve
 
 
 def drawn(chart):
@@ -89,12 +89,12 @@ def test_numbers_on_an_axis_differ_and_steps_are_whole(x, ys, expected):
 def test_runs_and_curves_of_one_chart_look_different(tmp_path):
     """Runs of the same colour have other lines."""
     names = ['objective/score', 'ppo/val/mean', 'ppo/returns/mean']
-    log = Log(dict.fromkeys(names, Curve((0, 1), (1.0, 2.0))))
+    log = Log(dict.fromkeys(names, LoggedCurve((0, 1), (1.0, 2.0))))
     runs = [RunFacts(str(tmp_path), logs={'train_policy': log})] * 13
     (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs)['charts']
     looks = looks_of(chart)
     assert len(set(looks[:12])) == 12 and looks[12] == looks[0]
-    _, value = training_curves.of_run(runs[0], 'run')
+    _, value = training_curves.charts_of_training(runs[0], 'run')
     assert [colour for _, colour in looks_of(value)] == [0, 1]
 
 
@@ -126,7 +126,7 @@ def test_curves_are_the_same_where_nothing_changed_on_the_way(tmp_path, first, s
     write_settings(tmp_path, 'train_policy', 'test', ranks=1)
 
     def is_exact():
-        found = facts.of_run(str(tmp_path))
+        found = facts.read_run(str(tmp_path))
         return provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact']
 
     for day, command in enumerate((first, second), 1):
@@ -145,7 +145,7 @@ def test_durations_are_said_as_people_do(seconds, text):
 
 
 def test_the_chart_of_another_reward_has_the_optimum_for_the_one_trained_on(tmp_path):
-    found = facts.of_run(str(cedar(tmp_path / 'cedar')))
+    found = facts.read_run(str(cedar(tmp_path / 'cedar')))
     (_, own), (_, other) = frontier.evaluation(found.evaluation, 'i')['rewards']
     dashed = [each.name for each in other.series if each.kind == charts.DASHED]
     assert dashed == ['the optimum for the reward model']
@@ -289,4 +289,4 @@ def test_a_command_is_told_with_its_machine_and_versions(tmp_path):
 
 @pytest.mark.parametrize('count, recent', [(1, 0), (19, 18), (20, 18.5), (100, 94.5)])
 def test_curves_are_compared_by_the_mean_of_their_last_tenth(count, recent):
-    assert Curve(tuple(range(count)), tuple(map(float, range(count)))).recent == recent
+    assert LoggedCurve(tuple(range(count)), tuple(map(float, range(count)))).recent == recent

@@ -59,7 +59,7 @@ def evaluated(run, **results):
 def card_of(run, *, has_policy=True, constant=0.0):
     from huggingface_hub import ModelCard  # here, as it takes a second to import
 
-    found = facts.of_run(str(run))
+    found = facts.read_run(str(run))
     page = model_card.card(found, EXPERIMENTS, str(run), has_policy=has_policy, constant=constant)
     card = ModelCard(page)
     return card.text, card.data.to_dict()
@@ -113,7 +113,7 @@ def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypa
     given = {'task__query_dataset': 'books', 'task__policy__initial_model': 'models/own'}
     run = write_run(tmp_path / 'run', **given, rewards__train_new_model__labels__source='./labels')
     monkeypatch.chdir('/')
-    words = commands.again(facts.of_run(str(run)), EXPERIMENTS).split()
+    words = commands.again(facts.read_run(str(run)), EXPERIMENTS).split()
     assert {'books', f'{tmp_path}/models/own', f'{tmp_path}/labels'} <= {*words}
 
 
@@ -269,15 +269,15 @@ def test_the_best_evaluation_is_told_with_its_settings(tmp_path):
     sampled = {**EVALUATION, 'exact': False, 'queries': 64}
     storage.write_json(str(run / 'evaluation-queries_64.json'), sampled)
     evaluated(run)
-    assert facts.of_run(str(run)).evaluation_settings.startswith('queries 8')
+    assert facts.read_run(str(run)).evaluation_settings.startswith('queries 8')
     evaluated(run, queries=8)
     os.utime(run / name, (2, 2))
-    assert facts.of_run(str(run)).evaluation_settings == ''
+    assert facts.read_run(str(run)).evaluation_settings == ''
     os.utime(run / 'evaluation.json', (1, 1))
-    assert facts.of_run(str(run)).evaluation_settings.startswith('queries 8')
+    assert facts.read_run(str(run)).evaluation_settings.startswith('queries 8')
     (run / 'policy/checkpoints').mkdir(parents=True)
     os.utime(run / 'policy/checkpoints', (3, 3))
-    assert facts.of_run(str(run)).evaluation_settings == 'queries 64'
+    assert facts.read_run(str(run)).evaluation_settings == 'queries 64'
 
 
 def test_a_judge_that_the_policy_has_learned_from_is_told(tmp_path):
@@ -302,7 +302,7 @@ def test_a_judge_that_the_policy_has_learned_from_is_told(tmp_path):
 def test_a_share_that_cannot_be_is_not_told(tmp_path, more):
     run = write_run(tmp_path / 'run')
     evaluated(run, rewards={'reward model': {**OWN, 'policy': {**OWN['policy'], **more}}})
-    assert facts.of_run(str(run)).share_of_gain is None and 'of the gain' not in summary_of(run)
+    assert facts.read_run(str(run)).share_of_gain is None and 'of the gain' not in summary_of(run)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_model_that_does_not_belong_to_a_run(tmp_path, monkeypatch):
     text, metadata = card_of('124M')
     assert metadata['base_model'] == 'openai-community/gpt2'
     assert 'How this model was trained' in text.partition('What is not known')[2]
-    assert facts.of_run('reward_model') == facts.of_run('.')
+    assert facts.read_run('reward_model') == facts.read_run('.')
     assert 'base_model' not in card_of(tmp_path, has_policy=False)[1]
 
 

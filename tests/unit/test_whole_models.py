@@ -57,7 +57,7 @@ FAMILIES = {
 def write(family, directory, **settings):
     directory.mkdir(exist_ok=True)
     write_byte_level(directory)
-    rows = trained_models.tokenisers.of_directory(str(directory)).n_vocab
+    rows = trained_models.tokenisers.encoding_in(str(directory)).n_vocab
     model = tiny(family, **{**FAMILIES.get(family, {}), 'vocab_size': rows, **settings})
     saved = model.state_dict().keys()
     for name, buffer in model.named_buffers():

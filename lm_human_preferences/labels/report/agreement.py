@@ -183,7 +183,7 @@ def in_words(low: float, high: float) -> str:
     return f'95 % interval {ends}, for these labellers, independent queries'
 
 
-def of_correlation(low: float, high: float) -> str:
+def correlation_words(low: float, high: float) -> str:
     """Return an interval of a correlation with what it takes as independent."""
     if (low, high) == (-1, 1):
         return f'no interval: it takes {student.FEWEST} queries'

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from lm_human_preferences.labels.report.agreement import in_words, of_correlation
+from lm_human_preferences.labels.report.agreement import correlation_words, in_words
 from lm_human_preferences.utils.terminal import printable
 
 Facts = Mapping[str, Any]  # a part of label_report.report
@@ -33,7 +33,7 @@ def as_text(folder: str, found: Facts) -> str:
         table=aligned(labeller_table(sorted(found['labellers'].items()))),
         comparison=comparison,
         in_words=in_words,
-        of_correlation=of_correlation,
+        correlation_words=correlation_words,
         mean=statistics.mean,
     )
 

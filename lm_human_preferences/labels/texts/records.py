@@ -134,7 +134,7 @@ def parse(
     """Return the labels in a record; UserError, which says `where`, for an unknown format."""
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
-    if is_pair(record) and label_type.of_preference(0) is None:
+    if is_pair(record) and label_type.value_of_choice(0) is None:
         raise UserError(
             f'{where} says which of two responses is better: give {type_option} best_of_2, not'
             f' {label_type.name}'
@@ -143,7 +143,7 @@ def parse(
         return list(_parse_label_studio(record, where, label_type))
     if is_pair(record):
         texts = preference(record, where)
-        answer, given = label_type.of_preference(0), _given(record, label_type)
+        answer, given = label_type.value_of_choice(0), _given(record, label_type)
         return [TextLabel(*texts, answer, is_ordered=False, **given)]
     if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
         return [_parse_label(record, where, label_type, needs_answer)]
@@ -268,7 +268,7 @@ def _parse_label_studio(
         yield TextLabel(
             query=_query_of_task(data, names, where),
             samples=_compared(names, data, where),
-            answer=label_type.of_preference(('left', 'right').index(selected)),
+            answer=label_type.value_of_choice(('left', 'right').index(selected)),
             labeller=people.annotator(annotation.get('completed_by')),
             seconds=float(lead_time) if is_number(lead_time) else 0.0,
             control=str(result.get('from_name', '')),

@@ -63,10 +63,10 @@ class CausalLM:
     def saved_weights(self, directory: str) -> PretrainedWeights:
         return PretrainedWeights(directory, self._saved_config)
 
-    def check(self, network: Any, name: str, weights: Weights) -> None:
+    def check_network(self, network: Any, name: str, weights: Weights) -> None:
         """Raise UserError unless this program runs a network of these weights as it should be."""
         loaded = weights.model if isinstance(weights, PretrainedWeights) else None
-        probe.check(network, name, loaded)
+        probe.check_network(network, name, loaded)
 
     def to_transformers(self, network: Any) -> Any:
         """Return the model that the network drives, with its original dropout."""

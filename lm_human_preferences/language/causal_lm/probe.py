@@ -19,7 +19,7 @@ LARGE = 1000  # times what the output layer gives: then a cap on logits shows
 
 
 @torch.no_grad()
-def check(network: TransformersNetwork, name: str, loaded: Any = None) -> None:
+def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -> None:
     """Raise UserError unless all ways of computing agree with the model's own pass.
 
     loaded: the model that transformers loads from the same files, or None.

@@ -109,7 +109,9 @@ def _last_norm(model: Any, n_vocab: int) -> nn.LayerNorm | None:
 
 
 @torch.no_grad()
-def check(model: Any, reward_of: Callable[[Sequence[int]], float], n_vocab: int, name: str) -> None:
+def check_scores(
+    model: Any, reward_of: Callable[[Sequence[int]], float], n_vocab: int, name: str
+) -> None:
     """Raise UserError unless a padded batch gets the rewards that `reward_of` gives token ids."""
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(n_vocab, (len(LENGTHS), max(LENGTHS)), generator=generator)
