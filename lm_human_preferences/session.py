@@ -14,7 +14,7 @@ from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.hardware import hardware
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.plan import checks
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.runs import command_record, run_settings
 from lm_human_preferences.training import console, loop, precision
 from lm_human_preferences.utils.core import default_device
@@ -57,7 +57,7 @@ def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
     found = run_settings.pins(settings, ask=ask)
     policy = settings.policy
     if policy is not None and policy.rewards.ensemble is None:
-        source = source_of(policy, ask=ask)
+        source = policy_phase(policy, ask=ask).source
         members = source.recorded_members() if ask or not source.elsewhere() else 1
         if members > 1:
             found['rewards.ensemble'] = members

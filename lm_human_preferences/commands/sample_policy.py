@@ -20,7 +20,8 @@ from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_sources import loading, source_of
+from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory

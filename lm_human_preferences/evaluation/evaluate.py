@@ -22,7 +22,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.command_options import MOST_SAMPLES
 from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
 from lm_human_preferences.machine.hardware import hardware
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs import command_record, curves
 from lm_human_preferences.runs.run_files import POLICY, RESULTS
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries

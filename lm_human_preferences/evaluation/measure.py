@@ -34,7 +34,8 @@ from lm_human_preferences.hparams.command_options import EvaluationHParams as HP
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_sources import loading, source_of
+from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress

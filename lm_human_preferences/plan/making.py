@@ -10,7 +10,6 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.plan.phases import Evaluate, FitHead, Training, TrainPolicy, TrainReward
-from lm_human_preferences.reward_sources import source_of
 from lm_human_preferences.runs import run_files
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Plan:
 
 
 def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
-    """Return the plan of a command with these settings; ask: see reward_sources.source_of."""
+    """Return the plan of a command with these settings; ask: see sources.source_of."""
     rewards: list[TrainReward] = []
     if settings.reward_training is not None:
         first = reward_phase(settings.reward_training, settings)
@@ -78,6 +77,9 @@ def reward_phase(settings: reward_options.HParams, command: Settings | None = No
 
 def policy_phase(settings: policy_options.HParams, *, ask: bool = True) -> TrainPolicy:
     """Return the training of the policy that these settings ask for; ask: see make_plan."""
+    # Only a policy needs it, and all kinds of reward with it.
+    from lm_human_preferences.reward_sources.sources import source_of
+
     retraining = None
     if settings.rewards.online is not None and settings.new_reward_model is not None:
         retraining = reward_phase(settings.new_reward_model, settings)

@@ -19,7 +19,7 @@ from lm_human_preferences.utils.core import ceil_div, exact_div
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import policy_options, reward_options
     from lm_human_preferences.hparams.task_options import LoraHParams
-    from lm_human_preferences.reward_sources import RewardSource
+    from lm_human_preferences.reward_sources.sources import RewardSource
     from lm_human_preferences.training.model_sizes import Sizes
 
 UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on

@@ -52,7 +52,7 @@ def _calibration(
 ) -> dict[str, Any]:
     """Measure the calibration on the answers in a folder. identity: of the chart."""
     from lm_human_preferences.evaluation import reward_on_labels
-    from lm_human_preferences.reward_sources import source_of
+    from lm_human_preferences.reward_sources.sources import source_of
 
     try:
         model = facts.directory

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from lm_human_preferences import lm_tasks
+from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets.jsonl import Query
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.by_name import text_scorer
@@ -18,13 +18,9 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_models.locations import reward_model_dir
-from lm_human_preferences.reward_sources.base import RewardSource
 from lm_human_preferences.rewards import EnsembleReward, ScoringModel, TrainedRewardModel
-from lm_human_preferences.runs import reward_function
+from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
-
-if TYPE_CHECKING:
-    from lm_human_preferences.distributed.comm import Comm
 
 LearnedReward = TrainedRewardModel | EnsembleReward | FrozenReward
 FrozenRewardModel = KnownReward | TextReward | LearnedReward
@@ -53,6 +49,12 @@ def load_reward_model(
     if members is not None and members > 1:
         raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
     return TextReward(scorer, encoding, chat=chat)
+
+
+@functools.lru_cache(maxsize=64)  # asked often while a run goes on
+def has_head(path: str) -> bool:
+    """Return whether a reward model, in a run or by itself, is a head on hidden states."""
+    return any(map(is_head, (path, storage.join(path, run_files.REWARD.network))))
 
 
 def load_learned(
@@ -112,26 +114,3 @@ def load_judge(name: str, encoding: Encoding, task: lm_tasks.TaskHParams) -> Fro
         raise OptionError('--judge', e.text) from e
     except UserError as e:
         raise OptionError('--judge', f'{name}: {e}') from e
-
-
-class LoadedSource(RewardSource):
-    """A source whose reward is loaded by a name."""
-
-    def for_training(
-        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
-    ) -> ScoringModel:
-        return load_reward_model(
-            self.name,
-            initial_model.encoding,
-            chat=self.task.chat,
-            members=self.members,
-            base=initial_model,
-            may_be_code=False,
-        )
-
-    def for_evaluation(
-        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
-    ) -> FrozenRewardModel:
-        name = self.place_in(save_dir)
-        chat, members = self.task.chat, self.members
-        return load_reward_model(name, encoding, chat=chat, members=members, may_be_code=False)

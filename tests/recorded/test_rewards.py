@@ -14,7 +14,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.synthetic.known_reward import KnownReward

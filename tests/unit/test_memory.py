@@ -30,7 +30,7 @@ from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
 from lm_human_preferences.plan.phases import checkpoint_size
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import memory, optimizer, precision
 from lm_human_preferences.training.model_sizes import FLOAT, HALF

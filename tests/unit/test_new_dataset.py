@@ -10,7 +10,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.plan.making import make_plan
 from lm_human_preferences.plan.trial import Trial
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.reward_sources.sources import source_of
 
 POEMS = """
 def generator(mode, seed=0, shuffle=False, labels=None):

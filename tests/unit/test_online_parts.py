@@ -37,7 +37,7 @@ from lm_human_preferences.online.questions import QuestionSource
 from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.plan.making import make_plan, policy_phase
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_sources import source_of
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.train_reward import RewardModelTrainer

@@ -23,7 +23,8 @@ from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, joined
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.reward_sources import external, loading, source_of
+from lm_human_preferences.reward_sources import loading, sources
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
@@ -268,7 +269,7 @@ def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
     hparams = resolved('train_policy', 'test')
     hparams.task.chat = chat
     code = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
-    source = external.FunctionSource(code.name, hparams.task, 1, code)
+    source = sources.FunctionSource(code.name, hparams.task, 1, code)
     source.for_training(TrainedModel('test'), LocalComm())
     assert told == [chat]
 

@@ -1,0 +1,398 @@
+"""Sources of the reward that a policy learns from, a class each.
+
+What the rest asks of a source are the methods of RewardSource. Another kind of reward is a class
+here and its place in `source_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from lm_human_preferences import lm_tasks, rewards, storage
+from lm_human_preferences.datasets import registry
+from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
+from lm_human_preferences.external_rewards.function import FunctionScorer
+from lm_human_preferences.external_rewards.texts import TextScorer
+from lm_human_preferences.frozen_head import head
+from lm_human_preferences.frozen_head import reward as frozen
+from lm_human_preferences.frozen_head.features import blocks_of
+from lm_human_preferences.language import weights
+from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.training.model_sizes import is_model
+from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
+from lm_human_preferences.utils.core import default_device
+
+if TYPE_CHECKING:
+    from lm_human_preferences.distributed.comm import Comm
+    from lm_human_preferences.hparams.policy_options import HParams
+    from lm_human_preferences.language.encodings import Encoding
+    from lm_human_preferences.language.trained_models import TrainedModel
+    from lm_human_preferences.policy import Policy
+
+KNOWN = 'mock'  # of --rewards.trained_model: the known reward of reviews
+RANDOM = 'test'  # a random network, of which a run keeps a copy
+# Asked often while a run goes on
+_is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
+
+
+class Trial(Protocol):
+    """Texts to try a reward on. encoding: None where it is not here; has_queries: they are."""
+
+    encoding: Encoding | None
+
+    @property
+    def has_queries(self) -> bool: ...
+
+    def ask(self, scorer: TextScorer) -> None:
+        """Ask a reward about a few texts; UserError where it fails."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardSource(ABC):
+    """Source of a policy's reward. members: models of which it is the mean. task: the policy's."""
+
+    name: str  # of a directory, a function or a model, as the user gave it
+    task: lm_tasks.TaskHParams
+    members: int
+
+    @property
+    def networks(self) -> Networks:
+        """Networks of a training of a policy, with those that are the reward."""
+        return POLICY_NETWORKS
+
+    def pinned(self, directory: str | None, comm: Comm, *, is_resumed: bool) -> Self:
+        """Return the same source as rank 0 reads it for the training in a run's directory."""
+        return self
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        """Return the reward model of a training, before rank 0 broadcasts its weights.
+
+        reference: the policy that never learns, on whose hidden states a reward may be a head.
+        """
+        return loading.load_reward_model(
+            self.name,
+            initial_model.encoding,
+            chat=self.task.chat,
+            members=self.members,
+            base=initial_model,
+            may_be_code=False,
+        )
+
+    def for_evaluation(
+        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
+    ) -> loading.FrozenRewardModel:
+        """Return the reward that the run in `save_dir` learned from; reference: if it is loaded."""
+        name = self.place_in(save_dir)
+        chat, members = self.task.chat, self.members
+        return loading.load_reward_model(
+            name, encoding, chat=chat, members=members, may_be_code=False
+        )
+
+    def blocks(self, reference: Policy) -> Sequence[int]:
+        """Return the blocks of the reference by whose inputs the reward scores."""
+        return ()
+
+    @abstractmethod
+    def place_in(self, save_dir: str) -> str:
+        """Return the name by which the reward of a run is loaded; its own copy may be newer."""
+
+    def recorded_members(self) -> int:
+        """Return the number of models that there are, where the user has not said how many."""
+        return 1
+
+    def files(self) -> list[str]:
+        """Return the paths that a training reads, as far as they are known before."""
+        return []
+
+    def elsewhere(self) -> list[str]:
+        """Return the options whose files are not on this machine, or not yet."""
+        return []
+
+    def check_scoring(self, trial: Trial) -> None:
+        """Raise UserError if the reward, whose files are here, could not judge responses."""
+        return  # one that is yet to be trained is checked by its labels
+
+    def records(self) -> dict[str, Any]:
+        """Return the files of a run that say what it learned from: {name: text, or JSON}."""
+        return {}
+
+    def label_source(self) -> str | None:
+        """Return the labels that may stand in for the data set's queries, if it has some."""
+        is_needed = registry.info(self.task.query_dataset).labels_stand_in
+        return self._labels() if is_needed else None
+
+    def _labels(self) -> str | None:
+        return None
+
+
+class KnownSource(RewardSource):
+    """The known reward of reviews."""
+
+    def place_in(self, save_dir: str) -> str:
+        return self.name
+
+    def check_scoring(self, trial: Trial) -> None:
+        if trial.encoding is not None:
+            known_reward.check_encoding(trial.encoding)
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionSource(RewardSource):
+    """A function of the user's; code: what is in its file, once a training has read it."""
+
+    code: reward_function.Source | None = None
+
+    def pinned(self, directory: str | None, comm: Comm, *, is_resumed: bool) -> Self:
+        """Return it with the code that rank 0 reads."""
+        parts: tuple[str, ...] = ()
+        if comm.rank == 0:
+            own = reward_function.function_of_training(self.name, directory, is_resumed=is_resumed)
+            parts = own.name, own.text, own.place
+        code = reward_function.Source(*comm.all_gather_object(parts)[0])
+        return dataclasses.replace(self, code=code)
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        """Return the reward by the code."""
+        assert self.code is not None, 'see pinned'
+        return loading.reward_of_function(self.code, initial_model.encoding, self.task)
+
+    def for_evaluation(
+        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
+    ) -> loading.FrozenRewardModel:
+        """Return the reward by the run's copy of the code."""
+        return loading.reward_of_function(
+            reward_function.function_of_run(save_dir), encoding, self.task
+        )
+
+    def place_in(self, save_dir: str) -> str:
+        return save_dir
+
+    def check_scoring(self, trial: Trial) -> None:
+        """Call the function."""
+        assert self.code is not None, 'see pinned'
+        scorer = FunctionScorer(self.code)
+        trial.ask(scorer)
+        if scorer.asks_for_columns and trial.has_queries and trial.encoding is not None:
+            lm_tasks.query_columns(self.task, trial.encoding.get_encoder())
+
+    def records(self) -> dict[str, Any]:
+        assert self.code is not None, 'see pinned'
+        return reward_function.records(self.code)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifierSource(RewardSource):
+    """A sequence classifier of transformers. name: DIRECTORY, or DIRECTORY#CLASS_NAME."""
+
+    directory: str = ''
+    class_name: str | None = None
+
+    def place_in(self, save_dir: str) -> str:
+        return self.name
+
+    def elsewhere(self) -> list[str]:
+        return [] if _is_here(self.directory) else [f'--rewards.trained_model {self.name}']
+
+    def check_scoring(self, trial: Trial) -> None:
+        trial.ask(Classifier(self.directory, self.class_name, chat=self.task.chat))
+
+
+class SavedSource(RewardSource):
+    """Reward models that are trained already, or a random one."""
+
+    @property
+    def networks(self) -> Networks:
+        return _with_reward_models(self.members, is_retrained=False)
+
+    def place_in(self, save_dir: str) -> str:
+        return locations.original_or(storage.join(save_dir, run_files.POLICY.network), self.name)
+
+    def elsewhere(self) -> list[str]:
+        is_there = self.name == RANDOM or (_is_here(self.name) and storage.exists(self.name))
+        # One that is missing may still be in training.
+        return [] if is_there else [f'--rewards.trained_model {self.name}']
+
+    def check_scoring(self, trial: Trial) -> None:
+        if self.name != RANDOM:
+            locations.locations_of(self.name, self.members)
+
+    def recorded_members(self) -> int:
+        return 1 if self.name == RANDOM else locations.recorded_members(self.name)
+
+    def files(self) -> list[str]:
+        directory = self.name.rstrip('/')
+        is_network = directory.endswith(f'/{run_files.REWARD.network}')
+        return weights.files_in(directory) if is_network else []
+
+    def _labels(self) -> str | None:
+        return locations.recorded_labels(self.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class NewSource(RewardSource):
+    """Reward models that are trained before the policy. name: where they are once they are."""
+
+    labels: str = ''
+
+    @property
+    def networks(self) -> Networks:
+        return _with_reward_models(self.members, is_retrained=False)
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        """Return the models that rank 0 reads; empty ones on other ranks."""
+        if comm.rank == 0:
+            return super().for_training(initial_model, comm, reference)
+        # Other hosts may not see its directory.
+        return _ensemble([_without_values(initial_model) for _ in range(self.members)])
+
+    def place_in(self, save_dir: str) -> str:
+        own = storage.join(save_dir, run_files.REWARD.network)
+        copy = storage.join(save_dir, run_files.POLICY.network)
+        return own if is_model(own) else copy
+
+    def _labels(self) -> str | None:
+        return self.labels
+
+
+@dataclasses.dataclass(frozen=True)
+class _OnReference(RewardSource):
+    """A head on the hidden states of the reference, which is all the network that it needs."""
+
+    pessimism: float = 0.0
+
+    def blocks(self, reference: Policy) -> Sequence[int]:
+        return blocks_of(reference.model.sizes.n_layer)
+
+    @property
+    def networks(self) -> Networks:
+        return POLICY_NETWORKS
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        """Return the head that rank 0 reads, on the states of `reference`."""
+        assert reference is not None
+        own: Any = None
+        if comm.rank == 0:
+            directory = locations.reward_model_dir(self.name)
+            own = directory, *head.load(directory)
+        directory, fitted, about = comm.all_gather_object(own)[0]
+        return frozen.checked(directory, fitted, about, reference, self.pessimism)
+
+    def for_evaluation(
+        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
+    ) -> loading.FrozenRewardModel:
+        """Return the head in the run."""
+        directory = locations.reward_model_dir(self.place_in(save_dir))
+        return frozen.load_frozen(directory, reference, self.pessimism)
+
+    def place_in(self, save_dir: str) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedHeadSource(_OnReference, SavedSource):
+    """A head on the reference's hidden states that is trained already."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NewHeadSource(_OnReference, NewSource):
+    """A head on the reference's hidden states that is trained before the policy."""
+
+    def place_in(self, save_dir: str) -> str:
+        return storage.join(save_dir, run_files.REWARD.network)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineHeadSource(NewHeadSource):
+    """A head on the reference's hidden states that is fitted again while the policy trains."""
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        """Return a head that has learned nothing yet."""
+        assert reference is not None
+        return frozen.without_labels(reference, self.pessimism)
+
+
+class OnlineSource(NewSource):
+    """Reward models that are trained again and again while the policy trains."""
+
+    @property
+    def networks(self) -> Networks:
+        return _with_reward_models(self.members, is_retrained=True)
+
+    def for_training(
+        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
+    ) -> rewards.ScoringModel:
+        """Return new models."""
+        return _ensemble([rewards.RewardModel(initial_model) for _ in range(self.members)])
+
+    def place_in(self, save_dir: str) -> str:
+        return storage.join(save_dir, run_files.POLICY.network)
+
+
+def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
+    """Return the source of the reward of a run of train_policy with these settings.
+
+    ask: False for a dry run, in which a model of the hub that is not here counts as one of ours.
+    """
+    given, task, members = settings.rewards, settings.task, settings.rewards.members
+    new_model = settings.new_reward_model
+    if new_model is not None:
+        # In a run that is uploaded, its staging directory
+        name, labels = storage.staging_dir(given.trained_model or ''), new_model.labels.source
+        if new_model.is_head:
+            kind = NewHeadSource if given.online is None else OnlineHeadSource
+            return kind(name, task, members, labels, given.pessimism)
+        kind = NewSource if given.online is None else OnlineSource
+        return kind(name, task, members, labels=labels)
+    if given.function is not None:
+        return FunctionSource(given.function, task, members)
+    if given.trained_model in (None, KNOWN):  # None: settings that are about a task alone
+        return KnownSource(KNOWN, task, members)
+    name = locations.given_name(given)
+    directory = given.trained_model
+    may_look = ask or _is_here(directory)
+    if given.class_name is not None or (may_look and _is_classifier(directory)):
+        return ClassifierSource(name, task, members, directory, given.class_name)
+    if may_look and name != RANDOM and loading.has_head(name):
+        return SavedHeadSource(name, task, members, given.pessimism)
+    return SavedSource(name, task, members)
+
+
+def _is_here(name: str) -> bool:
+    """Return whether no server need be asked about a reward model; local ones may be missing."""
+    path = storage.model_path(name) or name
+    return not storage.is_remote(path) or (storage.is_hub(path) and storage.is_here(path))
+
+
+def _with_reward_models(members: int, *, is_retrained: bool) -> Networks:
+    scopes = rewards.scopes_of(members)
+    if is_retrained:
+        return dataclasses.replace(POLICY_NETWORKS, retrained=scopes)
+    return dataclasses.replace(POLICY_NETWORKS, frozen=(*POLICY_NETWORKS.frozen, *scopes))
+
+
+def _ensemble(scorers: list[Any]) -> rewards.ScoringModel:
+    return scorers[0] if len(scorers) == 1 else rewards.EnsembleReward(scorers)
+
+
+def _without_values(initial_model: TrainedModel) -> rewards.Scorer:
+    """Return an uninitialised reward model, whose weights rank 0 will broadcast."""
+    scorer = rewards.Scorer(initial_model.create(['reward'], rewards.SCOPE), initial_model.encoding)
+    return scorer.requires_grad_(False).to(default_device())
