@@ -46,7 +46,7 @@ def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -
     policy.model.gradient_checkpointing = settings.run.gradient_checkpointing
     reward_model = source.for_training(initial_model, comm, ref_policy)
     query_sampler = lm_tasks.make_query_sampler(
-        settings.task,
+        hparams=settings.task,
         encoder=encoder,
         comm=comm,
         labels=source.label_source(),

@@ -223,7 +223,7 @@ def trainer_of(
 ) -> RewardModelTrainer:
     """Return the trainer of a reward model on labels, {field: (labels, ...)}."""
     query_sampler = lm_tasks.make_query_sampler(
-        settings.task,
+        hparams=settings.task,
         encoder=ref_policy.encoder,
         comm=comm,
         labels=settings.labels.source,
