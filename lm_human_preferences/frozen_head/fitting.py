@@ -65,13 +65,15 @@ def fit_head(
 
     others: (responses, features) of other responses; all set the scale of each feature.
     """
-    head = unfitted(torch.cat([features.flatten(0, 1), others]))
+    every = torch.cat([features.flatten(0, 1), others])
+    head = unfitted(every)
     z = head.standardized(features.double())
     problem = Problem(z, labels, label_type, scale_of(labels, label_type))
     found = cross_validated(problem)
     weight, bias, known = posterior(problem, found.strength)
     doubt = torch.tensor(found.strength**-0.5)
     head = dataclasses.replace(head, weight=weight, bias=bias, known=known, doubt=doubt)
+    head = dataclasses.replace(head, usual=head(every.double())[1].mean())
     gains = _by_query(found.gains, labels['query'])
     margin = math.inf
     if len(gains) > 1:

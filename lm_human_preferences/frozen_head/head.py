@@ -24,7 +24,8 @@ class Head:
 
     A score is z . weight + bias, of standard deviation doubt * sqrt(|z|^2 - |known z|^2): without
     labels a Gaussian prior gives it doubt * |z|, of which they have told the rest. mean, scale,
-    weight: (features,). known: (directions, features). bias, doubt: ().
+    weight: (features,). known: (directions, features). bias, doubt: (). usual: (), the mean
+    standard deviation of the responses that it was fitted with.
     """
 
     mean: torch.Tensor
@@ -33,6 +34,7 @@ class Head:
     bias: torch.Tensor
     known: torch.Tensor
     doubt: torch.Tensor
+    usual: torch.Tensor
 
     def standardized(self, features: torch.Tensor) -> torch.Tensor:
         """Return z (..., n) of `features (..., n)`."""
@@ -51,6 +53,7 @@ class Head:
             weight=gain * self.weight,
             bias=gain * self.bias + offset,
             doubt=gain * self.doubt,
+            usual=gain * self.usual,
         )
 
     def to(self, device: torch.device) -> Head:
@@ -74,7 +77,7 @@ def unfitted(features: torch.Tensor) -> Head:
     deviation, mean = torch.std_mean(features.double(), dim=0, correction=0)
     scale = deviation.clamp(min=SMALLEST_DEVIATION) * features.shape[1] ** 0.5
     zero = mean.new_zeros(())
-    return Head(mean, scale, torch.zeros_like(mean), zero, mean.new_zeros(0, len(mean)), zero)
+    return Head(mean, scale, torch.zeros_like(mean), zero, mean.new_zeros(0, len(mean)), zero, zero)
 
 
 def is_head(directory: str) -> bool:

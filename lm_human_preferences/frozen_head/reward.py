@@ -23,9 +23,11 @@ MOST_DIFFERENCE = 0.05  # of their features, in proportion: bf16 rounds them
 
 
 class FrozenReward:
-    """Score less `pessimism` times its standard deviation, by a head on the states of `reference`.
+    """Score by a head on the states of `reference`, less where it is less sure than usual.
 
-    The reference never learns. It reads a query as the policy does, in the chat template.
+    pessimism: how much for each standard deviation beyond the usual one. So the mean of the initial
+    policy's scores, which a penalty is measured by, stays. The reference never learns. It reads a
+    query as the policy does, in the chat template.
     """
 
     def __init__(self, head: Head, reference: Policy, pessimism: float = 0.0) -> None:
@@ -49,7 +51,7 @@ class FrozenReward:
         """
         features = features_of(self.reference, queries, responses, states)
         scores, spread = self.head(features)
-        return scores - self.pessimism * spread, spread
+        return scores - self.pessimism * (spread - self.head.usual), spread
 
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None

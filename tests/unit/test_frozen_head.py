@@ -102,7 +102,10 @@ def test_it_knows_whether_it_has_learned(name, is_random):
     label_type, labels = made_labels(name, rewards, noise=0.5)
     for sample in label_type.samples:
         labels[sample] = torch.arange(120)[:, None]
-    fitted = fitting.fit_head(x, labels, label_type, torch.randn(50, 8))
+    others = torch.randn(50, 8)
+    fitted = fitting.fit_head(x, labels, label_type, others)
+    doubts = fitted.head(torch.cat([x.flatten(0, 1), others]).double())[1]
+    assert fitted.head.usual == pytest.approx(doubts.mean().item())
     assert fitted.knows != is_random
     assert (fitted.warning() is not None) == is_random
     if not is_random:
@@ -158,7 +161,14 @@ def random_head(reference):
     return (
         found.rescaled(1, 0)
         if width == 0
-        else head.Head(**{**vars(found), 'weight': torch.randn(width), 'doubt': torch.tensor(0.5)})
+        else head.Head(
+            **{
+                **vars(found),
+                'weight': torch.randn(width),
+                'doubt': torch.tensor(0.5),
+                'usual': torch.tensor(0.3),
+            }
+        )
     )
 
 
@@ -177,7 +187,7 @@ def test_the_references_own_pass_gives_the_reward(reference, responses, same):
     several = reward.get_rewards(responses[0][::2], responses[1].view(2, 2, -1))
     torch.testing.assert_close(several.flatten(), alone[0], atol=1e-5, rtol=1e-4)
     reward.pessimism = 0
-    torch.testing.assert_close(reward.get_rewards(*responses), alone[0] + 0.5 * alone[1])
+    torch.testing.assert_close(reward.get_rewards(*responses), alone[0] + 0.5 * (alone[1] - 0.3))
 
 
 def test_states_are_those_of_transformers(reference, responses):
