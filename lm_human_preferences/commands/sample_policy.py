@@ -112,7 +112,7 @@ def _prepare_to_sample(
     if note:
         print(note)
     estimate = memory.sampling_estimate(
-        sizes, task, batch_size, networks=networks, sampling=1, precision=precision
+        sizes, batch_size, **task.lengths(), networks=networks, sampling=1, precision=precision
     )
     memory.check_sampling(estimate, comm, default_device())
 

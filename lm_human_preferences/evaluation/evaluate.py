@@ -92,8 +92,8 @@ def _results(
         memory.check_sampling(
             memory.sampling_estimate(
                 models.policy.model.sizes,
-                hparams.task,
                 options.batch_size,
+                **hparams.task.lengths(),
                 networks=len(source_of(hparams).networks.scopes),
                 sampling=2,
                 precision='fp32',

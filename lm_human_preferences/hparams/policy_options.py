@@ -80,6 +80,12 @@ class RewardHParams(hyperparams.HParams):
     )
 
     @property
+    def given_name(self) -> str:
+        """Name of a given reward model, with the class of a classifier."""
+        assert self.trained_model is not None
+        return self.trained_model + (f'#{self.class_name}' if self.class_name is not None else '')
+
+    @property
     def members(self) -> int:
         """Number of reward models in the ensemble, once a training has begun."""
         return self.ensemble or 1

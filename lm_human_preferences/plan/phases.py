@@ -148,8 +148,9 @@ class FitHead(TrainReward):
         """Estimate the memory of sampling."""
         rows = exact_div(self.settings.rollout_batch_size, ranks)
         precision = self.settings.run.precision
-        task = self.settings.task
-        return [sampling_estimate(sizes, task, rows, networks=1, sampling=1, precision=precision)]
+        lengths = self.settings.task.lengths()
+        one = sampling_estimate(sizes, rows, **lengths, networks=1, sampling=1, precision=precision)
+        return [one]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.hparams.policy_options import RewardHParams
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import is_model
 
 SCOPE = 'reward_model'  # of its names in checkpoints
@@ -32,7 +32,7 @@ def locations_of(path: str, members: int | None = None) -> list[Location]:
     if members == 1:
         return [Location(first)]
     directories = [run_files.member_name(first, number) for number in range(members)]
-    missing = [each for each in directories if not storage.exists(f'{each}/hparams.json')]
+    missing = [each for each in directories if not is_model(each)]
     if not missing:
         return [Location(directory) for directory in directories]
     scopes = [run_files.member_name(SCOPE, number) for number in range(members)]
@@ -52,14 +52,6 @@ def recorded_members(path: str) -> int:
     if not storage.exists(storage.join(path, run_files.REWARD.more_settings)):
         return 1  # also offline, where the original's runs lack it
     return run_settings.members_of(path, run_files.REWARD)
-
-
-def given_name(given: RewardHParams) -> str:
-    """Return the name of a given reward model, with the class of a classifier."""
-    assert given.trained_model is not None
-    if given.class_name is not None:
-        return f'{given.trained_model}#{given.class_name}'
-    return given.trained_model
 
 
 def original_or(copy: str, name: str) -> str:
@@ -102,11 +94,11 @@ def reward_model_dir(path: str) -> str:
             given = settings.rewards
             if settings.new_reward_model is None and given.trained_model is not None:
                 is_directory = given.class_name is None and given.trained_model != 'mock'
-                name = given_name(given)
+                name = given.given_name
                 reward = original_or(policy, name) if is_directory else name
         advice = f'the reward of that run is {reward}'
     raise OptionError(
         '--rewards.trained_model',
-        f'{path}: neither it nor its reward_model/ has an hparams.json, nor is it a sequence'
+        f'{path}: neither it nor its reward_model/ has an {model_sizes.FILE}, nor is it a sequence'
         f' classifier of transformers; {advice}',
     )

@@ -365,7 +365,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
         return FunctionSource(given.function, task, members)
     if given.trained_model in (None, KNOWN):  # None: settings that are about a task alone
         return KnownSource(KNOWN, task, members)
-    name = locations.given_name(given)
+    name = given.given_name
     directory = given.trained_model
     may_look = ask or _is_here(directory)
     if given.class_name is not None or (may_look and _is_classifier(directory)):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.training.model_sizes import Sizes
 
 DOUBLE = 8  # bytes
@@ -201,7 +200,14 @@ def check_training(estimate: MemoryEstimate, comm: Comm, device: torch.device) -
 
 
 def sampling_estimate(
-    sizes: Sizes, task: TaskHParams, rows: int, *, networks: int, sampling: int, precision: str
+    sizes: Sizes,
+    rows: int,
+    *,
+    query_length: int,
+    response_length: int,
+    networks: int,
+    sampling: int,
+    precision: str,
 ) -> MemoryEstimate:
     """Return the estimate for a command where `sampling` of the networks sample `rows` at once."""
     return MemoryEstimate(
@@ -209,9 +215,9 @@ def sampling_estimate(
         networks=networks,
         rows=0,
         tokens=0,
-        predicted=task.response_length if networks > 1 else 0,  # others look at the responses
+        predicted=response_length if networks > 1 else 0,  # others look at the responses
         sampled_rows=rows,
-        sampled_tokens=task.query_length + task.response_length,
+        sampled_tokens=query_length + response_length,
         learning=0,
         reduced=precision == 'bf16',
         sampling=sampling,

@@ -501,7 +501,7 @@ def test_sampling_warns_where_memory_is_missing(monkeypatch, capsys, free, told)
     """Of 124M: one network, a copy of its weights for few rows, and what sampling holds."""
     task = tasks.TaskHParams(query_length=64, response_length=24)
     estimate = memory.sampling_estimate(
-        LARGE.sizes, task, 4, networks=1, sampling=1, precision='fp32'
+        LARGE.sizes, 4, **task.lengths(), networks=1, sampling=1, precision='fp32'
     )
     estimate = replace(estimate, lays_out=True)
     monkeypatch.setattr(memory, 'on_ranks', lambda estimate, *of: estimate)
