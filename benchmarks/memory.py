@@ -165,7 +165,7 @@ def measure(args):
             step()
     seconds, processor = measuring.now() - started, time.process_time() - processor
     found = measuring.memory_taken() / 1e9
-    expected = memory.on_ranks(estimate, 1, device).peak() / 1e9
+    expected = memory.estimate_on_ranks(estimate, 1, device).peak() / 1e9
     print(
         f'{expected:9.2f} {found:9.2f} {expected / found - 1:+9.0%} {seconds:9.1f}'
         f' {processor:9.1f}',

@@ -58,7 +58,7 @@ def check_offline(hparams: TaskHParams, others: Sequence[str] = (), mode: str = 
     model = initial_model(hparams.policy.initial_model)
     first_file = registry.info(hparams.query_dataset).first_file(mode)
     of_dataset = [hparams.query_dataset] if first_file is None else [first_file]
-    storage.check_here([*model.remote_files(), *of_dataset, *others])
+    storage.check_cached([*model.remote_files(), *of_dataset, *others])
 
 
 def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[int] | None:

@@ -69,7 +69,7 @@ def train(
 
 
 def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
-    """Return the trainings of reward models that are left; tell those that are finished."""
+    """Return the trainings of reward models that are left; log those that are finished."""
     left = []
     for phase in plan.rewards:
         if not phase.run.resume or not _is_finished(phase, comm):
@@ -122,7 +122,7 @@ def train_models(
                 _normalize_mean(phase, trainer)
         _save_finished(phase, trainer)
         prediction, last_step = trainer.prediction, trainer.total_steps - 1
-        del trainer  # its memory is the next one's
+        del trainer  # frees its memory for the next one
     if not phase.is_last or prediction is None or phase.settings.run.directory is None:
         return prediction
     return _measure_mean(phase, labels.held_out, last_step, comm) if comm.rank == 0 else None
@@ -207,8 +207,9 @@ def build_trainer(
         comm.broadcast_(reward_model.get_params())
     reward_model.model.gradient_checkpointing = settings.run.gradient_checkpointing
     logger = logger_of(settings, comm, phase.member)
-    parts = (reward_model, ref_policy, labels.learned, labels.held_out)
-    return trainer_of(settings, comm, logger, *parts)
+    return trainer_of(
+        settings, comm, logger, reward_model, ref_policy, labels.learned, labels.held_out
+    )
 
 
 def trainer_of(

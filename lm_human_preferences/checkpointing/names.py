@@ -1,4 +1,4 @@
-"""Names of files in a checkpoint directory; loads no numpy, which --help cannot wait for.
+"""Names of files in a checkpoint directory. Loads no numpy, for which --help would wait.
 
 The files in the order in which they are written; replacing the last is the commit:
 

@@ -1,4 +1,4 @@
-"""LevelDB tables of TensorFlow 1.13 (lib/io/): sorted pairs of bytes; ValueError for damage."""
+"""Reads and writes LevelDB tables as TensorFlow 1.13 (lib/io/): sorted (key, value) pairs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lm_human_preferences.storage.crc import masked_crc
 
-# Bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth.
+# Limit in bytes of a file and of its decoded entries; 1558M with its optimiser needs a fortieth.
 MAX_SIZE = 1 << 23
 TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
@@ -39,7 +39,7 @@ class Table:
         self._budget = MAX_SIZE
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield its (key, value) pairs, once; ValueError if it is damaged."""
+        """Yield its (key, value) pairs, once, as it uses up the limit; ValueError if damaged."""
         if len(self._data) > MAX_SIZE:
             raise ValueError(TOO_LARGE)
         if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):

@@ -129,7 +129,7 @@ def _products() -> str:
 
 
 def _room() -> str:
-    available = memory.on_host() >> 30
+    available = memory.available_on_host() >> 30
     place = next(path for path in (SAVES, *SAVES.parents) if path.exists())
     disk = shutil.disk_usage(place).free >> 30
     found = f'{available} GiB of memory available, {disk} GiB free at {place}'

@@ -69,7 +69,7 @@ def _on_reward_model(
     without: str | None,
 ) -> dict[str, Any]:
     """Return the parts of the report that need a reward model."""
-    # They load torch, which the rest of the report does without.
+    # Imported here, as they load torch, which the rest of the report does not need.
     from lm_human_preferences.commands import learning_curve
     from lm_human_preferences.commands.sample_policy import warnings_only
     from lm_human_preferences.evaluation import reward_on_labels

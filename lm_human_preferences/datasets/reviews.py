@@ -23,7 +23,7 @@ SUBJECTS = {
     'music': 0.65,
     'cast': 0.55,
 }
-# Of a sentence; every query ends with `was`.
+# Starts of a sentence; every query ends with `was`.
 STARTS = (
     'the {} was',
     'the whole {} was',

@@ -1,4 +1,4 @@
-"""Launch methods: a class for each launcher of docs/clusters.md. Imports nothing heavy."""
+"""How a process was launched, by which launcher of docs/clusters.md: rank, ranks, meeting point."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PORT_COUNT = 20480
 # What torch.distributed calls env://. torchrun sets them, and so do Azure ML and Kubernetes'
 # operators without torchrun.
 _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
-# By which a user decides how OpenMP's threads wait, and how often they look before they sleep. With
-# libgomp's own number, of 3 ms, they keep from running those that they wait for, where another
-# program computes beside this one (benchmarks/README.md).
+# Variables by which a user decides how OpenMP's threads wait, and how often they look before they
+# sleep. With libgomp's default, 3 ms, waiting threads take the processor from those that they wait
+# for, if another program computes here, too (benchmarks/README.md).
 _WAITING_VARIABLES = ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')
 SPIN_COUNT = '10000'
 _LOCAL_RANK_VARIABLES = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID')
@@ -47,10 +47,10 @@ class Endpoint(NamedTuple):
 
 
 class LaunchMethod:
-    """Launch method of a process without other ranks."""
+    """Base of the launch methods, and that of a process that was started alone."""
 
     words = 'nothing'  # in messages
-    has_mpi = True  # connects the ranks, or those that this process would start
+    has_mpi = True  # MPI connects the ranks, or those that this process would start
     family: Family | None = None  # of the launcher's MPI; None if unknown
     watches_ranks = False  # the launcher itself notices that a rank is stopped
     # The first that is set counts.
@@ -105,7 +105,7 @@ class LaunchMethod:
             os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
 
     def keep_status(self) -> None:
-        """Let this rank, which is about to end, do so with its own status."""
+        """Make this rank end with its own exit status."""
 
     def write_summary(self, summary: str) -> None:
         """Leave the line that sums up an error for the launcher's report."""

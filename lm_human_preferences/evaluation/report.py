@@ -1,4 +1,4 @@
-"""Table of an evaluation."""
+"""Results of an evaluation for readers: a table in text, and what pictures and pages show."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -8,10 +8,10 @@ from lm_human_preferences.labels.report.wording import aligned
 from lm_human_preferences.utils import student
 
 BEST_OF = (4, 16, 64)
-JUDGE = 'judge'  # what the reward is called that --judge names
-OWN_OPTIMUM = 'own_optimum'  # the curve in the results of a reward that was not trained on
-CURVES = ('frontier', OWN_OPTIMUM)  # what is not a point among those of a reward
-OWN_BEST = 'optimum_by_reward_model'  # the point of OWN_OPTIMUM at the policy's KL
+JUDGE = 'judge'  # in results, the reward that --judge names
+OWN_OPTIMUM = 'own_optimum'  # curve of a reward that the policy was not trained on
+CURVES = ('frontier', OWN_OPTIMUM)  # entries of a reward that are not points
+OWN_BEST = 'optimum_by_reward_model'  # point of OWN_OPTIMUM at the policy's KL
 FEW_SAMPLES = 10  # effective ones, below which nothing is said about the best there is
 FEWEST_FOR_SHARE = 16  # queries; an interval of another number takes student.FEWEST
 MOST_SHARE = 1 + 1e-5  # more than all is rounding up to here
@@ -29,7 +29,7 @@ def named(results: dict[str, Any], kind: str) -> dict[str, Any]:
     return {**results, 'rewards': renamed}
 
 
-def point_label(point: str, reward: str, trained_on: str = 'reward model') -> str:
+def point_label(point: str, reward: str, trained_on: str) -> str:
     """Return the label of a point among results of `reward`; trained_on: the policy's reward."""
     if point == OWN_BEST:
         return f'optimum for {trained_on}'
@@ -99,7 +99,7 @@ def value_of(values: Mapping[str, Any], name: str) -> float | None:
 
 
 def well_sampled(curve: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return the part of a curve that is exact, or estimated from samples enough."""
+    """Return the part of a curve that is exact, or estimated from enough samples."""
     sizes = curve.get('effective_samples', ())
     count = sum(1 for _ in itertools.takewhile(lambda size: size >= FEW_SAMPLES, sizes))
     names = ('kl', 'reward', 'standard_errors')
@@ -146,9 +146,7 @@ def how_measured(results: dict[str, Any]) -> str:
     if 'standard_errors' not in points['policy']:
         return how
     if results['queries'] < student.FEWEST:
-        return (
-            f'{how}; no ±, which takes {student.FEWEST} queries, or for a share {FEWEST_FOR_SHARE}'
-        )
+        return f'{how}; no ±: it takes {student.FEWEST} queries, for a share {FEWEST_FOR_SHARE}'
     return f'{how}; ±: 95 % interval'
 
 
@@ -226,8 +224,8 @@ def _without_share(
         yield f'-: more than was found possible at its KL: {", ".join(above)}; give more --samples'
     if vague:
         yield (
-            f'-: the share takes {FEWEST_FOR_SHARE} queries or more, and such as do not differ too'
-            ' much in what they gain; give more --queries'
+            f'-: a share takes {FEWEST_FOR_SHARE} queries or more whose gains do not differ too'
+            ' much; give more --queries'
         )
     elif shares and not any(shares):
         yield '-: nothing is gained, as all responses to a query have the same score'

@@ -26,7 +26,7 @@ class LoraHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that patterns are some."""
+        """Check that `targets` and `full` are valid patterns."""
         for name in ('targets', 'full'):
             try:
                 re.compile(getattr(self, name) or '')

@@ -86,7 +86,7 @@ def check_memory(count: int, settings: HParams) -> None:
     schemas = label_types.get(settings.labels.type).schemas(**settings.task.lengths())
     numbers = sum(math.prod(schema.shape) for schema in schemas.values())
     option = settings.labels.option_name('num_train')
-    memory.check_fits(option, count, 8 * numbers, memory.on_host())
+    memory.check_fits(option, count, 8 * numbers, memory.available_on_host())
 
 
 def generate_labels(settings: HParams, encoding: Encoding) -> dict[str, torch.Tensor]:

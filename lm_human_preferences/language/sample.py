@@ -16,7 +16,7 @@ from lm_human_preferences.utils.core import (
     take_top_p_logits,
 )
 
-LEAVING = 0.2  # share of the rows that has ended when they leave: the cache is copied then
+LEAVING = 0.2  # ended rows leave when they are this share of all, as the cache is then copied
 # Tokens from one look at what has ended to the next: a look has to wait for a GPU.
 LOOK_EVERY = {'cpu': 1, 'cuda': 8}
 
@@ -178,7 +178,7 @@ def sample_sequence(
         (rows,).
     is_end: function of sampled tokens (batch,) and their position that returns where a row ends:
         bool (batch,). Rows that have ended leave the batch, by `rows.select`.
-    captured: steps by CUDA graphs, each of which is for one number of rows: they leave by quarters.
+    captured: steps by CUDA graphs. A graph is for one number of rows, so these leave by quarters.
     Returns 'tokens' (batch, length), padded after the end of a row, 'logprobs' under the adjusted
     distribution, and each of the other outputs where the token was chosen; 0 after the end.
     """
@@ -187,7 +187,7 @@ def sample_sequence(
         sampling = captured.take(sampling, 1)
     tokens = sampling.tables['tokens']
     ends = torch.zeros_like(tokens, dtype=torch.bool)
-    together = 1 if captured is None else ceil_div(tokens.shape[1], 4)
+    multiple = 1 if captured is None else ceil_div(tokens.shape[1], 4)
     for number in range(length):
         if number > 0:
             sampling.step(number)
@@ -200,10 +200,10 @@ def sample_sequence(
         ended = ends[:, sampling.kept].any(0).cpu().numpy()
         if ended.all():
             break
-        going = together * ceil_div(int(np.count_nonzero(~ended)), together)
-        if 1 - going / len(ended) >= LEAVING:
+        remaining = multiple * ceil_div(int(np.count_nonzero(~ended)), multiple)
+        if 1 - remaining / len(ended) >= LEAVING:
             leaving_last = torch.from_numpy(np.argsort(ended, kind='stable'))
-            staying = leaving_last[:going].to(tokens.device, non_blocking=True)
+            staying = leaving_last[:remaining].to(tokens.device, non_blocking=True)
             sampling = sampling.select(staying)
             if captured is not None:
                 sampling = captured.take(sampling, number + 1)

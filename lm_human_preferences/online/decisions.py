@@ -1,4 +1,4 @@
-"""Decisions of an online run on the answers that were there at the time (used.jsonl).
+"""Log of an online run (used.jsonl): the labels that each reward model has learned from, and when.
 
 A resumed run would find more answers than before, so each decision is on the disk before anything
 follows from it, and never changes:
@@ -70,20 +70,20 @@ class Decisions:
             raise UserError(f'{where} is not a decision of an online run')
 
     def asked_again(self, step: int) -> int:
-        """Return the number of questions asked by `step` in place of skipped ones."""
+        """Return how many questions were asked up to `step` in place of skipped ones."""
         return sum(count for when, count in self._asked_again if when <= step)
 
-    def ask_again(self, step: int, count: int) -> None:
+    def record_asked_again(self, step: int, count: int) -> None:
         """Record that `count` more questions are asked from `step` on."""
         self._writer.append([{'asked_again': count, 'step': step}])
         self._asked_again.append((step, count))
 
     def last_batch_before(self, step: int) -> Batch | None:
-        """Return the labels of the reward model in force before `step`."""
+        """Return the labels that the reward model in use before `step` has learned from."""
         steps = [when for when in self.batches if when < step]
         return self.batches[max(steps)] if steps else None
 
-    def learn_from(self, batch: Batch) -> None:
+    def record_batch(self, batch: Batch) -> None:
         """Record the labels that a reward model learns from."""
         self._writer.append([dataclasses.asdict(batch)])
         self.batches[batch.step] = batch

@@ -103,7 +103,7 @@ class RunLabels:
             self.answered, retired = count_answered(self.folder)
             skipped = retired - self.decisions.asked_again(step)
             if self.answered < wanted and skipped > 0:
-                self.decisions.ask_again(step, skipped)
+                self.decisions.record_asked_again(step, skipped)
                 self.ask(step)
         return wanted - self.answered
 
@@ -134,7 +134,7 @@ class RunLabels:
             digest=digest(answers),
         )
         if decided is None:
-            self.decisions.learn_from(batch)
+            self.decisions.record_batch(batch)
         elif decided.digest != batch.digest:
             raise UserError(
                 f'{folder.path}: answers from which a reward model has learned were changed;'

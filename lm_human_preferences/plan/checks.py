@@ -63,8 +63,8 @@ def _choose_micro_batch(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Co
     if policy is None:
         return
     device = default_device()
-    estimate = memory.on_ranks(phase.memory(sizes, comm.size)[-1], comm.size, device)
-    free = memory.free_on(device, comm)
+    estimate = memory.estimate_on_ranks(phase.memory(sizes, comm.size)[-1], comm.size, device)
+    free = memory.free_bytes_on(device, comm)
     size = memory.fitting_micro_batch(estimate, free, policy.ppo.samples_per_query)
     if size is None:
         return

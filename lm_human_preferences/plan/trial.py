@@ -86,7 +86,7 @@ class Trial:
         sizes = checks.sizes_of(self.plan, sizes, create)
         for estimate in self.plan.memory(sizes, self.ranks):
             memory.check_rows(estimate, self.free_memory())
-            self.estimates.append(memory.on_ranks(estimate, self.ranks, default_device()))
+            self.estimates.append(memory.estimate_on_ranks(estimate, self.ranks, default_device()))
 
     def _encoder(self) -> Encoder | None:
         """Return the encoder of the initial model, if it is here."""
@@ -98,8 +98,8 @@ class Trial:
         """Return the bytes that each rank may take."""
         device = default_device()
         if device.type == 'cuda':
-            return memory.free_on(device, LocalComm())
-        return memory.on_host() // self.ranks + memory.resident()
+            return memory.free_bytes_on(device, LocalComm())
+        return memory.available_on_host() // self.ranks + memory.resident_bytes()
 
     def _check_dataset(self) -> None:
         task = self.plan.settings.task

@@ -1,7 +1,7 @@
 """Sources of the reward that a policy learns from, a class each.
 
-What the rest asks of a source are the methods of RewardSource. Another kind of reward is a class
-here and its place in `source_of`.
+Other rooms use the methods of RewardSource alone. To add a kind of reward, add a class here, and a
+branch in `source_of`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ RANDOM = 'test'  # a random network, of which a run keeps a copy
 _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
-class Trial(Protocol):
-    """Texts to try a reward on. encoding: None where it is not here; has_queries: they are."""
+class ScoringTrial(Protocol):
+    """Texts to try a reward on. encoding: None if not here; has_queries: whether texts are."""
 
     encoding: Encoding | None
 
@@ -118,7 +118,7 @@ class RewardSource(ABC):
         """Return the options whose files are not on this machine, or not yet."""
         return []
 
-    def check_scoring(self, trial: Trial) -> None:
+    def check_scoring(self, trial: ScoringTrial) -> None:
         """Raise UserError if the reward, whose files are here, could not judge responses."""
         return  # one that is yet to be trained is checked by its labels
 
@@ -141,7 +141,7 @@ class KnownSource(RewardSource):
     def place_in(self, save_dir: str) -> str:
         return self.name
 
-    def check_scoring(self, trial: Trial) -> None:
+    def check_scoring(self, trial: ScoringTrial) -> None:
         if trial.encoding is not None:
             known_reward.check_encoding(trial.encoding)
 
@@ -179,7 +179,7 @@ class FunctionSource(RewardSource):
     def place_in(self, save_dir: str) -> str:
         return save_dir
 
-    def check_scoring(self, trial: Trial) -> None:
+    def check_scoring(self, trial: ScoringTrial) -> None:
         """Call the function."""
         assert self.code is not None, 'see pinned'
         scorer = FunctionScorer(self.code)
@@ -205,7 +205,7 @@ class ClassifierSource(RewardSource):
     def elsewhere(self) -> list[str]:
         return [] if _is_here(self.directory) else [f'--rewards.trained_model {self.name}']
 
-    def check_scoring(self, trial: Trial) -> None:
+    def check_scoring(self, trial: ScoringTrial) -> None:
         trial.ask(Classifier(self.directory, self.class_name, chat=self.task.chat))
 
 
@@ -224,7 +224,7 @@ class SavedSource(RewardSource):
         # One that is missing may still be in training.
         return [] if is_there else [f'--rewards.trained_model {self.name}']
 
-    def check_scoring(self, trial: Trial) -> None:
+    def check_scoring(self, trial: ScoringTrial) -> None:
         if self.name != RANDOM:
             locations.locations_of(self.name, self.members)
 
@@ -376,7 +376,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
 
 
 def _is_here(name: str) -> bool:
-    """Return whether no server need be asked about a reward model; local ones may be missing."""
+    """Return whether a reward model is looked up without a server; it may still be missing."""
     path = storage.model_path(name) or name
     return not storage.is_remote(path) or (storage.is_hub(path) and storage.is_here(path))
 

@@ -76,7 +76,7 @@ def settings_of(file: str) -> str:
 
 
 def best_evaluation(directory: str) -> tuple[str, dict[str, Any]]:
-    """Return name and results of the evaluation that tells most of the policy as it is now.
+    """Return name and results of the evaluation that says most about the present policy.
 
     An exact one comes first, then the one with most queries and most responses to each; of those
     that are alike, the newest. Times of a remote run are not known.

@@ -1,4 +1,4 @@
-"""Directory of a run, local or the staging one: whether a run may begin or go on there."""
+"""Directory of a run: checks before it begins or goes on there, its lock, and how to resume it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def check_directory(directory: str | None) -> None:
             ' write to'
         )
     _check_links(directory)
-    open_to_others = storage.open_to_others(directory)
-    if open_to_others:
-        raise UserError(f'--save_dir: {open_to_others}: give a directory below one of your own')
+    danger = storage.open_to_others(directory)
+    if danger:
+        raise UserError(f'--save_dir: {danger}: give a directory below one of your own')
 
 
 def _check_links(directory: str) -> None:
-    """Raise UserError for a folder in a run that is a link to one outside, as of another run."""
+    """Raise UserError if a folder in a run is a link out of it, such as to another run's."""
     for folder, names_there, _ in os.walk(directory):
         for name in names_there:
             path = os.path.join(folder, name)

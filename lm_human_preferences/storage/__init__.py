@@ -4,7 +4,7 @@ from lm_human_preferences.storage.blobs import check_access, listing, remove, st
 from lm_human_preferences.storage.cache import (
     cached_path,
     cached_paths,
-    check_here,
+    check_cached,
     exists,
     is_here,
     make_cache_folder,

@@ -1,4 +1,4 @@
-"""Reading local and remote files; a remote one is fetched into $LMHP_CACHE once.
+"""Reading of local and remote files. Blobs are kept in $LMHP_CACHE, files of the hub in its cache.
 
 Blobs of openaipublic do not change; for any other, the server is asked each time. A copy gets its
 name once its size and MD5 are those on the server, and is fetched again if damaged since.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from blobfile import Stat
 
 MD5_ATTRIBUTE = 'user.lmhp.md5'
-NO_PROGRESS_BELOW = 1 << 16  # bytes: such a download is over before a progress bar is read
+NO_PROGRESS_BELOW = 1 << 16  # bytes: it ends before anybody has read a progress bar
 # A larger copy is not hashed again: it is a checkpoint, which has checksums of its own.
 MAX_HASHED_AGAIN = 256 << 20  # bytes
 
@@ -122,7 +122,7 @@ def is_here(path: str) -> bool:
     return os.path.exists(Blob(path).cached if is_remote(path) else path)
 
 
-def check_here(paths: Iterable[str]) -> None:
+def check_cached(paths: Iterable[str]) -> None:
     """Raise StorageError with all remote files among `paths` that are not in the cache."""
     missing = [path for path in paths if is_remote(path) and not is_here(path)]
     if not missing:
@@ -241,7 +241,7 @@ def _download(blob: Blob, stat: Stat, show_progress: bool) -> None:
             digest.update(block)
             bar.update(file.write(block))
             if file.tell() > stat.size:
-                break  # what is longer than the server has said may have no end
+                break  # a body longer than announced may have no end
         computed = digest.hexdigest()
         expected = stat.md5 or computed  # a server need not say
         if file.tell() != stat.size or computed != expected:

@@ -32,7 +32,7 @@ def check_new_file(path: str) -> None:
     """Raise UserError unless a new file can be made at `path`."""
     directory = os.path.dirname(path) or '.'
     if path == '-':
-        raise UserError('-: give the name of a file; standard output has what the command says')
+        raise UserError("-: give the name of a file; standard output has the command's messages")
     if is_remote(path):
         raise UserError(f'{path}: give a local path')
     if os.path.lexists(path):
@@ -53,7 +53,7 @@ def write_file(path: str, data: bytes) -> None:
 def new_directory(path: str, *errors: type[Exception]) -> Iterator[None]:
     """Within the block, fill a new or empty directory; if that fails, leave nothing there.
 
-    errors: what else than OSError says that it cannot be written; both become UserError.
+    errors: exceptions besides OSError that say it cannot be written; all become UserError.
     """
     if is_remote(path):
         raise UserError(f'{path} is remote; give a local directory')

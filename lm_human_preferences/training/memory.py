@@ -176,9 +176,9 @@ def warning(estimate: MemoryEstimate, free: int) -> str | None:
 
 
 def fitting_micro_batch(estimate: MemoryEstimate, free: int, multiple: int) -> int | None:
-    """Return the rows at a time, a multiple, for a GPU with `free` bytes; None: all, or too many.
+    """Return a micro-batch, a multiple of `multiple`, that fits on a GPU with `free` bytes.
 
-    estimate: of on_ranks.
+    None if none is needed, or none fits. estimate: as `estimate_on_ranks` returns it.
     """
     if not estimate.fused or estimate.micro_batch_size or estimate.peak() <= FILLED * free:
         return None
@@ -192,9 +192,9 @@ def fitting_micro_batch(estimate: MemoryEstimate, free: int, multiple: int) -> i
 
 def check_training(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
     """Print a warning if memory is short on a rank; UserError if no micro-batch would help."""
-    free = free_on(device, comm)
+    free = free_bytes_on(device, comm)
     check_rows(estimate, free)
-    text = warning(on_ranks(estimate, comm.size, device), free)
+    text = warning(estimate_on_ranks(estimate, comm.size, device), free)
     if text is not None and comm.rank == 0:
         print(text)
 
@@ -226,7 +226,10 @@ def sampling_estimate(
 
 def check_sampling(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
     """Print a warning where sampling alone takes more memory than is free, before it begins."""
-    needed, free = on_ranks(estimate, comm.size, device).peak(), free_on(device, comm)
+    needed, free = (
+        estimate_on_ranks(estimate, comm.size, device).peak(),
+        free_bytes_on(device, comm),
+    )
     if needed > free and comm.rank == 0:
         print(
             f'WARNING: sampling takes about {needed / 1e9:.1f} GB of memory for each rank, which'
@@ -235,9 +238,9 @@ def check_sampling(estimate: MemoryEstimate, comm: Comm, device: torch.device) -
         )
 
 
-def on_ranks(estimate: MemoryEstimate, ranks: int, device: torch.device) -> MemoryEstimate:
+def estimate_on_ranks(estimate: MemoryEstimate, ranks: int, device: torch.device) -> MemoryEstimate:
     """Return `estimate` for one of `ranks` ranks, on a device of the type of `device`."""
-    from lm_human_preferences.machine import processors, products  # without which `doctor` imports
+    from lm_human_preferences.machine import processors, products  # here, for `doctor`
 
     is_gpu = device.type == 'cuda'
     library = products.choose(estimate.sizes.n_embd)
@@ -254,20 +257,22 @@ def check_rows(estimate: MemoryEstimate, free: int) -> None:
     )
 
 
-def free_on(device: torch.device, comm: Comm) -> int:
+def free_bytes_on(device: torch.device, comm: Comm) -> int:
     """Return the bytes free on `device` for each rank: the least of all ranks. Collective."""
     if device.type == 'cuda':
-        import torch  # without which ./launch.py doctor reads this module
+        import torch  # here, so that `doctor` imports this module without it
 
         # A training of the reward model before this one leaves all its memory there.
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info()[0]
     else:
-        free = on_host() // comm.local_size + resident()  # the estimate counts libraries, too
+        free = (
+            available_on_host() // comm.local_size + resident_bytes()
+        )  # the estimate counts libraries, too
     return min(comm.all_gather_object(free))
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Return the bytes of memory that this process takes now."""
     pages = int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1])
     return pages * resource.getpagesize()
@@ -297,7 +302,7 @@ def explain_oom(option: str) -> Iterator[None]:
         ) from e
 
 
-def on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/cgroup')) -> int:
+def available_on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/cgroup')) -> int:
     """Return the bytes that processes here may take: free memory, or a control group's limit."""
     meminfo = (proc / 'meminfo').read_text(encoding='ascii')
     available = re.search(r'MemAvailable: +(\d+)', meminfo)

@@ -23,12 +23,14 @@ _LARGE_WEIGHT = 2**18
 
 @dataclass(frozen=True)
 class Kernels:
-    """Settings of products in this process; the defaults suit PyTorch's own."""
+    """Settings of matrix products in this process; the defaults are PyTorch's own way."""
 
     library: Library = 'default'
     reduced: torch.dtype | None = None  # that layers compute in, if not that of their weights
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # reorders weights for oneDNN
-    prepacked_rows: range | None = None  # only products of so many rows, weights that do not learn
+    prepacked_rows: range | None = (
+        None  # numbers of rows for which frozen weights are prepacked; None: all
+    )
     fuses_attention: bool = True
     vocabulary_piece: int | None = None  # words whose logits are computed at once
 
@@ -165,7 +167,7 @@ def times_vocabulary(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def invalidate_prepacked(weights: Iterable[torch.Tensor]) -> None:
-    """Free the prepacked copies of `weights` that the fused Adam, unknown to PyTorch, changed."""
+    """Free the prepacked copies of `weights`, which the fused Adam changes without counting it."""
     for weight in weights:
         weight.prepacked = None, None  # pyright: ignore[reportAttributeAccessIssue]
 

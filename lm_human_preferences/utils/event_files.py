@@ -1,4 +1,4 @@
-"""TensorBoard's event files; its own writers import slowly and crash on a full disk."""
+"""Writes TensorBoard's event files, whose own writers import slowly and crash on a full disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PREFIX = 'events.out.tfevents.'  # of the names of TensorBoard's files
 
 
 def create(directory: str, first_step: int | None) -> BinaryIO:
-    """Create a file in a directory, which is made. first_step: of a resumed run, else None."""
+    """Create an event file, and its directory. first_step: of a resumed run, else None."""
     os.makedirs(directory, exist_ok=True)
     # TensorBoard reads files in the order of their names, which the clock alone may get wrong.
     second = int(time.time())

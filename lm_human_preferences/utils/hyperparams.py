@@ -90,7 +90,7 @@ class HParams:
 
     dropped: ClassVar[frozenset[str]] = frozenset()
 
-    _group = ''  # what the names of its options begin with, such as 'rewards.online.'; no field
+    _group = ''  # prefix of its options, such as 'rewards.online.'; not a field
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -182,7 +182,7 @@ class HParams:
         return dict(_additions(self))
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Yield (is it there, sentence); {name} becomes the option, {name=} also its value."""
+        """Yield (applies, message); {name} becomes the option, {name=} also its value."""
         yield from ()
 
     def validate(self) -> None:
@@ -191,9 +191,9 @@ class HParams:
         for f in dataclasses.fields(self):
             if isinstance(value := getattr(self, f.name), HParams):
                 value.validate()
-        for is_there, sentence in self.problems():
-            if is_there:
-                raise InvalidOptions(re.sub(r'\{([\w.]+)(=?)\}', self._named, sentence))
+        for applies, message in self.problems():
+            if applies:
+                raise InvalidOptions(re.sub(r'\{([\w.]+)(=?)\}', self._named, message))
 
     def _named(self, match: re.Match[str]) -> str:
         if not hasattr(self, match[1].partition('.')[0]):
@@ -283,7 +283,7 @@ def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
 
 
 def is_of_another_command(name: str, field: dataclasses.Field) -> bool:
-    """Return whether a field is about the command that its training is only a part of."""
+    """Return whether a field is of a whole command, of which its training is only a part."""
     is_own = '.' not in name or name.startswith('run.')
     return field.metadata.get('of_command', False) and not is_own
 

@@ -1,4 +1,4 @@
-"""Signals that ask a job to stop: Ctrl-C, SIGTERM, and SIGHUP, with which a terminal closes."""
+"""Handling of signals that ask a job to stop: Ctrl-C, SIGTERM, SIGHUP of a closing terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lm_human_preferences.utils import streams
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
     """Within the block, call `handler` at signals `numbers`; only in the main thread.
 
-    The first SIGHUP is the last, as shell and kernel both send it; where nohup ignores it, it stays
-    ignored.
+    Only the first SIGHUP counts, as shell and kernel both send one; if nohup has it ignored, it
+    stays so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

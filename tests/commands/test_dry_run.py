@@ -61,7 +61,7 @@ def test_what_is_remote_is_not_checked_and_named(tmp_path):
 
 
 def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, 'on_host', lambda: 20 << 30)
+    monkeypatch.setattr(memory, 'available_on_host', lambda: 20 << 30)
     lines = told('train_policy sentiment first --mpi 1 --task.policy.initial_model 774M', tmp_path)
     warnings = [line for line in lines if line.startswith('WARNING: training takes about ')]
     assert warnings and '--ppo.micro_batch_size' in warnings[-1]

@@ -167,10 +167,7 @@ def test_the_share_of_queries_of_two_kinds_takes_many_of_them(queries, has_share
         assert found['policy']['share'] == pytest.approx(0.707, abs=0.03)
     else:
         assert found['policy']['share'] is None
-        assert told[-1] == (
-            '-: the share takes 16 queries or more, and such as do not differ too much in what they'
-            ' gain; give more --queries'
-        )
+        assert 'takes 16 queries or more' in told[-1] and '--queries' in told[-1]
     assert told[0].endswith('; ±: 95 % interval') == has_share and '±' in told[0]
     assert ('±' in '\n'.join(told[1:])) == has_share
 

@@ -162,7 +162,7 @@ def test_the_same_as_on_the_cpu(tmp_path, name):
 
 def test_a_minibatch_that_does_not_fit(gpu, tmp_path, monkeypatch):
     """It is processed in parts, which the run keeps when it goes on."""
-    monkeypatch.setattr(memory, 'free_on', lambda device, comm: 500_000)
+    monkeypatch.setattr(memory, 'free_bytes_on', lambda device, comm: 500_000)
     words = TEST.replace('128', '64')
     told = re.search(
         r'note: --ppo.micro_batch_size (\d+), since all 64 at once', ran(words, tmp_path)

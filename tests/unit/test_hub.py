@@ -264,7 +264,7 @@ def test_a_silent_hub_is_asked_once(hub_server, monkeypatch):
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch):
     monkeypatch.setenv('LMHP_OFFLINE', '1')
-    told = failure(storage.check_here, [LABELS])
+    told = failure(storage.check_cached, [LABELS])
     assert f'put {LABELS} into HF_HOME by `hf download`' in told
 
 

@@ -331,7 +331,7 @@ def meminfo_and_groups(folder, groups, files):
     ids=['no limit', 'version 2', 'more than there is', 'version 1'],
 )
 def test_what_a_host_has_left(tmp_path, groups, files, free):
-    assert memory.on_host(*meminfo_and_groups(tmp_path, groups, files)) == free
+    assert memory.available_on_host(*meminfo_and_groups(tmp_path, groups, files)) == free
 
 
 def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
@@ -341,11 +341,11 @@ def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
         def all_gather_object(self, value):
             return [value, value - 1]
 
-    monkeypatch.setattr(memory, 'resident', lambda: 0)
-    monkeypatch.setattr(memory, 'on_host', lambda: 2 * replace(LARGE, ranks=2).peak() + 2)
+    monkeypatch.setattr(memory, 'resident_bytes', lambda: 0)
+    monkeypatch.setattr(memory, 'available_on_host', lambda: 2 * replace(LARGE, ranks=2).peak() + 2)
     memory.check_training(LARGE, Ranks(), CPU)
     assert capsys.readouterr().out == ''
-    monkeypatch.setattr(memory, 'on_host', lambda: 2 * replace(LARGE, ranks=2).peak())
+    monkeypatch.setattr(memory, 'available_on_host', lambda: 2 * replace(LARGE, ranks=2).peak())
     memory.check_training(LARGE, Ranks(), CPU)
     assert capsys.readouterr().out.startswith('WARNING: training takes about 37.5 GB')
 
@@ -362,8 +362,10 @@ def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
     ],
 )
 def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypatch, capsys):
-    monkeypatch.setattr(memory, 'on_host', lambda: 50_000)  # the episodes fit, training does not
-    monkeypatch.setattr(memory, 'resident', lambda: 0)
+    monkeypatch.setattr(
+        memory, 'available_on_host', lambda: 50_000
+    )  # the episodes fit, training does not
+    monkeypatch.setattr(memory, 'resident_bytes', lambda: 0)
     hparams = train.HParams()
     hparams.override_from_dict({**TEST_TASK, **overrides})
     train.train(hparams)
@@ -504,11 +506,11 @@ def test_sampling_warns_where_memory_is_missing(monkeypatch, capsys, free, told)
         LARGE.sizes, 4, **task.lengths(), networks=1, sampling=1, precision='fp32'
     )
     estimate = replace(estimate, lays_out=True)
-    monkeypatch.setattr(memory, 'on_ranks', lambda estimate, *of: estimate)
+    monkeypatch.setattr(memory, 'estimate_on_ranks', lambda estimate, *of: estimate)
     weights = 2 * 4 * 124_439_808 + memory.LIBRARIES
     assert weights < estimate.peak() < 1.1 * weights
-    monkeypatch.setattr(memory, 'resident', lambda: 0)
-    monkeypatch.setattr(memory, 'on_host', lambda: free)
+    monkeypatch.setattr(memory, 'resident_bytes', lambda: 0)
+    monkeypatch.setattr(memory, 'available_on_host', lambda: free)
     memory.check_sampling(estimate, comms.LocalComm(), CPU)
     printed = capsys.readouterr().out
     assert printed.startswith(told) and bool(printed) == bool(told)

@@ -418,9 +418,9 @@ BATCH = Batch(model=2, step=5, wanted=8, labels=9, answers={'anna': 9}, digest='
 
 def test_decisions_are_read_again(tmp_path):
     decisions = Decisions(str(tmp_path))
-    decisions.ask_again(2, 3)
-    decisions.ask_again(4, 1)
-    decisions.learn_from(BATCH)
+    decisions.record_asked_again(2, 3)
+    decisions.record_asked_again(4, 1)
+    decisions.record_batch(BATCH)
     decisions.record_outcome(BATCH, {'loss': 1.5, 'model': 2})
     decisions.close()
     size = (tmp_path / 'used.jsonl').stat().st_size

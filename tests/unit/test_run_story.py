@@ -106,17 +106,6 @@ def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
     assert commands.without_names(line) == line.replace('anna', commands.NAMES)
 
 
-def test_paths_in_the_command_that_repeats_a_run_are_absolute(tmp_path, monkeypatch):
-    for name in ('models/own', 'labels'):
-        (tmp_path / name).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    given = {'task__query_dataset': 'books', 'task__policy__initial_model': 'models/own'}
-    run = write_run(tmp_path / 'run', **given, rewards__train_new_model__labels__source='./labels')
-    monkeypatch.chdir('/')
-    words = commands.again(facts.read_run(str(run)), EXPERIMENTS).split()
-    assert {'books', f'{tmp_path}/models/own', f'{tmp_path}/labels'} <= {*words}
-
-
 FOUR = {'rewards__train_new_model__labels__held_out': 0.2, 'rewards__ensemble': 4}
 ONLINE = {'rewards__online': 'on', 'rewards__online__labels': 50}
 EXAMPLE = {'task__response_length': 40, 'task__policy__temperature': 0.7}

@@ -1,4 +1,4 @@
-"""Preferences between two responses: query and answers of a record."""
+"""Parses records with 'chosen' and 'rejected' into a query and two responses."""
 
 import re
 import string
@@ -28,7 +28,7 @@ def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]
     dialogues = as_plain(chosen, where), as_plain(rejected, where)
     if dialogues[0] is not None and dialogues[1] is not None:
         return _parse_messages(record, dialogues[0], dialogues[1], where)
-    missing = [field for field in ('chosen', 'rejected') if field not in record]
+    missing = [field for field in PAIR if field not in record]
     which = f'field {missing[0]!r} is missing: ' if missing else 'fields '
     raise UserError(
         f"{where}, {which}'chosen' and 'rejected' must both be texts, or lists of messages with a"
@@ -47,7 +47,7 @@ def _parse_strings(
             return as_text(_with_system(record, prompt)), (chosen, rejected)
         text = fields.text_field(record, field, where)
     for repeated in (text, text.strip()):
-        if _repeats(chosen, repeated) and _repeats(rejected, repeated):
+        if _begins_with(chosen, repeated) and _begins_with(rejected, repeated):
             responses = chosen[len(repeated) :], rejected[len(repeated) :]
             return fields.after_system(record, text), responses
     if field is not None and not (_is_dialogue(chosen) and _is_dialogue(rejected)):
@@ -65,7 +65,7 @@ def _is_dialogue(text: str) -> bool:
     return text.lstrip().startswith(HUMAN.strip()) and ASSISTANT in text
 
 
-def _repeats(response: str, prompt: str) -> bool:
+def _begins_with(response: str, prompt: str) -> bool:
     """Return whether a response begins with the whole prompt, and not within a word."""
     is_within_word = prompt[-1:].isalnum() and response[len(prompt) :][:1].isalnum()
     return bool(prompt.strip()) and response.startswith(prompt) and not is_within_word
@@ -73,7 +73,7 @@ def _repeats(response: str, prompt: str) -> bool:
 
 def _end_of_prompt(record: dict[str, Any], chosen: str, rejected: str, where: str) -> int:
     """Return where a shared prompt ends: at the assistant's turn, or after a whole word."""
-    same = chosen[: _shared(chosen, rejected)]
+    same = chosen[: _common_prefix_length(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
     if turn > same.rfind(HUMAN):
         return turn + len(ASSISTANT)
@@ -101,7 +101,7 @@ def _parse_messages(
     where: str,
 ) -> tuple[str, tuple[str, str]]:
     """Return (query, responses): what both dialogues begin with belongs to the query."""
-    shared = _shared(_compared(chosen[:-1]), _compared(rejected[:-1]))
+    shared = _common_prefix_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
     for dialogue in (chosen, rejected):
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
             raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
@@ -111,8 +111,8 @@ def _parse_messages(
         prompt = as_plain(record[field], where)
         if prompt is None:
             prompt = [{'role': USER, 'content': fields.text_field(record, field, where)}]
-        if _compared(query[-len(prompt) :]) != _compared(prompt):
-            more = query[_repeated(prompt, query) :]
+        if _comparable(query[-len(prompt) :]) != _comparable(prompt):
+            more = query[_overlap_length(prompt, query) :]
             if more and more[0]['role'] == prompt[-1]['role'] == USER:
                 raise UserError(
                     f'{where}: both dialogues begin with another query than the field {field!r}:'
@@ -125,12 +125,12 @@ def _parse_messages(
     return as_text(query), (as_text(chosen[shared:]), as_text(rejected[shared:]))
 
 
-def _compared(messages: Sequence[Message]) -> list[tuple[str, str]]:
+def _comparable(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """Return messages as they are compared: white space around them makes no difference."""
     return [(message['role'], message['content'].strip()) for message in messages]
 
 
-def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
+def _common_prefix_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many items two sequences both begin with."""
     count = 0
     for one, other in zip(first, second):
@@ -140,10 +140,10 @@ def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
     return count
 
 
-def _repeated(prompt: Sequence[Message], query: Sequence[Message]) -> int:
+def _overlap_length(prompt: Sequence[Message], query: Sequence[Message]) -> int:
     """Return how many messages `query` begins with that `prompt` ends with."""
     for count in range(min(len(prompt), len(query)), 0, -1):
-        if _compared(prompt[-count:]) == _compared(query[:count]):
+        if _comparable(prompt[-count:]) == _comparable(query[:count]):
             return count
     return 0
 
@@ -151,10 +151,10 @@ def _repeated(prompt: Sequence[Message], query: Sequence[Message]) -> int:
 def _with_system(record: dict[str, Any], query: list[Message]) -> list[Message]:
     """Return messages with that of the system before them, unless they begin with it."""
     system = fields.system_message(record)
-    is_there = _compared(query[: len(system)]) == _compared(system)
+    is_there = _comparable(query[: len(system)]) == _comparable(system)
     return query if is_there else [*system, *query]
 
 
-def goes_on(response: str) -> bool:
+def has_human_turn(response: str) -> bool:
     """Return whether a response goes on with a turn of the human."""
     return re.search(rf'\n\n(Human:|{USER}: )', response) is not None

@@ -103,7 +103,7 @@ class Tokeniser:
             raise Skipped
         if is_equal and label.answer is not None:
             self.counts['all equal'] += 1
-        self.counts['goes on'] += is_pair and any(map(preferences.goes_on, label.samples))
+        self.counts['goes on'] += is_pair and any(map(preferences.has_human_turn, label.samples))
         return question
 
     def count_special(self, texts: Iterable[str]) -> None:

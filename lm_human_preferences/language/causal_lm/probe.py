@@ -29,7 +29,7 @@ def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -
     try:
         with precision.plain():
             for difference, complaint in differences(network, loaded):
-                # Not `>`, which nothing is of a nan.
+                # `not ... <=` and not `>`: NaN fails, too.
                 if not difference <= TOLERANCE:
                     raise UserError(_empty_window(network, name) or refused + complaint)
     except UserError:

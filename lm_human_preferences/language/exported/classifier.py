@@ -57,7 +57,7 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
             'pad_token_id': n_vocab,
             'id2label': {0: 'reward'},
             'label2id': {'reward': 0},
-            # Of which the text-classification pipeline gives the score as it is, without a sigmoid.
+            # For which the text-classification pipeline puts no sigmoid on the score.
             'problem_type': 'regression',
         }
     )
@@ -121,7 +121,7 @@ def check_scores(
     scores = model(input_ids=padded, attention_mask=mask.long()).logits[:, 0]
     found = scores + model.config.reward_constant
     difference = (found - expected).abs().max()
-    # Not `>`, which nothing is of a nan.
+    # `not ... <=` and not `>`: NaN fails, too.
     if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):
         raise UserError(
             f"{name} cannot be exported: transformers' {type(model).__name__} gives other rewards,"
