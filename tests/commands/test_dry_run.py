@@ -52,12 +52,8 @@ def test_ranks_and_their_engine(engine, tmp_path):
 
 def test_what_is_remote_is_not_checked_and_named(tmp_path):
     *_, last = told('train_policy descriptiveness first --mpi 1', tmp_path)
-    assert (
-        last == 'not checked, because it is not on this machine: the encoding main, which is needed'
-        ' to check lengths, '
-        '--task.query_dataset books, --rewards.train_new_model.labels.source '
-        'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels/descriptiveness/offline_5k.json'
-    )
+    assert last.startswith('not checked, because it is not on this machine: the encoding main, ')
+    assert f', --task.query_dataset books, {NEW}.labels.source https://openaipublic.blob' in last
 
 
 def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
@@ -97,10 +93,7 @@ def error_of_dry_run(words):
     'words, message',
     [
         ('--task.query_dataset nosuch', '--task.query_dataset nosuch: choose '),
-        (
-            '--task.query_dataset {}/missing.jsonl',
-            '--task.query_dataset {}/missing.jsonl: no such file',
-        ),
+        ('--task.query_dataset {}/missing.jsonl', '{}/missing.jsonl: no such file'),
         ('--task.policy.initial_model nosuch', "unknown model 'nosuch'"),
         ('--run.precision tf32', 'tf32 needs a GPU'),
         (f'{NEW}.run.precision tf32', 'tf32 needs a GPU'),

@@ -426,10 +426,7 @@ def test_questions_that_cannot_be_read_now_are_asked_when_they_can(path):
     with served(path, 'anna', notes=notes) as (page, anna):
         file.rename(path / 'moved')
         status, reply = anna.post('/questions', held=[], count=3)
-        assert (status, reply['error']) == (
-            503,
-            'The questions cannot be read: No such file or directory.',
-        )
+        assert status == 503 and 'No such file or directory' in reply['error']
         (path / 'moved').rename(file)
         assert len(anna.questions()) == 3 and anna.task()['left'] == 6
         for change in (b'nonsense\n', b''):  # nobody is told that nothing is left
@@ -491,9 +488,8 @@ def test_links_are_new_where_others_could_read_the_key(path):
     file.chmod(0o644)
     notes = []
     with served(path, 'anna', notes=notes) as (page, _):
-        assert page.links['anna'].partition('#')[2] != key.Access(before, ['anna']).code(
-            'link', 'anna'
-        )
+        old = key.Access(before, ['anna']).code('link', 'anna')
+        assert page.links['anna'].partition('#')[2] != old
     assert 'could be read by others: all links are new' in notes[0]
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text('nonsense')
@@ -651,9 +647,8 @@ def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
     anna = Client(command.links['anna'])
     anna.close()
     printed, complaints, status = command.end(signal.SIGINT)
-    assert printed == (
-        f'\nSaved: anna 0, bob 0. 6 questions are open. The report: ./launch.py labels {path}\n'
-    )
+    assert printed.startswith('\nSaved: anna 0, bob 0. 6 questions are open. ')
+    assert printed.endswith(f': ./launch.py labels {path}\n')
     assert (complaints, status) == ('', 0)
 
 

@@ -312,10 +312,8 @@ def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, monkeypatch
     message = str(caught.value)
     assert message.startswith('--rewards.online.patience 0.5: ')
     step = int(message.partition('step ')[2].partition(' ')[0])
-    assert (
-        checkpoints.latest_resumable(str(directory / 'policy/checkpoints'))[1]['trainer']['step']
-        == step
-    )
+    _, state = checkpoints.latest_resumable(str(directory / 'policy/checkpoints'))
+    assert state['trainer']['step'] == step
     assert f'./launch.py resume {directory} goes on' in message
     for path in (live / 'labels/answers').iterdir():  # people come back
         shutil.copy(path, directory / 'labels/answers')
@@ -412,13 +410,11 @@ def test_what_people_have_answered_is_not_overwritten(live, tmp_path, monkeypatc
     others = (live / 'labels/answers/test1.jsonl').read_text()
     path.write_text(others.splitlines(keepends=True)[0])
     before = online_result(directory)
-    expected = (
-        f'--overwrite would delete what anna answered in {directory}/labels: move that folder away,'
-        ' or delete it'
-    )
+    told = error_of(invoke(words))
+    assert told.startswith(f'--overwrite would delete what anna answered in {directory}/labels: ')
     offline = [word for word in words if not word.startswith('--rewards.online')]
-    assert error_of(invoke(words)) == error_of(invoke(offline)) == expected
-    assert invoke([*words, '--dry_run']).stderr == f'error: {expected}\n'
+    assert error_of(invoke(offline)) == told
+    assert invoke([*words, '--dry_run']).stderr == f'error: {told}\n'
     assert_same(online_result(directory), before)
     (directory / 'train_policy_hparams.json').write_text('{}')  # who is test1?
     assert 'what anna, test1, test2 answered in ' in error_of(invoke(words))

@@ -57,9 +57,7 @@ ONLINE = (
 )
 def test_what_nothing_reads_while_labels_are_collected_is_refused(option):
     error = error_of(invoke(f'train_policy test run {ONLINE} --dry_run --{NEW}.{option}'))
-    assert error.startswith(
-        f'--{NEW}.{option.split()[0]} has no effect with --rewards.online; what counts is '
-    )
+    assert error.startswith(f'--{NEW}.{option.split()[0]} has no effect with --rewards.online; ')
 
 
 def test_all_labels_may_be_asked_for_while_they_are_collected():
@@ -78,24 +76,16 @@ def test_options_of_the_command_are_no_options_of_the_reward_model_in_it(option)
 
 
 @pytest.mark.parametrize(
-    'words, message',
+    'words, fact',
     [
-        (
-            'train_reward test run --run.evaluate on',
-            'no such option: --run.evaluate, which is one of train_policy and resume',
-        ),
-        (
-            'resume /somewhere --run.save_dir /q',
-            'no such option: --run.save_dir, which is one of train_reward and train_policy',
-        ),
-        (
-            'train_reward test run --labels.num_train 64 --labels.too_long cut',
-            '--labels.too_long cut: --labels.source test holds no texts, but token ids',
-        ),
+        ('train_reward test run --run.evaluate on', 'is one of train_policy and resume'),
+        ('resume /somewhere --run.save_dir /q', 'is one of train_reward and train_policy'),
+        ('train_reward test run --labels.num_train 64 --labels.too_long cut', 'holds no texts, '),
     ],
 )
-def test_an_option_in_the_wrong_place_says_where_it_belongs(words, message):
-    assert error_of(invoke(words)) == message
+def test_an_option_in_the_wrong_place_says_where_it_belongs(words, fact):
+    told = error_of(invoke(words))
+    assert words.split(' --')[-1].split()[0] in told and fact in told
 
 
 def test_the_directory_of_a_new_reward_model_is_not_its_own_and_the_command_says_so(monkeypatch):
@@ -103,6 +93,4 @@ def test_the_directory_of_a_new_reward_model_is_not_its_own_and_the_command_says
     started = caught_jobs(monkeypatch)
     result = invoke(f'train_policy test run --{NEW}.run.save_dir /q')
     assert hparams_of(started).rewards.train_new_model.run.save_dir == '/q'
-    assert result.stderr == (
-        f'note: --{NEW}.run.save_dir has no effect: the reward model is kept with its policy\n'
-    )
+    assert result.stderr.startswith(f'note: --{NEW}.run.save_dir has no effect: ')

@@ -176,11 +176,8 @@ def test_setup_says_which_pythons_there_may_be(setup):
     setup.add('python', 15)
     status, _, error = setup.run()
     assert status == 2 and not (setup.root / '.venv').exists()
-    assert error == (
-        'error: found no Python 3.11 to 3.14 (tried: python3.14 python3.13 python3.12 python3.11'
-        ' python3 python); install one, or name one: PYTHON=/path/to/python3.14 sh'
-        ' tools/setup.sh\n'
-    )
+    tried = 'python3.14 python3.13 python3.12 python3.11 python3 python'
+    assert error.startswith(f'error: found no Python 3.11 to 3.14 (tried: {tried}); ')
 
 
 def test_setup_says_which_package_brings_ensurepip(setup):
@@ -188,10 +185,8 @@ def test_setup_says_which_package_brings_ensurepip(setup):
     setup.add('python3', 12, has_venv=False)
     status, _, error = setup.run()
     assert status == 2
-    assert error == (
-        'error: Python 3.12 has no ensurepip, which a virtual environment needs; on Debian or'
-        ' Ubuntu: apt install python3.12-venv\n'
-    )
+    assert error.startswith('error: Python 3.12 has no ensurepip, ')
+    assert error.endswith(': apt install python3.12-venv\n')
     setup.add('python3.11', 11)
     assert setup.chosen() == str(setup.bin / 'python3.11')
 

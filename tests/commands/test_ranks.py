@@ -268,10 +268,7 @@ def test_srun_starts_the_ranks_itself(monkeypatch, mpi):
 
 def test_srun_and_mpi_disagree(monkeypatch):
     set_launcher(monkeypatch, {'SLURM_STEP_NUM_TASKS': '16'})
-    with pytest.raises(
-        UserError,
-        match=r'^--mpi 8, but 16 rank\(s\) were started by mpiexec, srun or torchrun: leave',
-    ):
+    with pytest.raises(UserError, match=r'^--mpi 8, but 16 rank\(s\) were started by '):
         launch.start_job('job:job', {}, 8)
 
 
@@ -394,10 +391,7 @@ def test_ranks_of_another_mpi_are_recognised(tmp_path):
     other.chmod(0o755)
     failed = job(tmp_path, 'talk', started_by=(other, '-n', '2'), PYTHONPATH=WITHOUT_TORCH)
     assert failed.process.returncode == 2
-    assert (
-        'error: 2 ranks were started, but each sees a world of 1: they were started by the mpiexec'
-        ' of another MPI' in failed.errors()
-    )
+    assert 'error: 2 ranks were started, but each sees a world of 1: ' in failed.errors()
 
 
 @needs_mpi

@@ -338,9 +338,8 @@ def test_lock_that_is_no_text_or_leads_elsewhere(tmp_path):
     (tmp_path / 'lock').write_bytes(b'\xff' * 5000)
     hparams = resolved('train_policy', 'test')
     hparams.run.save_dir = str(tmp_path)
-    assert 'is writing this run' in told(
-        lambda: run_dir.lock_run_dir(hparams, LocalComm()).__enter__()
-    )
+    lock = run_dir.lock_run_dir(hparams, LocalComm())
+    assert 'is writing this run' in told(lock.__enter__)
     for make in (lambda path: os.symlink(tmp_path / 'precious', path), os.mkfifo):
         os.remove(tmp_path / 'lock')
         make(tmp_path / 'lock')

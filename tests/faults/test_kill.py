@@ -128,12 +128,8 @@ def test_stopped_rank_under_the_users_own_mpiexec(tmp_path):
     process = launch.ranks()[1]
     os.kill(process, signal.SIGSTOP)
     assert launch.end_within(10 + END) in NOTICED_OR_KILLED
-    assert re.search(
-        rf'^error: rank 1, process {process} on \S+, has given no sign of life for 10 s: it is'
-        r' stopped, or its host is gone; see --run.rank_timeout$',
-        launch.errors(),
-        re.MULTILINE,
-    )
+    told = rf'^error: rank 1, process {process} on \S+, has given no .* 10 s: .*--run.rank_timeout$'
+    assert re.search(told, launch.errors(), re.MULTILINE)
 
 
 def test_rank_that_never_starts_under_the_users_own_mpiexec(tmp_path):

@@ -50,11 +50,8 @@ def test_names(command):
         for name in RECORDED['names'][command]
         if name.startswith('_') or name.endswith('_experiments')
     }
-    assert set(EXPERIMENTS[command]) == set(RECORDED['names'][command]) - helpers | {
-        'test',
-        'mock_sentiment',
-        'chat',
-    }
+    recorded = set(RECORDED['names'][command]) - helpers
+    assert set(EXPERIMENTS[command]) == recorded | {'test', 'mock_sentiment', 'chat'}
 
 
 @pytest.mark.parametrize('name', sorted({*launch.policy_experiments} - {'chat'}))
@@ -99,9 +96,5 @@ def test_what_sets_nothing_is_not_nested():
 def test_product_order():
     letters = [*bind('x', 'a'), *bind('x', 'b')]
     both = combos.combos(letters, [*bind('y', 1), *bind('y', 2)])
-    assert [tuple(value for _, value, _ in trial) for trial in both] == [
-        ('a', 1),
-        ('a', 2),
-        ('b', 1),
-        ('b', 2),
-    ]
+    values = [tuple(value for _, value, _ in trial) for trial in both]
+    assert values == [('a', 1), ('a', 2), ('b', 1), ('b', 2)]

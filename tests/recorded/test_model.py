@@ -118,11 +118,8 @@ def test_incremental(build, name):
         )
         results = outputs(build(name), chunk, past=past, past_tokens=seen, padding_token=padding)
         check(results, expected, columns)
-        past, seen, step = (
-            torch.cat([past, results['present']], dim=-2),
-            torch.cat([seen, chunk], dim=1),
-            step + 1,
-        )
+        past = torch.cat([past, results['present']], dim=-2)
+        seen, step = torch.cat([seen, chunk], dim=1), step + 1
     assert step and not new.numel()
 
 

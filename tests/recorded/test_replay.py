@@ -31,10 +31,8 @@ LATER_RTOL = 1e-3  # errors add up over steps
 class Run:
     def __init__(self, name, save_dir, monkeypatch, capsys):
         self.name, self.save_dir = name, same_for_all(save_dir)
-        self.info, self.arrays = (
-            load_json(f'{name}_inputs', 'info.json'),
-            load_npz(f'{name}_inputs', 'trace.npz'),
-        )
+        self.info = load_json(f'{name}_inputs', 'info.json')
+        self.arrays = load_npz(f'{name}_inputs', 'trace.npz')
         self.size = self.info['ranks']
         hparams = train_policy.HParams()
         hparams.override_from_dict(self.info['hparams_passed'])

@@ -115,10 +115,7 @@ def test_saved_directory(trained):
         storage.read_json(str(trained.save_dir / 'train_reward_hparams.json'))
     )
     assert ours == local_paths(hparams_of(train_reward.HParams, hparams), trained.save_dir)
-    recorded, bundle = (
-        Bundle(str(saved / 'reward_model' / 'checkpoints' / 'model.ckpt')),
-        trained.saved(),
-    )
-    assert_checkpoint(bundle, recorded)
+    recorded = Bundle(str(saved / 'reward_model' / 'checkpoints' / 'model.ckpt'))
+    assert_checkpoint(trained.saved(), recorded)
     written = load_json(trained.folder, f'{saved.name}.tb_events.json')
     assert_events(trained.save_dir / 'tb', written, rtol=1e-4)

@@ -184,11 +184,8 @@ def test_a_model_in_several_files_is_read(tmp_path, family, is_remote, cache, se
 @pytest.mark.parametrize(
     'index, told',
     [
-        (
-            {'weight_map': {'a': '../b'}},
-            'is damaged: it must map tensors to files in the same folder',
-        ),
-        ({'weight_map': 3}, 'is damaged: it must map tensors to files in the same folder'),
+        ({'weight_map': {'a': '../b'}}, 'is damaged: it must map tensors to files in the same'),
+        ({'weight_map': 3}, 'is damaged: it must map tensors to files in the same'),
         ({'weight_map': {'a': 'model-2.safetensors'}}, 'model-2.safetensors is damaged or missing'),
     ],
 )

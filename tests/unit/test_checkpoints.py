@@ -36,9 +36,8 @@ def files(directory):
 
 def step_of(prefix):
     read = {name: np.array(value) for name, value in Bundle(prefix).items()}
-    assert (
-        set(read) == {'model/w', 'global_step'} and (read['model/w'] == read['global_step']).all()
-    )
+    assert set(read) == {'model/w', 'global_step'}
+    assert (read['model/w'] == read['global_step']).all()
     return int(read['global_step'])
 
 
@@ -104,10 +103,8 @@ def test_same_name_again(tmp_path):
         save(tmp_path, 'model.ckpt', tensors(step), max_to_keep=2)
     save(tmp_path, 'model.ckpt-4', tensors(4), max_to_keep=2)
     save(tmp_path, 'model.ckpt', tensors(5), max_to_keep=2)
-    assert parse_checkpoint_file((tmp_path / 'checkpoint').read_text()) == [
-        'model.ckpt-4',
-        'model.ckpt',
-    ]
+    listed = parse_checkpoint_file((tmp_path / 'checkpoint').read_text())
+    assert listed == ['model.ckpt-4', 'model.ckpt']
     assert step_of(tmp_path / 'model.ckpt') == 5 and step_of(tmp_path / 'model.ckpt-4') == 4
 
 
@@ -137,12 +134,8 @@ def test_only_ours_is_deleted(tmp_path):
     for name in others + left:
         (tmp_path / name).write_text('x')
     save(tmp_path, 'model.ckpt-2', tensors(2), max_to_keep=1)
-    assert set(files(tmp_path)) == {
-        *others,
-        'checkpoint',
-        f'model.ckpt-2{DATA}',
-        'model.ckpt-2.index',
-    }
+    own = {'checkpoint', f'model.ckpt-2{DATA}', 'model.ckpt-2.index'}
+    assert set(files(tmp_path)) == own | {*others}
 
 
 def test_nothing_is_deleted_before_the_commit(tmp_path):

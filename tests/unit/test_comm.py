@@ -209,6 +209,7 @@ def test_more_ranks_than_gpus_are_refused(visible):
         assert several_ranks.choose_gpu(visible, rank, shares=True) == rank
 
 
+V1 = 'cpu/cpu.cfs_'  # as the files of version 1 of cgroups begin
 HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor in range(8)}
 
 
@@ -238,13 +239,9 @@ def test_threads_are_the_cores_of_a_share(affinities, core_of, quota, threads):
         ('0::/a/b', {'a/b/cpu.max': 'max 100000', 'a/cpu.max': '400000 100000'}, 4),
         ('0::/a', {'a/cpu.max': '400000 100000', 'cpu.max': '200000 100000'}, 2),
         ('0::/docker/1f', {'cpu.max': '300000 100000'}, 3),  # its name is the host's
-        (
-            '5:cpu,cpuacct:/docker/1f\n0::/',
-            {'cpu/cpu.cfs_quota_us': '50000', 'cpu/cpu.cfs_period_us': '100000'},
-            0.5,
-        ),
-        ('1:cpu:/', {'cpu/cpu.cfs_quota_us': '-1', 'cpu/cpu.cfs_period_us': '100000'}, None),
-        ('1:cpuset:/', {'cpu/cpu.cfs_quota_us': '7', 'cpu/cpu.cfs_period_us': '1'}, None),
+        ('5:cpu,cpuacct:/d\n0::/', {f'{V1}quota_us': '50000', f'{V1}period_us': '100000'}, 0.5),
+        ('1:cpu:/', {f'{V1}quota_us': '-1', f'{V1}period_us': '100000'}, None),
+        ('1:cpuset:/', {f'{V1}quota_us': '7', f'{V1}period_us': '1'}, None),
         ('0::/', {}, None),
     ],
 )

@@ -212,11 +212,8 @@ def test_logits_by_pieces_of_the_vocabulary(rows, library, monkeypatch):
 @pytest.mark.parametrize('shape', [(7,), (50, 3)], ids=str)
 def test_logprobs_and_entropies_from_one_table(shape):
     torch.manual_seed(0)
-    h, weight, labels = (
-        torch.randn(*shape, 16),
-        torch.randn(VOCABULARY, 16),
-        torch.randint(VOCABULARY, shape),
-    )
+    h, weight = torch.randn(*shape, 16), torch.randn(VOCABULARY, 16)
+    labels = torch.randint(VOCABULARY, shape)
     weights, gradients = torch.randn(shape), []
     for fused in (True, False):
         h, weight = (tensor.detach().requires_grad_() for tensor in (h, weight))
@@ -264,10 +261,8 @@ def gradient_of(trainer, rollouts):
 
 def test_bf16_agrees_with_float32_within_its_digits(library):
     config = load_json('ppo', 'configs.json')['configs'][0]
-    trainer, rollouts = (
-        ppo_trainer(config['hparams'], comms.LocalComm()),
-        rollouts_of('ppo', config['id'], 0, 1),
-    )
+    trainer = ppo_trainer(config['hparams'], comms.LocalComm())
+    rollouts = rollouts_of('ppo', config['id'], 0, 1)
     exact, gradient = gradient_of(trainer, rollouts)
     precision.configure('bf16', CPU, library)
     rounded, rounded_gradient = gradient_of(trainer, rollouts)
@@ -320,10 +315,8 @@ def test_masks_have_the_type_of_the_layers(net, library, monkeypatch, name, dtyp
 @needs_bf16
 def test_weights_laid_out_for_sampling_are_those_of_now(net, library):
     precision.configure('bf16', CPU, library)
-    optimizer, tokens = (
-        Adam(dict(net.named_parameters()), comm=comms.LocalComm()),
-        padded(3, QUERY, share=0),
-    )
+    optimizer = Adam(dict(net.named_parameters()), comm=comms.LocalComm())
+    tokens = padded(3, QUERY, share=0)
 
     def outputs():
         h = net.hidden(tokens)
@@ -391,14 +384,12 @@ def test_few_rows_are_multiplied_by_weights_laid_out(
     transposed = torch.nn.Parameter(other.weight.T.contiguous(), requires_grad=learns)
     exact = x.double() @ layer.weight.double() + layer.bias
     exact_gelu = torch.nn.functional.gelu(exact, approximate='tanh')
+    by_transposed = precision.linear_transposed(x, transposed, other.bias)
     for found, expected in (
         (layer(x), exact),
         (layer(x, gelu=True), exact_gelu),
         (net.logits(x), x.double() @ table.T.double()),
-        (
-            precision.linear_transposed(x, transposed, other.bias),
-            x.double() @ other.weight.double() + other.bias,
-        ),
+        (by_transposed, x.double() @ other.weight.double() + other.bias),
     ):
         assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     for weight in (layer.weight, table, transposed):

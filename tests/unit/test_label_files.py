@@ -126,10 +126,8 @@ def test_mistake_in_the_file(load, tmp_path, labels, settings, told):
 def test_a_run_with_other_labels_is_told_what_it_may_name(begun_with, hint):
     with pytest.raises(UserError) as caught:
         label_files.check_order(list(range(begun_with)), 8, hparams('labels.json', batch_size=2))
-    assert str(caught.value) == (
-        f'the run was begun with {begun_with} labels, not 8: name them as before{hint}, or begin'
-        ' again with --overwrite'
-    )
+    told = f'the run was begun with {begun_with} labels, not 8: name them as before{hint}, or '
+    assert str(caught.value).startswith(told)
 
 
 def test_answers_of_a_folder_are_checked_as_those_of_a_file_are(tmp_path):
@@ -188,10 +186,8 @@ def test_generated_labels_like_small_token_ids(label_type):
         other = torch.where(labels['best'].bool()[:, None], labels['sample0'], labels['sample1'])
         assert (chosen.sum(1) <= other.sum(1)).all() and (chosen.sum(1) < other.sum(1)).any()
     elif label_type == 'scalar_rating':
-        assert (
-            torch.corrcoef(torch.stack([labels['score'], labels['sample'].sum(1).float()]))[0, 1]
-            < -0.99
-        )
+        tokens = labels['sample'].sum(1).float()
+        assert torch.corrcoef(torch.stack([labels['score'], tokens]))[0, 1] < -0.99
     else:
         gain = (labels['sample0'] - labels['sample1']).sum(1).float()
         assert torch.corrcoef(torch.stack([labels['difference'], gain]))[0, 1] > 0.99

@@ -228,10 +228,7 @@ def test_an_update_is_the_same_in_micro_batches_and_leaves_the_value_head(policy
     'settings, message',
     [
         ({'batch_size': 30}, '--ppo.batch_size 30 is not a multiple of --ppo.samples_per_query 4'),
-        (
-            {'batch_size': 36, 'nminibatches': 2},
-            '--ppo.nminibatches 2 x --ppo.samples_per_query 4 = 8: use 32 or 40',
-        ),
+        ({'batch_size': 36, 'nminibatches': 2}, '2 x --ppo.samples_per_query 4 = 8: use 32 or 40'),
         ({'micro_batch_size': 6}, '--ppo.micro_batch_size 6 is not a multiple of'),
     ],
 )

@@ -370,10 +370,7 @@ def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypat
     hparams.override_from_dict({**TEST_TASK, **overrides})
     train.train(hparams)
     printed = capsys.readouterr().out
-    assert (
-        f': even {told}micro_batch_size 1 --run.gradient_checkpointing true takes 0.4 GB, for'
-        in printed
-    )
+    assert f': even {told}micro_batch_size 1 --run.gradient_checkpointing true takes 0.4' in printed
     assert printed.index('WARNING') < printed.index('1/1')
 
 

@@ -466,10 +466,8 @@ def test_a_reward_model_no_better_than_chance_rings():
     (alarm,) = collection.retraining_alarms(3, best_of_four(0.28, 100))
     assert str(alarm).startswith('the reward model predicts labels that it has not seen no better')
     # Wilson's interval
-    assert str(alarm).endswith(
-        '(accuracy of reward model 3 on 100 labels is 0.28, the limit 0.25, the 95 % interval 0.201'
-        ' to 0.375)'
-    )
+    told = '(accuracy of reward model 3 on 100 labels is 0.28, the limit 0.25, the 95 % interval '
+    assert str(alarm).endswith(f'{told}0.201 to 0.375)')
     assert collection.retraining_alarms(3, best_of_four(0.36, 400)) == []
     # Ratings have a correlation: tanh(atanh(0.01) +- 1.96 / sqrt(97)) = -0.187 to 0.206
     rated = dataclasses.replace(best_of_four(None, 120), effective=100, chance=None, agreement=0.01)

@@ -162,18 +162,10 @@ FACTS = [
     ('lora', 'card', 'rank 8 (LoRA) learned'),
     ('embedding', 'card', 'rank 8 (LoRA), and wte in full, learned'),
     ('first', 'card', 'first of the 4 reward models'),
-    (
-        'first',
-        'card',
-        '87.5 % of the labels that were held out of its training (a share of 0.2 of all)',
-    ),
+    ('first', 'card', '87.5 % of the labels that were held out of its training (a share of 0.2 '),
     ('first', 'card', 'interval is 52.9 to 97.8 %'),  # Wilson's for 8 labels
     ('mean', 'card', 'mean of the 4 reward models prefers'),
-    (
-        'mean',
-        'card',
-        '75.0 % of the labels that were held out of its training (a share of 0.2 of all).',
-    ),
+    ('mean', 'card', '75.0 % of the labels that were held out of its training (a share of 0.2 '),
     ('errors', 'card', '25.0 % are answers at random'),
     ('early', 'card', ' 5056 episodes in batches of 64'),
     ('early', 'summary', ' learned in 128 of 5,056 episodes of PPO'),
@@ -298,11 +290,7 @@ def test_a_share_that_cannot_be_is_not_told(tmp_path, more):
     'settings, kind, fact',
     [
         ({'function': '/x/own.py:score'}, 'reward function', "of the user's, own.py:score."),
-        (
-            {'trained_model': 'hf://org/name', 'class_name': 'GOOD'},
-            'classifier',
-            "as hf://org/name. The reward is the log odds of its class 'GOOD'.",
-        ),
+        ({'trained_model': 'hf://org/name', 'class_name': 'GOOD'}, 'classifier', "class 'GOOD'."),
         ({'trained_model': '{local}'}, 'classifier', 'was given to the run, as local.'),
         ({'trained_model': 'mock'}, 'known reward', 'The reward is a known function of the text'),
     ],

@@ -321,9 +321,8 @@ def test_ends_are_those_of_the_model_and_in_a_chat_those_of_its_template(tmp_pat
 
 def test_what_was_found_is_named_and_where_nothing_is_the_options(tmp_path):
     encoder = encoder_of(tmp_path)
-    assert lm_tasks.end_notes(task(chat=True), encoder) == [
-        f"A response ends with {END!r} (0), '<s>' (1), or after 4 tokens"
-    ]
+    (note,) = lm_tasks.end_notes(task(chat=True), encoder)
+    assert note == f"A response ends with {END!r} (0), '<s>' (1), or after 4 tokens"
     assert lm_tasks.end_notes(task(chat=True, stop=False), encoder) == []
     without = encodings.Reviews.get_encoder()
     with pytest.raises(UserError, match=r'^--task.stop: .*give --task.truncate_text, or .* off$'):
@@ -341,10 +340,8 @@ def test_an_end_before_truncate_after_does_not_count(tmp_path):
         [False, False],
         [True, False],
     ]
-    assert (
-        lm_tasks.policy_settings(task(truncate_token=3), encodings.Test.get_encoder())['is_end']
-        is None
-    )
+    settings = lm_tasks.policy_settings(task(truncate_token=3), encodings.Test.get_encoder())
+    assert settings['is_end'] is None
 
 
 def test_greedy_answers_are_those_of_generate(tmp_path):

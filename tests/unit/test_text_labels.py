@@ -27,11 +27,8 @@ from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.runs.run_files import LABELLER
 
 PAIRS = label_types.get('best_of_2')
-USER, GOOD, BAD = (
-    {'role': 'user', 'content': 'Why?'},
-    {'role': 'assistant', 'content': 'Because.'},
-    {'role': 'assistant', 'content': 'No.'},
-)
+USER = {'role': 'user', 'content': 'Why?'}
+GOOD, BAD = ({'role': 'assistant', 'content': text} for text in ('Because.', 'No.'))
 HELLO = [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
 DIALOGUE = '\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:'
 MORE = '\n\nHuman: And?\n\nAssistant:'
@@ -275,9 +272,8 @@ def test_texts_that_are_rendered_by_a_template_are_counted(tmp_path):
     rendered = {'prompt': f'user: Why?{END}', 'chosen': 'Because.', 'rejected': 'No.'}
     found = [('here', rendered), ('here', {**rendered, 'prompt': 'Why?'})]
     labels, notes = tokenise.tokenise(found, hparams(query=40, response=40), bytes_of(tmp_path))
-    assert len(labels) == 2 and notes[-1].startswith(
-        'Special tokens of the model are spelled in 1 records'
-    )
+    assert len(labels) == 2
+    assert notes[-1].startswith('Special tokens of the model are spelled in 1 records')
     settings = hparams(query=40, response=40)
     settings.task.special_tokens = True
     ((_, question), _), notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
@@ -442,11 +438,8 @@ def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
         rows = [[t for t in row if t != encoder.padding_token] for row in labels[field].tolist()]
         return [encoder.decode(row) for row in rows]
 
-    assert (texts('query'), texts('sample1'), labels['best'].tolist()) == (
-        queries,
-        samples,
-        [0] * len(queries),
-    )
+    assert (texts('query'), texts('sample1')) == (queries, samples)
+    assert labels['best'].tolist() == [0] * len(queries)
     assert note in notes and notes[0] == f'Num labels found in source: {len(queries)}'
     assert any(line.startswith('Padded: 1 queries to 3 tokens') for line in notes)
 
@@ -534,9 +527,7 @@ def test_standard_input_is_lines_or_an_array(monkeypatch):
     monkeypatch.setattr(
         'sys.stdin', io.TextIOWrapper(io.BytesIO(json.dumps(SHORT, indent=2).encode()))
     )
-    with pytest.raises(
-        UserError, match='line 1 is not JSON.*; a file has an object a line, or one'
-    ):
+    with pytest.raises(UserError, match='line 1 is not JSON.*; a file has an object a line, or'):
         records.read('-')
 
 
@@ -629,9 +620,8 @@ def test_preferences_are_the_best_with_each_of_the_others():
         {'prompt': 'a', 'chosen': 'c', 'rejected': 'd'},
     ]
     compared = [{**label, 'difference': difference} for difference in (-2.0, 0, 0.5)]
-    assert [
-        found['chosen'] for found in preferences(compared, label_types.get('scalar_compare'))
-    ] == ['b', 'c']
+    found = preferences(compared, label_types.get('scalar_compare'))
+    assert [each['chosen'] for each in found] == ['b', 'c']
     with pytest.raises(UserError, match='ratings of one response prefer none'):
         list(preferences([], label_types.get('scalar_rating')))
 

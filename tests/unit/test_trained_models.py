@@ -96,21 +96,18 @@ def test_a_fresh_value_head_is_zero_and_a_reward_head_has_the_deviation_of_the_o
     [
         (
             lambda t: t.update({'model/wpe': t['model/wpe'][:4]}),
-            '{}/model.ckpt: model/wpe is float32 (4, 4), the model needs float32 (8, 4)',
+            ': model/wpe is float32 (4, 4), the model needs float32 (8, 4)',
         ),
         (
             lambda t: t.update({'model/ln_f/g': t['model/ln_f/g'].astype(np.float64)}),
-            '{}/model.ckpt: model/ln_f/g is float64 (4,), the model needs float32 (4,)',
+            ': model/ln_f/g is float64 (4,), the model needs float32 (4,)',
         ),
-        (
-            lambda t: t.pop('model/h0/ln_1/g'),
-            '{}/model.ckpt lacks model/h0/ln_1/g and 0 more of the model',
-        ),
+        (lambda t: t.pop('model/h0/ln_1/g'), ' lacks model/h0/ln_1/g and 0 more of the model'),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(model_dir, change, told):
     rewrite(model_dir, change)
-    assert error_of(model_dir) == told.format(model_dir)
+    assert error_of(model_dir) == f'{model_dir}/model.ckpt{told}'
 
 
 @pytest.mark.parametrize('value', [math.nan, -math.inf])
@@ -301,27 +298,16 @@ def test_exported_encoding_is_the_one_of_the_model(tmp_path, monkeypatch):
         ({}, 'transformers knows no model None'),
         ({'model_type': 'bert_of_mine'}, "transformers knows no model 'bert_of_mine'"),
         ({'model_type': 't5'}, 't5 is not a causal language model of transformers'),
-        (
-            {'model_type': 'own', 'auto_map': {'AutoModel': 'code.Model'}},
-            "model 'own' (its own code, which auto_map names, is not run)",
-        ),
-        (
-            {'model_type': 'llama', 'quantization_config': {'quant_method': 'awq'}},
-            'is of a quantised model, which cannot be trained',
-        ),
-        (
-            {'model_type': 'llama', 'num_hidden_layers': 10**9},
-            'num_hidden_layers 1e+09 is not what',
-        ),
-        (
-            {'model_type': 'llama', 'hidden_size': -1},
-            'describe a model that transformers can make: ',
-        ),
-        ({'model_type': 'llama', 'hidden_size': 0, 'head_dim': 8}, 'can make: --n_embd must be'),
-        ({'model_type': 'llama', 'vocab_size': 99}, 'the model knows 99 tokens, but its tokeniser'),
+        ({'model_type': 'own', 'auto_map': {'AutoModel': 'code.Model'}}, 'auto_map names, is not'),
+        ({'quantization_config': {'quant_method': 'awq'}}, 'is of a quantised model, which'),
+        ({'num_hidden_layers': 10**9}, 'num_hidden_layers 1e+09 is not what'),
+        ({'hidden_size': -1}, 'describe a model that transformers can make: '),
+        ({'hidden_size': 0, 'head_dim': 8}, 'can make: --n_embd must be'),
+        ({'vocab_size': 99}, 'the model knows 99 tokens, but its tokeniser'),
     ],
 )
 def test_models_that_cannot_be_are_refused(tmp_path, config, told):
     write_byte_level(tmp_path)
+    config = {'model_type': 'llama', **config} if config else {}
     (tmp_path / 'config.json').write_text(json.dumps(config))
     assert told in error_of(tmp_path)
