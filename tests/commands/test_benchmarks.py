@@ -13,8 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from test_own_tokeniser import TEMPLATE, write_model
-from tiny_causal_lms import save, tiny
+from test_own_tokeniser import write_chat_model
 
 FOLDER = Path(__file__).parents[2] / 'benchmarks'
 
@@ -37,10 +36,7 @@ def test_labelling():
 @pytest.mark.slow
 def test_an_evening(tmp_path):
     """The person is judged by what it likes, not by the head that its answers taught."""
-    model = save(
-        tiny('llama', vocab_size=512, max_position_embeddings=256),
-        write_model(tmp_path / 'model', chat_template=TEMPLATE),
-    )
+    model = write_chat_model(tmp_path / 'model', positions=256)
     for part in ('', '.test'):
         lines = [json.dumps(f'Who is {name}?') for name in ('late', 'quick', 'lazy', 'brown')]
         (tmp_path / f'queries{part}.jsonl').write_text('\n'.join(lines))

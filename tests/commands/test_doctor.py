@@ -13,8 +13,7 @@ from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.processors import Processor
 from lm_human_preferences.machine.products import Rates
 
-GIB = 1 << 30
-Usage = types.SimpleNamespace
+FREE = types.SimpleNamespace(free=3 << 30)
 
 
 @pytest.fixture
@@ -70,10 +69,6 @@ def test_products_and_threads_are_told(quick, monkeypatch):
     assert ', of which this container may take 1.5, of which one rank' in found['devices'][1]
 
 
-def three_gib(path):
-    return Usage(free=3 * GIB)
-
-
 def no_module(name):
     spec = types.SimpleNamespace(submodule_search_locations=[])
     return lambda wanted: None if wanted == name else spec
@@ -86,7 +81,7 @@ def no_module(name):
         ('Python', 'sys.version_info', (3, 15, 0), '3.11 to 3.14 are: `PYTHON=python3.14', 0),
         ('packages', 'importlib.util.find_spec', no_module('tiktoken'), 'tiktoken missing: `', 1),
         ('memory and disk', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
-        ('memory and disk', 'shutil.disk_usage', three_gib, '3 GiB free at /tmp', 0),
+        ('memory and disk', 'shutil.disk_usage', lambda path: FREE, '3 GiB free at /tmp', 0),
         ('MPI', 'launcher.find_mpiexec', refuse, 'there is none', 0),
         ('one rank', 'step', refuse, 'there is none', 1),
         ('two by torch', 'step', lambda *options: refuse() if options else '', 'there is none', 0),

@@ -5,7 +5,7 @@ import json
 import pytest
 from command_line import invoke, last_error_of, succeed
 
-from lm_human_preferences import storage
+from lm_human_preferences import storage, train_reward
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.training import memory
@@ -99,6 +99,7 @@ def error_of_dry_run(words):
         (f'{NEW}.run.precision tf32', 'tf32 needs a GPU'),
         ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),
         (f'{NEW} off --rewards.trained_model mock', "('mock') judges film reviews only"),
+        (f'{NEW}.labels.source mock', 'set --task.policy.initial_model reviews'),
     ],
 )
 def test_what_would_fail(words, message, tmp_path):
@@ -107,6 +108,37 @@ def test_what_would_fail(words, message, tmp_path):
     )
     assert message.format(tmp_path) in found
     assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.parametrize(
+    'words, range_',
+    [
+        ('--ppo.gamma 5', 'from 0 to 1'),
+        ('--task.policy.temperature 0', 'above 0'),
+        (f'{NEW}.labels.type best_of_1', 'at least 2'),
+        ('--rewards.online.validation -1 --rewards.online.labels 50', 'from 0 to 1'),
+        ('--task.truncate_token 999999', '0 to 26'),
+        ('--task.truncate_after 4 --task.truncate_token 5', 'below --task.response_length 4'),
+        ('--task.response_length 600', 'are 603, more than the 8 of --task.policy.initial_model'),
+        ('--ppo.batch_size 1_000_000_000_000 --ppo.total_episodes 1_000_000_000_000', 'at most'),
+        (f'{NEW}.rollout_batch_size 1_000_000_000_000', 'at most'),
+    ],
+)
+@pytest.mark.parametrize('more', ['', '--dry_run'])
+def test_values_that_cannot_work_are_refused_and_nothing_is_written(words, range_, more, tmp_path):
+    command = f'train_policy test first --mpi 1 --save_dir {tmp_path} {words} {more}'
+    found, option = error_of_dry_run(command), words.split()[0].removeprefix(f'{NEW}.').strip('-')
+    assert option in found and range_ in found
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_policy_is_checked_before_its_reward_model_is_trained(tmp_path, monkeypatch):
+    """Memory for a batch of episodes is needed only hours later."""
+    begun = lambda *_: pytest.fail('training has begun')  # noqa: E731
+    monkeypatch.setattr(train_reward, 'train_models', begun)
+    command = f'train_policy test first --mpi 1 --save_dir {tmp_path}'
+    found = error_of_dry_run(f'{command} --ppo.batch_size 1_000_000_000_000')
+    assert found.startswith('--ppo.batch_size: what 1000000000000 of them hold')
 
 
 def test_a_run_that_is_there_already(tmp_path):

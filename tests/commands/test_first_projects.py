@@ -9,8 +9,7 @@ import shlex
 
 import pytest
 from command_line import invoke
-from test_own_tokeniser import TEMPLATE, write_model
-from tiny_causal_lms import save, tiny
+from test_own_tokeniser import write_chat_model
 
 import launch
 import sample
@@ -33,8 +32,7 @@ SMALL = (
 def project(tmp_path, monkeypatch):
     """A folder with a tiny chat model and prompts.csv, in which the user stands."""
     folder = tmp_path / 'project'
-    model = write_model(folder / 'model', chat_template=TEMPLATE)
-    save(tiny('llama', vocab_size=512, max_position_embeddings=128), model)
+    write_chat_model(folder / 'model')
     rows = [f'{number};"{text}"' for number, text in enumerate(PROMPTS)]
     (folder / 'prompts.csv').write_text('\ufeffid;prompt\n' + '\n'.join(rows) + '\n')
     (folder / 'prompts.test.csv').write_text('id;prompt\n9;Who is late?\n')

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from command_line import error_of, invoke, last_error_of, succeed
 from documentation import fenced
-from test_own_tokeniser import TEMPLATE, write_model
-from tiny_causal_lms import save, tiny
+from test_own_tokeniser import write_chat_model
 
 import sample
 from lm_human_preferences.checkpointing import checkpoints
@@ -24,10 +23,7 @@ SIZES = '--task.query_length 24 --task.response_length 8'
 def run(tmp_path_factory):
     """A chat policy that learned from eight labels: its folder, and what was printed."""
     folder = tmp_path_factory.mktemp('frozen')
-    model = save(
-        tiny('llama', vocab_size=512, max_position_embeddings=128),
-        write_model(folder / 'model', chat_template=TEMPLATE),
-    )
+    model = write_chat_model(folder / 'model')
     texts = [json.dumps(query) for query in QUERIES]
     (folder / 'queries.jsonl').write_text('\n'.join(texts))
     (folder / 'queries.test.jsonl').write_text('"Who jumps?"\n"Who said so?"\n')
@@ -101,10 +97,7 @@ def test_a_trained_head_is_given_to_another_policy(run, tmp_path):
     )
     given = f'--rewards.trained_model {folder}/run --ppo.total_episodes 64'
     succeed(f'train_policy chat second --mpi 1 --save_dir {tmp_path} {task} {given}')
-    other = save(
-        tiny('llama', seed=1, vocab_size=512, max_position_embeddings=128),
-        write_model(tmp_path / 'other', chat_template=TEMPLATE),
-    )
+    other = write_chat_model(tmp_path / 'other', seed=1)
     task = task.replace(f'{folder}/model', str(other))
     refused = invoke(f'train_policy chat third --mpi 1 --save_dir {tmp_path} {task} {given}')
     assert 'is a head on hidden states of' in last_error_of(refused)

@@ -118,11 +118,6 @@ def test_classifier_sums_its_weights(reward):
     assert reward.score(tokens('and'), tokens('was good')).item() == pytest.approx(by_hand.item())
 
 
-def test_other_encodings_are_refused():
-    with pytest.raises(UserError, match="judges film reviews only, encoding 'reviews', not 'test'"):
-        known_reward.KnownReward(encodings.Test)
-
-
 def cross_entropy_of_the_grammar():
     """Nats that a response takes on average where the grammar is known, exactly."""
     total = 0

@@ -92,10 +92,14 @@ def queries(tmp_path):
     return path
 
 
+def write_chat_model(directory, seed=0, positions=128):
+    write_model(directory, chat_template=TEMPLATE)
+    return save(tiny('llama', seed, vocab_size=512, max_position_embeddings=positions), directory)
+
+
 @pytest.fixture
 def chat_model(tmp_path):
-    model = write_model(tmp_path / 'model', chat_template=TEMPLATE)
-    return save(tiny('llama', vocab_size=512, max_position_embeddings=128), model)
+    return write_chat_model(tmp_path / 'model')
 
 
 @pytest.fixture

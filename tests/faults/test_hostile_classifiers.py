@@ -116,12 +116,6 @@ def token_without_a_row(directory):
     path.write_text(json.dumps(content))
 
 
-def index_elsewhere(directory):
-    (directory / WEIGHTS).unlink()
-    text = json.dumps({'weight_map': {'classifier.weight': '../elsewhere.safetensors'}})
-    (directory / 'model.safetensors.index.json').write_text(text)
-
-
 def head_of(size):
     """A safetensors file whose head says that it is so long."""
     return lambda directory: (directory / WEIGHTS).write_bytes(struct.pack('<Q', size) + b'{}')
@@ -131,14 +125,10 @@ def head_of(size):
     'damage, told',
     [
         (config(architectures=['BertForMaskedLM']), 'is not of a sequence classifier'),
-        (config(model_type=None), 'transformers knows no model None'),
-        (config(model_type='own'), "transformers knows no model 'own'"),
         (config(model_type='vit_mae'), 'does not describe a model that transformers can make'),
-        (config(quantization_config={'bits': 4}), 'is of a quantised model'),
         (own_code(AutoConfig='modeling.C'), 'code of its own \\(auto_map\\), which is not run'),
         (own_code_of_a_known_family, 'code of its own \\(auto_map\\), which is not run'),
         (code_of_the_tokeniser, 'its tokeniser cannot be read'),
-        (config(num_hidden_layers=10**9), 'num_hidden_layers 1e\\+09 is not what a model can have'),
         (config(num_hidden_layers=3), 'lacks bert.encoder.layer.2'),
         (config(hidden_size=1 << 20), 'its config.json describes'),
         (config(hidden_size=32), r'bert\..* \(.*16.*\), the model needs \(.*32.*\)'),
@@ -156,13 +146,9 @@ def head_of(size):
         ),
         (pickles_only, 'pickled weights are not read'),
         (pickle_by_the_name, 'is damaged or missing'),
-        (index_elsewhere, 'must map tensors to files in the same folder'),
         (head_of(1 << 60), 'is damaged or missing'),
         (token_without_a_row, 'its tokeniser has .* up to number 1000, but the model knows'),
-        (
-            config(vocab_size=20),
-            r'word_embeddings.weight is \(64, 16\), the model needs \(20, 16\)',
-        ),
+        (config(vocab_size=20), r'word_embeddings.weight is \(64, 16\), the model needs \(20'),
     ],
 )
 def test_one_line_says_what_is_wrong(judged, damage, told):

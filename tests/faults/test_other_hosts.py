@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from launched import eventually
+from page_proxy import free_port
 
 from lm_human_preferences.distributed import launch_methods, launcher, lifeline, rendezvous
 
@@ -31,10 +32,6 @@ def listening_at(port):
             row[1][:-5] for row in rows[1:] if row[1].endswith(f':{port:04X}') and row[3] == '0A'
         ]
     return found
-
-
-def free_port():
-    return rendezvous.socket.create_server(('127.0.0.1', 0)).getsockname()[1]
 
 
 class Mpi:

@@ -66,17 +66,6 @@ def test_alpha_is_that_of_another_program_on_random_tables_with_gaps():
     assert [None if math.isnan(alpha) else round(alpha, 10) for alpha in found] == ALPHAS
 
 
-def test_alpha_of_the_published_example():
-    """Krippendorff 2011, section C: four observers, twelve units, gaps: nominal alpha 0.743."""
-    table = [
-        [1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None],
-        [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3],
-        [None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None],
-        [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None],
-    ]
-    assert round(krippendorff_alpha(counts_of(table)), 3) == 0.743
-
-
 def test_alpha_by_hand():
     """Two labellers: (0,0) (1,1) (0,1). 2 unequal ordered pairs; n 6, three of each value.
 

@@ -74,10 +74,6 @@ def test_loss_of_three_by_hand():
     assert guessed == pytest.approx(math.log(6)) == ranking.guessing_loss({})
 
 
-def rankings(path):
-    return [example_label_type.places(answer) for answer in answers_of(path, 'anna')]
-
-
 def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
     path = tmp_path / 'f'
     succeed(f'ask test {path} --count 8 --labels.type ranking_of_4')
@@ -88,7 +84,8 @@ def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
     assert '1-4  press all, the best first, and go on' in printed
     assert 'so far: 2 4 ' in printed and 'so far: 2 4 5' not in printed
     assert printed.count('so far: 2 4 (') == 2  # pressed, and shown again after the help
-    assert rankings(path) == [[2, 1, 3, 4], [4, 3, 2, 1], *[[3, 4, 1, 2]] * 6]
+    rankings = [example_label_type.places(answer) for answer in answers_of(path, 'anna')]
+    assert rankings == [[2, 1, 3, 4], [4, 3, 2, 1], *[[3, 4, 1, 2]] * 6]
     hparams = hparams_of('test', labels__source=str(path), batch_size=8, labels__num_train=8)
     labels, *_ = load_labels(hparams, encodings.Test)
     assert labels['ranking'].tolist() == [answer.value for answer in answers_of(path, 'anna')]

@@ -224,10 +224,6 @@ def test_other_errors_are_told_by_their_class(error, is_lost):
         raise error('text')
 
 
-def lines_in(descriptor):
-    return [json.loads(line) for line in os.read(descriptor, 1000).splitlines()]
-
-
 def test_what_a_rank_tells_its_launcher(tmp_path):
     with pytest.raises(OSError):
         channel.StatusPipe(str(tmp_path), 1)  # nobody listens
@@ -236,7 +232,8 @@ def test_what_a_rank_tells_its_launcher(tmp_path):
     assert os.get_blocking(pipe.fd)  # a report waits for room, rather than fail
     pipe.report()
     pipe.report(done=True)
-    assert lines_in(status) == [{'process': os.getpid()}, {}, {'done': True}]
+    lines = [json.loads(line) for line in os.read(status, 1000).splitlines()]
+    assert lines == [{'process': os.getpid()}, {}, {'done': True}]
     with pytest.raises(BlockingIOError):
         os.read(life, 1)  # empty, and open
     os.close(pipe.life)

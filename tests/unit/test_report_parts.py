@@ -45,10 +45,6 @@ def drawn(chart):
     return render._template('chart.jinja').module.figure(chart)
 
 
-def ticks_of(chart):
-    return [text for axis in (chart.up, chart.across) for _, text in axis.ticks]
-
-
 def looks_of(chart):
     return [(each.kind, each.colour % charts.COLOURS) for each in chart.series]
 
@@ -83,7 +79,8 @@ def test_a_chart_says_what_it_shows_and_nothing_in_it_is_markup():
 )
 def test_numbers_on_an_axis_differ_and_steps_are_whole(x, ys, expected):
     chart = charts.layout('T', x, 'y', [Series('a', [0, 2], ys)], identity='i')
-    assert ticks_of(chart) == expected.split()
+    ticks = [text for axis in (chart.up, chart.across) for _, text in axis.ticks]
+    assert ticks == expected.split()
 
 
 def test_runs_and_curves_of_one_chart_look_different(tmp_path):
