@@ -28,20 +28,12 @@ def options(hparams, **changes):
     return [*words, '--run.console=original']
 
 
-def without_clock(names):
-    return sorted(
-        re.sub(r'(events.out.tfevents)\..*', r'\1', name)
-        for name in names
-        if not name.endswith('.meta')
-    )
-
-
 def files_under(directory):
     ours = {'reward_model/labels.json'}
     ours |= {'train_policy_more_hparams.json', 'train_reward_more_hparams.json'}
     ours |= {'train_policy_commands.jsonl', 'train_reward_commands.jsonl'}
     names = {str(path.relative_to(directory)) for path in directory.rglob('*') if path.is_file()}
-    return without_clock(names - ours)
+    return sorted(re.sub(r'(events.out.tfevents)\..*', r'\1', name) for name in names - ours)
 
 
 def run_directory(name):

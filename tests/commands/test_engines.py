@@ -7,7 +7,6 @@ faults/test_two_hosts.py has three ranks.
 
 import os
 import re
-import subprocess
 
 import pytest
 from engines import (
@@ -19,7 +18,7 @@ from engines import (
     on_mpi_words,
     skip_reason,
 )
-from launched import run_without_launcher
+from launched import output_of, run_without_launcher
 
 from lm_human_preferences.distributed import launcher
 
@@ -30,20 +29,7 @@ def run_by_mpiexec(size, directory, command):
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     environment = launcher.rank_environment(str(directory), size, is_open_mpi)
     options = launcher.mpiexec_options(is_open_mpi, size, processors=1)
-    return run([mpiexec, *options, *command], environment)
-
-
-def run(command, environment):
-    run = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        env={**environment, 'OMP_NUM_THREADS': '1'},
-    )
-    assert run.returncode == 0, run.stdout
-    return run.stdout
+    return output_of([mpiexec, *options, *command], environment, TIMEOUT_SECONDS)
 
 
 def lines_by_engine(size, output):

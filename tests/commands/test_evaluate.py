@@ -761,15 +761,8 @@ def test_the_end_says_what_is_there_and_what_comes_next(run):
     ]
 
 
-@pytest.fixture
-def no_work(monkeypatch):
-    def load_models(*arguments):
-        raise AssertionError('the models were loaded first')
-
-    monkeypatch.setattr(measure, 'load_models', load_models)
-
-
-def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_path, no_work):
+def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, 'load_models', lambda *_: pytest.fail('the models are loaded'))
     (tmp_path / 'file').touch()
     (tmp_path / 'taken' / 'evaluation.png').mkdir(parents=True)
     for directory, reason in [

@@ -180,15 +180,10 @@ SHORT_PAIRS = {
 
 def test_imported_labels_keep_their_order(tmp_path):
     """In that order training takes them; each has a time of its own, whoever labelled it."""
-    questions = [
-        (
-            records.TextLabel(
-                'a', ('x', 'y'), answer=number % 2, labeller=f'annotator-{number % 3}'
-            ),
-            {'query': [number], 'sample0': [0], 'sample1': [1]},
-        )
-        for number in range(7)
-    ]
+    questions = []
+    for number in range(7):
+        label = records.TextLabel('a', ('x', 'y'), number % 2, f'annotator-{number % 3}')
+        questions.append((label, {'query': [number], 'sample0': [0], 'sample1': [1]}))
     before = time.time()
     with QuestionWriter(str(tmp_path / 'f'), SHORT_PAIRS) as writer:
         into_folder.add_labels(questions, writer, ['imported'] * 2, 'imported')

@@ -70,9 +70,8 @@ def test_a_key_chooses_the_sample_that_is_shown_there(path):
 def test_keys_may_be_on_lines_of_their_own_and_others_do_nothing(tmp_path):
     make_folder(tmp_path / 'f', 3)
     press(tmp_path / 'f', '1\n7\nx\n0\n \n2\n')
-    assert [
-        answer.order.index(answer.value) for answer in log_of(tmp_path / 'f').uuids.values()
-    ] == [0, 1]
+    answers = log_of(tmp_path / 'f').uuids.values()
+    assert [answer.order.index(answer.value) for answer in answers] == [0, 1]
 
 
 def test_the_last_answer_can_be_taken_back(tmp_path):

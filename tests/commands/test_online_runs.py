@@ -13,9 +13,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from command_line import caught_jobs, error_of, hparams_of, invoke, succeed, told
+from documentation import page
 from events import events_of
 from interrupted import assert_same
-from launched import REPOSITORY, Launch, eventually, needs_mpi
+from launched import Launch, eventually, needs_mpi
 from online_runs import (
     RETRAINED,
     SETTINGS,
@@ -430,15 +431,10 @@ def test_online_cannot_be_switched_when_a_run_goes_on(live):
     assert message.startswith('--rewards.online cannot change: a run that has begun goes on')
 
 
-def commands_of_the_page():
-    text = (REPOSITORY / 'docs/online.md').read_text(encoding='utf-8')
-    lines = re.findall(r'^    pipenv run \./launch\.py (.*)$', text, re.MULTILINE)
-    return {line.split()[1]: shlex.split(line) for line in lines}
-
-
 @pytest.mark.slow
 def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
-    commands = commands_of_the_page()
+    lines = re.findall(r'^    pipenv run \./launch\.py (.*)$', page('docs/online.md'), re.MULTILINE)
+    commands = {line.split()[1]: shlex.split(line) for line in lines}
     assert set(commands) == {'sentiment', 'mock_sentiment', '/tmp/save/train_policy/mine/labels'}
     words = [*commands['mock_sentiment'], f'--save_dir={tmp_path}', '--ppo.total_episodes=512']
     words += ['--rewards.online.labels=64', '--rewards.online.retrainings=0']

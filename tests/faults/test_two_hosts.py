@@ -19,7 +19,7 @@ from engines import (
     on_mpi_words,
     skip_reason,
 )
-from launched import CONSOLE, FOREVER, eventually, run_without_launcher
+from launched import CONSOLE, FOREVER, eventually, output_of, run_without_launcher
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed import launcher
@@ -82,20 +82,7 @@ def run_on_hosts(hosts, tmp_path):
     slots = ','.join(f'{address}:{ranks}' for address, ranks in zip(ADDRESSES, RANKS))
     start = ['ip', 'netns', 'exec', hosts[0], mpiexec, '-launcher', 'rsh']
     start += ['-launcher-exec', remote_shell, '-hosts', slots, '-n', str(sum(RANKS))]
-
-    def run(command):
-        process = subprocess.run(
-            [*start, *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            env={**os.environ, 'OMP_NUM_THREADS': '1'},
-        )
-        assert process.returncode == 0, process.stdout
-        return process.stdout
-
-    return run
+    return lambda command: output_of([*start, *command], seconds=TIMEOUT_SECONDS)
 
 
 def test_engines(run_on_hosts):

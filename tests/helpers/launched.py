@@ -76,6 +76,20 @@ def run_without_launcher(commands, address, port, seconds=PATIENCE):
     return outputs
 
 
+def output_of(command, environment=os.environ, seconds=PATIENCE):
+    """Return what a command prints, which ends well; each of its processes has one thread."""
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        env={**environment, 'OMP_NUM_THREADS': '1'},
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 # By which launchers tell a process which rank it is.
 RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK', 'SLURM_PROCID')
 # All that launchers tell it, by name or by how the names begin.

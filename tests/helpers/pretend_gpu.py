@@ -118,10 +118,8 @@ def _compute(func, args, kwargs):
 
 def _refuse(func, args, tensors):
     """Raise RuntimeError where CUDA's operators take no such tensors."""
-    strangers, packet = (
-        [tensor for tensor in tensors if not isinstance(tensor, Tensor)],
-        func.overloadpacket,
-    )
+    packet = func.overloadpacket
+    strangers = [tensor for tensor in tensors if not isinstance(tensor, Tensor)]
     if packet in (
         aten.index,
         aten.index_put,

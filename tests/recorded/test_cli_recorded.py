@@ -55,10 +55,8 @@ def settings_of(case, cls):
     for key, recorded in case['call']['extra_hparams'].items():
         value = recorded['value']
         if key not in known and f'no{key}' in known and value is False:
-            key, value = (
-                f'no{key}',
-                True,
-            )  # original-defects 8: fire took the flag's name for a negation
+            # original-defects 8: fire took the flag's name for a negation
+            key, value = f'no{key}', True
         if key not in known:
             raise Refused(key.replace('_', '-').split('-')[-1])
         words = next(

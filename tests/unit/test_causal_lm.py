@@ -146,18 +146,13 @@ def test_a_network_that_computes_otherwise_is_refused(monkeypatch, defect, told)
 
 
 def test_responses_that_see_each_other_are_refused(monkeypatch):
+    def all_true(same_completion, *_, **__):  # behind a prompt of 6 tokens
+        return torch.ones(2 * (len(same_completion) + 6,), dtype=torch.bool)
+
     network = network_of('llama')
-    monkeypatch.setattr(
-        'lm_human_preferences.language.network.F.pad', lambda same, *_, **__: _all_true(same)
-    )
+    monkeypatch.setattr('lm_human_preferences.language.network.F.pad', all_true)
     with pytest.raises(UserError, match='several responses behind one query affect each other'):
         probe.check_network(network, 'org/name')
-
-
-def _all_true(same_completion):
-    """Where each response is allowed to attend to each other one, behind a prompt of 6 tokens."""
-    size = len(same_completion) + 6
-    return torch.ones(size, size, dtype=torch.bool)
 
 
 @pytest.mark.parametrize('is_remote', [False, True])

@@ -367,7 +367,7 @@ def test_a_policy_trains_its_members_first(trained, tmp_path):
     assert isinstance(again, EnsembleReward) and len(again.members) == 2
 
 
-def train_new_members(comm, directory):
+def train_new_members(directory, comm):
     settings = {
         'ppo.total_episodes': 64,
         'rewards.ensemble': 2,
@@ -378,12 +378,10 @@ def train_new_members(comm, directory):
     train_policy.train(resolved('train_policy', 'test', settings), comm)
 
 
-def train_online(comm, directory):
-    online_runs.train(directory, comm, **ONLINE)
-
-
-@pytest.mark.parametrize('train, steps', [(train_new_members, 1), (train_online, 4)])
-def test_ranks_have_the_same_members(train, steps, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    'train, settings, steps', [(train_new_members, {}, 1), (online_runs.train, ONLINE, 4)]
+)
+def test_ranks_have_the_same_members(train, settings, steps, tmp_path, monkeypatch):
     """Of the last step; they differ from each other."""
     give_each_thread_its_own_numpy_random(monkeypatch)
     seen = {}
@@ -397,7 +395,7 @@ def test_ranks_have_the_same_members(train, steps, tmp_path, monkeypatch):
         return step(trainer)
 
     monkeypatch.setattr(train_policy.PPOTrainer, 'step', noted)
-    on_ranks(2, lambda comm: train(comm, tmp_path / 'run'))
+    on_ranks(2, lambda comm: train(tmp_path / 'run', comm, **settings))
     for ours, theirs in zip(*seen.values(), strict=True):
         assert len(ours) > 10
         assert all(torch.equal(*both) for both in zip(ours, theirs, strict=True))

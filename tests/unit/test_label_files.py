@@ -52,9 +52,8 @@ def test_fields_become_batched_tensors(load, label_type):
     labels, _ = load(
         [label(label_type, note='kept aside'), label(label_type)], label_type=label_type
     )
-    assert (
-        labels['query'].tolist() == [[0, 1, PADDING]] * 2 and labels['query'].dtype == torch.int64
-    )
+    assert labels['query'].tolist() == [[0, 1, PADDING]] * 2
+    assert labels['query'].dtype == torch.int64
     (answer,) = ANSWERS[label_type]
     assert labels[answer].tolist() == [ANSWERS[label_type][answer]] * 2
     assert labels[answer].dtype == (torch.int64 if answer == 'best' else torch.float32)

@@ -326,22 +326,17 @@ def test_what_was_found_is_named_and_where_nothing_is_the_options(tmp_path):
     assert lm_tasks.end_notes(task(chat=True, stop=False), encoder) == []
     without = encodings.Reviews.get_encoder()
     with pytest.raises(UserError, match=r'^--task.stop: .*give --task.truncate_text, or .* off$'):
-        lm_tasks.truncate_tokens(
-            task(stop=True, policy=lm_tasks.PolicyHParams(initial_model='x')), without
-        )
+        own = lm_tasks.PolicyHParams(initial_model='x')
+        lm_tasks.truncate_tokens(task(stop=True, policy=own), without)
 
 
 def test_an_end_before_truncate_after_does_not_count(tmp_path):
-    is_end = lm_tasks.policy_settings(
-        task(stop=True, truncate_token=3, truncate_after=2), encodings.Test.get_encoder()
-    )['is_end']
+    encoder, late = encodings.Test.get_encoder(), {'truncate_token': 3, 'truncate_after': 2}
+    is_end = lm_tasks.policy_settings(task(stop=True, **late), encoder)['is_end']
     sampled = torch.tensor([3, 4])
-    assert [is_end(sampled, position).tolist() for position in (1, 2)] == [
-        [False, False],
-        [True, False],
-    ]
-    settings = lm_tasks.policy_settings(task(truncate_token=3), encodings.Test.get_encoder())
-    assert settings['is_end'] is None
+    assert is_end(sampled, 1).tolist() == [False, False]
+    assert is_end(sampled, 2).tolist() == [True, False]
+    assert lm_tasks.policy_settings(task(truncate_token=3), encoder)['is_end'] is None
 
 
 def test_greedy_answers_are_those_of_generate(tmp_path):
