@@ -42,8 +42,8 @@ class PpoHParams(hyperparams.HParams):
     )
     micro_batch_size: int | None = own_option(
         None,
-        'responses that a rank processes at a time; None: a whole minibatch, or what a GPU has'
-        ' memory for. Saves memory and does not change gradients',
+        'responses that a rank processes at a time, for the same gradients; None: a minibatch, or'
+        ' what a GPU has room for',
         at_least=1,
     )
 

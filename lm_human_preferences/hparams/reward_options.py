@@ -129,8 +129,8 @@ class RunHParams(hyperparams.HParams):
     )
     allreduce: str = own_option(
         'auto',
-        'library that averages over ranks: auto, horovod, torch, mpi, or gloo, with which ranks may'
-        ' share a GPU (tried on CPUs only)',
+        'library that averages over ranks: auto, horovod, torch, mpi; gloo, with which ranks may'
+        ' share a GPU (tried on CPUs)',
         one_of=ENGINES,
         of_command=True,
     )

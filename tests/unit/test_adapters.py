@@ -595,7 +595,7 @@ HOSTILE = {
     'no rows': ({ROWS: torch.ones(1, 32)}, {}, 'trainable_token_indices None are not of'),
     'unknown': ({}, {'use_qalora': True}, 'with use_qalora are not supported'),
     'no tensors': (None, {}, 'holds no adapters'),
-    'base': ({}, {'base_model_name_or_path': '/nowhere/at/all'}, "no model '/nowhere/at/all'"),
+    'base': ({}, {'base_model_name_or_path': '/nowhere/at/all'}, "unknown model '/nowhere/at/all'"),
     'no base': ({}, {'base_model_name_or_path': None}, 'base_model_name_or_path is None: set it'),
     'itself': ({}, {'base_model_name_or_path': 'HERE'}, 'is not a whole model'),
     'dora without magnitudes': ({}, {'use_dora': True}, 'has adapters'),

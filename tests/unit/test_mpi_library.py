@@ -231,15 +231,15 @@ def test_horovod_counts_for_the_ranks_that_are_there(build, launched, mpiexec):
 def test_one_rank_without_horovod_is_enough_for_another_engine(monkeypatch, mpich_in_use):
     asked = []
 
-    def torch_over_mpi(comm, seconds):
-        asked.append((comm, seconds))
+    def torch_over_mpi(comm, allreduce, seconds):
+        asked.append((comm, allreduce, seconds))
         return types.SimpleNamespace(name='torch')
 
     monkeypatch.setattr(engines, 'torch_over_mpi', torch_over_mpi)
     monkeypatch.setattr(horovod_build, 'why_not', lambda soname, has_gpu: 'it is old')
     ranks = types.SimpleNamespace(all_gather_object=lambda reason: [None, reason])
     assert engines.create_engine('auto', ranks, 60).name == 'torch, as it is old'
-    assert asked == [(ranks, 60)]
+    assert asked == [(ranks, 'auto', 60)]
 
 
 def test_no_horovod(build, mpiexec, mpich_in_use):

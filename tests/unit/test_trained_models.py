@@ -138,7 +138,7 @@ def test_values_that_are_large_are_taken(model_dir):
 
 
 def test_what_is_no_model_is_refused(tmp_path, model_dir):
-    assert "no model '125M': give one of 124M, 355M, 774M, 1558M, the directory" in error_of('125M')
+    assert "unknown model '125M': give one of 124M, 355M" in error_of('125M')
     (tmp_path / 'empty').mkdir()
     assert error_of(tmp_path / 'empty').startswith(f'{tmp_path}/empty/hparams.json: no such file')
     storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_vocab': 28})
