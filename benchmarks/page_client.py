@@ -133,8 +133,9 @@ def insist(call, seconds=PATIENCE):
 class Server:
     """`./launch.py label --web on` in a process of its own. links: {labeller: URL}."""
 
-    def __init__(self, path, names, port=0):
-        command = ['label', str(path), '--labeller', ','.join(names), '--web.port', str(port)]
+    def __init__(self, path, names, port=0, options=()):
+        command = ['label', str(path), '--labeller', ','.join(names), *options]
+        command += ['--web.port', str(port)]
         self.started = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / 'launch.py'), *command],

@@ -11,8 +11,6 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -22,7 +20,7 @@ import pytest
 from label_folders import TASK, make_folder
 from label_page import answers_of, served, web_options, write_texts, written
 from launched import eventually
-from page_client import Client, id_of_token
+from page_client import Client, Server, id_of_token
 
 from lm_human_preferences.commands import serve_page
 from lm_human_preferences.errors import UserError
@@ -605,41 +603,17 @@ def test_tls(path, certificate):
     assert Path(path, 'answers/anna.jsonl').read_text().count('\n') == 1
 
 
-LINK = re.compile(r'(\w+) +(http://127\.0\.0\.1:\d+/#[\w-]{43}|https://label\.example\.org/.*)')
-
-
-class Command:
-    def __init__(self, path, names, *options):
-        words = ['label', str(path), '--labeller', names]
-        self.process = subprocess.Popen(
-            [sys.executable, 'launch.py', *words, '--web.port=0', *options],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        lines = [self.process.stdout.readline() for _ in names.split(',')]
-        self.links = dict(LINK.fullmatch(line.strip()).groups() for line in lines)
-        self.hint = self.process.stdout.readline()
-
-    def end(self, number):
-        self.process.send_signal(number)
-        return (*self.process.communicate(timeout=60), self.process.returncode)
-
-
 def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
     """Without torch, and in little memory."""
-    command = Command(path, 'anna,bob')
-    assert list(command.links) == ['anna', 'bob'] and 'Ctrl-C' in command.hint
-    process = Path('/proc', str(command.process.pid))
-    assert 'libtorch' not in (process / 'maps').read_text()
-    assert int(re.search(r'VmHWM:\s*(\d+)', (process / 'status').read_text())[1]) < 100_000
-    anna = Client(command.links['anna'])
-    anna.close()
-    printed, complaints, status = command.end(signal.SIGINT)
+    command = Server(path, ['anna', 'bob'])
+    assert list(command.links) == ['anna', 'bob'] and 'Ctrl-C' in command.process.stdout.readline()
+    assert 'libtorch' not in Path(f'/proc/{command.process.pid}/maps').read_text()
+    assert command.peak_megabytes() < 97
+    Client(command.links['anna']).close()
+    printed, complaints = command.end(signal.SIGINT)
     assert printed.startswith('\nSaved: anna 0, bob 0. 6 questions are open. ')
     assert printed.endswith(f': ./launch.py labels {path}\n')
-    assert (complaints, status) == ('', 0)
+    assert (complaints, command.process.returncode) == ('', 0)
 
 
 def test_the_end_says_where_the_answers_are(path, monkeypatch, capsys):
@@ -705,5 +679,5 @@ def test_the_commands_of_the_documentation(path):
     for line in lines:
         folder, option, names, *options = shlex.split(line)
         assert (folder, option) == ('./my-labels', '--labeller')
-        command = Command(path, names, *options, '--web.port=0')
+        command = Server(path, names.split(','), options=options)
         assert 'The report' in command.end(signal.SIGINT)[0]
