@@ -13,6 +13,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
+from lm_human_preferences.external_rewards.classifier import Classifier
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.reward_options import BEST, HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType, PickBest
@@ -87,12 +88,12 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     """
     model, share, parts = parts_of(folder, run, without)
     label_type = folder.label_type
-    learns = isinstance(model, LearnedReward)
+    learns = isinstance(model, LearnedReward) or _is_exported(model)
     learned = {'held_out': False, 'trained_on': learns, 'comparisons': learns and _is_online(run)}
     found, labellers = {}, {}
     for name, part in parts.items():
         found[name] = _prediction(model, part, label_type, learned=learned[name])
-    record = record_of(run) if learns else None
+    record = record_of(run) if isinstance(model, LearnedReward) else None
     learns = learns and found['held_out'] is None
     for name in folder.logs:
         if name in without:
@@ -109,6 +110,12 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
         **found,
         'labellers': labellers,
     }
+
+
+def _is_exported(model: loading.FrozenRewardModel) -> bool:
+    """Return whether a classifier was a reward model of this program; its labels are not known."""
+    scorer = model.scorer if isinstance(model, TextReward) else None
+    return isinstance(scorer, Classifier) and scorer.is_exported
 
 
 def _has_learned_from(folder: LabelFolder, run: str) -> bool:

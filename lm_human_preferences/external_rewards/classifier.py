@@ -56,7 +56,8 @@ class Classifier(TextScorer):
         folder = storage.cached_directory(directory)
         config = read_config(folder)
         self._class = _class_of(config, class_name, directory)
-        self._constant = getattr(config, 'reward_constant', 0.0)  # of `export`
+        self.is_exported = hasattr(config, 'reward_constant')  # by `export`, from a reward model
+        self._constant = getattr(config, 'reward_constant', 0.0)
         if type(self._constant) not in (int, float) or not abs(self._constant) < LARGEST:
             raise UserError(
                 f'{directory}: reward_constant {self._constant!r:.20} is not a number to be added'

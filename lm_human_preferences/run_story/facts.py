@@ -50,7 +50,7 @@ class HeldOut(NamedTuple):
 
     name: str  # 'accuracy' or 'agreement'
     value: float
-    interval: tuple[float, float] | None  # of 95 %; None in logs of earlier versions
+    interval: tuple[float, float] | None  # of 95 %, of an accuracy
     share: float  # of the labels that were held out; 0 where it is not known
     members: int  # of its ensemble; 1 for a single reward model
     is_of_mean: bool  # False: of the first member, as in logs of earlier versions
@@ -160,12 +160,21 @@ class RunFacts:
 
     def has_learned_from(self, judge: str) -> bool:
         """Return whether a reward (path, URL or 'mock') is the policy's, or one of its ensemble."""
-        if judge in (self.given_reward, self.reward_function):
+        if judge == self.given_reward or self._is_its_function(judge):
             return True
         places = {os.path.abspath(each.directory) for each in (self, self.reward_trainer)}
         path, network = os.path.split(os.path.abspath(judge))
         is_of_run = path in places and network.startswith(run_files.REWARD.network)
         return is_of_run or os.path.abspath(judge) in places
+
+    def _is_its_function(self, judge: str) -> bool:
+        """Return whether FILE:FUNCTION is the reward of the policy, or the run's copy of it."""
+        if self.reward_function is None:
+            return False
+        file, _, name = self.reward_function.rpartition(':')
+        judged, _, other = judge.rpartition(':')
+        copies = file, os.path.join(self.directory, run_files.FUNCTION)
+        return name == other and os.path.realpath(judged) in map(os.path.realpath, copies)
 
     @property
     def reward_kind(self) -> str:
@@ -188,7 +197,8 @@ class RunFacts:
         return None
 
     def _held_out(self, prefix: str, name: str, value: float) -> HeldOut:
-        effective = self.last(f'{prefix}effective_labels')
+        # A correlation has none: the log does not say how much queries differ.
+        effective = self.last(f'{prefix}effective_labels') if name == 'accuracy' else None
         settings = self.policy or self.reward
         is_online = self.labels is not None and self.labels.reward_models > 0
         return HeldOut(

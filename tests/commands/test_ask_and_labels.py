@@ -11,6 +11,7 @@ import torch
 from command_line import caught_jobs, error_of, invoke, succeed
 from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
+from reward_models import save_reward_model
 from sample_files import label_hparams
 
 import launch
@@ -318,6 +319,15 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
     report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
     assert report['reward']['trained_on']['accuracy'] == 1 / 4  # all are equally good
     assert 'labels to train on: 2 of 7, 25.0 % (no interval' in printed
+
+
+def test_what_an_exported_reward_model_has_learned_is_not_known(answered, tmp_path):
+    save_reward_model(tmp_path / 'run/reward_model')
+    succeed(f'export {tmp_path}/run {tmp_path}/exported')
+    _, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/exported')
+    assert re.search(
+        r'labels to train on: [\d.]+ of 7, [\d.]+ %, which it may have learned\n', printed
+    )
 
 
 def test_win_rate(tmp_path):

@@ -21,6 +21,7 @@ from run_folders import (
     write_events,
     write_learned,
     write_run,
+    write_settings,
 )
 from test_label_folder import answer_all
 
@@ -276,7 +277,29 @@ def test_a_judge_that_the_policy_has_learned_from_is_told(tmp_path):
             evaluated(place, judge=str(judge), rewards={'reward model': OWN, 'judge': OWN})
             text = summary_of(place)
             assert ('by the judge, a reward that it has learned from, ' in text) == has_learned
-            assert ('by the judge, which it has not learned from, ' in text) != has_learned
+            assert ('by the judge, another reward, ' in text) != has_learned
+
+
+def test_a_negative_correlation_with_held_out_ratings_has_no_interval(tmp_path):
+    run = tmp_path / 'run'
+    write_settings(run, 'train_reward', 'test', ranks=1)
+    tags = {
+        'train_reward__held_out__agreement': -0.2,
+        'train_reward__held_out__effective_labels': 51,
+    }
+    write_events(run / 'tb/reward_model', **tags)
+    found = facts.read_run(str(run)).held_out
+    assert found.value == pytest.approx(-0.2) and found.interval is None
+
+
+def test_a_judge_is_the_function_of_the_run_however_its_path_is_spelt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    function = f'{tmp_path}/reward.py:score'
+    run = write_run(tmp_path / 'run', rewards__train_new_model='off', rewards__function=function)
+    read = facts.read_run(str(run))
+    for judge in (function, 'reward.py:score', './reward.py:score', 'run/reward_function.py:score'):
+        assert read.has_learned_from(judge)
+    assert not read.has_learned_from('reward.py:other') and not read.has_learned_from('score')
 
 
 @pytest.mark.parametrize('more', [{'effective_samples': 9}, {'share': 1.516}])
