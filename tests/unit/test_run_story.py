@@ -284,7 +284,7 @@ def test_a_negative_correlation_with_held_out_ratings_has_no_interval(tmp_path):
     run = tmp_path / 'run'
     write_settings(run, 'train_reward', 'test', ranks=1)
     tags = {
-        'train_reward__held_out__agreement': -0.2,
+        'train_reward__held_out__agreement': -1.2,
         'train_reward__held_out__effective_labels': 51,
     }
     write_events(run / 'tb/reward_model', **tags)
