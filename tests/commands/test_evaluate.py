@@ -234,7 +234,8 @@ def test_a_hard_query_is_not_hidden_by_easy_ones(samples, has_share):
     assert found['policy']['reward'] > 1
     results = {**results_of(), 'rewards': {'reward model': {**found, 'frontier': {}}}}
     told = '\n'.join(report.table(results))
-    assert ('less than 10 effective samples at the KL of policy' in told) != has_share
+    few = r'less than 10 effective samples at the KL of policy.*; give more --samples'
+    assert (re.search(few, told) is None) == has_share
 
 
 def test_no_share_where_more_is_attained_than_was_found_possible(monkeypatch):
