@@ -22,7 +22,7 @@ from lm_human_preferences.utils.logging import log_as_original
 
 
 class ScoringModel(Protocol):
-    """What a policy learns from."""
+    """Reward that a policy learns from."""
 
     encoder: Encoder
     padding_token: int

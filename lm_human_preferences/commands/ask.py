@@ -64,7 +64,7 @@ def ask(
     gold: str | None = None,
     ties: bool = False,
 ) -> None:
-    """Add `count` questions to a folder; see settings.labelling_options.AskHParams."""
+    """Add `count` questions to a folder; see AskHParams."""
     task = reward_hparams.task
     check_folder(folder)
     _check_options(reward_hparams, policy, against)

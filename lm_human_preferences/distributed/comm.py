@@ -83,7 +83,7 @@ def init_comm(allreduce: str = 'auto', timeouts: Timeouts = DEFAULT_TIMEOUTS) ->
     if launched.size == 1:
         threads.limit_alone()
         return LocalComm()
-    # One process needs neither MPI nor torch.distributed.
+    # One process needs neither MPI nor torch.distributed. By name: that module builds on this one.
     several = importlib.import_module('lm_human_preferences.distributed.several_ranks')
     kind = several.MpiComm if launched.has_mpi else several.TorchComm
     return kind(allreduce, timeouts)

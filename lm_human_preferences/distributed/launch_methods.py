@@ -1,4 +1,4 @@
-"""How a process was launched, by which launcher of docs/clusters.md: rank, ranks, meeting point."""
+"""Launchers of docs/clusters.md, a class each: rank, number of ranks and where they meet."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class ChatTemplate:
         # It takes a second to import. What it renders in cannot reach the rest of Python.
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        has_human_turn = asks and dialogue[-1]['role'] == messages.ASSISTANT
+        goes_on = asks and dialogue[-1]['role'] == messages.ASSISTANT
         try:
             check_template(self._template)
             special: dict[str, Any] = self._special
@@ -78,8 +78,8 @@ class ChatTemplate:
                 (text,), _ = render_jinja_template(
                     [list(dialogue)],
                     chat_template=self._template,
-                    add_generation_prompt=asks and not has_human_turn,
-                    continue_final_message=has_human_turn,
+                    add_generation_prompt=asks and not goes_on,
+                    continue_final_message=goes_on,
                     **special,
                 )
         except Exception as e:  # a template can raise anything

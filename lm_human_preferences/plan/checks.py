@@ -52,19 +52,22 @@ def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network
 
 def check_memory(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Comm) -> None:
     """Print warnings where memory is short; UserError if no micro-batch would help."""
-    _choose_micro_batch(phase, sizes, comm)
+    device = default_device()
+    free = memory.free_bytes_on(device, comm)
+    _choose_micro_batch(phase, sizes, free, comm)
     for estimate in phase.memory(sizes, comm.size):
-        memory.check_training(estimate, comm, default_device())
+        memory.check_training(estimate, free, comm, device)
 
 
-def _choose_micro_batch(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Comm) -> None:
+def _choose_micro_batch(
+    phase: TrainReward | TrainPolicy, sizes: Sizes, free: int, comm: Comm
+) -> None:
     """Set a policy's unset --ppo.micro_batch_size where a GPU has no room for a minibatch."""
     policy = phase.settings.policy
     if policy is None:
         return
-    device = default_device()
-    estimate = memory.estimate_on_ranks(phase.memory(sizes, comm.size)[-1], comm.size, device)
-    free = memory.free_bytes_on(device, comm)
+    own = phase.memory(sizes, comm.size)[-1]
+    estimate = memory.estimate_on_ranks(own, comm.size, default_device())
     size = memory.fitting_micro_batch(estimate, free, policy.ppo.samples_per_query)
     if size is None:
         return

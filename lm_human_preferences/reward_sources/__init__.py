@@ -1,1 +1,1 @@
-"""Where the reward of a policy comes from: a class for each source, and rewards by their names."""
+"""Sources of a policy's reward, a class each, and rewards by their names."""

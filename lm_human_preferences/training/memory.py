@@ -190,9 +190,8 @@ def fitting_micro_batch(estimate: MemoryEstimate, free: int, multiple: int) -> i
     return None
 
 
-def check_training(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
-    """Print a warning if memory is short on a rank; UserError if no micro-batch would help."""
-    free = free_bytes_on(device, comm)
+def check_training(estimate: MemoryEstimate, free: int, comm: Comm, device: torch.device) -> None:
+    """Print a warning if a rank needs more than `free` bytes; UserError if no micro-batch helps."""
     check_rows(estimate, free)
     text = warning(estimate_on_ranks(estimate, comm.size, device), free)
     if text is not None and comm.rank == 0:
@@ -226,10 +225,8 @@ def sampling_estimate(
 
 def check_sampling(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
     """Print a warning where sampling alone takes more memory than is free, before it begins."""
-    needed, free = (
-        estimate_on_ranks(estimate, comm.size, device).peak(),
-        free_bytes_on(device, comm),
-    )
+    needed = estimate_on_ranks(estimate, comm.size, device).peak()
+    free = free_bytes_on(device, comm)
     if needed > free and comm.rank == 0:
         print(
             f'WARNING: sampling takes about {needed / 1e9:.1f} GB of memory for each rank, which'
@@ -266,9 +263,8 @@ def free_bytes_on(device: torch.device, comm: Comm) -> int:
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info()[0]
     else:
-        free = (
-            available_on_host() // comm.local_size + resident_bytes()
-        )  # the estimate counts libraries, too
+        # What this process takes counts as free, as estimates count libraries, too.
+        free = available_on_host() // comm.local_size + resident_bytes()
     return min(comm.all_gather_object(free))
 
 

@@ -28,9 +28,8 @@ class Kernels:
     library: Library = 'default'
     reduced: torch.dtype | None = None  # that layers compute in, if not that of their weights
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None  # reorders weights for oneDNN
-    prepacked_rows: range | None = (
-        None  # numbers of rows for which frozen weights are prepacked; None: all
-    )
+    # Numbers of rows for which frozen weights are prepacked; None: all.
+    prepacked_rows: range | None = None
     fuses_attention: bool = True
     vocabulary_piece: int | None = None  # words whose logits are computed at once
 

@@ -372,7 +372,11 @@ def test_a_comparison_whose_answers_are_all_ties_is_shown(tmp_path, label_type, 
     policies = ['initial', 'run']
     make_folder(path, 3, samples=2, task=task, kind='validation', policies=policies)
     answer(path, 'anna', dict.fromkeys(range(3), value))
-    report, printed = report_of(path, tmp_path, f'--picture {tmp_path}/p.png')
+    reward = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'
+    (tmp_path / 'const.py').write_text(reward)
+    options = f'--picture {tmp_path}/p.png --reward {tmp_path}/const.py:score'
+    report, printed = report_of(path, tmp_path, options)
+    assert 'there is nothing to predict: no label prefers one of the responses' in printed
     (comparison,) = report['comparisons']
     assert (comparison['n'], comparison['ties'], comparison['win_rate']) == (0, 3, None)
     told = 'run and initial: no answer prefers one to the other.\n  3 answers prefer neither'

@@ -73,11 +73,12 @@ def test_ranks_meet_in_host_memory(gpu):
 def test_what_is_said_of_it(gpu, monkeypatch, capsys):
     """Memory that a training has left to PyTorch is free for the next."""
     assert doctor._devices() == '1 GPU(s): NVIDIA Pretence, 40 GiB free'
+    comm, device = comms.LocalComm(), core.default_device()
     gpu.cached = pretend_gpu.MEMORY
-    memory.check_training(LARGE, comms.LocalComm(), core.default_device())
+    memory.check_training(LARGE, memory.free_bytes_on(device, comm), comm, device)
     assert capsys.readouterr().out == ''
     monkeypatch.setattr(pretend_gpu, 'MEMORY', 10**10)
-    memory.check_training(LARGE, comms.LocalComm(), core.default_device())
+    memory.check_training(LARGE, memory.free_bytes_on(device, comm), comm, device)
     told = 'GB of memory for each rank, which has 10.0 GB: --ppo.micro_batch_size'
     assert told in capsys.readouterr().out
 

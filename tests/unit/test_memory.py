@@ -340,10 +340,10 @@ def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
 
     monkeypatch.setattr(memory, 'resident_bytes', lambda: 0)
     monkeypatch.setattr(memory, 'available_on_host', lambda: 2 * replace(LARGE, ranks=2).peak() + 2)
-    memory.check_training(LARGE, Ranks(), CPU)
+    memory.check_training(LARGE, memory.free_bytes_on(CPU, Ranks()), Ranks(), CPU)
     assert capsys.readouterr().out == ''
     monkeypatch.setattr(memory, 'available_on_host', lambda: 2 * replace(LARGE, ranks=2).peak())
-    memory.check_training(LARGE, Ranks(), CPU)
+    memory.check_training(LARGE, memory.free_bytes_on(CPU, Ranks()), Ranks(), CPU)
     assert capsys.readouterr().out.startswith('WARNING: training takes about 37.5 GB')
 
 
