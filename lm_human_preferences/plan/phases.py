@@ -133,6 +133,7 @@ class FitHead(TrainReward):
     networks: ClassVar[Networks] = Networks(learning=(), frozen=('ref_policy',))
 
     def is_finished(self) -> bool:
+        """Return whether the run has the head."""
         from lm_human_preferences.frozen_head.head import is_head  # a room that others do without
 
         place = self.path(self.files.network)
