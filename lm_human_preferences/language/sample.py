@@ -1,62 +1,40 @@
 """Sampling from an autoregressive model; knows neither the encoding nor the network."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 
 from lm_human_preferences.machine.graphs import Graph
-from lm_human_preferences.utils.core import (
-    MIN_TEMPERATURE,
-    ceil_div,
-    sample_from_cdf,
-    take_top_k_logits,
-    take_top_p_logits,
-)
+from lm_human_preferences.utils.core import MIN_TEMPERATURE, ceil_div, sample_from_cdf
+
+if TYPE_CHECKING:
+    from lm_human_preferences.language.decoding import Decoding
 
 LEAVING = 0.2  # ended rows leave when they are this share of all, as the cache is then copied
 # Tokens from one look at what has ended to the next: a look has to wait for a GPU.
 LOOK_EVERY = {'cpu': 1, 'cuda': 8}
 
 
-class Rows(Protocol):
-    """Rows of tokens that a model continues; h: its outputs at the end of each."""
-
-    h: torch.Tensor
-
-    def step(self, tokens: torch.Tensor, number: int | torch.Tensor) -> torch.Tensor:
-        """Return the outputs at `tokens (rows,)`, each the `number`-th new one of its row.
-
-        number: from 0; or int64 (1,) on the device, for a step that can be captured.
-        """
-        ...
-
-    def select(self, rows: torch.Tensor) -> Self:
-        """Return only these rows; may change in place."""
-        ...
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return what a captured step reads and writes; RuntimeError if none can be captured."""
-        ...
-
-
 class Sampling:
     """Tables (length, batch) of what is drawn, and the `kept` columns, whose rows still go on.
 
-    outputs: see sample_sequence. temperature, top_k, top_p: of the distribution.
+    outputs: see sample_sequence.
     """
 
     def __init__(
         self,
-        rows: Rows,
+        rows: Decoding,
         outputs: Callable[[torch.Tensor], dict[str, torch.Tensor]],
         length: int,
-        **distribution: Any,
+        temperature: float,
     ) -> None:
         self.rows, self.outputs = rows, outputs
-        self.distribution = distribution
+        self.temperature = temperature
         self.graph: Graph | None = None  # of a step
         first = outputs(rows.h)
         shape = length, len(rows.h)
@@ -86,7 +64,9 @@ class Sampling:
         self._draw(self.outputs(self.rows.step(tokens, number - 1)), number)
 
     def _draw(self, outputs: dict[str, torch.Tensor], number: int | torch.Tensor) -> None:
-        logits = adjusted(outputs.pop('logits').float(), **self.distribution)
+        logits = outputs.pop('logits').float()
+        if self.temperature != 1:
+            logits = logits / max(self.temperature, MIN_TEMPERATURE)
         probs = logits.softmax(-1)
         # In float64, as float32 has too few numbers for the tail of a large vocabulary.
         cdf = probs.cumsum(-1, dtype=torch.float64)
@@ -139,7 +119,7 @@ class CapturedSteps:
 
     def _captured_one(self, sampling: Sampling, number: int) -> Sampling:
         tensors = sampling.tensors()
-        key = (*sampling.distribution.values(), *(tensor.shape for tensor in tensors))
+        key = (sampling.temperature, *(tensor.shape for tensor in tensors))
         captured = self._captured.get(key)
         if captured is None:
             sampling.capture(number)
@@ -150,24 +130,13 @@ class CapturedSteps:
         return captured
 
 
-def adjusted(logits: torch.Tensor, *, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """Return `logits (..., n_vocab)` of the distribution that is sampled from."""
-    if temperature != 1:
-        logits = logits / max(temperature, MIN_TEMPERATURE)
-    if top_k != 0:
-        logits = take_top_k_logits(logits, top_k)
-    return take_top_p_logits(logits, top_p)
-
-
 @torch.no_grad()
 def sample_sequence(
     *,
-    rows: Rows,
+    rows: Decoding,
     outputs: Callable[[torch.Tensor], dict[str, torch.Tensor]],
     length: int,
     temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
     is_end: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
     padding_token: int = 0,
     captured: CapturedSteps | None = None,
@@ -179,10 +148,10 @@ def sample_sequence(
     is_end: function of sampled tokens (batch,) and their position that returns where a row ends:
         bool (batch,). Rows that have ended leave the batch, by `rows.select`.
     captured: steps by CUDA graphs. A graph is for one number of rows, so these leave by quarters.
-    Returns 'tokens' (batch, length), padded after the end of a row, 'logprobs' under the adjusted
-    distribution, and each of the other outputs where the token was chosen; 0 after the end.
+    Returns 'tokens' (batch, length), padded after the end of a row, 'logprobs' at the temperature,
+    and each of the other outputs where the token was chosen; 0 after the end.
     """
-    sampling = Sampling(rows, outputs, length, temperature=temperature, top_k=top_k, top_p=top_p)
+    sampling = Sampling(rows, outputs, length, temperature)
     if captured is not None and length > 1:
         sampling = captured.take(sampling, 1)
     tokens = sampling.tables['tokens']

@@ -86,15 +86,6 @@ def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return values.flatten().index_select(0, indices.to(values.device, non_blocking=True))
 
 
-def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities of `labels (...)` under `logits (..., n_vocab)`."""
-    # log_softmax errs by 2e-5. At a temperature of 0.001 logits have no digits to spare.
-    maximum = logits.detach().amax(-1, keepdim=True)
-    chosen = logits.gather(-1, labels.unsqueeze(-1)) - maximum
-    total = (logits - maximum).exp_().sum(-1, keepdim=True)
-    return (chosen - total.log()).squeeze(-1)
-
-
 def logprobs_and_entropies(
     h: torch.Tensor,
     weight: torch.Tensor,
@@ -176,25 +167,6 @@ def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Draw by a `cdf (..., n_vocab)` of any scale; uniform: `(...)` from 0 to 1: int64 `(...)`."""
     drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * cdf[..., -1:], right=True)
     return drawn.clamp_(max=cdf.shape[-1] - 1).squeeze(-1)
-
-
-def take_top_k_logits(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the `k` largest of `logits (..., n_vocab)` and ties of the k-th; others are -1e10."""
-    smallest_kept = logits.topk(k).values[..., -1:]
-    return logits.masked_fill(logits < smallest_kept, -1e10)
-
-
-def take_top_p_logits(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Keep the fewest of `logits (..., n_vocab)` that reach `p`; others are -1e10."""
-    if p >= 1:
-        return logits  # in float32 the largest few may already sum to 1
-    ordered = logits.sort(dim=-1, descending=True).values
-    probs = ordered.softmax(-1)
-    # Unlike the original's, the token that crosses `p` is kept.
-    reached_before = probs.cumsum(-1) - probs >= p
-    reached_before[..., 0] = False  # one token always stays
-    smallest_kept = ordered.masked_fill(reached_before, torch.inf).amin(-1, keepdim=True)
-    return logits.masked_fill(logits < smallest_kept, -1e10)
 
 
 def index_each(a: torch.Tensor, ix: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from compare import assert_close, assert_equal, tokens
+from compare import assert_close, assert_equal, logprobs_from_logits, tokens
 from golden_data import json_if_there, load_json, load_npz, npz_keys, under
 
 from lm_human_preferences.utils import core
 
-REMOVED = -1e10
 EPSILON = 1e-8  # of whiten
 
 
@@ -21,17 +20,6 @@ def _groups(kind):
 
 def _case(name):
     return under(load_npz('utils.npz'), f'{name}/')
-
-
-def _numbers(kind, pattern):
-    """(case, number in the key, key) of results such as 'top_k_4' or 'ties_top_k_4'."""
-    results = re.compile(rf'({kind})/((?:ties_)?{pattern}_(.+))')
-    found = map(results.fullmatch, npz_keys('utils.npz'))
-    return [(m[1], float(m[3]), m[2]) for m in found if m]
-
-
-def _logits(case, key):
-    return torch.from_numpy(case['ties_logits' if key.startswith('ties_') else 'logits'])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +83,7 @@ def test_entropy_and_logprobs(name):
     fused, entropies = core.logprobs_and_entropies(logits, torch.eye(logits.shape[-1]), labels)
     assert_close(entropies, case['entropy_from_logits'], rtol=1e-5, atol=rounding)
     assert_close(fused, case['logprobs_from_logits'], rtol=1e-5, atol=1e-7)
-    logprobs = core.logprobs_from_logits(logits=logits, labels=labels)
+    logprobs = logprobs_from_logits(logits=logits, labels=labels)
     assert_close(logprobs, case['logprobs_from_logits'], rtol=1e-5, atol=1e-7)
 
 
@@ -104,31 +92,8 @@ def test_infinite_logits(name):
     case = _case(name)
     logits = torch.from_numpy(case['logits'])
     # The label is not recorded; of all labels, only the third has this log-probability.
-    logprobs = core.logprobs_from_logits(logits=logits, labels=torch.tensor([2]))
+    logprobs = logprobs_from_logits(logits=logits, labels=torch.tensor([2]))
     assert_close(logprobs, case['logprobs'], rtol=1e-5)
-
-
-@pytest.mark.parametrize('name, k, key', _numbers(r'logits\d+', 'top_k'))
-def test_top_k(name, k, key):
-    case = _case(name)
-    assert_equal(core.take_top_k_logits(_logits(case, key), int(k)), case[key])
-
-
-@pytest.mark.parametrize('name, p, key', _numbers(r'logits\d+', 'top_p'))
-def test_top_p_keeps_also_the_token_that_crosses(name, p, key):
-    """Defect 31: the original dropped the token that crosses p, and took no batches."""
-    case = _case(name)
-    logits = _logits(case, key)
-    result = core.take_top_p_logits(logits, p).numpy()
-    rows = (x.reshape(-1, x.shape[-1]) for x in (logits.numpy(), result, case[key]))
-    for row, ours, recorded in zip(*rows, strict=True):
-        probs = torch.from_numpy(row).double().softmax(-1).numpy()
-        kept = recorded != np.float32(REMOVED)
-        if p >= 1:
-            kept[:] = True
-        elif probs[kept].sum() < p - 1e-6:
-            kept |= row == row[~kept].max()
-        assert_equal(ours, np.where(kept, row, np.float32(REMOVED)), name=f'{row}')
 
 
 @pytest.mark.parametrize('name', _groups(r'index_each\d+'))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from compare import assert_close, assert_norm_close
+from compare import assert_close, assert_norm_close, logprobs_from_logits
 from golden_data import load_json
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
@@ -181,9 +181,7 @@ def test_log_probabilities_of_a_large_vocabulary_are_exact(temperature):
     exact = logits.double().log_softmax(-1)
     expected = exact.gather(1, labels[:, None])[:, 0]
     entropies = -(exact * exact.exp()).sum(-1)
-    assert_close(
-        core.logprobs_from_logits(logits=logits, labels=labels), expected, rtol=0, atol=4e-6
-    )
+    assert_close(logprobs_from_logits(logits=logits, labels=labels), expected, rtol=0, atol=4e-6)
     # The product gives the logits themselves.
     found = core.logprobs_and_entropies(
         torch.zeros(64, 1), torch.zeros(50257, 1), labels, product=lambda h, weight: logits.clone()
@@ -224,12 +222,12 @@ def test_logprobs_and_entropies_from_one_table(shape):
             logits = h @ weight.T
             assert_close(
                 logprobs,
-                core.logprobs_from_logits(logits=logits, labels=labels).detach(),
+                logprobs_from_logits(logits=logits, labels=labels).detach(),
                 atol=1e-5,
             )
             expected = torch.distributions.Categorical(logits=logits.detach()).entropy()
             assert_close(entropies, expected, atol=1e-5)
-            logprobs = core.logprobs_from_logits(logits=logits, labels=labels)
+            logprobs = logprobs_from_logits(logits=logits, labels=labels)
         loss = (weights * logprobs).sum()
         loss.backward(retain_graph=fused)
         gradients.append((h.grad, weight.grad))
@@ -246,7 +244,7 @@ def test_a_frozen_vocabulary_costs_no_gradient():
     with FlopCounterMode(display=False) as counter:
         core.logprobs_and_entropies(h, weight, labels)[0].sum().backward()
     assert counter.get_total_flops() == 2 * (2 * 7 * 16 * VOCABULARY)  # logits, gradient of `h`
-    expected = core.logprobs_from_logits(logits=h @ weight.T, labels=labels).sum()
+    expected = logprobs_from_logits(logits=h @ weight.T, labels=labels).sum()
     assert_close(h.grad, *torch.autograd.grad(expected, h), atol=1e-5)
 
 
