@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
-    from lm_human_preferences.training.console import Decoder
 
 TIMES = 10  # that queries are answered in a run, as a rule
 _TRIES = 20  # draws for each query; a data set may have fewer different ones
@@ -42,7 +41,7 @@ def fixed_queries(
     return torch.tensor(list(found))
 
 
-def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Decoder) -> list[Hook]:
+def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Encoder) -> list[Hook]:
     """Return the hook of a run that keeps samples, on rank 0; none where nothing is saved."""
     run, task = phase.run, phase.settings.task
     if trainer.comm.rank != 0 or run.directory is None:
@@ -63,7 +62,7 @@ class TrackedSamples(Hook):
         trainer: PPOTrainer,
         path: str,
         seed: int | None,
-        reader: Decoder,
+        reader: Encoder,
         queries: torch.Tensor,
         interval: int,
         has_ends: bool,

@@ -236,7 +236,7 @@ def _plugged_in(
     phase: TrainPolicy,
     checkpointer: Checkpointer,
     clock: TimeLeft,
-    reader: console.Decoder,
+    reader: Encoder,
 ) -> list[Hook]:
     """Return the hooks of rooms that only a run which asks for them loads."""
     found: list[Hook] = []

@@ -239,7 +239,7 @@ def trainer_of(
         settings=settings,
         logger=logger,
         comm=comm,
-        optimizer=optimizer,
+        given_optimizer=optimizer,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from lm_human_preferences.hparams.algorithm_options import AdaptiveKLParams
@@ -14,10 +14,24 @@ from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.training.time_left import TimeLeft, as_text
-from lm_human_preferences.utils.logging import VALID, log_as_original
+from lm_human_preferences.utils.logging import (
+    ENDED,
+    LENGTH,
+    VALID,
+    announce,
+    console_is,
+    log_as_original,
+)
+from lm_human_preferences.utils.terminal import cut_mark
 
 if TYPE_CHECKING:
+    import torch
+
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+    from lm_human_preferences.language.encodings import Encoder
+    from lm_human_preferences.ppo import Rollout
+
+SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
 PENALIZED = 'share of penalties'
 MOST_PENALIZED = 0.95
@@ -56,7 +70,7 @@ def policy_hooks(
     trainer: PPOTrainer,
     checkpointer: Checkpointer,
     clock: TimeLeft,
-    decoder: console.Decoder,
+    encoder: Encoder,
     run: RunHParams,
     limits: PolicyLimits,
     has_spread: bool,
@@ -76,7 +90,7 @@ def policy_hooks(
         shown={'score': ('objective/score', '.2f'), 'kl': ('objective/kl', '.2f')},
     )
     return [
-        Samples(trainer, decoder),
+        Samples(trainer, encoder),
         bar,
         PolicyTable(trainer, clock, has_spread=has_spread),
         PolicyHealth(run.on_anomaly, trainer, checkpointer, limits),
@@ -85,34 +99,55 @@ def policy_hooks(
 
 
 class Samples(Hook):
-    """Shows the first few episodes of a PPO step and, as the original did, how long it took."""
+    """Shows the first few episodes of a PPO step and, as the original did, how long it took.
 
-    def __init__(self, trainer: PPOTrainer, decoder: console.Decoder) -> None:
+    In a summary only those of the first step and the last.
+    """
+
+    def __init__(self, trainer: PPOTrainer, encoder: Encoder) -> None:
         self.trainer = trainer
-        self.decoder = decoder
+        self.encoder = encoder
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Print samples on rank 0 if they are due; steps are counted from 0 there."""
+        """Print samples on rank 0 if they are due; the original counts steps from 0."""
         trainer = self.trainer
-        rollout = trainer.rollout
-        if rollout is None or trainer.comm.rank != 0:
+        if trainer.rollout is None or trainer.comm.rank != 0:
             return
-        kl = (rollout.logprobs - rollout.ref_logprobs).sum(1)
-        cut = (rollout.responses != rollout.scored_responses).sum(1)
-        console.show_samples(
-            self.decoder,
-            (rollout.queries, rollout.scored_responses, rollout.scores, kl, cut),
-            step=step - 1,
-            total_steps=trainer.total_steps,
-            is_logged=trainer.logger.is_due(step - 1),
-            kl_coef=stats['objective/kl_coef'],
-            means=stats,
-        )
+        if console_is('summary') and step in (1, trainer.total_steps):
+            self._summarize(step, trainer.rollout, stats)
+        if console_is('original') and trainer.logger.is_due(step - 1):
+            for query, response, score, kl, _ in self._first(SAMPLES_SHOWN, trainer.rollout):
+                total = score - stats['objective/kl_coef'] * kl
+                numbers = {'score': score, 'kl': kl, 'total': total}
+                announce(query, response, *(f'  {name} = {numbers[name]:+.2f}' for name in numbers))
         seconds = trainer.step_seconds
         episodes_per_second = trainer.ppo.batch_size / max(seconds, 1e-9)
         log_as_original(
             f'[ppo_step {step - 1}] step_time={seconds:.2f}s, eps/s={episodes_per_second:.2f}'
         )
+
+    def _summarize(self, step: int, rollout: Rollout, stats: Mapping[str, float]) -> None:
+        announce(f'samples of step {step}:')
+        if LENGTH in stats:
+            announce(
+                f'  of all responses {stats[ENDED]:.0%} ended, {stats[VALID]:.0%} where it counts,'
+                f' at a mean length of {stats[LENGTH]:.1f} tokens'
+            )
+        for query, response, score, kl, cut in self._first(SAMPLES_IN_SUMMARY, rollout):
+            shown = f'{response} {cut_mark(cut)}'.rstrip()
+            announce(f'  {query} | {shown}   (score {score:.2f}, KL {kl:.2f})')
+
+    def _first(self, count: int, rollout: Rollout) -> Iterator[tuple[str, str, float, float, int]]:
+        """Yield (query, response, score, KL, tokens cut) of the first episodes."""
+        first = rollout[:count]
+        kl = (first.logprobs - first.ref_logprobs).sum(1)
+        cut = (first.responses != first.scored_responses).sum(1)
+        numbers = zip(first.scores.tolist(), kl.tolist(), cut.tolist(), strict=True)
+        for query, response, each in zip(first.queries, first.scored_responses, numbers):
+            yield self._line(query), self._line(response), *each
+
+    def _line(self, tokens: torch.Tensor) -> str:
+        return self.encoder.decode(tokens).replace('\n', '⏎')
 
 
 class PolicyTable(Hook):

@@ -1,9 +1,11 @@
 """Trainer of a policy by PPO (paper, section 2.2)."""
 
+from __future__ import annotations
+
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +26,11 @@ from lm_human_preferences.training.networks import (
     NetworksByScope,
 )
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.training.queries import Queries
 from lm_human_preferences.utils.core import as_numbers, exact_div
 from lm_human_preferences.utils.logging import ENDED, LENGTH, VALID, Logger
+
+if TYPE_CHECKING:
+    from lm_human_preferences.lm_tasks import QuerySampler
 
 # Schema of PPOTrainer.state_dict, see schema.matches_schema
 STATE = {
@@ -59,6 +63,7 @@ class Responses(NamedTuple):
     are_logged: bool = True  # the original did not log how many have ends
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class PPOTrainer:
     """PPO trainer; ref_policy: the paper's rho.
 
@@ -67,34 +72,22 @@ class PPOTrainer:
     relative_kl_coef multiplies by the deviation of the first scores.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        ref_policy: Policy,
-        query_sampler: Queries,
-        score_fn: ScoreFn,
-        responses: Responses,
-        ppo: PpoHParams,
-        kl_ctl: KLController,
-        logger: Logger,
-        comm: Comm,
-        relative_kl_coef: bool = False,
-        roles: Networks = POLICY_NETWORKS,
-        reward_networks: NetworksByScope = MappingProxyType({}),
-        reward_blocks: Sequence[int] = (),
-    ) -> None:
-        self.policy = policy
-        self.ref_policy = ref_policy
-        self.query_sampler = query_sampler
-        self.score_fn = score_fn
-        self.responses = responses
-        self.ppo = ppo
-        self.kl_ctl = kl_ctl
-        self.initial_kl_coef = kl_ctl.value
-        self.relative_kl_coef = relative_kl_coef
-        self.logger = logger
-        self.comm = comm
+    policy: Policy
+    ref_policy: Policy
+    query_sampler: QuerySampler
+    score_fn: ScoreFn
+    responses: Responses
+    ppo: PpoHParams
+    kl_ctl: KLController
+    logger: Logger
+    comm: Comm
+    relative_kl_coef: bool = False
+    roles: Networks = POLICY_NETWORKS
+    reward_networks: NetworksByScope = dataclasses.field(default_factory=dict)
+    reward_blocks: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.initial_kl_coef = self.kl_ctl.value
         self.steps_done = 0
         self.done_before = Done(0, 0, 0, 0)  # by other processes, maybe in batches of other sizes
         self.rollout: Rollout | None = None  # of the last step
@@ -104,10 +97,9 @@ class PPOTrainer:
         self.reward_version = 0  # retrainings of the reward model in this process
         self.start_time = self.last_time = time.monotonic()
         self.kl_scale = 1.0  # of the reward, with relative_kl_coef
-        self.roles = roles
-        self.reward_blocks = reward_blocks
-        self.networks = {'policy': policy, 'ref_policy': ref_policy, **reward_networks}
-        self.optimizer = Adam(roles.learning_parameters(self.networks), comm=comm)
+        own_networks = {'policy': self.policy, 'ref_policy': self.ref_policy}
+        self.networks = {**own_networks, **self.reward_networks}
+        self.optimizer = Adam(self.roles.learning_parameters(self.networks), comm=self.comm)
 
     def step(self) -> dict[str, float]:
         """Sample ppo.batch_size episodes and learn from them; return the logged statistics."""

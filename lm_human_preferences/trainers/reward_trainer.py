@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,11 @@ from lm_human_preferences.rewards import RewardModel, Scorer
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.training.queries import Queries
 from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std, weighted_mean
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
+
+if TYPE_CHECKING:
+    from lm_human_preferences.lm_tasks import QuerySampler
 
 # Schema of RewardModelTrainer.state_dict, see schema.matches_schema
 STATE = {
@@ -51,45 +53,36 @@ def mean_loss(batches: Sequence[LearnedBatch]) -> float:
     return weighted_mean([batch.loss for batch in batches], [batch.labels for batch in batches])
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class RewardModelTrainer:
     """Trainer of a reward model: call `prepare`, `step` until `total_steps`, then `finish`.
 
     policy: the initial policy, whose samples set the scale. labels: {field: (num_train, ...)}, the
-    same on every rank. optimizer: without updates.
+    same on every rank. given_optimizer: without updates.
     """
 
-    def __init__(
-        self,
-        *,
-        reward_model: RewardModel,
-        policy: Policy,
-        query_sampler: Queries,
-        labels: dict[str, torch.Tensor],
-        settings: HParams,
-        logger: Logger,
-        comm: Comm,
-        held_out: dict[str, torch.Tensor] | None = None,
-        optimizer: Adam | None = None,
-    ) -> None:
-        self.reward_model = reward_model
-        self.policy = policy
-        self.query_sampler = query_sampler
-        self.labels = labels
-        self.held_out = held_out
-        self.label_type = label_types.get(settings.labels.type)
-        self.num_train = len(labels['query'])
-        self.settings = settings
-        self.comm = comm
+    reward_model: RewardModel
+    policy: Policy
+    query_sampler: QuerySampler
+    labels: dict[str, torch.Tensor]
+    settings: HParams
+    logger: Logger
+    comm: Comm
+    held_out: dict[str, torch.Tensor] | None = None
+    given_optimizer: dataclasses.InitVar[Adam | None] = None
+
+    def __post_init__(self, given_optimizer: Adam | None) -> None:
+        self.label_type = label_types.get(self.settings.labels.type)
+        self.num_train = len(self.labels['query'])
         self.steps_done = self.labels_done = 0  # labels of all epochs
         self.order: np.ndarray | None = None  # of the labels, one epoch after the other
         self.held_out_by_epoch: list[float] = []  # accuracy, or agreement
         self.best: dict[str, torch.Tensor] = {}  # parameters after the best epoch so far
         self.prediction: Prediction | None = None  # the last on held-out labels
         self.batches: list[LearnedBatch] = []  # learned by this process
-        self.networks = {'reward_model': reward_model, 'ref_policy': policy}
+        self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
         learning = REWARD_NETWORKS.learning_parameters(self.networks)
-        self.optimizer = optimizer or Adam(learning, comm=comm)
-        self.logger = logger
+        self.optimizer = given_optimizer or Adam(learning, comm=self.comm)
 
     def prepare(self) -> None:
         """Normalise and draw the order of the labels, unless the training was resumed."""

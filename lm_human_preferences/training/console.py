@@ -6,8 +6,8 @@ import dataclasses
 import os
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,21 +17,13 @@ from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
-from lm_human_preferences.utils.logging import (
-    ENDED,
-    LENGTH,
-    VALID,
-    announce,
-    console_is,
-    log_in_summary,
-)
-from lm_human_preferences.utils.terminal import columns, cut_mark
+from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
+from lm_human_preferences.utils.terminal import columns
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import policy_options, reward_options
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
-SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
 
 class Table:
@@ -168,56 +160,6 @@ def _paragraph(head: str, settings: list[str]) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-class Decoder(Protocol):
-    """Decoder of token ids, as `language.encodings.Encoder`."""
-
-    def decode(self, tokens: torch.Tensor) -> str: ...
-
-
-def show_samples(
-    encoder: Decoder,
-    episodes: Sequence[torch.Tensor],
-    *,
-    step: int,
-    total_steps: int,
-    is_logged: bool,
-    kl_coef: float,
-    means: Mapping[str, float] | None = None,
-) -> None:
-    """Print the first few episodes of PPO step `step`; in a summary, only of the first and last.
-
-    episodes: queries and truncated responses (batch, length); scores, KLs, tokens cut (batch,).
-    means: statistics of the step; in a summary, those of all responses are shown.
-    """
-    in_summary = console_is('summary') and step in (0, total_steps - 1)
-    in_original = console_is('original') and is_logged
-    if not in_summary and not in_original:
-        return
-    if in_summary:
-        announce(f'samples of step {step + 1}:')
-        if means and LENGTH in means:
-            announce(
-                f'  of all responses {means[ENDED]:.0%} ended, {means[VALID]:.0%} where it counts,'
-                f' at a mean length of {means[LENGTH]:.1f} tokens'
-            )
-    count = SAMPLES_IN_SUMMARY if in_summary else SAMPLES_SHOWN
-    shown = [values[:count].tolist() for values in episodes]
-    for query_tokens, response_tokens, score, kl, cut in zip(*shown, strict=True):
-        query = encoder.decode(query_tokens).replace('\n', '⏎')
-        response = encoder.decode(response_tokens).replace('\n', '⏎')
-        if in_summary:
-            shown_response = f'{response} {cut_mark(cut)}'.rstrip()
-            announce(f'  {query} | {shown_response}   (score {score:.2f}, KL {kl:.2f})')
-            continue
-        announce(
-            query,
-            response,
-            f'  score = {score:+.2f}',
-            f'  kl = {kl:+.2f}',
-            f'  total = {score - kl_coef * kl:+.2f}',
-        )
 
 
 def announce_next(*lines: str, **commands: str) -> None:

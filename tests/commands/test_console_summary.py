@@ -191,40 +191,39 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path, words):
     assert [line.rpartition(" '.': ")[2] for line in lines[first + 1 : first + 3]] == ['1', '1']
 
 
-def test_samples_are_shown_with_the_kl_of_each(monkeypatch):
-    shown = []
-    monkeypatch.setattr(console, 'show_samples', lambda _, values, **more: shown.append(values))
-    logprobs = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]])
+@pytest.mark.parametrize(
+    'console_name, lines',
+    [
+        (
+            'summary',
+            [
+                '  ab | cd [2 tokens cut]   (score 1.00, KL 0.75)',
+                '  ba | dc   (score 2.00, KL -0.25)',
+            ],
+        ),
+        ('original', ['ab', 'cd', '  score = +1.00', '  kl = +0.75', '  total = +0.93']),
+    ],
+)
+def test_samples_have_their_score_kl_and_the_mark_of_a_cut(capsys, console_name, lines):
+    logging.configure_console(console_name)
+    scored = torch.tensor([[2, 3], [3, 2]])
     rollout = rollout_of(
-        queries=torch.zeros(2, 3),
-        responses=torch.zeros(2, 2),
-        logprobs=logprobs,
-        values=logprobs,
+        queries=torch.tensor([[0, 1], [1, 0]]),
+        responses=torch.tensor([[0, 0], [3, 2]]),
+        scored_responses=scored,
+        scores=torch.tensor([1.0, 2.0]),
+        logprobs=torch.tensor([[-1.0, -2.0], [-3.0, -0.5]]),
+        values=torch.zeros(2, 2),
         ref_logprobs=torch.tensor([[-1.5, -2.25], [-3.0, -0.25]]),
     )
-    ppo = SimpleNamespace(batch_size=2)
-    trainer = trainer_of(rollout=rollout, total_steps=2, step_seconds=1.0, ppo=ppo)
-    policy_hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
-    assert shown[0][3].tolist() == [0.75, -0.25]
-    trainer.comm = SimpleNamespace(rank=1)  # which shows nothing
-    policy_hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
-    assert len(shown) == 1
-
-
-@pytest.mark.parametrize(
-    'console_name, line',
-    [('summary', '  ab | cd [2 tokens cut]   (score 1.00, KL 0.50)'), ('original', 'cd')],
-)
-def test_a_response_that_was_cut_has_a_mark(capsys, console_name, line):
-    logging.configure_console(console_name)
-    tokens = torch.tensor([[0, 1, 2, 3]]).split(2, dim=1)
-    values = [torch.tensor([number]) for number in (1.0, 0.5, 2)]
-    console.show_samples(
-        SimpleNamespace(decode=lambda ids: ''.join('abcd'[each] for each in ids)),
-        (*tokens, *values),
-        step=0,
-        total_steps=1,
-        is_logged=True,
-        kl_coef=0.1,
+    trainer = trainer_of(
+        rollout=rollout, total_steps=2, step_seconds=1.0, ppo=SimpleNamespace(batch_size=2)
     )
-    assert line in capsys.readouterr().out.splitlines()
+    encoder = SimpleNamespace(decode=lambda ids: ''.join('abcd'[each] for each in ids))
+    hook = policy_hooks.Samples(trainer, encoder)
+    hook.after_step(1, {'objective/kl_coef': 0.1})
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line in lines] == lines
+    trainer.comm = SimpleNamespace(rank=1)
+    hook.after_step(1, {'objective/kl_coef': 0.1})
+    assert not capsys.readouterr().out
