@@ -14,7 +14,6 @@ from lm_human_preferences.language.attention import Unpadding
 from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.language.network import HEADS, BlockInputs
 from lm_human_preferences.language.sample import CapturedSteps, sample_sequence
-from lm_human_preferences.machine.graphs import are_available
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device, digest_of
 
@@ -60,7 +59,7 @@ class Policy:
         self.device = device or default_device()
         self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
         self.captured_steps = None
-        if graphs and are_available(self.device):
+        if graphs and self.device.type == 'cuda':
             self.captured_steps = CapturedSteps()
         if only_samples:
             self.model.requires_grad_(False)

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, stopping_message
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import allocator

@@ -1,4 +1,4 @@
-"""Names of files in a checkpoint directory. Loads no numpy, for which --help would wait.
+"""Names of files in a checkpoint directory, and of tensors. Loads no numpy: --help would wait.
 
 The files in the order in which they are written; replacing the last is the commit:
 
@@ -6,13 +6,19 @@ The files in the order in which they are written; replacing the last is the comm
     model.ckpt-N.data-00000-of-00001   values of the variables, under the original's names
     model.ckpt-N.index                 their names, shapes and checksums
     checkpoint                         the list of those that are kept, the latest last
+
+Tensors are called SCOPE/NAME, and NAME/mean and NAME/square where they are Adam's.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 LIST = 'checkpoint'
 RESUME, DATA, INDEX = '.resume.json', '.data-00000-of-00001', '.index'
@@ -62,3 +68,15 @@ def step_of(name: str) -> int:
     """Return the step in a checkpoint's name: 5 for model.ckpt-5, 0 for model.ckpt."""
     match = re.search(r'-(\d+)$', name)
     return int(match[1]) if match else 0
+
+
+class VariableNames(Protocol):
+    """Checkpoint names, supplied by each kind of network; scopes stay as they are."""
+
+    def name_of(self, name: str) -> str:
+        """Return the name of a parameter or moment, such as 'policy/heads.value.w'."""
+        ...
+
+    def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return {name in checkpoints: detached view} of {own name: tensor}."""
+        ...

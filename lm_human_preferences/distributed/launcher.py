@@ -26,7 +26,7 @@ from lm_human_preferences.distributed.waiting import (
     stopping_message,
 )
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import streams
+from lm_human_preferences.utils import stop_signals, streams
 
 POLL_SECONDS = 0.2  # how long the launcher listens before it looks for signals again
 _RANK_PREFIXES = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
@@ -127,28 +127,23 @@ def _terminal_columns() -> int | None:
 def _catch_signals() -> Iterator[list[int]]:
     """Append signals that ask this process to end to the list that is yielded."""
     caught: list[int] = []
-    handlers = {}
 
     def catch(number: int, frame: FrameType | None) -> None:
         """Note a signal; SIGHUP only as the first, and not if another one follows."""
-        # Shell and kernel both send SIGHUP; systemd ends a session by SIGTERM and SIGHUP.
-        if number == signal.SIGHUP:
-            streams.leave_closed_terminal()
-            if caught:
-                return
-        elif caught == [signal.SIGHUP]:
+        # systemd ends a session by SIGTERM and SIGHUP.
+        if caught == [signal.SIGHUP]:
             caught.clear()
-        caught.append(number)
+        if number != signal.SIGHUP or not caught:
+            caught.append(number)
 
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            handlers[number] = signal.signal(number, catch)
-    try:
-        yield caught
-    finally:
-        for number, handler in handlers.items():
+    numbers = [each for each in STOP_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
+    with stop_signals.handled(catch, *numbers):
+        try:
+            yield caught
+        finally:
             # After the first signal this process is about to end: another one changes nothing.
-            signal.signal(number, signal.SIG_IGN if caught else handler)
+            for number in numbers if caught else ():
+                signal.signal(number, signal.SIG_IGN)
 
 
 class RankSupervisor:

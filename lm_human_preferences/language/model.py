@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.language.attention import (
     Unpadding,
     attention_bias,
@@ -24,16 +24,6 @@ from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each, logprobs_and_entropies
 
 HEADS = 'heads.'  # what the names of the scalar heads' parameters begin with
-
-
-class Cache(Protocol):
-    """Keys and values of the tokens so far, in a form that only their network knows."""
-
-    length: int
-
-    def select(self, rows: torch.Tensor) -> Self:
-        """Keep only these rows of the batch; may change in place."""
-        ...
 
 
 class BlockInputs:
@@ -123,8 +113,11 @@ class Network(nn.Module, ABC):
         """
 
     @abstractmethod
-    def new_cache(self, capacity: int) -> Cache:
-        """Return an empty cache of the keys and values of at most `capacity` tokens."""
+    def new_cache(self, capacity: int) -> Any:
+        """Return an empty cache of the keys and values of at most `capacity` tokens.
+
+        It has a `length`, and `select(rows)`, which may change it in place.
+        """
 
     @abstractmethod
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -14,8 +14,8 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints, names
+from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
-from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import FLOAT, Sizes

@@ -5,10 +5,6 @@ from collections.abc import Callable
 import torch
 
 
-def are_available(device: torch.device) -> bool:
-    return device.type == 'cuda'
-
-
 class Graph:
     """Capture of `work`, which computes anew with what its tensors hold; RuntimeError if it fails.
 

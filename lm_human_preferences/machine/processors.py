@@ -1,5 +1,6 @@
 """Processors of this machine, from Linux's files; imports nothing heavy."""
 
+import contextlib
 import functools
 import math
 import os
@@ -91,41 +92,37 @@ def core_of_each(processors: Collection[int]) -> dict[int, str]:
     return cores
 
 
-def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float | None:
-    """Return the processor quota of this container by all its groups; None: no limit."""
-    try:
-        lines = memberships.read_text(encoding='utf-8').splitlines()
-    except OSError:
-        return None
-    quotas = []
+def control_groups(
+    controller: str, cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS
+) -> Iterator[Path]:
+    """Yield the folders of this process's control groups and of those above; none unless Linux."""
+    lines = memberships.read_text(encoding='utf-8').splitlines() if memberships.exists() else []
     for line in lines:
         _, controllers, path = line.split(':', 2)
         mounts = []
         if controllers == '':
             mounts = [cgroups, cgroups / 'unified']
-        elif 'cpu' in controllers.split(','):
-            mounts = [cgroups / 'cpu', cgroups / controllers]
+        elif controller in controllers.split(','):
+            mounts = [cgroups / controller, cgroups / controllers]
         for mount in mounts:
             # A container may see its own group as the root, and its path on the host as its name.
             group = mount / path.lstrip('/')
-            for folder in (group, *group.parents):
-                if folder.is_relative_to(mount):
-                    quotas += _quotas_in(folder)
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(mount))
+
+
+def cpu_quota(cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS) -> float | None:
+    """Return the processor quota of this container by all its groups; None: no limit."""
+    quotas = []
+    for group in control_groups('cpu', cgroups, memberships):
+        with contextlib.suppress(OSError, ValueError):  # such as 'max'
+            if (group / 'cpu.max').exists():
+                quota, period = (group / 'cpu.max').read_text(encoding='ascii').split()
+            else:
+                quota = (group / 'cpu.cfs_quota_us').read_text(encoding='ascii')
+                period = (group / 'cpu.cfs_period_us').read_text(encoding='ascii')
+            if int(quota) > 0:
+                quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
-
-
-def _quotas_in(group: Path) -> Iterator[float]:
-    """Return the limit of one control group, if it has one."""
-    try:
-        if (group / 'cpu.max').exists():
-            quota, period = (group / 'cpu.max').read_text(encoding='ascii').split()
-        else:
-            quota = (group / 'cpu.cfs_quota_us').read_text(encoding='ascii')
-            period = (group / 'cpu.cfs_period_us').read_text(encoding='ascii')
-        if quota != 'max' and int(quota) > 0:
-            yield int(quota) / int(period)
-    except (OSError, ValueError):
-        return
 
 
 def thread_count(

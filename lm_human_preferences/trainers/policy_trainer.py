@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from lm_human_preferences import ppo
+from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.schema import COUNT
-from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.algorithm_options import PpoHParams
 from lm_human_preferences.policy import Policy

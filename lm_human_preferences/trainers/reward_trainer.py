@@ -12,8 +12,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences import label_types
+from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.schema import COUNT
-from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import BEST, HParams

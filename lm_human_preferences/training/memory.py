@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import processors
 from lm_human_preferences.training.model_sizes import FLOAT, HALF
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def check_sampling(estimate: MemoryEstimate, comm: Comm, device: torch.device) -
 
 def estimate_on_ranks(estimate: MemoryEstimate, ranks: int, device: torch.device) -> MemoryEstimate:
     """Return `estimate` for one of `ranks` ranks, on a device of the type of `device`."""
-    from lm_human_preferences.machine import processors, products  # here, for `doctor`
+    from lm_human_preferences.machine import products  # here, for `doctor`
 
     is_gpu = device.type == 'cuda'
     library = products.choose(estimate.sizes.n_embd)
@@ -304,21 +305,8 @@ def available_on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/
     available = re.search(r'MemAvailable: +(\d+)', meminfo)
     assert available is not None, 'meminfo has no MemAvailable'
     limits = [int(available[1]) << 10]
-    for line in (proc / 'self/cgroup').read_text(encoding='utf-8').splitlines():
-        _, controller, path = line.split(':', 2)
-        group = cgroups / controller / path.strip('/')
-        for folder in (group, *group.parents):
-            limits += _limits_in(folder)
+    for folder in processors.control_groups('memory', cgroups, proc / 'self/cgroup'):
+        for name in ('memory.max', 'memory.limit_in_bytes'):
+            with contextlib.suppress(OSError, ValueError):  # such as 'max'
+                limits.append(int((folder / name).read_text(encoding='ascii')))
     return min(limits)
-
-
-def _limits_in(folder: Path) -> list[int]:
-    """Return the memory limits in the folder of a control group (cgroup v2 or v1)."""
-    limits = []
-    for name in ('memory.max', 'memory.limit_in_bytes'):
-        file = folder / name
-        if file.exists():
-            text = file.read_text(encoding='ascii').strip()
-            if text != 'max':
-                limits.append(int(text))
-    return limits

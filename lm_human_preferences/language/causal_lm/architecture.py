@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.library import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.language.attention import KVCache, Unpadding
 from lm_human_preferences.language.causal_lm import rows
 from lm_human_preferences.language.causal_lm.activation_memory import blocks_of

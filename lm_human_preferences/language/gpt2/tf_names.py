@@ -1,4 +1,4 @@
-"""Names and shapes in the original's checkpoints; see `checkpointing.variables`."""
+"""Names and shapes in the original's checkpoints; see `checkpointing.names`."""
 
 from __future__ import annotations
 
