@@ -24,7 +24,7 @@ from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters.shared import SharedBase
 from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import policy_phase
+from lm_human_preferences.plan.making import policy_phase, reward_phase
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.memory import estimate_on_ranks
@@ -69,13 +69,14 @@ def reward_trainer(model, batch):
     hparams = train_reward.HParams()
     settings = {'labels.type': 'best_of_4', 'labels.source': 'test', 'batch_size': batch}
     hparams.override_from_dict({**settings, 'run.log_interval': 10**9})
+    phase = reward_phase(hparams)
     trainer = train_reward.RewardModelTrainer(
         reward_model=RewardModel(model),
         policy=reward_step.NOT_USED,
         query_sampler=reward_step.NOT_USED,
         labels=reward_step.labels(batch),
-        settings=hparams,
-        logger=train_reward.logger_of(hparams, comm.init_comm()),
+        phase=phase,
+        logger=train_reward.logger_of(phase, comm.init_comm()),
         comm=comm.init_comm(),
     )
     trainer.steps_done = 1

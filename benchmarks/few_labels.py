@@ -212,7 +212,7 @@ def _trained(hparams: train_reward.HParams, count: int, members: int) -> Iterato
             policy=of_all.policy,
             query_sampler=of_all.query_sampler,
             labels=_first(of_all.labels, count),
-            settings=hparams,
+            phase=reward_phase(hparams),
             logger=of_all.logger,
             comm=LocalComm(),
         )
@@ -227,7 +227,7 @@ def _head(hparams: train_reward.HParams, count: int) -> FrozenReward:
     """A head on frozen hidden states that is fitted to the labels of `_trained`."""
     of_all = _trainer(hparams, member=0)
     labels = _first(of_all.labels, count)
-    fitted = head_training.fit(hparams, of_all.policy, labels, LocalComm())
+    fitted = head_training.fit(reward_phase(hparams), of_all.policy, labels, LocalComm())
     return FrozenReward(fitted.head, of_all.policy)
 
 

@@ -95,13 +95,14 @@ def reward_trainer(args, hparams):
     """A trainer of a reward model, and its step."""
     reward_model = RewardModel(model_of(args))
     reward_model.model.gradient_checkpointing = args.checkpointing
+    phase = reward_phase(hparams)
     trainer = train_reward.RewardModelTrainer(
         reward_model=reward_model,
         policy=Policy(model_of(args)),
         query_sampler=reward_step.NOT_USED,
         labels=reward_step.labels(args.batch),
-        settings=hparams,
-        logger=train_reward.logger_of(hparams, comm.init_comm()),
+        phase=phase,
+        logger=train_reward.logger_of(phase, comm.init_comm()),
         comm=comm.init_comm(),
     )
     trainer.steps_done = 1  # step 0 would print

@@ -20,6 +20,7 @@ from workload import PADDING, RESPONSE_LENGTH, VOCABULARY
 
 from lm_human_preferences import train_reward
 from lm_human_preferences.distributed import comm
+from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.rewards import RewardModel
 
 NUM_RESPONSES = 4
@@ -48,13 +49,14 @@ def ours(args, batch):
             'run.log_interval': 10**9,
         }
     )
+    phase = reward_phase(hparams)
     trainer = train_reward.RewardModelTrainer(
         reward_model=RewardModel(workload.random_model(args.size, args.model)),
         policy=NOT_USED,
         query_sampler=NOT_USED,
         labels=batch,
-        settings=hparams,
-        logger=train_reward.logger_of(hparams, comm.init_comm()),
+        phase=phase,
+        logger=train_reward.logger_of(phase, comm.init_comm()),
         comm=comm.init_comm(),
     )
     trainer.steps_done = 1  # step 0 would print

@@ -14,7 +14,7 @@ from lm_human_preferences import label_types, lm_tasks, session
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.hparams.reward_options import BEST, HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
 from lm_human_preferences.labels.held_out import Prediction, prediction_of, rewards_of
@@ -206,14 +206,14 @@ def build_trainer(
         reward_model = RewardModel(initial_model)
         comm.broadcast_(reward_model.get_params())
     reward_model.model.gradient_checkpointing = settings.run.gradient_checkpointing
-    logger = logger_of(settings, comm, phase.member)
+    logger = logger_of(phase, comm)
     return trainer_of(
-        settings, comm, logger, reward_model, ref_policy, labels.learned, labels.held_out
+        phase, comm, logger, reward_model, ref_policy, labels.learned, labels.held_out
     )
 
 
 def trainer_of(
-    settings: HParams,
+    phase: TrainReward,
     comm: Comm,
     logger: Logger,
     reward_model: RewardModel,
@@ -223,8 +223,9 @@ def trainer_of(
     optimizer: Adam | None = None,
 ) -> RewardModelTrainer:
     """Return the trainer of a reward model on labels, {field: (labels, ...)}."""
+    settings = phase.settings
     query_sampler = lm_tasks.make_query_sampler(
-        hparams=settings.task,
+        settings.task,
         encoder=ref_policy.encoder,
         comm=comm,
         labels=settings.labels.source,
@@ -236,19 +237,20 @@ def trainer_of(
         query_sampler=query_sampler,
         labels=learned,
         held_out=held_out,
-        settings=settings,
+        phase=phase,
         logger=logger,
         comm=comm,
         given_optimizer=optimizer,
     )
 
 
-def logger_of(hparams: HParams, comm: Comm, member: int = 0) -> Logger:
-    """Return the log of the training of model `member`."""
+def logger_of(phase: TrainReward, comm: Comm) -> Logger:
+    """Return the log of the training of a model."""
+    run = phase.settings.run
     return Logger(
-        hparams.run.directory,
-        run_files.REWARD.member_files(member).network,
-        log_interval=hparams.run.log_interval,
+        run.directory,
+        phase.files.network,
+        log_interval=run.log_interval,
         comm=comm,
         tag_prefix='train_reward/minibatch/',
     )
@@ -269,7 +271,7 @@ def _measure_mean(
         model = TrainedRewardModel(place.directory, encoding, scope=place.scope)
         found.append(rewards_of(model.get_rewards, labels, label_type, size))
     prediction = prediction_of(torch.stack(found).mean(0), labels, label_type)
-    prediction = dataclasses.replace(prediction, is_selected=settings.keep == BEST)
+    prediction = dataclasses.replace(prediction, is_selected=settings.keeps_best)
     logger = Logger(
         directory,
         run_files.REWARD.network,

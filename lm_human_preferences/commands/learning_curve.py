@@ -1,6 +1,5 @@
 """Learning curve: accuracy of a reward model by its number of labels."""
 
-import copy
 import math
 import statistics
 from typing import Any
@@ -11,8 +10,8 @@ from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, record_of
-from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.plan.making import reward_phase
+from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.utils import student
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
@@ -28,13 +27,13 @@ def learning_curve(
 
     low, high: of each training, by the held-out labels; interval: of their mean, by both.
     """
-    hparams = _settings(source, run, without)
+    phase = _phase(source, run, without)
     found: dict[int, dict[str, Any]] = {}
     with progress(total=repetitions * len(PARTS), comm=LocalComm(), desc='learning curve') as bar:
         for repetition in range(repetitions):
-            seed = (hparams.run.seed or 0) + repetition
+            seed = (phase.run.seed or 0) + repetition
             for part in PARTS:
-                _train_on_part(hparams, part, seed, found)
+                _train_on_part(phase, part, seed, found)
                 bar.update()
     curve = list(found.values())
     for row in curve:
@@ -58,14 +57,14 @@ def interval_of(row: dict[str, Any]) -> tuple[float, float] | None:
     return max(low, 0.0 if row['chance'] else -1.0), min(high, 1.0)
 
 
-def _settings(source: str, run: str, without: str | None) -> HParams:
+def _phase(source: str, run: str, without: str | None) -> TrainReward:
+    """Return a training as that of `run`, on the labels of a source."""
     record = record_of(run)
     if record is None:
         raise UserError(
             f'--learning_curve: {run} has no {RECORD}, which says how to train a reward model'
         )
-    hparams = copy.deepcopy(record)
-    hparams.override_from_dict(
+    record.override_from_dict(
         {
             **{f'labels.{name}': None for name in record.labels.sources()},
             'labels.source': source,
@@ -82,16 +81,16 @@ def _settings(source: str, run: str, without: str | None) -> HParams:
             'normalize_after': False,
         }
     )
-    return hparams
+    return reward_phase(record)
 
 
 def _train_on_part(
-    hparams: HParams, part: int, seed: int, found: dict[int, dict[str, Any]]
+    phase: TrainReward, part: int, seed: int, found: dict[int, dict[str, Any]]
 ) -> None:
     """Add the result of a training on 1/part of the labels, unless there are too few for it."""
     set_seed(seed)
-    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
-    trainer = train_reward.build_trainer(reward_phase(hparams), initial_model, LocalComm())
+    initial_model = lm_tasks.initial_model(phase.settings.task.policy.initial_model)
+    trainer = train_reward.build_trainer(phase, initial_model, LocalComm())
     count = trainer.num_train // part
     if count == 0:
         return

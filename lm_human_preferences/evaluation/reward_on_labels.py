@@ -15,7 +15,7 @@ from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.classifier import Classifier
 from lm_human_preferences.external_rewards.texts import TextReward
-from lm_human_preferences.hparams.reward_options import BEST, HParams, LabelHParams
+from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType, PickBest
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.answers import Answer
@@ -106,7 +106,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
         'run': run,
         'held_out_share': share,
         'is_of_folder': _has_learned_from(folder, run),
-        'is_selected': record is not None and record.keep == BEST,
+        'is_selected': record is not None and record.keeps_best,
         **found,
         'labellers': labellers,
     }

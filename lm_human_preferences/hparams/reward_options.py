@@ -266,6 +266,11 @@ class HParams(hyperparams.HParams):
     )
 
     @property
+    def keeps_best(self) -> bool:
+        """True if the epoch that is best on held-out labels is kept, not the last."""
+        return self.keep == BEST
+
+    @property
     def is_head(self) -> bool:
         """True if the reward model is a head on the initial model's hidden states."""
         return self.features == FROZEN
@@ -282,7 +287,7 @@ class HParams(hyperparams.HParams):
                 '{ensemble=}: {features=} has one solution, and says itself how unsure it is',
             )
             yield (
-                self.keep == BEST or self.epochs > 1,
+                self.keeps_best or self.epochs > 1,
                 '{keep=} {epochs=}: {features=} has no epochs; leave them out',
             )
             yield (
@@ -290,7 +295,7 @@ class HParams(hyperparams.HParams):
                 '{lora}: {features=} trains no network; leave it out',
             )
         yield (
-            self.keep == BEST and not self.labels.held_out,
+            self.keeps_best and not self.labels.held_out,
             '{keep=} chooses an epoch by labels that are held out: give {labels.held_out} a share,'
             ' such as 0.1',
         )

@@ -15,7 +15,7 @@ import torch
 from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import BEST, HParams, LabelHParams
+from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.label_types.base import check_finite
 from lm_human_preferences.labels.report.agreement import (
@@ -85,7 +85,7 @@ def split(
             f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
             ' collect more of them, about other queries, or hold fewer out'
         )
-    if settings.keep == BEST and len(label_type.without_ties(held_out)['query']) == 0:
+    if settings.keeps_best and len(label_type.without_ties(held_out)['query']) == 0:
         raise UserError(
             f'{settings.setting("keep")}: none of {left} labels is held out to choose an epoch by:'
             f' collect more of them, or raise {settings.labels.option_name("held_out")}'

@@ -62,7 +62,7 @@ class Collection(Hook):
     def _retrainer(self, phase: TrainReward, seed: int) -> Retrainer | HeadRetrainer:
         trainer = self.trainer
         common: dict[str, Any] = dict(
-            ref_policy=trainer.ref_policy, settings=phase.settings, comm=trainer.comm, seed=seed
+            ref_policy=trainer.ref_policy, phase=phase, comm=trainer.comm, seed=seed
         )
         reward: Any = trainer.networks[SCOPE]
         if isinstance(reward, FrozenReward):

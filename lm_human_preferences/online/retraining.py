@@ -10,8 +10,8 @@ import torch
 from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.frozen_head.reward import FrozenReward
-from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels.held_out import Prediction, predict, split
+from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
 from lm_human_preferences.trainers import head_training
@@ -45,25 +45,26 @@ class Retrainer:
         *,
         reward_models: Sequence[RewardModel],
         ref_policy: Policy,
-        settings: reward_options.HParams,
+        phase: TrainReward,
         comm: Comm,
         seed: int,
     ) -> None:
         self.reward_models, self.ref_policy = reward_models, ref_policy
-        self.settings, self.comm, self.seed = settings, comm, seed
+        self.phase, self.settings = phase, phase.settings
+        self.comm, self.seed = comm, seed
         self.reward = EnsembleReward(reward_models)
         # To the console alone: numbers in TensorBoard are those of the policy's steps.
         self.logger = Logger(
             None,
             'reward_model',
-            log_interval=settings.run.log_interval,
+            log_interval=self.settings.run.log_interval,
             comm=comm,
             tag_prefix='train_reward/minibatch/',
         )
         self.optimizers = []
         for model in reward_models:
             self.optimizers.append(Adam(model.parameters_by_name(), comm=comm))
-            model.model.gradient_checkpointing = settings.run.gradient_checkpointing
+            model.model.gradient_checkpointing = self.settings.run.gradient_checkpointing
 
     def train(self, labels: Labels, step: int) -> Outcome:
         """Train on `labels` {field: (labels, ...)}, the same on all ranks, before policy `step`."""
@@ -93,7 +94,7 @@ class Retrainer:
         self.comm.broadcast_(reward_model.get_params())  # the head, which each rank has drawn
         optimizer.reset()
         parts = (reward_model, self.ref_policy, labels, held_out, optimizer)
-        trainer = train_reward.trainer_of(self.settings, self.comm, self.logger, *parts)
+        trainer = train_reward.trainer_of(self.phase, self.comm, self.logger, *parts)
         trainer.prepare()
         while trainer.steps_done < trainer.total_steps:
             trainer.step()
@@ -125,13 +126,14 @@ class HeadRetrainer:
         *,
         reward: FrozenReward,
         ref_policy: Policy,
-        settings: reward_options.HParams,
+        phase: TrainReward,
         comm: Comm,
         seed: int,
         place: str | None,
     ) -> None:
         self.reward, self.ref_policy = reward, ref_policy
-        self.settings, self.comm, self.seed = settings, comm, seed
+        self.phase, self.settings = phase, phase.settings
+        self.comm, self.seed = comm, seed
         self.place = place
         self.is_trained = False
 
@@ -139,13 +141,13 @@ class HeadRetrainer:
         """Fit to `labels`, the same on all ranks, before policy `step`."""
         learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
         with random_stream(self.seed, 'reward model', step, self.comm.rank):
-            fitted = head_training.fit(self.settings, self.ref_policy, learned, self.comm)
+            fitted = head_training.fit(self.phase, self.ref_policy, learned, self.comm)
         self.reward.set_head(fitted.head)
         self.is_trained = True
         if self.comm.rank == 0 and self.place is not None:
             self.ref_policy.trained_model.write_files(self.place)
             count = len(learned['query'])
-            about = head_training.about(self.settings, fitted, self.ref_policy, count)
+            about = head_training.about(self.phase, fitted, self.ref_policy, count)
             fitted.head.save(self.place, about)
         prediction = fitted.prediction if held_out is None else self.predict(held_out)
         return Outcome(fitted.loss, prediction)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
-from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate, sampling_estimate
@@ -104,7 +103,7 @@ class TrainReward:
         labels = settings.labels.num_train or UNKNOWN_LABELS
         steps = settings.epochs * ceil_div(labels, settings.batch_size)
         is_saved = settings.run.save_dir is not None and steps > settings.run.save_interval
-        best = int(settings.keep == BEST)
+        best = int(settings.keeps_best)
         estimate = MemoryEstimate(
             sizes,
             networks=len(self.networks.scopes) + best,

@@ -14,7 +14,6 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.report import CLASSIFIER, FUNCTION, REWARD_MODEL, named
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
-from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.report.agreement import wilson_interval
@@ -209,7 +208,7 @@ class RunFacts:
             members=1 if settings is None or is_online else settings.members,
             is_of_mean=prefix == OF_MEAN,
             is_cross_validated=prefix == CROSS_VALIDATED,
-            is_selected=self.reward is not None and self.reward.keep == BEST,
+            is_selected=self.reward is not None and self.reward.keeps_best,
         )
 
     @property

@@ -15,10 +15,9 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import head as heads
 from lm_human_preferences.frozen_head.fitting import Fitted, fit_head
 from lm_human_preferences.frozen_head.reward import FrozenReward, features_of, probe_of
-from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict
 from lm_human_preferences.plan.making import Plan
-from lm_human_preferences.plan.phases import FitHead
+from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.training_labels import TrainingLabels
@@ -52,12 +51,12 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     labels.record(is_begun=False)
     learned, count = labels.learned, len(labels.learned['query'])
     began = time.monotonic()
-    fitted = fit(settings, reference, learned, comm)
+    fitted = fit(phase, reference, learned, comm)
     place = phase.path(phase.files.network)
     if comm.rank == 0:
-        _tell(settings, fitted, comm, count, time.monotonic() - began)
+        _tell(phase, fitted, comm, count, time.monotonic() - began)
         if place is not None:
-            fitted.head.save(place, about(settings, fitted, reference, count))
+            fitted.head.save(place, about(phase, fitted, reference, count))
     comm.barrier()
     if labels.held_out is None:
         return None
@@ -66,9 +65,9 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     return predict(get_rewards, labels.held_out, label_type, ROWS, comm)
 
 
-def fit(settings: HParams, reference: Policy, labels: Labels, comm: Comm) -> Fitted:
+def fit(phase: TrainReward, reference: Policy, labels: Labels, comm: Comm) -> Fitted:
     """Fit a head to `labels`, the same on all ranks, and normalise it; on rank 0, for all."""
-    label_type = label_types.get(settings.labels.type)
+    label_type = label_types.get(phase.settings.labels.type)
     responses = torch.stack([labels[sample] for sample in label_type.samples], dim=1)
     own = slice(comm.rank, None, comm.size)
     parts = zip(
@@ -82,16 +81,17 @@ def fit(settings: HParams, reference: Policy, labels: Labels, comm: Comm) -> Fit
     shares = comm.all_gather_object(torch.cat([features[:0], *found]))
     for rank, share in enumerate(shares):
         features[rank :: comm.size] = share
-    others = torch.cat(comm.all_gather_object(_sampled(settings, reference, comm)))
+    others = torch.cat(comm.all_gather_object(_sampled(phase, reference, comm)))
     fitted: Any = None
     if comm.rank == 0:
         fitted = fit_head(features, labels, label_type, others)
-        fitted = fitted._replace(head=_normalized(settings, fitted.head, others))
+        fitted = fitted._replace(head=_normalized(phase, fitted.head, others))
     return comm.all_gather_object(fitted)[0]
 
 
-def _sampled(settings: HParams, reference: Policy, comm: Comm) -> torch.Tensor:
+def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
     """Return features (n, features) of this rank's samples of the initial policy."""
+    settings = phase.settings
     query_sampler = lm_tasks.make_query_sampler(
         settings.task,
         encoder=reference.encoder,
@@ -109,8 +109,9 @@ def _sampled(settings: HParams, reference: Policy, comm: Comm) -> torch.Tensor:
     return torch.cat(found)
 
 
-def _normalized(settings: HParams, head: heads.Head, others: torch.Tensor) -> heads.Head:
+def _normalized(phase: TrainReward, head: heads.Head, others: torch.Tensor) -> heads.Head:
     """Return the head with scores 0 +- 1 of the initial policy's samples, if that is wanted."""
+    settings = phase.settings
     if not settings.normalize_after or len(others) == 0:
         return head
     std, mean = torch.std_mean(head(others)[0], correction=0)
@@ -122,9 +123,9 @@ def _normalized(settings: HParams, head: heads.Head, others: torch.Tensor) -> he
     return head.rescaled((1 / std).item(), (-mean / std).item())
 
 
-def _tell(settings: HParams, fitted: Fitted, comm: Comm, labels: int, seconds: float) -> None:
+def _tell(phase: TrainReward, fitted: Fitted, comm: Comm, labels: int, seconds: float) -> None:
     """Log and print how well the head would predict other labels."""
-    log = Logger(settings.run.directory, run_files.REWARD.network, log_interval=1, comm=comm)
+    log = Logger(phase.settings.run.directory, run_files.REWARD.network, log_interval=1, comm=comm)
     numbers = {'gain': fitted.gain, 'gain_margin': fitted.margin, 'strength': fitted.strength}
     if fitted.prediction is not None:
         numbers |= fitted.prediction.statistics()
@@ -137,8 +138,9 @@ def _tell(settings: HParams, fitted: Fitted, comm: Comm, labels: int, seconds: f
         announce(warning)
 
 
-def about(settings: HParams, fitted: Fitted, reference: Policy, labels: int) -> dict[str, Any]:
+def about(phase: TrainReward, fitted: Fitted, reference: Policy, labels: int) -> dict[str, Any]:
     """Return what is written beside a head: its task, its model, and how well it predicts."""
+    settings = phase.settings
     found = {}
     if fitted.prediction is not None:
         found = dataclasses.asdict(fitted.prediction)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lm_human_preferences.hparams.reward_options import BEST
 from lm_human_preferences.trainers.health import Alarm, HealthMonitor, not_finite
 from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.reward_trainer import (
@@ -104,7 +103,7 @@ class HeldOut(Hook):
     def _end(self, step: int) -> None:
         """Choose the epoch, and print how well it predicts; collective."""
         trainer, kept = self.trainer, 'the last is kept'
-        if trainer.settings.keep == BEST:
+        if trainer.settings.keeps_best:
             kept = f'that of epoch {trainer.best_epoch} is kept'
             trainer.restore_best()
             assert trainer.prediction is not None

@@ -16,9 +16,9 @@ from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.schema import COUNT
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import BEST, HParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.held_out import Prediction, predict
+from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, Scorer
 from lm_human_preferences.training.micro_batches import map_micro_batches
@@ -65,13 +65,14 @@ class RewardModelTrainer:
     policy: Policy
     query_sampler: QuerySampler
     labels: dict[str, torch.Tensor]
-    settings: HParams
+    phase: TrainReward
     logger: Logger
     comm: Comm
     held_out: dict[str, torch.Tensor] | None = None
     given_optimizer: dataclasses.InitVar[Adam | None] = None
 
     def __post_init__(self, given_optimizer: Adam | None) -> None:
+        self.settings = self.phase.settings
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = self.labels_done = 0  # labels of all epochs
@@ -165,7 +166,7 @@ class RewardModelTrainer:
         """Note the prediction of held-out labels; with --keep best, copy what is the best."""
         accuracy = prediction.accuracy
         self.held_out_by_epoch.append(prediction.agreement if accuracy is None else accuracy)
-        if self.settings.keep == BEST and self.best_epoch == len(self.held_out_by_epoch):
+        if self.settings.keeps_best and self.best_epoch == len(self.held_out_by_epoch):
             self.best = self._copy()
 
     @property
@@ -323,7 +324,7 @@ class RewardModelTrainer:
         self.steps_done, self.labels_done = state['step'], state['labels']
         self.order = np.array(state['order'])
         self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]
-        if self.settings.keep == BEST and 0 < len(self.held_out_by_epoch) < self.settings.epochs:
+        if self.settings.keeps_best and 0 < len(self.held_out_by_epoch) < self.settings.epochs:
             self.best = self._copy()  # to be filled in
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])

@@ -234,7 +234,7 @@ def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypat
     policy = Policy(TrainedModel('test'), scope='ref_policy')
     model = RewardModel(TrainedModel('test'))
     parts = {'reward_models': [model], 'ref_policy': policy}
-    retrainer = Retrainer(**parts, settings=hparams, comm=LocalComm(), seed=0)
+    retrainer = Retrainer(**parts, phase=reward_phase(hparams), comm=LocalComm(), seed=0)
     split_into = []
     monkeypatch.setattr(retrainer, '_train', lambda _, *both: (split_into.append(both), 0.0)[1])
     retrainer.train(labels, step=0)

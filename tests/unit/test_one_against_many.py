@@ -11,6 +11,7 @@ from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.language.model import Model
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 
@@ -69,14 +70,15 @@ def starting_alike(trainer):
 def reward_trainer(comm, dtype, **settings):
     hparams = train_reward.HParams(batch_size=BATCH, lr=1e-3)
     hparams.override_from_dict({'labels.type': 'best_of_4', 'run.log_interval': 10**9, **settings})
+    phase = reward_phase(hparams)
     return starting_alike(
         train_reward.RewardModelTrainer(
             reward_model=RewardModel(TrainedModel('test')).to(dtype),
             policy=None,
             query_sampler=None,
             labels=labels(),
-            settings=hparams,
-            logger=train_reward.logger_of(hparams, comm),
+            phase=phase,
+            logger=train_reward.logger_of(phase, comm),
             comm=comm,
         )
     )

@@ -35,7 +35,7 @@ from lm_human_preferences.online.progress import Report
 from lm_human_preferences.online.question_sampler import Queries, QuestionSampler
 from lm_human_preferences.online.questions import QuestionSource
 from lm_human_preferences.online.retraining import Retrainer
-from lm_human_preferences.plan.making import make_plan, policy_phase
+from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel, make_score_fn
@@ -73,7 +73,7 @@ def retrainer_of(reward_models, ref_policy, hparams):
     return Retrainer(
         reward_models=reward_models,
         ref_policy=ref_policy,
-        settings=hparams,
+        phase=reward_phase(hparams),
         comm=LocalComm(),
         seed=7,
     )
