@@ -22,7 +22,7 @@ from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_dir, run_files, run_settings
-from lm_human_preferences.trainers.policy_hooks import policy_hooks, policy_limits
+from lm_human_preferences.trainers.policy_hooks import policy_hooks
 from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, Responses
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.kl_control import AdaptiveKLController as AdaptiveKLController
@@ -219,13 +219,10 @@ def take_steps(
     more: Sequence[Hook] = (),
 ) -> None:
     """Take the remaining steps. clock: of the whole command, with a phase 'policy'; more: hooks."""
-    settings = phase.settings
-    reader = tokenisers.reader(trainer.policy.encoder, settings.task.chat)
-    limits = policy_limits(settings.task, settings.rewards.adaptive_kl)
-    has_spread = phase.source.members > 1 or bool(trainer.reward_blocks)
+    reader = tokenisers.reader(trainer.policy.encoder, phase.settings.task.chat)
     hooks = [
         *_plugged_in(trainer, phase, checkpointer, clock, reader),
-        *policy_hooks(trainer, checkpointer, clock, reader, settings.run, limits, has_spread),
+        *policy_hooks(trainer, phase, checkpointer, clock, reader),
         *more,
     ]
     training_loop(trainer, hooks)

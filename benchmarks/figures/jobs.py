@@ -28,6 +28,7 @@ from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.training.time_left import TimeLeft
@@ -156,7 +157,7 @@ def known_responses(task: str) -> Known:
     )
     reward_model = loading.load_reward_model('mock', trained_model.encoding)
     score_fn = rewards.make_score_fn(settings, reward_model)
-    queries = measure.queries_of(hparams, encoder, None)
+    queries = measure.queries_of(source_of(hparams), encoder, None)
     n_vocab = trained_model.sizes().n_vocab
     return Known(
         queries,

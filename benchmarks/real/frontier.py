@@ -18,6 +18,7 @@ from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils import student
@@ -118,14 +119,14 @@ def main() -> None:
     initial, farthest, mixture = None, None, None
     points = {}
     for run in args.runs:
-        hparams = run_settings.load_run_hparams(run)
-        models = measure.load_models(run, hparams)
+        source = source_of(run_settings.load_run_hparams(run))
+        models = measure.load_models(run, source)
         policy, reference, _, task = models
         kind = 'fp32' if products.note_on_bf16('bf16') else 'bf16'
         precision.configure_for(policy.model.sizes.n_embd, kind)
         judge = loading.load_judge(JUDGE, policy.trained_model.encoding, task)
         score = rewards.make_score_fn(task, judge)
-        queries = measure.queries_of(hparams, policy.encoder, None)
+        queries = measure.queries_of(source, policy.encoder, None)
         set_seed(1)
         length = task.response_length
         if initial is None:

@@ -113,7 +113,7 @@ def start_job(
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
             timeouts = hparams.run.timeouts if is_training else waiting.DEFAULT_TIMEOUTS
-            launcher.launch_ranks(job, arguments, size, timeouts)
+            launcher.launch_ranks(job, arguments, size, timeouts, saves=is_training)
         else:
             worker.import_job(job)(**arguments)
     except KeyboardInterrupt:

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import shell
-from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.hparams.policy_options import HParams
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.task_file import EXPERIMENT
-from lm_human_preferences.run_story.commands import Experiments, differences
+from lm_human_preferences.run_story.commands import Experiments, differences_of_task
 from lm_human_preferences.runs.run_files import POLICY, usual_directory
 
 # (most labels, epochs). With fewer epochs the reward model underfits; with more it overfits the
@@ -26,7 +23,7 @@ def training_options(labels: int, *, is_large: bool) -> list[str]:
     """Return options of a new reward model for so many labels; is_large: as its language model."""
     new_model = '--rewards.train_new_model'
     if is_large and labels <= MOST_FOR_HEAD:
-        return [f'{new_model}.features', reward_options.FROZEN]
+        return [f'{new_model}.features', 'frozen']
     epochs, members = epochs_and_members(labels)
     return [f'{new_model}.epochs', str(epochs), '--rewards.ensemble', str(members)]
 
@@ -60,10 +57,9 @@ def training_command(
     words += [f'{new_model}.labels.num_train', 'None']
     if without:
         words += [f'{new_model}.labels.without', without]
-    task = TaskHParams()
-    task.override_from_nested_dict(folder.task['task'])
     # Those that learn by adapters are large, and know more than a few labels can teach.
-    words += training_options(labels, is_large=task.policy.lora is not None)
+    is_large = folder.task['task'].get('policy', {}).get('lora') is not None
+    words += training_options(labels, is_large=is_large)
     return shell.typed('./launch.py train_policy', *words)
 
 
@@ -78,11 +74,6 @@ def _experiment_and_task(
     for key, binds in experiments.items():
         command, _, name = key.partition('/')
         if command == POLICY.command and name == content.get(EXPERIMENT, name):
-            settings = HParams()
-            settings.override_from_dict(dict(binds))
-            settings.task = TaskHParams()
-            settings.task.override_from_nested_dict(content['task'])
-            found = differences(settings, binds, {})
-            options[name] = {key: found[key] for key in found if key.startswith('task.')}
+            options[name] = differences_of_task(content['task'], binds)
     name = min(options, key=lambda each: len(options[each]))
     return name, options[name]

@@ -1,6 +1,8 @@
 """Command `label`: questions of a folder in a terminal, where one key chooses and goes on."""
 
+import os
 import re
+import signal
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -8,16 +10,19 @@ from typing import Any
 
 import click
 
-from lm_human_preferences.commands import serve_page
+from lm_human_preferences import shell
 from lm_human_preferences.commands.keys import Keys, keys_at_once
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.label_types import TIE_KEY, Value
 from lm_human_preferences.labels.answers import LONGEST_REMARK, REASONS, Answer, clean_remark
 from lm_human_preferences.labels.folder import LabelFolder, Question
-from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
+from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller, names_in
 from lm_human_preferences.labels.page.key import folder_key
+from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 from lm_human_preferences.language import tokenisers
+from lm_human_preferences.utils import stop_signals
+from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.terminal import columns, printable
 
 WIDEST = 80  # columns that a question takes
@@ -51,7 +56,7 @@ def label(
     """Have a labeller answer the questions of a folder, or decide with `review`."""
     if web is not None:
         options = LabelHParams(labeller=labeller, web=WebHParams(**web))
-        serve_page.serve(folder, options)
+        serve(folder, options)
         return
     opened = LabelFolder(folder)
     if simulate is not None:
@@ -63,6 +68,28 @@ def label(
         session = Review if review else Session
         with keys_at_once():
             session(writer, Keys()).run()
+
+
+def serve(folder: str, options: LabelHParams) -> None:
+    """Serve a folder's page until Ctrl-C, and print a link for each labeller."""
+    assert options.web is not None
+    names = names_in(options.labeller)
+    server = LabelServer(folder, names, options.web, note=note)
+    with stop_signals.handled(stop_signals.interrupt, signal.SIGTERM, signal.SIGHUP):
+        try:
+            if warning := missing_tls(options.web):
+                note(warning)
+            width = max(map(len, names))
+            for name, link in server.links.items():
+                click.echo(f'{name:{width}}  {link}')
+            click.echo('Each link is for one labeller. Ctrl-C ends the page; the links stay valid.')
+            server.wait()
+        except KeyboardInterrupt:
+            click.echo()
+        finally:
+            server.close()
+    report = shell.typed('./launch.py labels', os.path.abspath(folder))
+    click.echo(f'{server.summary} The report: {report}')
 
 
 def _show_notes(writer: Labeller, notes: Sequence[str] = ()) -> None:

@@ -170,7 +170,7 @@ def task_record(
             f'--ties on: labels of the type {settings.labels.type} have no ties; give --labels.type'
             ' best_of_2 or best_of_4'
         )
-    record = new_task(settings.labels.type, settings.task, text, ties, experiment)
+    record = new_task(settings.labels.type, settings.task.to_nested_dict(), text, ties, experiment)
     if encoding is not None:
         record['encoding'] = encoding
     if is_folder(folder):

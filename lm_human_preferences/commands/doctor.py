@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import launcher
+from lm_human_preferences.distributed import ENGINES, launcher
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import ENGINES
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.machine import processors
-from lm_human_preferences.training import memory, model_sizes
+from lm_human_preferences.runs.run_files import SIZES
+from lm_human_preferences.training import memory
 
 PACKAGES = (
     'blobfile',
@@ -177,7 +177,7 @@ def _store() -> str:
     if os.environ.get('LMHP_OFFLINE') == '1':
         return 'not asked, as LMHP_OFFLINE=1: only what is in the cache can be used'
     try:
-        storage.stat(storage.join(released.directory_of('124M'), model_sizes.FILE))
+        storage.stat(storage.join(released.directory_of('124M'), SIZES))
     except storage.StorageError as e:
         raise UserError(
             f'{e}: name your proxy by https_proxy, or bring what is needed from a machine with a'

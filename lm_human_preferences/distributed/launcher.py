@@ -38,8 +38,13 @@ def launch_ranks(
     arguments: dict[str, Any],
     size: int,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    *,
+    saves: bool = False,
 ) -> None:
-    """Run `job` in `size` local ranks; raise a rank's UserError or SystemExit (1, 128 + signal)."""
+    """Run `job` in `size` local ranks; raise a rank's UserError or SystemExit (1, 128 + signal).
+
+    saves: the job saves what it has done when a signal ends it.
+    """
     mpiexec, is_open_mpi = find_mpiexec()
     with (
         tempfile.TemporaryDirectory(prefix='lmhp-', ignore_cleanup_errors=True) as directory,
@@ -64,7 +69,7 @@ def launch_ranks(
         variables = rank_environment(directory, size, is_open_mpi)
         ranks = RankSupervisor(directory, size, command, variables, timeouts)
         try:
-            ranks.follow(signals, saves='hparams' in arguments)
+            ranks.follow(signals, saves=saves)
         finally:
             ranks.end()
     if signals:

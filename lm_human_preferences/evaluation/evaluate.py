@@ -79,22 +79,23 @@ def _results(
     save_dir: str, directory: str, hparams: policy_options.HParams, options: HParams
 ) -> dict[str, Any]:
     """Return the measurements of a run's policy with hyperparameters `hparams`, for JSON."""
-    models = measure.load_models(directory, hparams, options.judge)
+    task, source = hparams.task, source_of(hparams)
+    models = measure.load_models(directory, source, options.judge)
     # Whatever the run was trained in.
     precision.configure_for(models.policy.model.sizes.n_embd, 'fp32')
     set_seed(options.seed)  # before the queries: some data sets are made up
     encoder = models.policy.encoder
-    log_line(*lm_tasks.query_notes(hparams.task, encoder, 'test'))
+    log_line(*lm_tasks.query_notes(task, encoder, 'test'))
     if note := note_on_queries(directory, hparams):
         log_line(note)
-    queries = measure.queries_of(hparams, encoder, options.queries, options.seed)
+    queries = measure.queries_of(source, encoder, options.queries, options.seed)
     if not measure.can_enumerate(models):
         memory.check_sampling(
             memory.sampling_estimate(
                 models.policy.model.sizes,
                 options.batch_size,
-                **hparams.task.lengths(),
-                networks=len(source_of(hparams).networks.scopes),
+                **task.lengths(),
+                networks=len(source.networks.scopes),
                 sampling=2,
                 precision='fp32',
             ),
@@ -102,7 +103,7 @@ def _results(
             models.policy.device,
         )
         queries, options = fitted(models, queries, options)
-    trained_on = measure.count_trained_on(hparams, encoder, queries)
+    trained_on = measure.count_trained_on(task, encoder, queries)
     kl_coef, control = options.kl_coef, None
     if options.kl_coef is None:
         kl_coef, control = last_kl_coef(directory, hparams)
@@ -110,7 +111,14 @@ def _results(
         'save_dir': save_dir,
         'reward_kind': measure.reward_kind(models.rewards),
         **({'judge': options.judge} if options.judge is not None else {}),
-        **measure.measure(models, queries, options, kl_coef),
+        **measure.measure(
+            models,
+            queries,
+            kl_coef,
+            samples=options.samples,
+            batch_size=options.batch_size,
+            are_chosen=options.queries is not None,
+        ),
         'queries_trained_on': trained_on,
         'kl_coef_is_last': options.kl_coef is None,
         'step': _step_of(directory),
@@ -152,7 +160,7 @@ def check_queries(hparams: policy_options.HParams) -> None:
     """Raise UserError if a policy that is trained on the user's own file could not be evaluated."""
     if hparams.task.query_dataset not in registry.DATASETS:
         encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
-        measure.queries_of(hparams, encoding.get_encoder(), None)
+        measure.queries_of(source_of(hparams), encoding.get_encoder(), None)
 
 
 def after_training(hparams: policy_options.HParams, *, has_trained: bool) -> None:
@@ -209,13 +217,12 @@ def fitted(
     models: measure.Models, queries: torch.Tensor, settings: HParams
 ) -> tuple[torch.Tensor, HParams]:
     """Return the queries and the settings to evaluate with; what the user has given stays."""
-    probe = dataclasses.replace(settings, samples=1)
-    some = queries[:PROBE]
+    some, size = queries[:PROBE], settings.batch_size
     seconds, spread = 0.0, 0.0
     with torch.random.fork_rng():
         for _ in range(2):  # the first one is a warm-up, in which weights are prepacked
             started = time.monotonic()
-            responses = measure.sample_many(models, some, probe, 'first samples, for their time')
+            responses = measure.sample_many(models, some, 1, size, 'first samples, for their time')
             seconds = (time.monotonic() - started) / len(some)
             spread = next(iter(responses.scores.values()))[0].std().item()
     count, samples = affordable_sizes(
@@ -238,3 +245,16 @@ def fitted(
     if count < len(queries):
         queries = queries[chosen[:count]]
     return queries, dataclasses.replace(settings, samples=samples)
+
+
+def tokens_to_compute(task: lm_tasks.TaskHParams, n_vocab: int) -> int:
+    """Return the number of tokens computed in an evaluation with default settings."""
+    tokens = task.query_length + task.response_length
+    if n_vocab**task.response_length > measure.MOST_RESPONSES:
+        # Both models sample, each reads the other's responses, the reward model those of both.
+        passes = 6
+        return passes * tokens * measure.QUERIES * MOST_SAMPLES
+    all_queries = registry.info(task.query_dataset).all_queries()
+    queries = measure.QUERIES if all_queries is None else len(all_queries)
+    beginnings = queries * n_vocab ** (task.response_length - 1)
+    return beginnings * (2 * (tokens - 1) + tokens - 1 + n_vocab)

@@ -28,14 +28,11 @@ from lm_human_preferences.evaluation.report import (
 )
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
-from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.hparams.command_options import MOST_SAMPLES
-from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.reward_sources.sources import source_of
+from lm_human_preferences.reward_sources.sources import RewardSource
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
@@ -69,8 +66,9 @@ class Responses(NamedTuple):
     repeats: float = 0.0  # see repeats_of
 
 
-def load_models(save_dir: str, hparams: policy_options.HParams, judge: str | None = None) -> Models:
+def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:
     """Return the models of a run. judge: another reward, see loading.load_reward_model."""
+    task = source.task
     trained = {
         scope: trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
         for scope in ('policy', 'ref_policy')
@@ -84,21 +82,21 @@ def load_models(save_dir: str, hparams: policy_options.HParams, judge: str | Non
                 model,
                 scope=scope,
                 only_samples=True,
-                **lm_tasks.policy_settings(hparams.task, encoder),
+                **lm_tasks.policy_settings(task, encoder),
             )
             policies.append(policy)
-        models = _reward_models(save_dir, hparams, encoding, policies[1])
+        models = _reward_models(save_dir, source, encoding, policies[1])
         if judge is not None:
-            models[JUDGE] = loading.load_judge(judge, encoding, hparams.task)
+            models[JUDGE] = loading.load_judge(judge, encoding, task)
     policy, reference = policies
-    return Models(policy, reference, models, hparams.task)
+    return Models(policy, reference, models, task)
 
 
 def _reward_models(
-    save_dir: str, hparams: policy_options.HParams, encoding: Encoding, reference: Policy
+    save_dir: str, source: RewardSource, encoding: Encoding, reference: Policy
 ) -> RewardModels:
     """Return {name: reward} of a run; reviews have a known reward, too."""
-    trained_on = source_of(hparams).for_evaluation(save_dir, encoding, reference)
+    trained_on = source.for_evaluation(save_dir, encoding, reference)
     if isinstance(trained_on, KnownReward):
         return {'known reward': trained_on}
     models: RewardModels = {REWARD_MODEL: trained_on}
@@ -116,20 +114,21 @@ def reward_kind(models: RewardModels) -> str:
 
 
 def queries_of(
-    hparams: policy_options.HParams, encoder: Encoder, count: int | None, seed: int = 1
+    source: RewardSource, encoder: Encoder, count: int | None, seed: int = 1
 ) -> torch.Tensor:
     """Return `count` different test queries, None for the usual: (queries, query_length)."""
-    is_enumerable = registry.info(hparams.task.query_dataset).is_enumerable
+    task = source.task
+    is_enumerable = registry.info(task.query_dataset).is_enumerable
     sampler = lm_tasks.make_query_sampler(
-        hparams.task,
+        task,
         encoder=encoder,
         batch_size=DRAWS if is_enumerable else count or QUERIES,
         mode='test',
-        labels=source_of(hparams).label_source(),
+        labels=source.label_source(),
     )
     queries = sampler()['tokens']
-    if hparams.task.query_dataset not in registry.DATASETS:
-        return _each_once(queries, hparams.task)
+    if task.query_dataset not in registry.DATASETS:
+        return _each_once(queries, task)
     if not is_enumerable:
         return queries
     queries = queries.unique(dim=0)
@@ -153,18 +152,18 @@ def _each_once(queries: torch.Tensor, task: lm_tasks.TaskHParams) -> torch.Tenso
 
 
 def count_trained_on(
-    hparams: policy_options.HParams, encoder: Encoder, queries: torch.Tensor
+    task: lm_tasks.TaskHParams, encoder: Encoder, queries: torch.Tensor
 ) -> int | None:
     """Return how many of `queries (queries, query_length)` the training part has, too.
 
     None where that part is downloaded, or made up without end.
     """
-    name = hparams.task.query_dataset
+    name = task.query_dataset
     if registry.info(name).is_enumerable:
         return len(queries)  # both parts are drawn from all that there are
     if name in registry.DATASETS:
         return None
-    sampler = lm_tasks.make_query_sampler(hparams.task, encoder=encoder, batch_size=1)
+    sampler = lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1)
     once = sampler.dataset.sequences(sampler.rules, repeat_count=1)
     trained_on = set(map(tuple, once))
     return sum(tuple(query) in trained_on for query in queries.tolist())
@@ -213,21 +212,24 @@ def _all_scores(
 
 
 def sample_many(
-    models: Models, queries: torch.Tensor, settings: HParams, bar: str = 'samples of both models'
+    models: Models,
+    queries: torch.Tensor,
+    samples: int,
+    batch_size: int,
+    bar: str = 'samples of both models',
 ) -> Responses:
     """Return samples of both models to `queries (queries, query_length)`, as a distribution.
 
-    Of each query's 2 * settings.samples responses, the first half is the reference's; see
+    Of each query's 2 * `samples` responses, the first half is the reference's; see
     optimum.mixture. bar: name of the progress bar.
     """
     policy, reference, judges, task = models
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
     log_ratios, of_policy = [], []
     scores = {name: [] for name in judges}
-    assert settings.samples is not None, 'see evaluate.fitted'
-    rows = queries.to(policy.device).repeat_interleave(settings.samples, 0)
-    parts = rows.split(settings.batch_size)
-    same = math.gcd(settings.samples, settings.batch_size)  # neighbours of a part, at least
+    rows = queries.to(policy.device).repeat_interleave(samples, 0)
+    parts = rows.split(batch_size)
+    same = math.gcd(samples, batch_size)  # neighbours of a part, at least
     length = task.response_length
     for part in progress(parts, comm=LocalComm(), desc=bar, unit='batch'):
         for model in (reference, policy):
@@ -270,16 +272,26 @@ def can_enumerate(models: Models) -> bool:
 
 
 def measure(
-    models: Models, queries: torch.Tensor, settings: HParams, kl_coef: float | None
+    models: Models,
+    queries: torch.Tensor,
+    kl_coef: float | None,
+    *,
+    samples: int | None,
+    batch_size: int,
+    are_chosen: bool,
 ) -> dict[str, Any]:
-    """Return results on `queries (queries, query_length)` for JSON, exact if responses are few."""
-    count: int | None = settings.samples
+    """Return results on `queries (queries, query_length)` for JSON, exact if responses are few.
+
+    samples: of each model to a query, else. are_chosen: the queries are not all that there are.
+    """
+    count = samples
     exact = can_enumerate(models)
     if exact:
         count = models.policy.model.sizes.n_vocab**models.task.response_length
         responses = enumerate_all(models, queries)
     else:
-        responses = sample_many(models, queries, settings)
+        assert samples is not None, 'see evaluate.fitted'
+        responses = sample_many(models, queries, samples, batch_size)
     results: dict[str, Any] = {
         'exact': exact,
         'queries': len(queries),
@@ -289,7 +301,7 @@ def measure(
     }
     trained_on = next(iter(models.rewards))  # the reward that kl_coef was weighed against
     is_enumerable = registry.info(models.task.query_dataset).is_enumerable
-    with_errors = not (exact and is_enumerable and settings.queries is None)
+    with_errors = are_chosen or not (exact and is_enumerable)
     for name, (scores, policy_score) in responses.scores.items():
         is_trained_on = name == trained_on
         chooser = None if is_trained_on else responses.scores[trained_on][0]
@@ -329,16 +341,3 @@ def _frontier(
     else:
         columns = optimum.sampled_frontier(ref_logprobs, scores, betas)
     return {name: column.tolist() for name, column in zip(FRONTIER, columns)}
-
-
-def tokens_to_compute(task: lm_tasks.TaskHParams, n_vocab: int) -> int:
-    """Return the number of tokens computed in an evaluation with default settings."""
-    tokens = task.query_length + task.response_length
-    if n_vocab**task.response_length > MOST_RESPONSES:
-        # Both models sample, each reads the other's responses, the reward model those of both.
-        passes = 6
-        return passes * tokens * QUERIES * MOST_SAMPLES
-    all_queries = registry.info(task.query_dataset).all_queries()
-    queries = QUERIES if all_queries is None else len(all_queries)
-    beginnings = queries * n_vocab ** (task.response_length - 1)
-    return beginnings * (2 * (tokens - 1) + tokens - 1 + n_vocab)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lm_human_preferences import label_types, storage
+from lm_human_preferences.distributed import ENGINES
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
@@ -13,7 +14,6 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import check_multiple
 
-ENGINES = ('auto', 'horovod', 'torch', 'mpi', 'gloo')
 ON_ANOMALY = ('off', 'warn', 'stop')
 LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head

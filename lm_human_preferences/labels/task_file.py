@@ -6,7 +6,6 @@ from typing import Any
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.runs.run_files import TASK
 
@@ -39,15 +38,18 @@ def read_task(path: str) -> dict[str, Any]:
 
 def new_task(
     label_type: str,
-    task: TaskHParams,
+    task: Mapping[str, Any],
     instructions: str | None,
     ties: bool,
     experiment: str | None = None,
 ) -> dict[str, Any]:
-    """Return the content of task.json of a new folder, but for its format and encoding."""
+    """Return the content of task.json of a new folder, but for its format and encoding.
+
+    task: its settings, nested.
+    """
     if instructions is None:
         instructions = label_types.get(label_type).instructions
-    record: dict[str, Any] = {'label_type': label_type, 'task': task.to_nested_dict()}
+    record: dict[str, Any] = {'label_type': label_type, 'task': task}
     record['instructions'] = instructions
     if experiment is not None:
         record[EXPERIMENT] = experiment

@@ -37,8 +37,8 @@ from lm_human_preferences.language.weights import (
     load_parameters,
     scoped,
 )
-from lm_human_preferences.training import model_sizes
-from lm_human_preferences.training.model_sizes import Sizes
+from lm_human_preferences.runs.run_files import SIZES
+from lm_human_preferences.training.model_sizes import Sizes, is_model
 from lm_human_preferences.utils.logging import log_as_original
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ Architecture: TypeAlias = 'GPT2 | CausalLM'
 
 def is_saved_by_transformers(directory: str) -> bool:
     """Return whether `save_pretrained` wrote the directory, and not a training."""
-    if model_sizes.is_model(directory):
+    if is_model(directory):
         return False
     return storage.exists(storage.join(directory, CONFIG_FILE))
 
@@ -181,7 +181,7 @@ class TrainedModel:
         """Return the URLs of a released model's files, and of the encoding's files."""
         files = []
         if self.savedir is not None and released.released_name(self.name) is not None:
-            names = (model_sizes.FILE, *CHECKPOINT_FILES)
+            names = (SIZES, *CHECKPOINT_FILES)
             files = [storage.join(self.savedir, name) for name in names]
         if self.encoding.base_path is not None:
             files += [self.encoding.path(name) for name in encodings.BYTE_PAIR_FILES]
@@ -336,7 +336,7 @@ def architecture_of(
             f'{directory}: adapters of an output layer or an embedding need a base that'
             ' transformers has saved: `export` makes one'
         )
-    path = storage.join(directory, model_sizes.FILE)
+    path = storage.join(directory, SIZES)
     sizes: Any = storage.read_json(path)
     if isinstance(sizes, dict) and 'family' in sizes:
         return _of_transformers(directory, n_vocab)
@@ -374,7 +374,7 @@ def _directory_of(name: str) -> str | None:
         return released.directory_of(size)
     if storage.model_path(name) is not None:
         return storage.pinned(name)
-    if model_sizes.is_model(storage.join(name, 'policy')):  # a run directory
+    if is_model(storage.join(name, 'policy')):  # a run directory
         return storage.join(name, 'policy')
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(

@@ -17,7 +17,7 @@ from lm_human_preferences.checkpointing import checkpoints, names
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.training import model_sizes
+from lm_human_preferences.runs.run_files import SIZES
 from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
 TRANSFORMER = 'transformer.'  # prefix of GPT-2's own names, except those of its heads
@@ -237,13 +237,13 @@ def check_size(sizes: Sizes, weights: Weights) -> None:
     if layers > len(weights) or needed > SLACK_BYTES + 4 * weights.nbytes():
         raise UserError(
             f'{weights.path} does not hold a model of {layers} layers of width {sizes.n_embd} and'
-            f' context {sizes.n_ctx}, which its {model_sizes.FILE} or config.json describes'
+            f' context {sizes.n_ctx}, which its {SIZES} or config.json describes'
         )
 
 
 def files_in(directory: str) -> list[str]:
     """Return the files of a reward model to fetch; one that is here lists them itself."""
-    files = [storage.join(directory, model_sizes.FILE)]
+    files = [storage.join(directory, SIZES)]
     folders = (directory, storage.join(directory, 'checkpoints'))
     if not any(storage.is_here(storage.join(folder, 'checkpoint')) for folder in folders):
         files += [storage.join(directory, 'checkpoints', name) for name in CHECKPOINT_FILES]

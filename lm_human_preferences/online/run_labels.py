@@ -49,14 +49,14 @@ class RunLabels:
         stack: contextlib.ExitStack,
     ) -> None:
         encoding = trainer.policy.trained_model.encoding
-        online, task_of_policy = phase.settings.rewards.online, phase.settings.task
+        online = phase.settings.rewards.online
         assert online is not None and phase.retraining is not None
         self.online = online
         self.schedule = schedule
         path = online.instructions
         text = None if path is None else storage.read_text(path).strip()
         label_type = phase.retraining.settings.labels.type
-        task = new_task(label_type, task_of_policy, text, online.ties)
+        task = new_task(label_type, phase.settings.task.to_nested_dict(), text, online.ties)
         task['encoding'] = encoding.name
         directory = phase.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
         writer = QuestionWriter(os.path.join(directory, LABELS), task, encoding)

@@ -256,9 +256,9 @@ class Evaluate:
 
     def work(self, n_vocab: int) -> float:
         """Return the tokens passed forward."""
-        from lm_human_preferences.evaluation import measure
+        from lm_human_preferences.evaluation import evaluate
 
-        return measure.tokens_to_compute(self.settings.task, n_vocab)
+        return evaluate.tokens_to_compute(self.settings.task, n_vocab)
 
     def check_queries(self) -> None:
         """Raise UserError if the user's own file of queries has none to evaluate on."""

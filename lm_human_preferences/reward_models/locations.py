@@ -11,7 +11,6 @@ from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
-from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import is_model
 
 SCOPE = 'reward_model'  # of its names in checkpoints
@@ -99,6 +98,6 @@ def reward_model_dir(path: str) -> str:
         advice = f'the reward of that run is {reward}'
     raise OptionError(
         '--rewards.trained_model',
-        f'{path}: neither it nor its reward_model/ has an {model_sizes.FILE}, nor is it a sequence'
+        f'{path}: neither it nor its reward_model/ has an {run_files.SIZES}, nor is it a sequence'
         f' classifier of transformers; {advice}',
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell
-from lm_human_preferences.hparams import completion
+from lm_human_preferences.hparams import completion, policy_options
 from lm_human_preferences.runs import command_record, run_settings
 from lm_human_preferences.runs.run_files import COMMANDS, REWARD
 from lm_human_preferences.utils import hyperparams
@@ -132,6 +132,16 @@ def differences(
         if key not in _OWN and value != before.get(key, value):
             found[key] = value
     return _as_given(found, hparams, now)
+
+
+def differences_of_task(task: Mapping[str, Any], binds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {option: value} of a folder's task, nested, that differ from an experiment's."""
+    of_folder = policy_options.HParams()
+    of_folder.override_from_dict(dict(binds))
+    of_folder.task = type(of_folder.task)()
+    of_folder.task.override_from_nested_dict(dict(task))
+    found = differences(of_folder, binds, {})
+    return {key: value for key, value in found.items() if key.startswith('task.')}
 
 
 def settings(hparams: Any) -> dict[str, Any]:

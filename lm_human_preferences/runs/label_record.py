@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import SAMPLED
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +47,6 @@ def check_same(
 ) -> str:
     """Return a note on labels unlike `before`, or ''; UserError where training has begun."""
     if before is None or record['digest'] == before['digest']:
-        return ''
-    if record['source'] == before['source'] == SAMPLED:
         return ''
     if is_begun:
         raise UserError(

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from lm_human_preferences.checkpointing import names
 
+SIZES = 'hparams.json'  # of a model that this program or the original has saved
 LOCK = 'lock'  # names the process that writes the run now
 CHECKPOINTS = 'checkpoints'  # in the folder of a network
 RESULTS = 'evaluation.json'  # of `evaluate` with default settings
@@ -44,7 +45,7 @@ BASE = 'base'  # folder with a copy of the model that they adapt
 # files of a tokeniser.
 FROZEN_HEAD = 'frozen_head.safetensors'  # in the folder of a reward model that is one
 _MODEL_FILES = (
-    rf'hparams\.json|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
+    rf'{re.escape(SIZES)}|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
     rf'|{re.escape(FROZEN_HEAD)}'
 )
 _EVENTS = r'events\.out\.tfevents\..*'

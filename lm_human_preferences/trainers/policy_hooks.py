@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from lm_human_preferences.hparams.algorithm_options import AdaptiveKLParams
-from lm_human_preferences.hparams.reward_options import RunHParams
-from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.trainers.health import Alarm, HealthMonitor, not_finite
 from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.language.encodings import Encoder
+    from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
@@ -68,17 +66,14 @@ class PolicyLimits(NamedTuple):
 
 def policy_hooks(
     trainer: PPOTrainer,
+    phase: TrainPolicy,
     checkpointer: Checkpointer,
     clock: TimeLeft,
     encoder: Encoder,
-    run: RunHParams,
-    limits: PolicyLimits,
-    has_spread: bool,
 ) -> list[Hook]:
-    """Return the hooks of a policy's training.
-
-    clock: of the whole command, with 'policy'. has_spread: the reward is an ensemble's.
-    """
+    """Return the hooks of a policy's training. clock: of the whole command, with 'policy'."""
+    run = phase.run
+    has_spread = phase.source.members > 1 or bool(trainer.reward_blocks)
     clock.begin('policy', trainer.share_done)
     bar = ProgressBar(
         trainer,
@@ -93,7 +88,7 @@ def policy_hooks(
         Samples(trainer, encoder),
         bar,
         PolicyTable(trainer, clock, has_spread=has_spread),
-        PolicyHealth(run.on_anomaly, trainer, checkpointer, limits),
+        PolicyHealth(run.on_anomaly, trainer, checkpointer, policy_limits(phase)),
         Checkpoints(trainer, checkpointer, run.save_interval, saves_end=True),
     ]
 
@@ -178,8 +173,9 @@ class PolicyTable(Hook):
         )
 
 
-def policy_limits(task: TaskHParams, adaptive_kl: AdaptiveKLParams | None) -> PolicyLimits:
-    """Return the limits of a policy for `task`."""
+def policy_limits(phase: TrainPolicy) -> PolicyLimits:
+    """Return the limits of a policy by its task and its KL target."""
+    task, adaptive_kl = phase.settings.task, phase.settings.rewards.adaptive_kl
     kl = KL_PER_TOKEN * task.response_length
     if adaptive_kl is not None:
         kl = KL_TARGETS * adaptive_kl.target

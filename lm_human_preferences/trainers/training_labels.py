@@ -65,10 +65,13 @@ class TrainingLabels:
     def record(self, is_begun: bool) -> None:
         """Record them; UserError if they are not those that the training began with."""
         assert self._loaded is not None, 'see split'
-        source, path = self.settings.labels.source, self.phase.path(run_files.LEARNED)
-        record = label_record.record_of(source, self._loaded.tensors, self._loaded.folder)
-        with about_option(self.settings.labels.option_name('source')):
-            note = label_record.check_same(record, self._recorded, is_begun=is_begun)
+        labels, path = self.settings.labels, self.phase.path(run_files.LEARNED)
+        record = label_record.record_of(labels.source, self._loaded.tensors, self._loaded.folder)
+        before = self._recorded
+        if labels.are_sampled and before is not None and before.get('source') == labels.source:
+            before = None  # digits of labels that are sampled anew may differ
+        with about_option(labels.option_name('source')):
+            note = label_record.check_same(record, before, is_begun=is_begun)
         if self.comm.rank == 0 and note:
             announce(note)
         if self.comm.rank == 0 and path:

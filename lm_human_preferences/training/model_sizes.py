@@ -4,16 +4,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from lm_human_preferences import storage
+from lm_human_preferences.runs.run_files import SIZES
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
 FLOAT, HALF = 4, 2  # bytes
-FILE = 'hparams.json'  # the sizes of a model that this program or the original has saved
 
 
 def is_model(directory: str) -> bool:
     """Return whether a directory, path or URL, holds a model with its sizes."""
-    return storage.exists(storage.join(directory, FILE))
+    return storage.exists(storage.join(directory, SIZES))
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Sizes(hyperparams.HParams, ABC):
 
     def write(self, directory: str) -> None:
         """Write the file by which `directory` is a model."""
-        storage.write_json(storage.join(directory, FILE), self.to_nested_dict())
+        storage.write_json(storage.join(directory, SIZES), self.to_nested_dict())
 
     def own_parameters(self) -> int:
         """Return the number of parameters not shared with a training's other networks."""

@@ -29,6 +29,7 @@ from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.report_page import frontier
+from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.run_story import outcome
 from lm_human_preferences.runs import run_files
@@ -213,8 +214,9 @@ def test_a_policy_that_always_says_the_same_has_no_share(monkeypatch):
     task.response_length = 2
     models = measure.Models(Model(True), Model(False), {'reward model': None}, task)
     monkeypatch.setattr(measure, 'MOST_RESPONSES', 0)
-    settings = EvaluationHParams(samples=64, batch_size=32)
-    found = measure.measure(models, torch.zeros(16, 1, dtype=torch.long), settings, None)
+    queries = torch.zeros(16, 1, dtype=torch.long)
+    options = {'samples': 64, 'batch_size': 32, 'are_chosen': False}
+    found = measure.measure(models, queries, None, **options)
     policy = found['rewards']['reward model']['policy']
     assert policy['reward'] == pytest.approx(999) and policy['kl'] == pytest.approx(8, abs=0.3)
     assert policy['effective_samples'] == 1 and policy['share'] is policy['frontier'] is None
@@ -515,11 +517,11 @@ def test_queries_are_those_of_the_test_part(tmp_path):
     task = {'query_dataset': f'{tmp_path}/x.jsonl', 'query_length': 1, 'start_text': None}
     hparams.override_from_dict({f'task.{name}': value for name, value in task.items()})
     for count in (None, 3):
-        queries = measure.queries_of(hparams, encoder, count)
+        queries = measure.queries_of(source_of(hparams), encoder, count)
         assert sorted(map(encoder.decode, queries)) == ['music', 'story']
     write('x.test.jsonl', ['music', 'music'])
     with pytest.raises(UserError, match='x.jsonl: its test part has a single query'):
-        measure.queries_of(hparams, encoder, None)
+        measure.queries_of(source_of(hparams), encoder, None)
 
 
 @pytest.mark.parametrize('texts, expected', [(['film', 'music'], 1), (['film', 'plot'], 0)])
@@ -531,8 +533,8 @@ def test_test_queries_that_are_trained_on_are_counted(tmp_path, texts, expected)
         (tmp_path / f'{name}.jsonl').write_text('\n'.join(lines))
     task = {'query_dataset': f'{tmp_path}/x.jsonl', 'query_length': 1, 'start_text': None}
     hparams.override_from_dict({f'task.{name}': value for name, value in task.items()})
-    queries = measure.queries_of(hparams, encoder, None)
-    assert measure.count_trained_on(hparams, encoder, queries) == expected
+    queries = measure.queries_of(source_of(hparams), encoder, None)
+    assert measure.count_trained_on(hparams.task, encoder, queries) == expected
     results = {**results_of(), 'queries_trained_on': expected}
     told = '16 queries (1 of them are trained on, too)'
     assert (told in report.how_measured(results)) == bool(expected)
@@ -541,25 +543,27 @@ def test_test_queries_that_are_trained_on_are_counted(tmp_path, texts, expected)
 def test_all_queries_of_reviews_are_trained_on():
     hparams, encoder = HParams(), encodings.Reviews.get_encoder()
     hparams.task.query_dataset = 'books'
-    assert measure.count_trained_on(hparams, encoder, torch.zeros(32, 3)) is None
+    assert measure.count_trained_on(hparams.task, encoder, torch.zeros(32, 3)) is None
     hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
-    assert measure.count_trained_on(hparams, encoder, torch.zeros(32, 3)) == 32
+    assert measure.count_trained_on(hparams.task, encoder, torch.zeros(32, 3)) == 32
 
 
 def test_queries_of_reviews_are_drawn_by_the_seed():
     hparams, encoder = HParams(), encodings.Reviews.get_encoder()
     hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
-    every = measure.queries_of(hparams, encoder, None)
+    every = measure.queries_of(source_of(hparams), encoder, None)
     assert len(every) == 32 and torch.equal(every, every.unique(dim=0))
     state = torch.get_rng_state()
-    first, again, other = (measure.queries_of(hparams, encoder, 8, seed) for seed in (1, 1, 2))
+    first, again, other = (
+        measure.queries_of(source_of(hparams), encoder, 8, seed) for seed in (1, 1, 2)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, again) and not torch.equal(first, other)
     for drawn in (first, other):
         assert len(drawn.unique(dim=0)) == 8
         assert not torch.equal(drawn.unique(dim=0), every[:8])
         assert all((every == query).all(1).any() for query in drawn)
-    assert len(measure.queries_of(hparams, encoder, 40)) == 32
+    assert len(measure.queries_of(source_of(hparams), encoder, 40)) == 32
 
 
 @pytest.fixture
@@ -585,8 +589,8 @@ def measured(monkeypatch):
         info = types.SimpleNamespace(is_enumerable=is_enumerable)
         monkeypatch.setattr(registry, 'info', lambda name: info)
         monkeypatch.setattr(measure, 'MOST_RESPONSES', most)
-        settings = EvaluationHParams(queries=count, samples=7)
-        return measure.measure(models, torch.zeros(2, 1), settings, 0.5)
+        options = {'samples': 7, 'batch_size': 1, 'are_chosen': count is not None}
+        return measure.measure(models, torch.zeros(2, 1), 0.5, **options)
 
     return measure_
 
@@ -705,9 +709,9 @@ def test_a_training_that_ends_in_nan_is_said_instead_of_an_evaluation(tmp_path):
 def test_the_expected_score_is_the_mean_over_all_responses(run):
     found = evaluated(run, '--queries 2')[1]['rewards']['reward model']
     hparams = load_run_hparams(str(run))
-    policy, reference, models, _ = measure.load_models(str(run), hparams)
+    policy, reference, models, _ = measure.load_models(str(run), source_of(hparams))
     torch.manual_seed(1)
-    queries = measure.queries_of(hparams, policy.encoder, 2).repeat_interleave(27**2, 0)
+    queries = measure.queries_of(source_of(hparams), policy.encoder, 2).repeat_interleave(27**2, 0)
     responses = optimum.all_responses(27, 2).repeat(2, 1)
     logprobs, ref_logprobs = (
         model.analyze_responses(queries, responses)['logprobs'].double().sum(1)

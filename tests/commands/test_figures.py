@@ -8,6 +8,7 @@ from figures import draw, jobs
 
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.evaluation import measure
+from lm_human_preferences.reward_sources.sources import source_of
 
 
 def read_csv(path):
@@ -45,8 +46,9 @@ def test_end_to_end(tmp_path, monkeypatch):
     hparams.rewards.kl_coef = storage.read_json(str(result))['kl_coef']
     hparams.run.save_dir, hparams.run.evaluate = str(tmp_path / 'saved'), False
     train_policy.train(hparams)
-    models = measure.load_models(hparams.run.save_dir, hparams)
-    queries = measure.queries_of(hparams, models.policy.encoder, None)
+    source = source_of(hparams)
+    models = measure.load_models(hparams.run.save_dir, source)
+    queries = measure.queries_of(source, models.policy.encoder, None)
     enumerated = measure.enumerate_all(models, queries)
     assert rows['64', 256]['kl'] == pytest.approx(enumerated.kl.mean().item(), rel=1e-6)
     assert rows['64', 256]['known_reward'] == pytest.approx(

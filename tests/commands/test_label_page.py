@@ -22,7 +22,7 @@ from label_page import answers_of, served, web_options, write_texts, written
 from launched import eventually
 from page_client import Client, Server, id_of_token
 
-from lm_human_preferences.commands import serve_page
+from lm_human_preferences.commands import answer_questions
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.labels.answers import asking_rank, question_id, shown_order
@@ -625,7 +625,7 @@ def test_the_end_says_where_the_answers_are(path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(server.LabelServer, 'wait', wait)
-    serve_page.serve(str(path), LabelHParams(labeller='anna,bob', web=WebHParams(port=0)))
+    answer_questions.serve(str(path), LabelHParams(labeller='anna,bob', web=WebHParams(port=0)))
     *_, last = capsys.readouterr().out.splitlines()
     (saved,) = path.glob('answers/anna.jsonl.*.saved')
     assert last.startswith('anna 1: ') and f'its lines are in {saved}; move that to' in last
@@ -641,16 +641,16 @@ def test_no_warning_of_an_address_of_this_machine_or_with_tls(url):
 def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
     monkeypatch.setattr(server.LabelServer, 'wait', interrupt)
     options = LabelHParams(labeller='anna', web=WebHParams(port=0, host='0.0.0.0'))
-    serve_page.serve(str(path), options)
+    answer_questions.serve(str(path), options)
     printed = capsys.readouterr()
     assert printed.err.startswith('warning: no TLS') and 'ssh -L' in printed.err
     assert 'give --web.certificate and --web.key, or leave --web.host out' in printed.err
     assert f'http://{socket.gethostname()}:' in printed.out
     options.web.public_url = 'http://label.example.org/'
-    serve_page.serve(str(path), options)
+    answer_questions.serve(str(path), options)
     assert 'is between you and http://label.example.org/ can' in capsys.readouterr().err
     for options.web.host, options.web.public_url in (('0.0.0.0', PUBLIC), ('localhost', None)):
-        serve_page.serve(str(path), options)
+        answer_questions.serve(str(path), options)
         assert capsys.readouterr().err == ''
 
 

@@ -40,7 +40,7 @@ def command_of(tmp_path, monkeypatch):
 
     def command(experiment, options, *, recorded=True, labels=200, **more):
         task = task_of(experiment, options)
-        content = task_file.new_task('best_of_2', task, None, False, experiment)
+        content = task_file.new_task('best_of_2', task.to_nested_dict(), None, False, experiment)
         if not recorded:
             del content['experiment']
         folder = SimpleNamespace(path="anna's", task=content)

@@ -30,8 +30,8 @@ def slow(monkeypatch):
     """Sampling that takes .22 s a sample, by a clock of its own; rewards of deviation 1."""
     clock = [0.0]
 
-    def sample_many(models, queries, settings, bar):
-        clock[0] += 0.22 * len(queries) * settings.samples
+    def sample_many(models, queries, samples, batch_size, bar):
+        clock[0] += 0.22 * len(queries) * samples
         torch.rand(9)
         scores = torch.tensor([-1.0, 1.0]).repeat(len(queries) // 2)[:, None]
         scores /= scores.std()

@@ -13,6 +13,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.trainers import health, policy_hooks, reward_hooks
 from lm_human_preferences.trainers.reward_trainer import LearnedBatch, RewardModelTrainer
 from lm_human_preferences.training import optimizer
@@ -39,7 +40,7 @@ def limits(**overrides):
         }
     )
     found.override_from_dict(overrides)
-    return policy_hooks.policy_limits(found.task, found.rewards.adaptive_kl)
+    return policy_hooks.policy_limits(TrainPolicy(found, source=None))
 
 
 @pytest.mark.parametrize(

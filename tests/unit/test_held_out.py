@@ -409,7 +409,7 @@ def test_a_learning_curve_holds_out_as_much_as_the_run_or_a_tenth(monkeypatch, o
     hparams = resolved('train_reward', 'test')
     hparams.labels.held_out = of_run
     monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
-    settings = learning_curve._settings('folder', 'run', None)
+    settings = learning_curve._phase('folder', 'run', None).settings
     assert (settings.labels.source, settings.labels.held_out) == ('folder', share)
 
 
