@@ -21,7 +21,7 @@ from workload import QUERY_LENGTH, RESPONSE_LENGTH
 from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm
-from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE, OnlineHParams, Schedule
+from lm_human_preferences.hparams.online_options import OnlineHParams, Schedule
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online.collection import Collection
 from lm_human_preferences.plan.making import policy_phase
@@ -45,7 +45,7 @@ class AlternateSchedule(Schedule):
     """Asks a batch of questions before every second step; the reward model is left as it is."""
 
     def labels_at(self, step):
-        return ASKED_AT_ONCE * (step // 2 + 1)
+        return OnlineHParams.asked_at_once * (step // 2 + 1)
 
     def questions_at(self, step):
         return self.labels_at(step)
@@ -61,7 +61,7 @@ def hparams_of(args):
     hparams.rewards.trained_model = None
     hparams.rewards.online = OnlineHParams()
     hparams.rewards.online.override_from_dict(
-        {'labels': ASKED_AT_ONCE * args.steps, 'source': 'test', 'validation': 0.0}
+        {'labels': OnlineHParams.asked_at_once * args.steps, 'source': 'test', 'validation': 0.0}
     )
     new_model = hparams.rewards.train_new_model = train_reward.HParams()
     new_model.labels.type = 'best_of_4'
@@ -85,6 +85,7 @@ def measure(args):
     collection = Collection(trainer, policy_phase(hparams), checkpointer, TimeLeft({'policy': 1}))
     collection.schedule = AlternateSchedule(**vars(collection.schedule))
     with checkpointer, collection:
+        collection.labels.schedule = collection.schedule
         for step in range(2, 2 * args.steps + 4):
             begin = measuring.now()
             collection.before_step(step)
@@ -114,10 +115,10 @@ def main():
         f' batch {args.batch}, queries of {QUERY_LENGTH} and responses of {RESPONSE_LENGTH} tokens'
     )
     print(f'a step: {step:.2f} s')
-    print(f'asking {ASKED_AT_ONCE} questions of four samples: {asked:.2f} s')
+    print(f'asking {OnlineHParams.asked_at_once} questions of four samples: {asked:.2f} s')
     print(f'a look that finds nothing to do: {1000 * idle:.1f} ms, {idle / step:.2%} of a step')
     for name, rate in RATES.items():
-        more = args.batch * rate * (asked - idle) / ASKED_AT_ONCE + idle
+        more = args.batch * rate * (asked - idle) / OnlineHParams.asked_at_once + idle
         print(f'{name}: {more / step:.2%} of a step more')
 
 

@@ -9,9 +9,10 @@ import torch
 from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation.reward_on_labels import RECORD, record_of
 from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.plan.phases import TrainReward
+from lm_human_preferences.runs.run_files import REWARD
+from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.utils import student
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
@@ -59,10 +60,11 @@ def interval_of(row: dict[str, Any]) -> tuple[float, float] | None:
 
 def _phase(source: str, run: str, without: str | None) -> TrainReward:
     """Return a training as that of `run`, on the labels of a source."""
-    record = record_of(run)
+    record = reward_settings_of(run)
     if record is None:
         raise UserError(
-            f'--learning_curve: {run} has no {RECORD}, which says how to train a reward model'
+            f'--learning_curve: {run} has no {REWARD.settings}, which says how to train a'
+            ' reward model'
         )
     record.override_from_dict(
         {

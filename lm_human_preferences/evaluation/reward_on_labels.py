@@ -1,6 +1,5 @@
 """Predictions of labellers' answers by the reward model of a run."""
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Collection
@@ -15,7 +14,6 @@ from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.classifier import Classifier
 from lm_human_preferences.external_rewards.texts import TextReward
-from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType, PickBest
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.answers import Answer
@@ -26,10 +24,9 @@ from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.loading import LearnedReward
 from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.training import precision
 
-RECORD = run_files.REWARD.settings
-POLICY_RECORD = run_files.POLICY.settings
 BATCH = 64  # labels that are scored at a time
 # Of calibration: groups of responses, by how likely they are to be chosen, and scales to try.
 GROUPS, LEAST_IN_GROUP = 10, 12
@@ -52,23 +49,10 @@ def load(saved: TrainedModel) -> LearnedReward:
     return loading.load_learned(saved.name, saved.encoding)
 
 
-def record_of(run: str) -> HParams | None:
-    """Return the settings of a reward model's training, or only its task; None if unknown."""
-    for directory in _directories(run):
-        settings = HParams()
-        with contextlib.suppress(storage.NotFound):
-            run_settings.read_settings(settings, directory)
-            return settings
-        if storage.exists(storage.join(directory, POLICY_RECORD)):
-            of_policy = run_settings.load_run_hparams(directory)
-            return of_policy.new_reward_model or HParams(task=of_policy.task)
-    return None
-
-
 def _is_online(run: str) -> bool:
     """Return whether the reward model of a run was retrained while its policy trained."""
     for directory in _directories(run):
-        if storage.exists(storage.join(directory, POLICY_RECORD)):
+        if storage.exists(storage.join(directory, run_files.POLICY.settings)):
             return run_settings.load_run_hparams(directory).rewards.online is not None
     return False
 
@@ -93,14 +77,14 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     found, labellers = {}, {}
     for name, part in parts.items():
         found[name] = _prediction(model, part, label_type, learned=learned[name])
-    record = record_of(run) if isinstance(model, LearnedReward) else None
+    record = reward_settings_of(run) if isinstance(model, LearnedReward) else None
     learns = learns and found['held_out'] is None
     for name in folder.logs:
         if name in without:
             continue
         labels = label_files.tensors_of(folder, _answers(folder, name))
         if found['held_out'] is not None:
-            labels, _ = _parted(folder, labels, _learned_options(model, run))
+            labels, _ = _parted(folder, labels, share)
         labellers[name] = _prediction(model, labels, label_type, learned=learns)
     return {
         'run': run,
@@ -120,21 +104,21 @@ def _is_exported(model: loading.FrozenRewardModel) -> bool:
 
 def _has_learned_from(folder: LabelFolder, run: str) -> bool:
     """Return whether the reward model of a run is known to have learned from this folder."""
-    record = record_of(run)
+    record = reward_settings_of(run)
     sources = [storage.join(directory, run_files.LABELS) for directory in _directories(run)]
     if record is not None and record.labels.source is not None:
         sources.append(record.labels.source)
     return os.path.realpath(folder.path) in map(os.path.realpath, sources)
 
 
-def _learned_options(model: loading.FrozenRewardModel, run: str) -> LabelHParams:
-    """Return the options of the labels that a model learned from; others have held none out."""
-    record = record_of(run) if isinstance(model, LearnedReward) else None
-    return LabelHParams() if record is None else record.labels
+def _share_held_out(model: loading.FrozenRewardModel, run: str) -> float:
+    """Return the share of the queries whose labels a model did not learn from; others: all."""
+    record = reward_settings_of(run) if isinstance(model, LearnedReward) else None
+    return 0.0 if record is None else record.labels.held_out
 
 
-def _parted(folder: LabelFolder, labels: Labels, options: LabelHParams) -> tuple[Labels, Labels]:
-    return parted(labels, folder.label_type, options, folder.encoding().get_encoder())
+def _parted(folder: LabelFolder, labels: Labels, share: float) -> tuple[Labels, Labels]:
+    return parted(labels, folder.label_type, share, folder.encoding().get_encoder())
 
 
 def parts_of(
@@ -142,16 +126,16 @@ def parts_of(
 ) -> tuple[loading.FrozenRewardModel, float, dict[str, Labels]]:
     """Return (the reward model of `run`, the share it held out, {part: its labels})."""
     model = _reward_for(folder, run)
-    options = _learned_options(model, run)
+    share = _share_held_out(model, run)
     learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
     compared = label_files.tensors_of(folder, folder.counted(VALIDATION, without))
-    held_out, trained_on = _parted(folder, learned, options)
+    held_out, trained_on = _parted(folder, learned, share)
     if isinstance(model, LearnedReward) and _is_online(run):
-        compared_aside, compared = _parted(folder, compared, options)
+        compared_aside, compared = _parted(folder, compared, share)
         for field, values in compared_aside.items():
             held_out[field] = torch.cat([held_out[field], values])
     parts = {'held_out': held_out, 'trained_on': trained_on, 'comparisons': compared}
-    return model, options.held_out, parts
+    return model, share, parts
 
 
 def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lm_human_preferences.hparams.labelling_options import WebHParams
 from lm_human_preferences.utils import hyperparams
@@ -10,7 +11,6 @@ from lm_human_preferences.utils.integers import ceil_div
 
 PEOPLE = 'people'
 SOURCES = (PEOPLE, 'mock', 'test')
-ASKED_AT_ONCE = 16  # training questions, so that few steps are held up by sampling them
 INITIAL_SHARE, AHEAD_SHARE = 4, 50  # labels are divided by these where the options do not say
 
 
@@ -44,7 +44,8 @@ class Schedule:
     def questions_at(self, step: int) -> int:
         """Return the number of training questions asked before `step`, in whole batches."""
         wanted = self.labels_at(step) + self.ahead
-        return min(self.labels, ceil_div(wanted, ASKED_AT_ONCE) * ASKED_AT_ONCE)
+        batch = OnlineHParams.asked_at_once
+        return min(self.labels, ceil_div(wanted, batch) * batch)
 
     def validation_at(self, step: int) -> int:
         """Return the number of comparisons with the initial model asked before `step`."""
@@ -62,10 +63,12 @@ class Schedule:
         """Return the steps before which the reward model is trained, the first of which is 0."""
         return [step for step in range(self.steps) if self.is_trained_at(step)]
 
-    def next_training(self, step: int) -> int | None:
-        """Return the first step after `step` before which it is trained; None for none."""
-        later = range(step + 1, self.steps)
-        return next((other for other in later if self.is_trained_at(other)), None)
+    def next_training(self, step: int) -> tuple[int, int] | None:
+        """Return (the next step before which it is trained, labels by then); None for none."""
+        for later in range(step + 1, self.steps):
+            if self.is_trained_at(later):
+                return later, self.labels_at(later)
+        return None
 
 
 @dataclass
@@ -77,6 +80,8 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
+    asked_at_once: ClassVar[int] = 16  # training questions, so that few steps wait for sampling
+
     labels: int = option(
         None, 'labels that the reward model has learned from by the end', at_least=1
     )
@@ -134,6 +139,11 @@ class OnlineHParams(hyperparams.HParams):
         at_least=0,
     )
 
+    @property
+    def asks_people(self) -> bool:
+        """True if people answer, not a simulated labeller."""
+        return self.source == PEOPLE
+
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check the number of labels, and that people make no simulated errors."""
         yield (
@@ -147,7 +157,7 @@ class OnlineHParams(hyperparams.HParams):
             ' first training, so some would learn nothing new; use fewer',
         )
         yield (
-            self.error and self.source == PEOPLE,
+            self.error and self.asks_people,
             '{error=}: {source} is people, who make errors of their own: give {source} mock, or no'
             ' error',
         )

@@ -14,7 +14,7 @@ from lm_human_preferences.hparams.algorithm_options import (
     AdaptiveKLParams,
     PpoHParams,
 )
-from lm_human_preferences.hparams.online_options import PEOPLE, OnlineHParams, ServeHParams
+from lm_human_preferences.hparams.online_options import OnlineHParams, ServeHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
@@ -208,7 +208,7 @@ class HParams(hyperparams.HParams):
             ' one token teaches nothing, as its advantage is whitened; use fewer minibatches',
         )
         online, new_model = self.rewards.online, self.rewards.train_new_model
-        is_asking_people = online is not None and online.source == PEOPLE
+        is_asking_people = online is not None and online.asks_people
         yield (
             self.run.serve is not None and not is_asking_people,
             '{run.serve} shows people what to answer: it needs {rewards.online} with the source'

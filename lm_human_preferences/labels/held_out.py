@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.label_types.base import check_finite
 from lm_human_preferences.labels.report.agreement import (
@@ -34,16 +31,19 @@ Rewards = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def is_held_out(
-    labels: Labels, label_type: LabelType, options: LabelHParams, encoder: Encoder
+    labels: Labels, label_type: LabelType, share: float, encoder: Encoder
 ) -> torch.Tensor:
-    """Return which labels {field: (labels, ...)} are held out, bool (labels,)."""
+    """Return which labels {field: (labels, ...)} are held out, bool (labels,).
+
+    share: of the queries.
+    """
     mask = []
     for row in range(len(labels['query'])):
         fields = [labels[field][row].numpy() for field in ('query', *label_type.samples)]
         decisive = _subject(fields, encoder).encode(errors='replace')
         # A number from 0 to 1 that looks random and depends on this alone.
         digest = hashlib.sha256(b'held out' + decisive).digest()
-        mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < options.held_out)
+        mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < share)
     return torch.tensor(mask, dtype=torch.bool)
 
 
@@ -63,37 +63,12 @@ def _subject(fields: Sequence[np.ndarray], encoder: Encoder) -> str:
 
 
 def parted(
-    labels: Labels, label_type: LabelType, options: LabelHParams, encoder: Encoder
+    labels: Labels, label_type: LabelType, share: float, encoder: Encoder
 ) -> tuple[Labels, Labels]:
-    """Return (held-out labels of a training with these options, the others)."""
-    mask = is_held_out(labels, label_type, options, encoder)
+    """Return (held-out labels of a training that holds out a share, the others)."""
+    mask = is_held_out(labels, label_type, share, encoder)
     held_out = {field: values[mask] for field, values in labels.items()}
     return held_out, {field: values[~mask] for field, values in labels.items()}
-
-
-def split(
-    labels: Labels, settings: HParams, encoder: Encoder
-) -> tuple[Labels, Labels | None, list[str]]:
-    """Return (training labels, held-out labels or None, notes); UserError if none are left."""
-    if settings.labels.held_out == 0:
-        return labels, None, []
-    label_type = label_types.get(settings.labels.type)
-    held_out, train = parted(labels, label_type, settings.labels, encoder)
-    count, left = len(held_out['query']), len(train['query'])
-    if left == 0:
-        raise UserError(
-            f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
-            ' collect more of them, about other queries, or hold fewer out'
-        )
-    if settings.keeps_best and len(label_type.without_ties(held_out)['query']) == 0:
-        raise UserError(
-            f'{settings.setting("keep")}: none of {left} labels is held out to choose an epoch by:'
-            f' collect more of them, or raise {settings.labels.option_name("held_out")}'
-        )
-    note = f'Held out: {count} of {count + left} labels; training on {left}'
-    queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]
-    note += f' ({queries[0]} of {queries[1]} queries are held out)'
-    return train, held_out, [note]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Collection(Hook):
     def __enter__(self) -> Collection:
         if self.comm.rank == 0:
             with contextlib.ExitStack() as stack:
-                self.labels = RunLabels(self.trainer, self.phase, self.schedule, self.seed, stack)
+                self.labels = RunLabels(self.trainer, self.phase, self.seed, stack)
                 self._stack = stack.pop_all()
         return self
 
@@ -174,7 +174,8 @@ class Collection(Hook):
             statistics = report.statistics()
             self.trainer.logger.log(statistics, step, tag_prefix=progress.TAG)
             self.labels.decisions.record_outcome(report.batch, statistics)
-            log_line(report.line(self.schedule))
+            models, later = self.schedule.retrainings + 1, self.schedule.next_training(step)
+            log_line(report.line(models, later))
         model, prediction = self.schedule.models_at(step), outcome.held_out
         if prediction is None:  # the labels that came since then judge the previous model
             model, prediction = model - 1, previous

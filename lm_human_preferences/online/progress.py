@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import shell
-from lm_human_preferences.hparams.online_options import Schedule
 from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.labels.report.agreement import correlation_words, in_words
 from lm_human_preferences.online.decisions import Batch
@@ -45,8 +44,11 @@ class Report:
         }
         return {name: value for name, value in numbers.items() if value is not None}
 
-    def line(self, schedule: Schedule) -> str:
-        """Return the line for the console, which also says when the next training is."""
+    def line(self, models: int, later: tuple[int, int] | None) -> str:
+        """Return the line for the console.
+
+        models: trainings of the run. later: step and labels of the next, None after the last.
+        """
         batch = self.batch
         parts = [f'{batch.labels} labels ({batch.wanted} wanted)', f'loss {self.loss:.3f}']
         if self.held_out is not None:
@@ -61,15 +63,12 @@ class Report:
                 f' ({in_words(low, high)})'
             )
         parts.append(f'KL coef {self.kl_coef:.4g}')
-        later = schedule.next_training(batch.step)
         if later is None:
             parts.append('the last one')
         else:
-            parts.append(f'next before step {later + 1}, from {schedule.labels_at(later)} labels')
-        return (
-            f'reward model {batch.model} of {schedule.retrainings + 1}, before step'
-            f' {batch.step + 1}: {"; ".join(parts)}'
-        )
+            parts.append(f'next before step {later[0] + 1}, from {later[1]} labels')
+        when = f'reward model {batch.model} of {models}, before step {batch.step + 1}'
+        return f'{when}: {"; ".join(parts)}'
 
 
 def _short(prediction: Prediction) -> str:

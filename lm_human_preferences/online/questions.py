@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, Question, QuestionWriter
 from lm_human_preferences.online.question_sampler import (
     IDLE_BATCHES,
@@ -102,10 +101,10 @@ class QuestionSource:
     ) -> list[tuple[Tokens, int]]:
         """Return the next `count` questions not in `seen`, each with the texts read for it."""
         found: list[tuple[Tokens, int]] = []
-        idle = 0
+        idle, at_once = 0, self.online.asked_at_once
         while idle < IDLE_BATCHES:
             # Whole batches, so that one question more leaves those before it what they are.
-            queries = self.queries.take(ASKED_AT_ONCE)
+            queries = self.queries.take(at_once)
             new = list(self.sampler.new_questions(queries, names, seen))
             used = new[: count - len(found)]
             found += [(tokens, query.texts_read) for query, tokens in used]
@@ -115,6 +114,6 @@ class QuestionSource:
                 return found
             idle = 0 if new else idle + 1
         raise UserError(
-            f'there is nothing left to ask: {idle * ASKED_AT_ONCE} queries in a row had equal'
+            f'there is nothing left to ask: {idle * at_once} queries in a row had equal'
             ' responses only, or were asked already; lower --ppo.lr or raise --rewards.kl_coef'
         )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, option_renamed
-from lm_human_preferences.hparams.online_options import PEOPLE, Schedule
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
@@ -30,7 +29,6 @@ from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.utils.logging import announce, log_line
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.online_options import ServeHParams
     from lm_human_preferences.plan.phases import TrainPolicy
 
 ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active
@@ -44,7 +42,6 @@ class RunLabels:
         self,
         trainer: PPOTrainer,
         phase: TrainPolicy,
-        schedule: Schedule,
         seed: int,
         stack: contextlib.ExitStack,
     ) -> None:
@@ -52,7 +49,7 @@ class RunLabels:
         online = phase.settings.rewards.online
         assert online is not None and phase.retraining is not None
         self.online = online
-        self.schedule = schedule
+        self.schedule = online.schedule(trainer.total_steps)
         path = online.instructions
         text = None if path is None else storage.read_text(path).strip()
         label_type = phase.retraining.settings.labels.type
@@ -70,7 +67,7 @@ class RunLabels:
             seed=seed,
         )
         self.labellers: list[Labeller] = []  # simulated ones
-        if online.source != PEOPLE:
+        if not online.asks_people:
             count = online.labellers if online.repeated else 1
             for number in range(1, count + 1):
                 labeller = Labeller(self.folder, f'{online.source}{number}')
@@ -78,8 +75,7 @@ class RunLabels:
         self.judge = simulated.small_tokens
         if online.source == 'mock':
             self.judge = simulated.judge_by(KnownReward(encoding).score)
-        if phase.run.serve is not None:
-            serve(self.folder.path, phase.run.serve, stack)
+        serve(self.folder.path, phase, stack)
         self.wins: dict[str, Any] | None = None  # of the policy, before the last training
         self.answered = 0  # questions, when they were last counted
         self.reported = -REPORT_SECONDS  # when a line was last printed
@@ -153,8 +149,11 @@ class RunLabels:
         return label_files.tensors_of(folder, answers), new_labels
 
 
-def serve(folder: str, options: ServeHParams, stack: contextlib.ExitStack) -> None:
-    """Print the links to the page of a folder, and serve it until `stack` is closed."""
+def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:
+    """Serve the page of a folder until `stack` is closed, if the run asks for it."""
+    options = phase.run.serve
+    if options is None:
+        return
     # Only a run that serves a page needs its libraries.
     from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 

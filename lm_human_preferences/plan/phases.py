@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate, sampling_estimate
@@ -18,6 +18,8 @@ from lm_human_preferences.utils.core import ceil_div, exact_div
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import policy_options, reward_options
     from lm_human_preferences.hparams.task_options import LoraHParams
+    from lm_human_preferences.labels.held_out import Labels
+    from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.reward_sources.sources import RewardSource
     from lm_human_preferences.training.model_sizes import Sizes
 
@@ -71,6 +73,31 @@ class TrainReward:
         """Return the path of a file of the run; None where nothing is saved."""
         directory = self.settings.run.directory
         return directory and storage.join(directory, name)
+
+    def split(self, labels: Labels, encoder: Encoder) -> tuple[Labels, Labels | None, list[str]]:
+        """Return (training labels, held-out ones or None, notes); UserError if none are left."""
+        from lm_human_preferences.labels import held_out as aside  # an import does without
+
+        settings = self.settings
+        if settings.labels.held_out == 0:
+            return labels, None, []
+        label_type = label_types.get(settings.labels.type)
+        held_out, train = aside.parted(labels, label_type, settings.labels.held_out, encoder)
+        count, left = len(held_out['query']), len(train['query'])
+        if left == 0:
+            raise UserError(
+                f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
+                ' collect more of them, about other queries, or hold fewer out'
+            )
+        if settings.keeps_best and len(label_type.without_ties(held_out)['query']) == 0:
+            raise UserError(
+                f'{settings.setting("keep")}: none of {left} labels is held out to choose an epoch'
+                f' by: collect more of them, or raise {settings.labels.option_name("held_out")}'
+            )
+        note = f'Held out: {count} of {count + left} labels; training on {left}'
+        queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]
+        note += f' ({queries[0]} of {queries[1]} queries are held out)'
+        return train, held_out, [note]
 
     def is_finished(self) -> bool:
         """Return whether the run has the checkpoint of the finished model."""
@@ -206,9 +233,11 @@ class TrainPolicy:
         """Estimate the memory of a step on one of `ranks`, and before that of retraining."""
         task, ppo = self.settings.task, self.settings.ppo
         sampled_rows = rows = exact_div(ppo.batch_size, ranks)
-        if self.retraining is not None:
+        online = self.settings.rewards.online
+        if online is not None and self.retraining is not None:
             # Rank 0 samples all responses of this many questions at a time.
-            sampled_rows = max(rows, ASKED_AT_ONCE * responses_of(self.retraining.settings))
+            asked = online.asked_at_once * responses_of(self.retraining.settings)
+            sampled_rows = max(rows, asked)
         step = MemoryEstimate(
             sizes,
             networks=len(self.networks.scopes),

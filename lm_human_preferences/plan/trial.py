@@ -12,7 +12,7 @@ from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
-from lm_human_preferences.labels import held_out, label_files, simulated
+from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.plan import checks
@@ -137,7 +137,7 @@ class Trial:
         encoder = self._encoder()
         if encoder is not None and self.encoding is not None and not elsewhere:
             labels = label_files.load_labels(settings, self.encoding).tensors
-            held_out.split(labels, settings, encoder)
+            phase.split(labels, encoder)
 
     def _check_reward(self) -> None:
         assert self.plan.policy is not None

@@ -144,6 +144,22 @@ def load_run_hparams(save_dir: str) -> policy_options.HParams:
     return hparams
 
 
+def reward_settings_of(run: str) -> reward_options.HParams | None:
+    """Return the settings of a reward model's training, or only its task; None if unknown.
+
+    run: its directory, or that of its network.
+    """
+    for directory in (run.rstrip('/'), os.path.dirname(run.rstrip('/'))):
+        settings = reward_options.HParams()
+        with contextlib.suppress(storage.NotFound):
+            read_settings(settings, directory)
+            return settings
+        if storage.exists(storage.join(directory, run_files.POLICY.settings)):
+            of_policy = load_run_hparams(directory)
+            return of_policy.new_reward_model or reward_options.HParams(task=of_policy.task)
+    return None
+
+
 def _changed_so_far(hparams: Training) -> list[list[Any]]:
     """Return [setting, value before, value] of all that was changed when the run was resumed."""
     recorded = hparams

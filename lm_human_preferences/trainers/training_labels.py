@@ -11,7 +11,6 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
-from lm_human_preferences.labels.held_out import split
 from lm_human_preferences.runs import label_record, run_files
 from lm_human_preferences.utils.logging import announce
 
@@ -59,7 +58,7 @@ class TrainingLabels:
             labels = simulated.simulated_labels(self.settings, policy, self.comm)
             self._loaded = label_files.LoadedLabels(labels, [], {})
         tensors = self._loaded.tensors
-        self.learned, self.held_out, notes = split(tensors, self.settings, policy.encoder)
+        self.learned, self.held_out, notes = self.phase.split(tensors, policy.encoder)
         self.notes = [*self._loaded.notes, *notes]
 
     def record(self, is_begun: bool) -> None:

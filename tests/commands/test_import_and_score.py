@@ -16,9 +16,9 @@ import launch
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import queries
 from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.evaluation.reward_on_labels import record_of
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
+from lm_human_preferences.runs.run_settings import reward_settings_of
 
 GOOD, BAD = ('good', 'great', 'funny', 'clever'), ('bad', 'dull', 'awful', 'stale')
 
@@ -149,12 +149,12 @@ def test_the_run_of_a_policy_knows_the_lengths_of_texts(tmp_path):
     policy = resolved('train_policy', 'mock_sentiment', from_elsewhere)
     path = tmp_path / 'train_policy_hparams.json'
     path.write_text(json.dumps(policy.to_nested_dict()))
-    record = record_of(f'{tmp_path}/policy')
+    record = reward_settings_of(f'{tmp_path}/policy')
     assert (record.task.query_length, record.task.response_length) == (5, 3)
     policy = resolved('train_policy', 'mock_sentiment')
     policy.override_from_dict({'rewards.train_new_model.labels.held_out': 0.25})
     path.write_text(json.dumps(policy.to_nested_dict()))
-    record = record_of(f'{tmp_path}/policy')
+    record = reward_settings_of(f'{tmp_path}/policy')
     assert (record.task.query_length, record.labels.held_out) == (5, 0.25)
 
 

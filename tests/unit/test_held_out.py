@@ -19,10 +19,10 @@ from lm_human_preferences.commands import learning_curve
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.hparams.reward_options import HParams, LabelHParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.held_out import is_held_out, predict, split
+from lm_human_preferences.labels.held_out import is_held_out, predict
 from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -46,9 +46,8 @@ def pairs(count, seed=0):
     return {'query': draw(), 'sample0': draw(), 'sample1': draw(), 'best': best}
 
 
-def held_out_by(labels, share, **options):
-    given = LabelHParams(held_out=share, **options)
-    return is_held_out(labels, PAIRS, given, LETTERS)
+def held_out_by(labels, share):
+    return is_held_out(labels, PAIRS, share, LETTERS)
 
 
 def test_a_query_is_held_out_by_its_text_alone():
@@ -71,8 +70,7 @@ def test_where_there_is_no_query_a_pair_in_any_order_is_held_out_as_a_whole():
     labels['query'] = torch.tensor([[50256, 50259]]).expand(500, 2)  # as texts without one become
     swapped = {**labels, 'sample0': labels['sample1'], 'sample1': labels['sample0']}
     encoder: Any = SimpleNamespace(padding_token=50259, eot_token=50256, decode=str)
-    given = LabelHParams(held_out=0.2)
-    mask, other = (is_held_out(each, PAIRS, given, encoder) for each in (labels, swapped))
+    mask, other = (is_held_out(each, PAIRS, 0.2, encoder) for each in (labels, swapped))
     assert 0.1 < mask.double().mean() < 0.3 and mask.tolist() == other.tolist()
     # The queries tell nothing apart, so the interval counts questions.
     prediction = predict(rewards_are_first_tokens, labels, PAIRS, 64, LocalComm())
@@ -89,7 +87,7 @@ def test_white_space_and_composed_accents_make_no_other_query():
     labels = {'query': numbers, 'sample0': numbers, 'sample1': numbers, 'best': numbers[:, 0]}
     sides = []
     for share in torch.linspace(0.05, 0.9, 18).tolist():
-        mask = is_held_out(labels, PAIRS, LabelHParams(held_out=share), encoder)
+        mask = is_held_out(labels, PAIRS, share, encoder)
         assert mask[:3].unique().numel() == 1
         sides.append(mask[0].item() == mask[3].item())
     assert not all(sides)
@@ -103,7 +101,7 @@ def hparams(share):
 
 def test_split_loses_nothing():
     labels = pairs(203)
-    train, held_out, (note,) = split(labels, hparams(0.25), LETTERS)
+    train, held_out, (note,) = reward_phase(hparams(0.25)).split(labels, LETTERS)
     assert held_out is not None
     mask = held_out_by(labels, 0.25)
     for field, values in labels.items():
@@ -112,10 +110,10 @@ def test_split_loses_nothing():
     count = int(mask.sum())
     expected = f'Held out: {count} of 203 labels; training on {203 - count}'
     assert note == f'{expected} ({count} of 203 queries are held out)'
-    assert split(labels, hparams(0.0), LETTERS) == (labels, None, [])
+    assert reward_phase(hparams(0.0)).split(labels, LETTERS) == (labels, None, [])
     few = {field: values[mask] for field, values in labels.items()}
     with pytest.raises(UserError, match='--labels.held_out 0.25 leaves none of'):
-        split(few, hparams(0.25), LETTERS)
+        reward_phase(hparams(0.25)).split(few, LETTERS)
 
 
 # ---------------------------------------------------------------- coin flips, each way in
@@ -252,7 +250,7 @@ def test_nobody_predicts_coin_flips_of_other_labels_about_the_same_queries(tmp_p
     monkeypatch.setattr(
         reward_on_labels, '_reward_for', lambda *_: object.__new__(TrainedRewardModel)
     )
-    monkeypatch.setattr(reward_on_labels, 'record_of', lambda run: hparams)
+    monkeypatch.setattr(reward_on_labels, 'reward_settings_of', lambda run: hparams)
     monkeypatch.setattr(reward_on_labels, '_is_online', lambda run: False)
     _, share, parts = reward_on_labels.parts_of(LabelFolder(f'{tmp_path}/f'), 'run', ())
     assert share == 0.25
@@ -408,7 +406,7 @@ def test_simulated_labels_err_as_often_as_they_should():
 def test_a_learning_curve_holds_out_as_much_as_the_run_or_a_tenth(monkeypatch, of_run, share):
     hparams = resolved('train_reward', 'test')
     hparams.labels.held_out = of_run
-    monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
+    monkeypatch.setattr(learning_curve, 'reward_settings_of', lambda run: hparams)
     settings = learning_curve._phase('folder', 'run', None).settings
     assert (settings.labels.source, settings.labels.held_out) == ('folder', share)
 
@@ -417,7 +415,7 @@ def test_repetitions_of_a_learning_curve_have_seeds_that_follow_the_runs(monkeyp
     hparams = resolved('train_reward', 'test')
     hparams.run.seed = 5
     trained = []
-    monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
+    monkeypatch.setattr(learning_curve, 'reward_settings_of', lambda run: hparams)
     monkeypatch.setattr(
         learning_curve,
         '_train_on_part',

@@ -16,7 +16,7 @@ from trainers import bytes_held_by
 from lm_human_preferences import label_types, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.online_options import Schedule, ServeHParams
+from lm_human_preferences.hparams.online_options import ServeHParams
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
@@ -36,6 +36,7 @@ from lm_human_preferences.online.question_sampler import Queries, QuestionSample
 from lm_human_preferences.online.questions import QuestionSource
 from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
+from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel, make_score_fn
@@ -506,8 +507,7 @@ def test_the_line_of_a_training():
         wins={'wins_of_against': 3, 'n': 4, 'win_rate': 0.75, 'low': 0.0, 'high': 1.0},
         kl_coef=0.15,
     )
-    schedule = Schedule(initial=4, labels=16, retrainings=2, steps=20)
-    line = report.line(schedule)
+    line = report.line(3, (9, 13))
     for fact in (
         'reward model 2 of 3, before step 6: 9 labels (8 wanted)',
         'held out: 50 % right (95 % interval 23.7 to 76.3 %, for these',
@@ -546,9 +546,10 @@ def test_a_run_owns_its_labels_but_not_the_key_of_the_page():
 )
 def test_mistakes_of_the_page_of_a_training_name_its_options(tmp_path, name, value):
     make_folder(tmp_path / 'labels')
-    run = train_policy.HParams().run
-    run.serve = ServeHParams(port=0)
-    setattr(run.serve, name, value)
+    settings = train_policy.HParams()
+    settings.run.serve = ServeHParams(port=0)
+    setattr(settings.run.serve, name, value)
+    phase = TrainPolicy(settings, source=None)
     with pytest.raises(UserError) as caught, contextlib.ExitStack() as stack:
-        run_labels.serve(str(tmp_path / 'labels'), run.serve, stack)
+        run_labels.serve(str(tmp_path / 'labels'), phase, stack)
     assert f'--run.serve.{name} ' in str(caught.value) and '--web' not in str(caught.value)

@@ -429,8 +429,8 @@ def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_pat
         ['anna', '2', '0'],
         ['bert', '2', '2'],
     ]
-    monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
-    measured = learning_curve._settings('measured', 'run', None)
+    monkeypatch.setattr(learning_curve, 'reward_settings_of', lambda run: hparams)
+    measured = learning_curve._phase('measured', 'run', None).settings
     assert measured.labels.sources() == {'source': 'measured', 'more': None}
     hparams.labels.more = 'gs://bucket/more.json'
     assert trial._elsewhere(reward_phase(hparams)) == [f'--labels.more {hparams.labels.more}']

@@ -13,7 +13,7 @@ import torch
 from lm_human_preferences.commands.sample_policy import OF_SAMPLES, warnings_only
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.errors import UserError, option_renamed
-from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
+from lm_human_preferences.evaluation.reward_on_labels import load, saved_model
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.labels.texts import preferences, records, token_ids
@@ -21,6 +21,8 @@ from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.tokenisers import text_encoder
 from lm_human_preferences.reward_sources.loading import WITH_SPREAD, LearnedReward
+from lm_human_preferences.runs.run_files import REWARD
+from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.terminal import printable
 
@@ -61,7 +63,7 @@ def score(
         )
     encoding = encodings.Reviews if saved is None else saved.encoding
     # As the reward model has learned to read texts
-    settings = None if is_known else record_of(run)
+    settings = None if is_known else reward_settings_of(run)
     has_special = settings is not None and settings.task.special_tokens
     encoder = text_encoder(encoding.get_encoder(), has_special)
     tokeniser = Tokeniser(encoder, *lengths, too_long, option='--too_long')
@@ -138,11 +140,11 @@ def _fitted(text: str, width: int) -> str:
 def _lengths(run: str, query_length: int | None, response_length: int | None) -> tuple[int, int]:
     """Return the most tokens of a query and of a response: as given, else of the run's task."""
     if query_length is None or response_length is None:
-        settings = record_of(run)
+        settings = reward_settings_of(run)
         if settings is None:
             raise UserError(
-                f'{run} has no {RECORD}, which says how long texts may be: give --query_length and'
-                ' --response_length'
+                f'{run} has no {REWARD.settings}, which says how long texts may be: give'
+                ' --query_length and --response_length'
             )
         query_length = query_length or settings.task.query_length
         response_length = response_length or settings.task.response_length
