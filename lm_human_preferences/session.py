@@ -74,7 +74,7 @@ def show_precision_notes(settings: Settings, comm: Comm) -> None:
 
 def show_start(plan: Plan, comm: Comm) -> None:
     """Print what starts, and how its queries are made of the texts."""
-    console.show_start(plan.settings.command, plan.settings, comm)
+    console.show_start(plan.settings, comm)
     encoding = lm_tasks.initial_encoding(plan.settings.task.policy.initial_model)
     log_in_summary(*checks.check_queries(plan, encoding.get_encoder()))
 

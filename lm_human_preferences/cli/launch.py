@@ -27,9 +27,7 @@ from lm_human_preferences.utils.hyperparams import option
 from lm_human_preferences.utils.streams import note
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams import policy_options, reward_options
-
-    Training = policy_options.HParams | reward_options.HParams
+    from lm_human_preferences.hparams.policy_options import Training
 
 Settings = TypeVar('Settings', bound=hyperparams.HParams)
 Complete = Callable[[dict[str, Any], Any, str], tuple[dict[str, Any], list[str]]]
@@ -110,7 +108,7 @@ def start_job(
         if launched.size > 1:
             worker.run_job(job, arguments, at_interrupt=show_resume_hint)
         elif size > 1:
-            if hasattr(hparams, 'check_ranks'):
+            if is_training:
                 hparams.check_ranks(size)
             timeouts = hparams.run.timeouts if is_training else waiting.DEFAULT_TIMEOUTS
             launcher.launch_ranks(job, arguments, size, timeouts, saves=is_training)

@@ -14,7 +14,7 @@ from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.runs import recorded_paths
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
-from lm_human_preferences.utils.hyperparams import group_class, members
+from lm_human_preferences.utils.hyperparams import group_class, members, value_of
 from lm_human_preferences.utils.streams import note
 
 
@@ -59,7 +59,7 @@ def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
             raise UserError(f'--{leaf} has no meaning with --{group} off: drop one of them')
         if leaf or settings.get(group) == 'on':
             settings[group] = 'on'
-            if _is_on(hparams, group):
+            if value_of(hparams, group) is not None:
                 del settings[group]
     hparams.override_from_dict(settings)
 
@@ -106,10 +106,3 @@ def settings_with_own_token(settings: Mapping[str, Any], task: TaskHParams) -> d
     if 'truncate_token' in given and task.truncate_text and 'truncate_text' not in given:
         settings['task.truncate_text'] = None
     return settings
-
-
-def _is_on(hparams: Any, group: str) -> bool:
-    """Return whether the group of that dotted name, and all around it, are on."""
-    for part in group.split('.'):
-        hparams = getattr(hparams, part, None)
-    return hparams is not None

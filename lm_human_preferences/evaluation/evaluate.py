@@ -24,7 +24,7 @@ from lm_human_preferences.hparams.command_options import EvaluationHParams as HP
 from lm_human_preferences.machine.hardware import hardware
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs import command_record, curves
-from lm_human_preferences.runs.run_files import POLICY, RESULTS
+from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory, precision
@@ -62,7 +62,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
         with outputs.translate_errors(output_dir, fix):
             picture.draw(shown, os.path.join(output_dir, names[1]))
-            # The results come last: `after_training` looks for them.
+            # The results come last: a resumed training looks for them.
             contents = json.dumps(results, indent=2).encode()
             storage.write_bytes(os.path.join(output_dir, names[0]), contents)
     log_line(
@@ -161,17 +161,6 @@ def check_queries(hparams: policy_options.HParams) -> None:
     if hparams.task.query_dataset not in registry.DATASETS:
         encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
         measure.queries_of(source_of(hparams), encoding.get_encoder(), None)
-
-
-def after_training(hparams: policy_options.HParams, *, has_trained: bool) -> None:
-    """Evaluate a saved policy, unless it was finished and evaluated before this command."""
-    save_dir = hparams.run.save_dir
-    directory = hparams.run.directory
-    if save_dir is None or directory is None:
-        return
-    if not has_trained and os.path.exists(os.path.join(directory, RESULTS)):
-        return
-    evaluate(save_dir, directory=directory)
 
 
 def last_kl_coef(

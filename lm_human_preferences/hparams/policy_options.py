@@ -313,3 +313,6 @@ class HParams(hyperparams.HParams):
                 f' use {_LEAST_TO_WHITEN * parts} or more'
             )
         return None
+
+
+Training = HParams | reward_options.HParams  # settings of a command that trains

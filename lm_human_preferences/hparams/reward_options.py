@@ -194,6 +194,7 @@ class RunHParams(hyperparams.HParams):
 @dataclass
 class HParams(hyperparams.HParams):
     command: ClassVar[str] = 'train_reward'
+    policy: ClassVar[None] = None  # settings of the policy that this command trains
 
     run: RunHParams = field(default_factory=RunHParams)
 
@@ -325,11 +326,6 @@ class HParams(hyperparams.HParams):
         """Raise UserError unless `ranks` ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):
             check_multiple(getattr(self, name), self.option_name(name), {'--mpi': ranks})
-
-    @property
-    def policy(self) -> None:
-        """Settings of the policy that this command trains: it trains none."""
-        return None
 
     @property
     def new_reward_model(self) -> 'HParams':

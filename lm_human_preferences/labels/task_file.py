@@ -43,10 +43,7 @@ def new_task(
     ties: bool,
     experiment: str | None = None,
 ) -> dict[str, Any]:
-    """Return the content of task.json of a new folder, but for its format and encoding.
-
-    task: its settings, nested.
-    """
+    """Return the content of task.json of a new folder, but for its format and encoding."""
     if instructions is None:
         instructions = label_types.get(label_type).instructions
     record: dict[str, Any] = {'label_type': label_type, 'task': task}

@@ -299,7 +299,10 @@ class Evaluate:
         """Evaluate, unless the policy was finished and evaluated before this command."""
         from lm_human_preferences.evaluation import evaluate
 
-        evaluate.after_training(self.settings, has_trained=has_trained)
+        run = self.settings.run
+        assert run.save_dir is not None and run.directory is not None, 'see make_plan'
+        if has_trained or not os.path.exists(os.path.join(run.directory, run_files.RESULTS)):
+            evaluate.evaluate(run.save_dir, directory=run.directory)
 
 
 Training = TrainReward | TrainPolicy

@@ -14,7 +14,7 @@ from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.run_story.label_facts import json_object
 from lm_human_preferences.runs import command_record, run_files
-from lm_human_preferences.utils.hyperparams import HParams
+from lm_human_preferences.utils.hyperparams import HParams, value_of
 
 _DAMAGED = (UserError, OSError, ValueError, KeyError, TypeError, AttributeError)
 _UNKNOWN = 'not known'
@@ -107,8 +107,7 @@ def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tupl
     of_reward = experiments.get(f'{run_files.REWARD.command}/{name}', {})
     differences = commands.differences(own, binds, of_reward)
     return name, [
-        (f'--{key}', str(value), _shown(commands.value_of(usual, key)))
-        for key, value in differences.items()
+        (f'--{key}', str(value), _shown(value_of(usual, key))) for key, value in differences.items()
     ]
 
 

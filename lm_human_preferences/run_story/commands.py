@@ -7,7 +7,7 @@ import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell
@@ -15,7 +15,7 @@ from lm_human_preferences.hparams import completion, policy_options
 from lm_human_preferences.runs import command_record, run_settings
 from lm_human_preferences.runs.run_files import COMMANDS, REWARD
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.hyperparams import group_class
+from lm_human_preferences.utils.hyperparams import group_class, value_of
 
 if TYPE_CHECKING:
     from lm_human_preferences.run_story.facts import RunFacts
@@ -127,7 +127,7 @@ def differences(
     found = _switched(hparams, base)
     if _NEW in found and found[_NEW] == 'on':
         completion.switch_on_new_model(base, of_reward)
-    now, before = dict(_leaves(hparams)), dict(_leaves(base))
+    now, before = _leaves(hparams), _leaves(base)
     for key, value in now.items():
         if key not in _OWN and value != before.get(key, value):
             found[key] = value
@@ -146,7 +146,7 @@ def differences_of_task(task: Mapping[str, Any], binds: Mapping[str, Any]) -> di
 
 def settings(hparams: Any) -> dict[str, Any]:
     """Return {option: value} of all settings that a user decides, of groups that are on."""
-    found = {key: value for key, value in _leaves(hparams) if key not in _OWN}
+    found = {key: value for key, value in _leaves(hparams).items() if key not in _OWN}
     return _as_given(found, hparams, found)
 
 
@@ -175,23 +175,14 @@ def _as_given(found: dict[str, Any], hparams: Any, now: Mapping[str, Any]) -> di
     return found
 
 
-def _leaves(hparams: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (option, value) of lasting settings, without groups."""
-    for key, field in hyperparams.fields(type(hparams)).items():
-        group = key.rpartition('.')[0]
-        if group and value_of(hparams, group) is None:
-            continue
-        if group_class(field.type) is not None or not field.metadata.get('lasting', True):
-            continue
-        if not hyperparams.is_of_another_command(key, field):
-            yield key, value_of(hparams, key)
-
-
-def value_of(hparams: Any, key: str) -> Any:
-    """Return the value of a dotted name; None where a group before it is off."""
-    for part in key.split('.'):
-        hparams = getattr(hparams, part, None)
-    return hparams
+def _leaves(hparams: Any) -> dict[str, Any]:
+    """Return {option: value} of lasting settings, without groups."""
+    fields, found = hyperparams.fields(type(hparams)), {}
+    for key, value in hyperparams.leaves(hparams).items():
+        is_lasting = fields[key].metadata.get('lasting', True)
+        if is_lasting and not hyperparams.is_of_another_command(key, fields[key]):
+            found[key] = value
+    return found
 
 
 def shortened(path: str) -> str:

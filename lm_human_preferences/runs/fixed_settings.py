@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.hparams.policy_options import NEW_MODEL
+from lm_human_preferences.hparams.policy_options import NEW_MODEL, Training
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.utils import hyperparams
-
-if TYPE_CHECKING:
-    Training = policy_options.HParams | reward_options.HParams
 
 # Beside these, `run_settings` fixes the settings of a reward model that is finished, a function as
 # the reward of a run that had none, and the commits that `pins` has recorded.

@@ -14,16 +14,13 @@ from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.online_options import PEOPLE
 from lm_human_preferences.runs import command_record, run_files, run_lock, run_settings
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 from lm_human_preferences.utils import stop_signals
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import policy_options, reward_options
-
-    Training = policy_options.HParams | reward_options.HParams
+    from lm_human_preferences.hparams.policy_options import Training
 
 
 def check_directory(directory: str | None) -> None:
@@ -121,7 +118,7 @@ def _simulated_labellers(save_dir: str) -> re.Pattern[str]:
     online = None
     with contextlib.suppress(UserError):
         online = run_settings.load_run_hparams(save_dir).rewards.online
-    if online is None or online.source == PEOPLE:
+    if online is None or online.asks_people:
         return re.compile('(?!)')  # no name matches
     return re.compile(rf'{re.escape(online.source)}\d+')
 

@@ -10,21 +10,19 @@ import secrets
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams.policy_options import Training
 from lm_human_preferences.runs import recorded_paths, reward_function, run_files
 from lm_human_preferences.runs.fixed_settings import NEW_MODEL, is_fixed
 from lm_human_preferences.runs.recorded_paths import INITIAL_MODEL
 from lm_human_preferences.utils import hyperparams
 
-if TYPE_CHECKING:
-    Training = policy_options.HParams | reward_options.HParams
-
-AnyTraining = TypeVar('AnyTraining', bound='policy_options.HParams | reward_options.HParams')
+AnyTraining = TypeVar('AnyTraining', bound=Training)
 # They change how a run is done, shown or kept, not its numbers.
 _OF_HOW = re.compile(r'(.*\.)?(run\.(?!seed$|precision$).*|micro_batch_size)')
 

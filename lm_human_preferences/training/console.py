@@ -21,7 +21,7 @@ from lm_human_preferences.utils.logging import announce, console_is, log_in_summ
 from lm_human_preferences.utils.terminal import columns
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams import policy_options, reward_options
+    from lm_human_preferences.hparams import policy_options
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
 
@@ -91,13 +91,9 @@ def dump(hparams: HParams, name: str = 'hparams') -> None:
             hyperparams.dump(hparams, name=name)
 
 
-def show_start(
-    command: str,
-    hparams: policy_options.HParams | reward_options.HParams,
-    comm: Comm,
-) -> None:
+def show_start(hparams: policy_options.Training, comm: Comm) -> None:
     """Print what starts, where, and with which settings."""
-    run = hparams.run
+    run, command = hparams.run, hparams.command
     device = 'GPU' if torch.cuda.is_available() else 'CPU'
     ranks = f'{comm.size} ranks on {device}s'
     if comm.size == 1:

@@ -254,6 +254,13 @@ def leaves(hparams: HParams) -> dict[str, Any]:
     return found
 
 
+def value_of(hparams: Any, key: str) -> Any:
+    """Return the value of a dotted name; None where a group before it is off."""
+    for part in key.split('.'):
+        hparams = getattr(hparams, part, None)
+    return hparams
+
+
 @functools.cache
 def fields(cls: type[HParams]) -> dict[str, dataclasses.Field]:
     """Return {dotted name: field} of all fields below `cls`, groups included."""

@@ -386,10 +386,13 @@ def test_one_rank_runs_here(job, monkeypatch, mpi, count):
 @pytest.mark.parametrize('mpi, count, ranks', [(2, 0, 2), (None, 8, 8)])
 def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     launched = []
-    monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: launched.append(args))
+    monkeypatch.setattr(
+        jobs.launcher, 'launch_ranks', lambda *args, **more: launched.append((args, more))
+    )
     gpus(monkeypatch, count)
     jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
-    assert launched == [('fakejob:train', {'hparams': 3}, ranks, jobs.waiting.DEFAULT_TIMEOUTS)]
+    job_and_ranks = ('fakejob:train', {'hparams': 3}, ranks, jobs.waiting.DEFAULT_TIMEOUTS)
+    assert launched == [(job_and_ranks, {'saves': False})]
     assert not job
 
 
