@@ -1,5 +1,6 @@
 """Tasks: initial model, queries, end and validity of responses (the original's lm_tasks.py)."""
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -242,23 +243,18 @@ def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> froz
         return encoder.tokens_holding(text)
 
 
+@dataclasses.dataclass(eq=False)
 class QuerySampler:
     """Stream of batches of queries; position (texts read, sequences taken) is right on rank 0."""
 
-    def __init__(
-        self,
-        hparams: TaskHParams,
-        batch_size: int,
-        comm: Comm | None,
-        dataset: datasets.Dataset,
-        rules: datasets.QueryRules,
-    ) -> None:
-        self.hparams = hparams
-        self.batch_size = batch_size
-        self.comm = comm
-        self.dataset = dataset
-        self.rules = rules
-        self.taken_by_others = comm.size - 1 if comm else 0
+    hparams: TaskHParams
+    batch_size: int
+    comm: Comm | None
+    dataset: datasets.Dataset
+    rules: datasets.QueryRules
+
+    def __post_init__(self) -> None:
+        self.taken_by_others = self.comm.size - 1 if self.comm else 0
         self.seek((0, 0))
 
     def __call__(self) -> dict[str, torch.Tensor]:

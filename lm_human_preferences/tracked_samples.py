@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -54,26 +55,17 @@ def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Enc
     return [TrackedSamples(trainer, path, seed, reader, queries, interval, task.truncates)]
 
 
+@dataclasses.dataclass(eq=False)
 class TrackedSamples(Hook):
     """Samples of the same queries in a training, on rank 0, with random numbers of their own."""
 
-    def __init__(
-        self,
-        trainer: PPOTrainer,
-        path: str,
-        seed: int | None,
-        reader: Encoder,
-        queries: torch.Tensor,
-        interval: int,
-        has_ends: bool,
-    ) -> None:
-        self.trainer = trainer
-        self.path = path
-        self.seed = seed
-        self.reader = reader
-        self.queries = queries
-        self.interval = interval  # steps
-        self.has_ends = has_ends  # before a response's last token
+    trainer: PPOTrainer
+    path: str
+    seed: int | None
+    reader: Encoder
+    queries: torch.Tensor
+    interval: int  # steps
+    has_ends: bool  # before a response's last token
 
     def __enter__(self) -> TrackedSamples:
         """Drop the samples of steps that a resumed run repeats."""

@@ -156,13 +156,6 @@ def _in_a_name(value: Any) -> str:
     return f'{readable}-{hashlib.sha256(value.encode()).hexdigest()[:8]}'
 
 
-def check_queries(hparams: policy_options.HParams) -> None:
-    """Raise UserError if a policy that is trained on the user's own file could not be evaluated."""
-    if hparams.task.query_dataset not in registry.DATASETS:
-        encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
-        measure.queries_of(source_of(hparams), encoding.get_encoder(), None)
-
-
 def last_kl_coef(
     save_dir: str, hparams: policy_options.HParams
 ) -> tuple[float | None, dict[str, Any] | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -31,6 +32,7 @@ class Outcome:
     held_out: Prediction | None
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Retrainer:
     """Trains reward models on all labels so far, from the beginning (paper, section 2.3).
 
@@ -38,32 +40,27 @@ class Retrainer:
     is_trained: False where a resumed run has to train before its first step, see HeadRetrainer.
     """
 
-    is_trained = True  # checkpoints hold the models
+    reward_models: Sequence[RewardModel]
+    ref_policy: Policy
+    phase: TrainReward
+    comm: Comm
+    seed: int
+    is_trained: ClassVar[bool] = True  # checkpoints hold the models
 
-    def __init__(
-        self,
-        *,
-        reward_models: Sequence[RewardModel],
-        ref_policy: Policy,
-        phase: TrainReward,
-        comm: Comm,
-        seed: int,
-    ) -> None:
-        self.reward_models, self.ref_policy = reward_models, ref_policy
-        self.phase, self.settings = phase, phase.settings
-        self.comm, self.seed = comm, seed
-        self.reward = EnsembleReward(reward_models)
+    def __post_init__(self) -> None:
+        self.settings = self.phase.settings
+        self.reward = EnsembleReward(self.reward_models)
         # To the console alone: numbers in TensorBoard are those of the policy's steps.
         self.logger = Logger(
             None,
             'reward_model',
             log_interval=self.settings.run.log_interval,
-            comm=comm,
+            comm=self.comm,
             tag_prefix='train_reward/minibatch/',
         )
         self.optimizers = []
-        for model in reward_models:
-            self.optimizers.append(Adam(model.parameters_by_name(), comm=comm))
+        for model in self.reward_models:
+            self.optimizers.append(Adam(model.parameters_by_name(), comm=self.comm))
             model.model.gradient_checkpointing = self.settings.run.gradient_checkpointing
 
     def train(self, labels: Labels, step: int) -> Outcome:
@@ -115,27 +112,23 @@ class Retrainer:
         )
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class HeadRetrainer:
     """Fits the head of a reward on frozen hidden states to all labels so far; see Retrainer.
 
     Checkpoints need not hold it: the same labels give the same head. place: its directory.
     """
 
-    def __init__(
-        self,
-        *,
-        reward: FrozenReward,
-        ref_policy: Policy,
-        phase: TrainReward,
-        comm: Comm,
-        seed: int,
-        place: str | None,
-    ) -> None:
-        self.reward, self.ref_policy = reward, ref_policy
-        self.phase, self.settings = phase, phase.settings
-        self.comm, self.seed = comm, seed
-        self.place = place
-        self.is_trained = False
+    reward: FrozenReward
+    ref_policy: Policy
+    phase: TrainReward
+    comm: Comm
+    seed: int
+    place: str | None
+    is_trained: bool = False
+
+    def __post_init__(self) -> None:
+        self.settings = self.phase.settings
 
     def train(self, labels: Labels, step: int) -> Outcome:
         """Fit to `labels`, the same on all ranks, before policy `step`."""

@@ -91,7 +91,7 @@ def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
     notes = lm_tasks.end_notes(plan.settings.task, encoder)
     notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')
     if plan.evaluation is not None:
-        plan.evaluation.check_queries()
+        plan.evaluation.check_queries(encoder)
     return notes
 
 

@@ -63,9 +63,10 @@ def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
         rewards = [dataclasses.replace(first, member=each) for each in range(settings.members)]
     if settings.policy is None:
         return Plan(settings, tuple(rewards))
-    is_evaluated = settings.policy.run.evaluate and settings.run.save_dir is not None
-    evaluation = Evaluate(settings.policy) if is_evaluated else None
-    return Plan(settings, tuple(rewards), policy_phase(settings.policy, ask=ask), evaluation)
+    policy = policy_phase(settings.policy, ask=ask)
+    is_evaluated = policy.run.evaluate and policy.run.save_dir is not None
+    evaluation = Evaluate(policy.settings, policy.source) if is_evaluated else None
+    return Plan(settings, tuple(rewards), policy, evaluation)
 
 
 def reward_phase(settings: reward_options.HParams, command: Settings | None = None) -> TrainReward:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
@@ -280,6 +281,7 @@ class Evaluate:
     """Evaluation of the trained policy, whose room is loaded for it alone."""
 
     settings: policy_options.HParams
+    source: RewardSource
 
     name: ClassVar[str] = 'evaluation'
 
@@ -289,11 +291,12 @@ class Evaluate:
 
         return evaluate.tokens_to_compute(self.settings.task, n_vocab)
 
-    def check_queries(self) -> None:
+    def check_queries(self, encoder: Encoder) -> None:
         """Raise UserError if the user's own file of queries has none to evaluate on."""
-        from lm_human_preferences.evaluation import evaluate
+        from lm_human_preferences.evaluation import measure
 
-        evaluate.check_queries(self.settings)
+        if self.settings.task.query_dataset not in registry.DATASETS:
+            measure.queries_of(self.source, encoder, None)
 
     def evaluate(self, *, has_trained: bool) -> None:
         """Evaluate, unless the policy was finished and evaluated before this command."""
