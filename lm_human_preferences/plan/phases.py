@@ -77,13 +77,13 @@ class TrainReward:
 
     def split(self, labels: Labels, encoder: Encoder) -> tuple[Labels, Labels | None, list[str]]:
         """Return (training labels, held-out ones or None, notes); UserError if none are left."""
-        from lm_human_preferences.labels import held_out as aside  # an import does without
+        from lm_human_preferences.labels.held_out import parted  # a policy does without labels
 
         settings = self.settings
         if settings.labels.held_out == 0:
             return labels, None, []
         label_type = label_types.get(settings.labels.type)
-        held_out, train = aside.parted(labels, label_type, settings.labels.held_out, encoder)
+        held_out, train = parted(labels, label_type, settings.labels.held_out, encoder)
         count, left = len(held_out['query']), len(train['query'])
         if left == 0:
             raise UserError(
