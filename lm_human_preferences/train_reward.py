@@ -225,7 +225,7 @@ def trainer_of(
     """Return the trainer of a reward model on labels, {field: (labels, ...)}."""
     settings = phase.settings
     query_sampler = lm_tasks.make_query_sampler(
-        settings.task,
+        hparams=settings.task,
         encoder=ref_policy.encoder,
         comm=comm,
         labels=settings.labels.source,
