@@ -306,7 +306,8 @@ class HParams(hyperparams.HParams):
             '{normalize_samples=} with {rollout_batch_size=}: a single reward has no deviation; use'
             ' more samples',
         )
-        if self.labels.num_train is not None:  # nobody has chosen the number of all labels
+        # Nobody has chosen the number of all labels, and a head is fitted without batches.
+        if self.labels.num_train is not None and not self.is_head:
             check_multiple(
                 self.labels.num_train,
                 self.option_name('labels.num_train'),
