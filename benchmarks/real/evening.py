@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument('--error', default='0.1', help='share of random answers')
     parser.add_argument('--seed', default='1')
     parser.add_argument('--target', default='3.5', help='KL')
-    parser.add_argument('--episodes', default='1280')
+    parser.add_argument('--episodes', default='1920')
     parser.add_argument('--samples', default='16', help='of each model to each request')
     args = parser.parse_args()
     folder, labels = pathlib.Path(args.folder).absolute(), f'{args.folder}/labels'
@@ -47,7 +47,8 @@ def main() -> None:
     words = []
     for name, value in new_model.items():
         words += [f'--rewards.train_new_model.{name}', value]
-    words += ['--rewards.kl_coef', '0.15', '--rewards.adaptive_kl.target', args.target]
+    words += ['--rewards.kl_coef', '0.2', '--rewards.adaptive_kl.target', args.target]
+    words += ['--rewards.adaptive_kl.horizon', '200']
     words += ['--ppo.total_episodes', args.episodes, '--run.seed', seed]
     run('train_policy', 'chat', 'policy', '--save_dir', str(folder), *task, *words)
     judged = ['--judge', args.person, '--samples', args.samples]

@@ -59,22 +59,27 @@ class Fitted(NamedTuple):
 
 
 def fit_head(
-    features: torch.Tensor, labels: Labels, label_type: LabelType, others: torch.Tensor
+    features: torch.Tensor,
+    labels: Labels,
+    label_type: LabelType,
+    others: torch.Tensor,
+    subjects: torch.Tensor,
 ) -> Fitted:
     """Fit a head to `features (labels, n, features)`.
 
-    others: (responses, features) of other responses; all set the scale of each feature.
+    others: (responses, features) of other responses; all set the scale of each feature. subjects:
+    (labels,), see held_out.subjects_of.
     """
     every = torch.cat([features.flatten(0, 1), others])
     head = unfitted(every)
     z = head.standardized(features.double())
     problem = Problem(z, labels, label_type, scale_of(labels, label_type))
-    found = cross_validated(problem)
+    found = cross_validated(problem, subjects)
     weight, bias, known = posterior(problem, found.strength)
     doubt = torch.tensor(found.strength**-0.5)
     head = dataclasses.replace(head, weight=weight, bias=bias, known=known, doubt=doubt)
     head = dataclasses.replace(head, usual=head(every.double())[1].mean())
-    gains = _by_query(found.gains, labels['query'])
+    gains = _by_subject(found.gains, subjects)
     margin = math.inf
     if len(gains) > 1:
         margin = student.quantile(len(gains) - 1) * (gains.std() / len(gains) ** 0.5).item()
@@ -85,8 +90,7 @@ def fit_head(
     return Fitted(head, found.strength, prediction, found.gains.mean().item(), margin, loss)
 
 
-def _by_query(gains: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-    """Return values (queries,) whose mean is that of `gains (labels,)`, one of each query."""
-    _, number = torch.unique(queries, dim=0, return_inverse=True)
-    sums = torch.zeros(int(number.max()) + 1, dtype=gains.dtype).index_add(0, number, gains)
+def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
+    """Return values, one of each subject, whose mean is that of `gains (labels,)`."""
+    sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)

@@ -12,7 +12,7 @@ Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
 SMALLEST_GRADIENT = 1e-6  # in nats per unit of a weight, where a fit ends
 SMALLEST_CHANGE = 1e-10  # in nats
-SMALLEST_VARIANCE = 1e-12  # of numbers that are labels
+SMALLEST_VARIANCE = 1e-12  # of numbers that are labels, which are all the same below it
 LEAST_KNOWN = 1e-9  # share of the prior's variance, below which labels have told nothing
 
 
@@ -24,7 +24,8 @@ def scale_of(labels: Labels, label_type: LabelType) -> float:
     """
     if not label_type.is_numeric:
         return 1.0
-    return 0.5 / max(label_type.guessing_loss(labels), SMALLEST_VARIANCE)
+    variance = label_type.guessing_loss(labels)
+    return 0.5 / variance if variance > SMALLEST_VARIANCE else 1.0
 
 
 class Problem(NamedTuple):

@@ -12,14 +12,13 @@ from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head.features import blocks_of, pooled
 from lm_human_preferences.frozen_head.head import Head, load, unfitted
-from lm_human_preferences.language import encodings
-from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.language.trained_models import TrainedModel, is_saved_by_transformers
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
 from lm_human_preferences.training.model_sizes import is_model
 
 PROBED = 4  # tokens of a query and of a response by which models are told apart
-MOST_DIFFERENCE = 0.05  # of their features, in proportion: bf16 rounds them
+MOST_DIFFERENCE = 0.02  # of their features, in proportion; bf16 makes .008 of a real model
 
 
 class FrozenReward:
@@ -134,20 +133,27 @@ def task_of(about: Mapping[str, Any]) -> lm_tasks.TaskHParams:
 
 
 def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
-    """Load the model that a head was fitted on: the one in its run, or else the one named."""
+    """Load the model that a head was fitted on: beside it, in its run, or else the one named."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)
     base, policy = storage.join(run, BASE), storage.join(run, POLICY.network)
-    name = task.policy.initial_model
-    if is_model(base):
+    if is_saved_by_transformers(directory):
+        model = TrainedModel(directory)
+    elif is_model(base):
         model = TrainedModel(base)
-    elif (
-        name != encodings.Reviews.name and not storage.is_remote(name) and not os.path.exists(name)
-    ):
-        if not is_model(policy):
-            raise UserError(f'{directory} is a head on hidden states of {name}, which is not here')
+    elif is_model(policy):
         model = TrainedModel(policy, scope='ref_policy')
     else:
-        model = lm_tasks.initial_model(name)
+        model = _named_model(directory, task.policy.initial_model)
     settings = lm_tasks.policy_settings(task, model.encoding.get_encoder())
     return Policy(model, scope='ref_policy', only_samples=True, **settings)
+
+
+def _named_model(directory: str, name: str) -> TrainedModel:
+    """Return the model of a name or path that a head in `directory` was fitted on."""
+    try:
+        model = lm_tasks.initial_model(name)
+        model.sizes()
+    except (UserError, OSError) as e:
+        raise UserError(f'{directory} is a head on hidden states of {name}: {e}') from e
+    return model

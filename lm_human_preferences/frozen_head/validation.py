@@ -22,16 +22,16 @@ class Validated(NamedTuple):
     gains: torch.Tensor  # (labels,), in nats over guessing
 
 
-def folds_of(queries: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
-    """Return the fold (labels,) of each of `queries (labels, length)`: equal ones are together."""
-    unique, number = torch.unique(queries, dim=0, return_inverse=True)
-    order = torch.randperm(len(unique), generator=torch.Generator().manual_seed(SEED))
-    return order[number] % min(folds, len(unique))
+def folds_of(subjects: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
+    """Return the fold (labels,) of labels about `subjects (labels,)`, numbered from 0."""
+    count = int(subjects.max()) + 1
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    return order[subjects] % min(folds, count)
 
 
-def cross_validated(problem: Problem) -> Validated:
-    """Choose the strength whose heads find the labels of other queries least surprising."""
-    fold = folds_of(problem.labels['query'])
+def cross_validated(problem: Problem, subjects: torch.Tensor) -> Validated:
+    """Choose the strength whose heads find labels about others of `subjects` least surprising."""
+    fold = folds_of(subjects)
     features = problem.features
     scores = features.new_zeros(len(STRENGTHS), *features.shape[:2])
     for number in range(int(fold.max()) + 1):

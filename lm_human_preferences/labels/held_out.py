@@ -38,13 +38,38 @@ def is_held_out(
     share: of the queries.
     """
     mask = []
-    for row in range(len(labels['query'])):
-        fields = [labels[field][row].numpy() for field in ('query', *label_type.samples)]
-        decisive = _subject(fields, encoder).encode(errors='replace')
+    for subject in _subjects(labels, label_type, encoder):
         # A number from 0 to 1 that looks random and depends on this alone.
-        digest = hashlib.sha256(b'held out' + decisive).digest()
+        digest = hashlib.sha256(b'held out' + subject.encode(errors='replace')).digest()
         mask.append(int.from_bytes(digest[:6], 'big') / 2**48 < share)
     return torch.tensor(mask, dtype=torch.bool)
+
+
+def subjects_of(labels: Labels, label_type: LabelType, encoder: Encoder) -> torch.Tensor:
+    """Return the number (labels,) of the subject of each label, by which labels are left out.
+
+    Where all are about one query, each question is a subject; see _subject.
+    """
+    subjects = _subjects(labels, label_type, encoder)
+    numbers = {subject: number for number, subject in enumerate(dict.fromkeys(subjects))}
+    if len(numbers) == 1:
+        return _questions(labels, label_type)[1]
+    return torch.tensor([numbers[subject] for subject in subjects])
+
+
+def _subjects(labels: Labels, label_type: LabelType, encoder: Encoder) -> list[str]:
+    """Return the subject of each label."""
+    found = []
+    for row in range(len(labels['query'])):
+        fields = [labels[field][row].numpy() for field in ('query', *label_type.samples)]
+        found.append(_subject(fields, encoder))
+    return found
+
+
+def _questions(labels: Labels, label_type: LabelType) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the different questions, as token ids, and the number (labels,) of each label's."""
+    tokens = torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
+    return torch.unique(tokens, dim=0, return_inverse=True)
 
 
 def _subject(fields: Sequence[np.ndarray], encoder: Encoder) -> str:
@@ -131,8 +156,7 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
     """Measure the prediction of labels without ties by finite rewards (labels, n samples)."""
     check_finite(rewards.flatten().tolist())
     right = label_type.is_right(rewards, labels)
-    tokens = torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
-    questions, question_of = torch.unique(tokens, dim=0, return_inverse=True)
+    questions, question_of = _questions(labels, label_type)
     queries, query_of = torch.unique(labels['query'], dim=0, return_inverse=True)
     if len(queries) == 1:  # or none, where there is nothing but responses
         queries, query_of = questions, question_of

@@ -73,7 +73,7 @@ def recorded_labels(path: str) -> str | None:
 
 def reward_model_dir(path: str) -> str:
     """Return the directory of a reward model: `path`, or its reward_model/; else UserError."""
-    if is_model(path):
+    if is_model(path) or storage.exists(storage.join(path, run_files.FROZEN_HEAD)):
         return path
     network = storage.join(path, run_files.REWARD.network)
     if is_model(network):

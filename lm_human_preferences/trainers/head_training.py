@@ -15,7 +15,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import head as heads
 from lm_human_preferences.frozen_head.fitting import Fitted, fit_head
 from lm_human_preferences.frozen_head.reward import FrozenReward, features_of, probe_of
-from lm_human_preferences.labels.held_out import Labels, Prediction, predict
+from lm_human_preferences.labels.held_out import Labels, Prediction, predict, subjects_of
 from lm_human_preferences.plan.making import Plan
 from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
@@ -26,6 +26,7 @@ from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, log_line
 
 ROWS = 64  # responses that are passed at a time
+SMALLEST_DEVIATION = 1e-6  # of scores, below which a fit has found only its own rounding
 MOST_SAMPLED = 64  # of the initial policy: they set a scale, and cost more than the fit
 
 
@@ -75,7 +76,8 @@ def fit(phase: TrainReward, reference: Policy, labels: Labels, comm: Comm) -> Fi
         responses[own].split(ROWS // responses.shape[1] or 1),
         strict=True,
     )
-    found = [features_of(reference, *part).cpu() for part in parts]
+    # A rank has none of fewer labels than ranks.
+    found = [features_of(reference, *part).cpu() for part in parts if len(part[0])]
     n_features = 3 * reference.model.sizes.n_embd
     features = torch.empty(*responses.shape[:2], n_features)
     shares = comm.all_gather_object(torch.cat([features[:0], *found]))
@@ -84,7 +86,8 @@ def fit(phase: TrainReward, reference: Policy, labels: Labels, comm: Comm) -> Fi
     others = torch.cat(comm.all_gather_object(_sampled(phase, reference, comm)))
     fitted: Any = None
     if comm.rank == 0:
-        fitted = fit_head(features, labels, label_type, others)
+        subjects = subjects_of(labels, label_type, reference.encoder)
+        fitted = fit_head(features, labels, label_type, others, subjects)
         fitted = fitted._replace(head=_normalized(phase, fitted.head, others))
     return comm.all_gather_object(fitted)[0]
 
@@ -115,7 +118,7 @@ def _normalized(phase: TrainReward, head: heads.Head, others: torch.Tensor) -> h
     if not settings.normalize_after or len(others) == 0:
         return head
     std, mean = torch.std_mean(head(others)[0], correction=0)
-    if std == 0 or not std.isfinite():
+    if std < SMALLEST_DEVIATION or not std.isfinite():
         raise UserError(
             f'{settings.labels.setting("source")}: all responses get the same reward, so it cannot'
             ' be normalised; check the labels'

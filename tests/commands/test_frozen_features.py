@@ -17,11 +17,12 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 QUERIES = [f'Who is {name}?' for name in ('late', 'quick', 'lazy', 'brown', 'there', 'nobody')]
 NEW = '--rewards.train_new_model.'
 SIZES = '--task.query_length 24 --task.response_length 8'
+SIZES_OF_SCORE = SIZES.replace('task.', '')
 
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    """A chat policy that learned from eleven labels, which no batch divides: its folder, and what was printed."""
+    """A chat policy that learned from eleven labels: its folder, and what was printed."""
     folder = tmp_path_factory.mktemp('frozen')
     model = write_chat_model(folder / 'model')
     texts = [json.dumps(query) for query in QUERIES]
@@ -87,6 +88,10 @@ def test_an_export_has_lines_that_compute_it(run, tmp_path):
         exec(code.replace(' And a response.', ' the fox'), found)
     assert found['reward'].item() == pytest.approx(expected['score'], abs=1e-3)
     assert found['deviation'].item() == pytest.approx(expected['score_std'], abs=1e-3)
+    again = json.loads(
+        succeed(f'score {tmp_path}/exported {tmp_path}/text.jsonl {SIZES_OF_SCORE}').stdout
+    )
+    assert again['score'] == pytest.approx(expected['score'], abs=1e-3)
 
 
 def test_a_trained_head_is_given_to_another_policy(run, tmp_path):

@@ -86,11 +86,20 @@ def test_a_tie_draws_rewards_together():
 
 
 def test_labels_of_one_query_are_left_out_together():
-    queries = torch.arange(30).repeat(2)[:, None]
-    fold = validation.folds_of(queries)
+    subjects = torch.arange(30).repeat(2)
+    fold = validation.folds_of(subjects)
     assert torch.equal(fold[:30], fold[30:])
     assert torch.bincount(fold).tolist() == [6] * validation.FOLDS
-    assert validation.folds_of(queries[:3]).unique().tolist() == [0, 1, 2]
+    assert validation.folds_of(subjects[:3]).unique().tolist() == [0, 1, 2]
+
+
+def test_ratings_that_are_all_the_same_teach_nothing():
+    x = torch.randn(12, 1, 8)
+    label_type, labels = label_types.get('scalar_rating'), {'score': torch.full((12,), 5.0)}
+    labels |= {name: torch.arange(12)[:, None] for name in ('query', *label_type.samples)}
+    fitted = fitting.fit_head(x, labels, label_type, torch.randn(9, 8), torch.arange(12))
+    assert fitted.head.weight.norm() < 1e-5
+    assert fitted.gain == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize('name', TYPES)
@@ -103,7 +112,7 @@ def test_it_knows_whether_it_has_learned(name, is_random):
     for sample in label_type.samples:
         labels[sample] = torch.arange(120)[:, None]
     others = torch.randn(50, 8)
-    fitted = fitting.fit_head(x, labels, label_type, others)
+    fitted = fitting.fit_head(x, labels, label_type, others, torch.arange(120))
     doubts = fitted.head(torch.cat([x.flatten(0, 1), others]).double())[1]
     assert fitted.head.usual == pytest.approx(doubts.mean().item())
     assert fitted.knows != is_random

@@ -22,7 +22,7 @@ from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.held_out import is_held_out, predict
+from lm_human_preferences.labels.held_out import is_held_out, predict, subjects_of
 from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -85,6 +85,9 @@ def test_white_space_and_composed_accents_make_no_other_query():
     )
     numbers = torch.arange(4)[:, None]
     labels = {'query': numbers, 'sample0': numbers, 'sample1': numbers, 'best': numbers[:, 0]}
+    assert subjects_of(labels, PAIRS, encoder).tolist() == [0, 0, 0, 1]
+    about_one = {**labels, 'query': torch.zeros_like(numbers)}
+    assert subjects_of(about_one, PAIRS, encoder).tolist() == [0, 1, 2, 3]
     sides = []
     for share in torch.linspace(0.05, 0.9, 18).tolist():
         mask = is_held_out(labels, PAIRS, share, encoder)
