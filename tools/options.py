@@ -26,8 +26,8 @@ PAGE = ROOT / 'docs/options.md'
 INTRODUCTION = """\
 # Options
 
-All options of all commands, as `--help` of a command shows them. This page is generated:
-`pipenv run python tools/options.py` writes it anew.
+All options of all commands, as `--help` of a command shows them in a terminal. This page is
+generated: `pipenv run python tools/options.py` writes it anew.
 
 - The defaults are those of the program. Each experiment sets what is *required* and changes some
   defaults; `--dry_run` prints the settings that it ends up with. The experiments are defined in
@@ -39,8 +39,6 @@ All options of all commands, as `--help` of a command shows them. This page is g
   `--ppo.lr=1e-5`. A switch alone is `true`, and with `no` before its name `false`:
   `--noppo.whiten_rewards`.
 - `./launch.py resume SAVE_DIR` takes `--mpi` and all options of the command that started the run.
-- `pipenv run ./launch.py --help` and `pipenv run ./launch.py train_policy --help` show the same in
-  a terminal.
 """
 NOTES = {  # below a heading
     'Launching': (
@@ -51,8 +49,7 @@ NOTES = {  # below a heading
         'Of a policy and of a reward model that `train_reward` trains. A reward model that'
         ' `train_policy` trains first has\nits own `seed`, `log_interval`, `save_interval`,'
         ' `precision` and `gradient_checkpointing`:\n`--rewards.train_new_model.run.NAME`. The last'
-        " two of these follow the policy's unless they are set. **`seed` does\nnot**:"
-        " `--run.seed 2` alone leaves the reward model's seed as it was."
+        " two of these follow the policy's unless they are set."
     ),
     'Task': (
         'For `train_policy`, a task option given once also holds for the reward model that is'
@@ -83,7 +80,10 @@ NOTES = {  # below a heading
     'Importing labels': (
         '`./launch.py import_labels EXPERIMENT FILE OUTPUT`, which also takes those options.'
     ),
-    'Labelling': '`./launch.py label FOLDER`',
+    'Labelling': (
+        '`./launch.py label FOLDER`. The options `--web.NAME` are those of the'
+        ' [page for labellers](#page-for-labellers), but for\n`labellers`: `--labeller` names them.'
+    ),
     'Report on labels': '`./launch.py labels FOLDER`',
     'Scoring texts': '`./launch.py score RUN FILE`',
 }
@@ -105,10 +105,15 @@ def tables() -> dict[str, option_help.Fields]:
         'Report': commands['report'].fields,
         'Asking': hyperparams.fields(labelling_options.AskHParams),
         'Importing labels': hyperparams.fields(labelling_options.ImportHParams),
-        'Labelling': commands['label'].fields,
+        'Labelling': _without_page(commands['label'].fields),
         'Report on labels': commands['labels'].fields,
         'Scoring texts': commands['score'].fields,
     }
+
+
+def _without_page(fields: option_help.Fields) -> option_help.Fields:
+    """Those that are not of the page for labellers, which has a heading of its own."""
+    return {name: field for name, field in fields.items() if not name.startswith('web.')}
 
 
 def _commands(group: click.Group) -> dict[str, Command]:
