@@ -55,9 +55,9 @@ NOTES = {  # below a heading
         'For `train_policy`, a task option given once also holds for the reward model that is'
         ' trained first.'
     ),
-    'Adapters': (
-        'Of both networks. Where those of the reward model differ: `--lora.NAME`, of'
-        ' [reward training](#reward-training).'
+    'Policy': (
+        'Adapters are of both networks; `--lora.NAME` of [reward training](#reward-training) sets'
+        ' other ones for the reward model.'
     ),
     'Labels': (
         'Of `train_reward`. For `train_policy` the names begin with'
@@ -66,8 +66,8 @@ NOTES = {  # below a heading
     'Reward training': (
         'Of `train_reward`. For `train_policy` the names begin with `--rewards.train_new_model.`'
     ),
-    'Adaptive KL': (
-        'How fast the coefficient adapts: [evaluation.md](evaluation.md#the-kl-coefficient).'
+    'Rewards': (
+        'How fast the KL coefficient adapts: [evaluation.md](evaluation.md#the-kl-coefficient).'
     ),
     'Sampling': '`./sample.py sample`',
     'Evaluation': '`./launch.py evaluate SAVE_DIR`',
@@ -87,6 +87,8 @@ NOTES = {  # below a heading
     'Report on labels': '`./launch.py labels FOLDER`',
     'Scoring texts': '`./launch.py score RUN FILE`',
 }
+# Small groups, whose options follow those of a larger table
+JOINED = {'Adapters': 'Policy', 'Adaptive KL': 'Rewards'}
 
 
 def tables() -> dict[str, option_help.Fields]:
@@ -97,8 +99,12 @@ def tables() -> dict[str, option_help.Fields]:
     )
     headings = ['Launching', *option_help.HEADINGS.values()]
     headings.remove('Adapters of a reward model')  # the same as the policy's
+    trainings: dict[str, option_help.Fields] = {}
+    for heading in headings:
+        fields = (policy if heading in policy else reward)[heading]
+        trainings.setdefault(JOINED.get(heading, heading), {}).update(fields)
     return {
-        **{heading: (policy if heading in policy else reward)[heading] for heading in headings},
+        **trainings,
         'Sampling': option_help.shown(_commands(sample.cli)['sample'].fields),
         'Evaluation': commands['evaluate'].fields,
         'Export': commands['export'].fields,
