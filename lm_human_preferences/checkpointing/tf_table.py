@@ -1,7 +1,5 @@
 """Reads and writes LevelDB tables as TensorFlow 1.13 (lib/io/): sorted (key, value) pairs."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -7,8 +7,6 @@ mpi         mpi4py on host memory: slow with GPUs, works wherever MPI does
 gloo        torch.distributed without NCCL, which refuses ranks that share a GPU
 """
 
-from __future__ import annotations
-
 import atexit
 import datetime
 import os

@@ -1,7 +1,5 @@
 """Launchers of docs/clusters.md, a class each: rank, number of ranks and where they meet."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

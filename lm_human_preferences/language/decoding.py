@@ -1,7 +1,5 @@
 """Texts that a network continues a token at a time, without asking its device anything."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Self
 

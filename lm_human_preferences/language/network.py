@@ -1,7 +1,5 @@
 """Interface of networks of language models, and what they have in common."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Rules of a tokenizer.json: its tokens, what affects encoding, and what is left out of it here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Weights of a saved model, by own names: TensorFlow's checkpoints, or safetensors."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,19 +1,15 @@
 """Choice of the CPU library for float32 matrix products: the faster one at full precision."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from lm_human_preferences.machine import processors
+from lm_human_preferences.machine.processors import Processor
 from lm_human_preferences.utils.core import default_device
-
-if TYPE_CHECKING:
-    from lm_human_preferences.machine.processors import Processor
 
 Library = Literal['default', 'onednn']
 LIBRARIES = get_args(Library)

@@ -1,7 +1,5 @@
 """Threads of the CPU: how many a process takes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Local files: atomic writing, locks, free space."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ About a branch or a tag the hub is asked once in a process, about a cached commi
 not answer, the cached version is used, and a line says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

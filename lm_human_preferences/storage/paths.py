@@ -1,7 +1,5 @@
 """Local paths, URLs (az://, gs://, https://) and hf:// paths, and those of their cached copies."""
 
-from __future__ import annotations
-
 import os
 import re
 import urllib.parse

@@ -1,7 +1,5 @@
 """Tables as spreadsheets write them: CSV with commas, semicolons or tabs, and a header."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Training of a reward model that is a head on frozen hidden states: it is fitted, not stepped."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Mapping

@@ -1,17 +1,13 @@
 """Alarms and --run.on_anomaly: rules on means over all ranks, so that all decide the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.training.loop import Hook, Trainer
 from lm_human_preferences.utils.logging import ALARMS, announce
-
-if TYPE_CHECKING:
-    from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 
 REPEAT_AFTER = 100  # steps until an alarm is reported again
 

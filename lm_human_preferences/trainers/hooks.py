@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from types import TracebackType
 
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.training.loop import Hook, Trainer
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.logging import progress
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 
 
 class ProgressBar(Hook):

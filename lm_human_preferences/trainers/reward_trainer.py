@@ -1,11 +1,9 @@
 """Trainer of a reward model (paper, section 2.1)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +16,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.held_out import Prediction, predict
+from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, Scorer
@@ -26,9 +25,6 @@ from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std, weighted_mean
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
-
-if TYPE_CHECKING:
-    from lm_human_preferences.lm_tasks import QuerySampler
 
 # Schema of RewardModelTrainer.state_dict, see schema.matches_schema
 STATE = {

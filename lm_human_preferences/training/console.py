@@ -1,27 +1,22 @@
 """Console of a training, unless it is that of the original or quiet."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
 from lm_human_preferences.utils.terminal import columns
-
-if TYPE_CHECKING:
-    from lm_human_preferences.hparams import policy_options
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
 

@@ -1,7 +1,5 @@
 """Work on a few rows of a batch at a time, which saves memory and changes no result."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar

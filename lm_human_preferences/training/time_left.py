@@ -1,7 +1,5 @@
 """Time left of a command of several phases, and its speed."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Writes TensorBoard's event files, whose own writers import slowly and crash on a full disk."""
 
-from __future__ import annotations
-
 import glob
 import math
 import os

@@ -1,7 +1,5 @@
 """Logging of numbers to TensorBoard and the console, and of lines to the console."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Mapping

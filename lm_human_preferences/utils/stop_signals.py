@@ -1,7 +1,5 @@
 """Handling of signals that ask a job to stop: Ctrl-C, SIGTERM, SIGHUP of a closing terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Linear layers with a low-rank adapter beside their weight."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Directories of PEFT, without the library: it imports slowly and knows few families."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -1,7 +1,5 @@
 """Record beside a checkpoint of adapters: base, and options of each network's adapters."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Weights of a base with adapters merged into them, read like those of any model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

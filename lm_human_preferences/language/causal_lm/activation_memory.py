@@ -1,7 +1,5 @@
 """Activation memory of a block of transformers, from tensors without values."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Iterable

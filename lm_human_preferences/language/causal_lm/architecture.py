@@ -1,7 +1,5 @@
 """Kind and sizes of a model of transformers, from its config.json."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterable

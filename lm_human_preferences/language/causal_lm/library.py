@@ -1,7 +1,5 @@
 """Configs, empty models and weights of transformers, with errors in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -1,7 +1,5 @@
 """Check of a model of transformers: outputs must not depend on padding, cache or packing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ of its own: transformers reads the last token that is not padding, so no token o
 padding token, not the end of a text either. A chat template is left out: only policies see it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

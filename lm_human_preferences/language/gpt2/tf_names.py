@@ -1,7 +1,5 @@
 """Names and shapes in the original's checkpoints; see `checkpointing.names`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
