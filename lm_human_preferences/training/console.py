@@ -1,10 +1,9 @@
 """Console of a training, unless it is that of the original or quiet."""
 
-import dataclasses
 import os
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -57,20 +56,17 @@ def reward_table() -> Table:
 
 def policy_table(*, has_spread: bool) -> Table:
     """Return the table of a policy's training; has_spread: the reward is an ensemble's."""
-    columns = {
-        'step': (11, ''),
-        'episodes': (9, ''),
-        'score': (7, '.2f'),
+    less = int(has_spread)  # so that it fits in 80 columns as well
+    columns = {'step': (11, ''), 'episodes': (9 - less, ''), 'score': (7 - less, '.2f')}
+    if has_spread:
+        columns['spread'] = (6, '.2f')
+    columns |= {
         'KL': (6, '.2f'),
-        'KL coef': (8, '.4g'),
+        'KL coef': (8 - less, '.4g'),
         'loss': (7, '.3f'),
         'episodes/s': (10, '.0f'),
         'time left': (9, ''),
     }
-    if has_spread:  # in 80 columns as well
-        columns |= {'episodes': (8, ''), 'score': (6, '.2f'), 'KL coef': (7, '.4g')}
-        step, episodes, score, *others = columns.items()
-        columns = dict([step, episodes, score, ('spread', (6, '.2f')), *others])
     return Table(columns)
 
 
@@ -107,8 +103,14 @@ def show_settings(hparams: HParams, record: str | None) -> None:
     """Print the settings that differ from the defaults; record: the files that have them all."""
     groups: dict[str, list[str]] = {}
     unchanged = 0
-    for name, value, default in _leaves(hparams):
-        if value == default:
+    for name, field, value in hyperparams.settings(hparams):
+        # A policy and its new reward model have one task.
+        is_left_out = isinstance(value, HParams) or name.startswith(f'{NEW_MODEL}.task.')
+        if is_left_out or not field.metadata.get('lasting', True):
+            continue
+        if hyperparams.is_of_another_command(name, field):
+            continue
+        if value == field.default or (value is None and hyperparams.group_class(field.type)):
             unchanged += 1
             continue
         group = NEW_MODEL if name.startswith(f'{NEW_MODEL}.') else name.partition('.')[0]
@@ -117,40 +119,18 @@ def show_settings(hparams: HParams, record: str | None) -> None:
             group = ''
         text = repr(value) if isinstance(value, str) else value
         groups.setdefault(group, []).append(f'{leaf}={text}')
-    log_in_summary('settings:')
-    for group, settings in groups.items():
-        log_in_summary(*_paragraph(f'{group}: ' if group else '', settings))
-    where = f'{record} hold them all' if record else '--dry_run prints them all'
-    log_in_summary(f'  {unchanged} others have their defaults; {where}')
-
-
-def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, object]]:
-    """Yield (dotted name, value, default) of settings; both models have one task."""
-    for field in dataclasses.fields(hparams):
-        value = getattr(hparams, field.name)
-        name = prefix + field.name
-        if name == f'{NEW_MODEL}.task' or not field.metadata.get('lasting', True):
-            continue
-        if hyperparams.is_of_another_command(name, field):
-            continue
-        if isinstance(value, HParams):
-            yield from _leaves(value, f'{name}.')
-        elif hyperparams.group_class(field.type):
-            yield name, 'off', 'off'
-        else:
-            yield name, value, field.default
-
-
-def _paragraph(head: str, settings: list[str]) -> list[str]:
-    """Wrap a paragraph that begins with `head`."""
-    return textwrap.wrap(
-        '  '.join(settings),
+    paragraphs = textwrap.TextWrapper(
         columns(WIDEST) - 1,
-        initial_indent=f'  {head}',
+        initial_indent='  ',
         subsequent_indent='    ',
         break_long_words=False,
         break_on_hyphens=False,
     )
+    log_in_summary('settings:')
+    for group, settings in groups.items():
+        log_in_summary(*paragraphs.wrap(f'{group}: ' * bool(group) + '  '.join(settings)))
+    where = f'{record} hold them all' if record else '--dry_run prints them all'
+    log_in_summary(f'  {unchanged} others have their defaults; {where}')
 
 
 def announce_next(*lines: str, **commands: str) -> None:

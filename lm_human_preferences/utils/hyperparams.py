@@ -179,7 +179,17 @@ class HParams:
 
     def additions(self) -> dict[str, Any]:
         """Return {dotted name: value} of all options of ours; a group is 'on' or 'off'."""
-        return dict(_additions(self))
+        found = {}
+        of_ours: tuple[str, ...] = ()  # prefixes of groups that the original does not have
+        for name, f, value in settings(self):
+            if not f.metadata.get('ours') and not name.startswith(of_ours):
+                continue
+            if group_class(f.type):
+                found[name] = 'off' if value is None else 'on'
+                of_ours += (f'{name}.',)
+            elif not is_of_another_command(name, f):
+                found[name] = value
+        return found
 
     def problems(self) -> Iterator[tuple[object, str]]:
         """Yield (applies, message); {name} becomes the option, {name=} also its value."""
@@ -226,32 +236,18 @@ class HParams:
             ) from None
 
 
-def _additions(
-    hparams: HParams, prefix: str = '', *, all_ours: bool = False
-) -> Iterator[tuple[str, Any]]:
-    """Yield HParams.additions. all_ours: whether the original does not have the group."""
+def settings(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, dataclasses.Field, Any]]:
+    """Yield (dotted name, field, value) of all settings and groups; a group before its own."""
     for f in dataclasses.fields(hparams):
         name, value = prefix + f.name, getattr(hparams, f.name)
-        is_ours = all_ours or f.metadata.get('ours', False)
-        if is_ours and group_class(f.type):
-            yield name, 'off' if value is None else 'on'
-        elif is_ours and not is_of_another_command(name, f):
-            yield name, value
+        yield name, f, value
         if isinstance(value, HParams):
-            yield from _additions(value, f'{name}.', all_ours=is_ours)
+            yield from settings(value, f'{name}.')
 
 
 def leaves(hparams: HParams) -> dict[str, Any]:
     """Return {dotted name: value} of all settings in groups that are on."""
-    found = {}
-    for field in dataclasses.fields(hparams):
-        value = getattr(hparams, field.name)
-        if isinstance(value, HParams):
-            inner = leaves(value)
-            found |= {f'{field.name}.{name}': inner[name] for name in inner}
-        elif group_class(field.type) is None:
-            found[field.name] = value
-    return found
+    return {name: value for name, f, value in settings(hparams) if group_class(f.type) is None}
 
 
 def value_of(hparams: Any, key: str) -> Any:
