@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+_READING = os.O_RDONLY | os.O_NONBLOCK
 _FATAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 _CRASHES = {signal.strsignal(number): number for number in _FATAL}  # by faulthandler's first words
 
@@ -74,12 +75,9 @@ def remove(directory: str) -> bool:
 def open_for_launcher(directory: str, rank: int) -> tuple[int, int]:
     """Make the pipes of `rank`; return the file descriptors to read from: (status, life)."""
     status, life = _pipe_paths(directory, rank)
-    return _make_pipe(status), _make_pipe(life)
-
-
-def _make_pipe(path: str) -> int:
-    os.mkfifo(path, 0o600)
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (status, life):
+        os.mkfifo(path, 0o600)
+    return os.open(status, _READING), os.open(life, _READING)
 
 
 def _pipe_paths(directory: str, rank: int) -> tuple[str, str]:

@@ -90,15 +90,6 @@ def backend_options(allreduce: str, seconds: int) -> dict[str, Any]:
     return options
 
 
-def torch_over_mpi(comm: Any, allreduce: str, seconds: int) -> TorchEngine:
-    """Return the engine of ranks that find each other through MPI."""
-    import torch.distributed as dist
-
-    store, _ = comm.meeting
-    init_torch(store, comm.rank, comm.size, **backend_options(allreduce, seconds))
-    return TorchEngine(dist.group.WORLD)
-
-
 class MpiEngine:
     """MPI's own sum, of a copy in host memory where a tensor is on a GPU."""
 
@@ -122,19 +113,22 @@ class MpiEngine:
 
 def create_engine(allreduce: str, comm: Any, seconds: int) -> Engine:
     """Return the engine of an MpiComm; auto: Horovod if it suits all ranks, else torch."""
+    reason = None
     if allreduce == 'auto':
         reasons = comm.all_gather_object(_why_no_horovod_loads())
         reason = next((reason for reason in reasons if reason is not None), None)
-        if reason is not None:
-            engine = torch_over_mpi(comm, allreduce, seconds)
-            engine.name += _because(reason)
-            return engine
-        allreduce = 'horovod'
+        allreduce = 'horovod' if reason is None else 'torch'
     if allreduce == 'horovod':
         return HorovodEngine(seconds)
     if allreduce == 'mpi':
         return MpiEngine(comm.world)
-    return torch_over_mpi(comm, allreduce, seconds)
+    import torch.distributed as dist
+
+    store, _ = comm.meeting
+    init_torch(store, comm.rank, comm.size, **backend_options(allreduce, seconds))
+    engine = TorchEngine(dist.group.WORLD)
+    engine.name += _because(reason)
+    return engine
 
 
 def expected_engine(allreduce: str) -> str:
@@ -162,7 +156,7 @@ def _why_no_horovod_loads() -> str | None:
     return reason
 
 
-def _because(reason: str) -> str:
+def _because(reason: str | None) -> str:
     return f', as {reason}' if reason else ''
 
 

@@ -229,17 +229,15 @@ def test_horovod_counts_for_the_ranks_that_are_there(build, launched, mpiexec):
 
 
 def test_one_rank_without_horovod_is_enough_for_another_engine(monkeypatch, mpich_in_use):
-    asked = []
-
-    def torch_over_mpi(comm, allreduce, seconds):
-        asked.append((comm, allreduce, seconds))
-        return types.SimpleNamespace(name='torch')
-
-    monkeypatch.setattr(engines, 'torch_over_mpi', torch_over_mpi)
+    begun = []
+    monkeypatch.setattr(engines, 'init_torch', lambda *given, **more: begun.append((given, more)))
+    monkeypatch.setattr(engines, 'TorchEngine', lambda _: types.SimpleNamespace(name='torch'))
     monkeypatch.setattr(horovod_build, 'why_not', lambda soname, has_gpu: 'it is old')
-    ranks = types.SimpleNamespace(all_gather_object=lambda reason: [None, reason])
+    ranks = types.SimpleNamespace(rank=0, size=2, meeting=('store', None))
+    ranks.all_gather_object = lambda reason: [None, reason]
     assert engines.create_engine('auto', ranks, 60).name == 'torch, as it is old'
-    assert asked == [(ranks, 'auto', 60)]
+    ((given, options),) = begun
+    assert given == ('store', 0, 2) and options['timeout'].seconds == 60
 
 
 def test_no_horovod(build, mpiexec, mpich_in_use):

@@ -44,7 +44,6 @@ def mpi_of_build() -> str | None:
 
 
 def _find() -> Path | None:
-    """Return the path of Horovod's library for PyTorch; None if there is none."""
     spec = importlib.util.find_spec('horovod')
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or []:
