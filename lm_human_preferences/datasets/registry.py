@@ -1,7 +1,6 @@
 """All data sets by name. To add one, write its generator in a module, and list it here."""
 
 import importlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,6 @@ class DatasetInfo:
 
     def load(self) -> Any:
         return importlib.import_module(self.module)
-
-    def load_generator(self) -> Callable[..., Iterator[str | list[int]]]:
-        return self.load().generator
 
     def first_file(self, mode: str) -> str | None:
         """Return the URL of the file that a part begins with; None where none is needed."""

@@ -30,7 +30,7 @@ from lm_human_preferences.language.weights import SLACK_BYTES
 from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.streams import note
-from lm_human_preferences.utils.time_limit import TEMPLATE_SECONDS, check_template, within
+from lm_human_preferences.utils.time_limit import rendering
 
 BATCH = 16_384  # tokens that go through it at a time
 LARGEST = 1e30  # a constant of a reward model that `export` wrote
@@ -119,8 +119,7 @@ class Classifier(TextScorer):
         else:
             dialogue.append({'role': messages.ASSISTANT, 'content': texts.response})
         try:
-            check_template(self._tokeniser.get_chat_template())
-            with within(TEMPLATE_SECONDS):
+            with rendering(self._tokeniser.get_chat_template()):
                 return self._tokeniser.apply_chat_template(dialogue, tokenize=False)
         except Exception as e:  # a template can raise anything
             reason = ' '.join(str(e).split())

@@ -22,7 +22,7 @@ from lm_human_preferences.language.tokenisers import (
     read_object,
     special_tokens,
 )
-from lm_human_preferences.utils.time_limit import TEMPLATE_SECONDS, check_template, within
+from lm_human_preferences.utils.time_limit import rendering
 
 # A context may have so many tokens more than its query and the template: a query that was cut, put
 # into the template, is sometimes split in another way.
@@ -72,9 +72,8 @@ class ChatTemplate:
 
         goes_on = asks and dialogue[-1]['role'] == messages.ASSISTANT
         try:
-            check_template(self._template)
             special: dict[str, Any] = self._special
-            with within(TEMPLATE_SECONDS):
+            with rendering(self._template):
                 (text,), _ = render_jinja_template(
                     [list(dialogue)],
                     chat_template=self._template,

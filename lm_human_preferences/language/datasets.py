@@ -177,7 +177,7 @@ def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
     """Return a data set by name, or of a .jsonl file. labels: a stand-in if it is lost."""
     info = registry.info(name)
-    generator = info.load_generator()
+    generator = info.load().generator
     if name in registry.DATASETS:
         if info.labels_stand_in:
             generator = functools.partial(generator, labels=labels)

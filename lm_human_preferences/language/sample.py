@@ -1,19 +1,15 @@
 """Sampling from an autoregressive model; knows neither the encoding nor the network."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
 
+from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.machine.graphs import Graph
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, ceil_div, sample_from_cdf
-
-if TYPE_CHECKING:
-    from lm_human_preferences.language.decoding import Decoding
 
 LEAVING = 0.2  # ended rows leave when they are this share of all, as the cache is then copied
 # Tokens from one look at what has ended to the next: a look has to wait for a GPU.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -51,15 +52,17 @@ _REWARD_HEAD = f'{HEADS}reward.w'
 _probed: set[str | None] = set()  # directories whose models this process has checked
 
 
+@dataclasses.dataclass(frozen=True)
 class GPT2:
-    """Architecture of this program's own GPT-2. embedding: own name of a parameter."""
+    """Architecture of this program's own GPT-2. embedding: own name of a parameter.
 
+    is_probed: whether only reading the weights shows that a network is supported.
+    """
+
+    _sizes: HParams
     variable_names = Model.variable_names
     is_probed = False
     embedding = EMBEDDING
-
-    def __init__(self, sizes: HParams) -> None:
-        self._sizes = sizes
 
     def sizes(self) -> HParams:
         return self._sizes
@@ -228,14 +231,9 @@ class TrainedModel:
         """Return a network made by `create` as a causal language model of transformers."""
         return self.architecture.to_transformers(network)
 
-    @property
-    def is_probed(self) -> bool:
-        """Return whether only reading the weights shows that the network is supported."""
-        return self.architecture.is_probed
-
     def check_runs(self) -> None:
         """Raise UserError unless this program can run the network; may read all values."""
-        if self.is_probed:
+        if self.architecture.is_probed:
             self.build(scope='model')
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:
@@ -279,7 +277,7 @@ class TrainedModel:
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
-        if self.is_probed and self.savedir not in _probed:
+        if self.architecture.is_probed and self.savedir not in _probed:
             self.architecture.check_network(built, self.name, weights)
             _probed.add(self.savedir)
         return missing

@@ -24,6 +24,7 @@ EMBEDDING = f'{TRANSFORMER}wte.weight'  # which every GPT-2 has
 # Of a checkpoint that is neither of a step nor in several parts: those of releases are not.
 CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
+LAYER_BYTES = 10_000  # that the modules of a layer take, however narrow it is
 SAFETENSORS = 'model.safetensors'
 SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # if the tensors are in several files
 # Tensors of no use: masks and rotations that older versions saved, and TRL's head for values.
@@ -40,9 +41,6 @@ class CheckpointWeights:
         self._names = names
         self._embedding = embedding
         self.path = self._bundle.prefix
-
-    def __len__(self) -> int:
-        return len(self._bundle)
 
     def __contains__(self, name: object) -> bool:
         return self.name_of(str(name)) in self._bundle
@@ -107,9 +105,6 @@ class SafetensorsWeights:
         is_whole = any(name.startswith(TRANSFORMER) for name in self._file_of)
         self._left_out = '' if is_whole else TRANSFORMER
 
-    def __len__(self) -> int:
-        return len(self._file_of)
-
     def __contains__(self, name: object) -> bool:
         return self.name_of(str(name)) in self._file_of
 
@@ -164,7 +159,6 @@ class Weights(Protocol):
 
     path: str
 
-    def __len__(self) -> int: ...
     def __contains__(self, name: object) -> bool: ...
     def nbytes(self) -> int: ...
     def scopes(self) -> list[str]: ...
@@ -230,12 +224,12 @@ def load_parameters(
 
 def check_size(sizes: Sizes, weights: Weights) -> None:
     """Raise UserError if a model is far larger than its weights, before it is allocated."""
-    layers = sizes.n_layer
-    needed = FLOAT * sizes.parameters()
-    if layers > len(weights) or needed > SLACK_BYTES + 4 * weights.nbytes():
+    needed = FLOAT * sizes.parameters() + LAYER_BYTES * sizes.n_layer
+    if needed > SLACK_BYTES + 4 * weights.nbytes():
         raise UserError(
-            f'{weights.path} does not hold a model of {layers} layers of width {sizes.n_embd} and'
-            f' context {sizes.n_ctx}, which its {SIZES} or config.json describes'
+            f'{weights.path} does not hold a model of {sizes.n_layer} layers of width'
+            f' {sizes.n_embd} and context {sizes.n_ctx}, which its {SIZES} or'
+            ' config.json describes'
         )
 
 

@@ -70,7 +70,7 @@ class Trial:
         initial_model = lm_tasks.initial_model(name)
         self.encoding = initial_model.encoding
         self._check_sizes(initial_model.sizes(), self.encoding, initial_model.create)
-        if initial_model.is_probed and storage.is_hub(path):
+        if initial_model.architecture.is_probed and storage.is_hub(path):
             self.unchecked.append(f'the weights of --task.policy.initial_model {name}')
         else:
             initial_model.check_runs()
@@ -166,7 +166,7 @@ class Trial:
         if f'--task.query_dataset {name}' in self.unchecked:
             yield None, [jsonl.Query('', 'A query.', {})] * 2
         elif name in registry.DATASETS:
-            texts = itertools.islice(registry.info(name).load_generator()('train'), 2)
+            texts = itertools.islice(registry.info(name).load().generator('train'), 2)
             yield None, [jsonl.Query('', str(text), {}) for text in texts]
         else:
             yield None, jsonl.read_queries(name)[:2]

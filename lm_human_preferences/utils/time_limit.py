@@ -12,17 +12,21 @@ TEMPLATE_SECONDS = 2.0  # for one dialogue
 
 
 @contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError where the block takes more processor time, if this is the main thread."""
+def rendering(template: str) -> Iterator[None]:
+    """Limit the block, which renders a chat template: ValueError if it might take for ever.
+
+    TimeoutError where it takes TEMPLATE_SECONDS of the processor, if this is the main thread.
+    """
+    check_template(template)
     if threading.current_thread() is not threading.main_thread():
         yield  # only that one can be interrupted
         return
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise TimeoutError(f'it takes more than {seconds:g} s')
+        raise TimeoutError(f'it takes more than {TEMPLATE_SECONDS:g} s')
 
     before = signal.signal(signal.SIGVTALRM, interrupt)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
     try:
         yield
     finally:

@@ -90,5 +90,5 @@ def test_each_run_may_read_it_in_another_order(add_poems):
 def test_every_entry_has_its_generator():
     for name, info in registry.DATASETS.items():
         assert info.name == name and info.summary
-        assert callable(info.load_generator())
+        assert callable(info.load().generator)
     assert len(registry.info('reviews').all_queries()) == 32

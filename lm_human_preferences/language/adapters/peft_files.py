@@ -79,9 +79,6 @@ class PeftWeights:
         if not self._changes:  # as some ways to train on several GPUs have saved it
             raise UserError(f'{self.path} holds no adapters: merged, they would be {base.path}')
 
-    def __len__(self) -> int:
-        return len(self._base)
-
     def __contains__(self, name: object) -> bool:
         return name in self._base
 

@@ -1,5 +1,6 @@
 """Weights of a base with adapters merged into them, read like those of any model."""
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,20 +12,17 @@ from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.weights import CheckpointWeights, Weights, scoped
 
 
+@dataclasses.dataclass(eq=False)
 class AdaptedWeights:
     """Weights W + alpha / rank * B A of a checkpoint `own` on the networks of `base`."""
 
-    def __init__(
-        self, own: CheckpointWeights, base: Weights, base_scope: str, of_base: record.Record
-    ) -> None:
-        self._own = own
-        self._base = base
-        self._base_scope = base_scope
-        self._record = of_base
-        self.path = own.path
+    _own: CheckpointWeights
+    _base: Weights
+    _base_scope: str
+    _record: record.Record
 
-    def __len__(self) -> int:
-        return len(self._own) + len(self._base)
+    def __post_init__(self) -> None:
+        self.path = self._own.path
 
     def __contains__(self, name: object) -> bool:
         if name in self._own:

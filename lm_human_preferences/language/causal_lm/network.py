@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,9 +17,6 @@ from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import index_each
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 ROWS_TOLERANCE = 1e-3  # of the largest output, in float32
 
@@ -57,12 +54,10 @@ class TransformersNetwork(Network):
 
     variable_names: VariableNames = OwnNames()
 
-    def __init__(
-        self, causal_lm: PreTrainedModel, sizes: Sizes, scalar_heads: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, causal_lm: Any, sizes: Sizes, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__(sizes)
-        self.causal_lm: Any = causal_lm.eval()
-        config: Any = causal_lm.config
+        self.causal_lm = causal_lm.eval()
+        config = causal_lm.config
         scale = getattr(config, 'logit_scale', None)  # the probe checks it
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
@@ -173,7 +168,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
 
 
 @contextlib.contextmanager
-def _noted(causal_lm: PreTrainedModel, kept: BlockInputs | None) -> Iterator[None]:
+def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
     """Put the first argument of the blocks that are `kept` there, as it is."""
     with contextlib.ExitStack() as stack:
         for number in () if kept is None else kept.blocks:
@@ -189,7 +184,7 @@ def _noted(causal_lm: PreTrainedModel, kept: BlockInputs | None) -> Iterator[Non
         yield
 
 
-def _checkpointed_layers(causal_lm: PreTrainedModel) -> list[Any]:
+def _checkpointed_layers(causal_lm: Any) -> list[Any]:
     """Return the layers that can recompute in a backward pass, set up to do so."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 

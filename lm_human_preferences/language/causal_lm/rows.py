@@ -9,10 +9,8 @@ Computing it whole takes 4 % more of the time of a PPO pass, for a Llama of 12 l
 Models that have no such interface, or compute something else by it, keep their own pass.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,9 +24,6 @@ from lm_human_preferences.language.causal_lm.activation_memory import (
 from lm_human_preferences.language.network import Linear
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 OUR_ATTENTION = 'lm_human_preferences'
 
@@ -53,15 +48,14 @@ class _StoppedError(Exception):
         self.keys_values = (keys, values)
 
 
-def prepare(causal_lm: PreTrainedModel) -> bool:
+def prepare(causal_lm: Any) -> bool:
     """Set the model up to compute as above where it is given `rows`; False if it cannot."""
-    model: Any = causal_lm
-    for module in model.base_model.modules():
+    for module in causal_lm.base_model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
-    if not take_attention(model, OUR_ATTENTION, _attention):
+    if not take_attention(causal_lm, OUR_ATTENTION, _attention):
         return False
-    blocks_of(model)[-1].register_forward_pre_hook(_go_on_where_it_is_read, with_kwargs=True)
+    blocks_of(causal_lm)[-1].register_forward_pre_hook(_go_on_where_it_is_read, with_kwargs=True)
     return True
 
 

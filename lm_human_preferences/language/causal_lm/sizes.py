@@ -1,16 +1,13 @@
 """Sizes of a model of transformers, from its config.json."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from lm_human_preferences.language.causal_lm.activation_memory import blocks_of, kept_by
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import option
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 KEPT_OF_ALL_TOKENS = 0.2  # of what a block keeps: keys, values and what they are made of
 WINDOWS = ('sliding_window', 'window_size', 'attention_chunk_size')  # settings of a config
@@ -23,29 +20,17 @@ class TransformersSizes(Sizes):
 
     family: str = option('', "transformers' model_type")
     is_window: bool = option(False, 'whether attention sees no farther than the longest sequence')
-    rows: int = option(0, 'rows of the token embedding')
-    keys: int = option(0, 'numbers that the keys of a token are in a block')
+    embedding_rows: int = option(0, 'rows of the token embedding')
+    key_value_width: int = option(0, 'numbers that the keys of a token are in a block')
     kept: int = option(0, 'bytes that a block keeps of a token for the gradient')
     kept_in_bf16: int = option(0, 'the same where it computes in bf16')
-    kept_of_pairs: int = option(0, 'weights that a block keeps of each pair of tokens')
+    attention_weights: int = option(0, 'weights that a block keeps of each pair of tokens')
     numbers_of_blocks: int = option(0, 'numbers that all blocks hold')
     numbers: int = option(0, 'numbers that the network holds')
 
     @property
     def limit(self) -> str:
         return f'sliding window of {self.n_ctx}' if self.is_window else str(self.n_ctx)
-
-    @property
-    def embedding_rows(self) -> int:
-        return self.rows
-
-    @property
-    def key_value_width(self) -> int:
-        return self.keys
-
-    @property
-    def attention_weights(self) -> int:
-        return self.kept_of_pairs
 
     def kept_by_block(self, reduced: bool) -> int:
         return self.kept_in_bf16 if reduced else self.kept
@@ -61,16 +46,15 @@ class TransformersSizes(Sizes):
         return self.numbers
 
 
-def sizes_of(causal_lm: 'PreTrainedModel', n_vocab: int) -> TransformersSizes:
+def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
     """Return the sizes of a model, also on the device `meta`. n_vocab: tokens of its encoding."""
-    config: Any = causal_lm.config
+    config = causal_lm.config
     blocks = blocks_of(causal_lm)
     heads = config.num_attention_heads
     head_width = getattr(config, 'head_dim', None) or config.hidden_size // heads
     key_value_heads = getattr(config, 'num_key_value_heads', None) or heads
     length, is_window = longest(config)
     kept = kept_by(causal_lm, reduced=False)
-    embeddings: Any = causal_lm.get_input_embeddings()
     return TransformersSizes(
         family=config.model_type,
         n_vocab=n_vocab,
@@ -79,11 +63,11 @@ def sizes_of(causal_lm: 'PreTrainedModel', n_vocab: int) -> TransformersSizes:
         n_embd=config.hidden_size,
         n_head=heads,
         n_layer=len(blocks),
-        rows=embeddings.weight.shape[0],
-        keys=key_value_heads * head_width,
+        embedding_rows=causal_lm.get_input_embeddings().weight.shape[0],
+        key_value_width=key_value_heads * head_width,
         kept=kept.of_a_token,
         kept_in_bf16=kept_by(causal_lm, reduced=True).of_a_token,
-        kept_of_pairs=kept.of_a_pair,
+        attention_weights=kept.of_a_pair,
         numbers_of_blocks=sum(each.numel() for each in nn.ModuleList(blocks).parameters()),
         numbers=sum(each.numel() for each in causal_lm.parameters()),
     )
