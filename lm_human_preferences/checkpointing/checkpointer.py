@@ -1,7 +1,5 @@
 """Saving a training in the background, and resuming it with the same result."""
 
-from __future__ import annotations
-
 import base64
 import concurrent.futures
 import contextlib
@@ -10,7 +8,7 @@ import secrets
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,15 +17,13 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, stopping_message
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import allocator
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, log_line
-
-if TYPE_CHECKING:
-    from lm_human_preferences.distributed.comm import Comm
 
 SEEDS = range(-(2**63), 2**63)
 # numpy's own check leaves out the position, range(625).

@@ -1,7 +1,5 @@
 """Commands in click's terms: options of dataclass fields, help pages, errors of the user."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Features of a response: hidden states of the initial model, pooled over its tokens."""
 
-from __future__ import annotations
-
 import torch
 
 # Of the depth, where hidden states are read: chosen on a real model, see docs/real-run.md

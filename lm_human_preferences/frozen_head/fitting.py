@@ -1,7 +1,5 @@
 """Fitting a head to the features of labels, and how well it would predict other labels."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import NamedTuple

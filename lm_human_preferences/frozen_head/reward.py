@@ -1,7 +1,5 @@
 """The reward that a head on a frozen policy's hidden states gives."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

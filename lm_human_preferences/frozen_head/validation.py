@@ -1,7 +1,5 @@
 """Cross-validation of a head over queries: its prior's strength, and whether it knows anything."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

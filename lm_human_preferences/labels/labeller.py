@@ -1,7 +1,5 @@
 """Labeller at work: the next question, and answers that are on the disk before the next one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -98,7 +98,6 @@ def measure() -> Rates:
 
 
 def _seconds_of_products(shapes: Sequence[Shape], dtype: torch.dtype) -> list[float]:
-    """Return the seconds of a product of each shape."""
     seconds = []
     for rows, inputs, outputs in shapes:
         # Not random: drawing numbers here would change those that the training draws.

@@ -8,8 +8,6 @@ follows from it, and never changes:
     {"trained": 5, "step": 130, "loss": 1.2}
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

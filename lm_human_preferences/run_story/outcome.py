@@ -1,7 +1,5 @@
 """Facts about a policy from the evaluation of its run, whose file may be damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import operator

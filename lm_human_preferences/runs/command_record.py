@@ -1,7 +1,5 @@
 """SAVE_DIR/train_*_commands.jsonl: commands that have worked on a run, and how each has ended."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

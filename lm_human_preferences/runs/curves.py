@@ -1,7 +1,5 @@
 """Curves, alarms, interruptions and new reward models of a run, from TensorBoard's events."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import glob

@@ -1,7 +1,5 @@
 """Paths among the settings of a run: absolute, and with digests of what was there at its start."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -4,8 +4,6 @@ A run may come from anywhere, and so may all that its files say. Code is run onl
 it now, or has named the same code on this machine before: `read` alone makes the mark of that.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """SAVE_DIR/lock, locked while the process lives that writes a run, which is named in it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

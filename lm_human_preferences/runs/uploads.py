@@ -4,8 +4,6 @@ REMOTE/writer is a lease: the staging directory that wrote last, and the process
 That staging directory has everything in the store; any other one is out of date.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

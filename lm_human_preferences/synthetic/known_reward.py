@@ -68,10 +68,6 @@ class KnownReward:
         """Return nothing: this reward is not part of a checkpoint."""
         return {}
 
-    def get_params(self) -> list[torch.nn.Parameter]:
-        """Return nothing: a run trains and broadcasts no part of it."""
-        return []
-
 
 def _words_of(encoding: encodings.Encoding) -> torch.Tensor | None:
     """Return the token of `reviews`, or padding, for each of a small tokeniser (n_vocab + 1,).
@@ -126,7 +122,6 @@ def _weights() -> torch.Tensor:
     """Return the weights of `_log_odds` from the cache, or fit them if it cannot be written."""
 
     def create(path: str) -> None:
-        """Fit the weights, and write them into the directory `path`."""
         checkpoints.save(path, CHECKPOINT, {'weights': _fit()})
 
     depends_on = [sys.modules[__name__], reviews, language_model]

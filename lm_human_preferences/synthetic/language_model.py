@@ -57,7 +57,6 @@ def _depends_on() -> list[ModuleType]:
 
 
 def _create(path: str) -> None:
-    """Train the model and write it to the directory `path`."""
     own_sizes = sizes()
     own_sizes.write(path)
     storage.write_json(os.path.join(path, 'encoding'), encodings.Reviews.name)

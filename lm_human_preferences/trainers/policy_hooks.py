@@ -1,10 +1,14 @@
 """Hooks of a policy's training: samples, table and alarms on the console."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
+
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.plan.phases import TrainPolicy
+from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.trainers.health import Alarm, HealthMonitor, not_finite
 from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
@@ -20,14 +24,6 @@ from lm_human_preferences.utils.logging import (
     log_as_original,
 )
 from lm_human_preferences.utils.terminal import cut_mark
-
-if TYPE_CHECKING:
-    import torch
-
-    from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-    from lm_human_preferences.language.encodings import Encoder
-    from lm_human_preferences.plan.phases import TrainPolicy
-    from lm_human_preferences.ppo import Rollout
 
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 

@@ -1,11 +1,10 @@
 """Hooks of a reward model's training: table, held-out labels and alarms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.trainers.health import Alarm, HealthMonitor, not_finite
 from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.reward_trainer import (
@@ -18,10 +17,6 @@ from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils.core import weighted_mean
 from lm_human_preferences.utils.logging import announce, console_is, log_line
-
-if TYPE_CHECKING:
-    from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-    from lm_human_preferences.plan.phases import TrainReward
 
 SIGNIFICANT = 2  # standard deviations of chance
 FAR_ABOVE_GUESSING = 1.5  # the limit of a reward model's last loss, in multiples of guessing's

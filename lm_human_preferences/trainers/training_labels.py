@@ -1,24 +1,20 @@
 """Labels of a training of reward models: loaded once, split, and recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lm_human_preferences import storage
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
+from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.plan.phases import TrainReward
+from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs import label_record, run_files
 from lm_human_preferences.utils.logging import announce
-
-if TYPE_CHECKING:
-    from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.language.encodings import Encoding
-    from lm_human_preferences.plan.phases import TrainReward
-    from lm_human_preferences.policy import Policy
 
 
 class TrainingLabels:

@@ -1,17 +1,12 @@
 """Loop of both trainings: one step after another, with hooks before and after each."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from types import TracebackType
+from typing import Protocol
 
 from lm_human_preferences.checkpointing import checkpointer as checkpointing
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.distributed.comm import Comm
 
 
 class Trainer(checkpointing.Trainer, Protocol):

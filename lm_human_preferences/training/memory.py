@@ -153,15 +153,10 @@ def warning(estimate: MemoryEstimate, free: int) -> str | None:
         return None
     size = min(estimate.micro_batch_size or estimate.rows, estimate.rows)
     smaller: list[MemoryEstimate] = []
-    for gradient_checkpointing in sorted({estimate.gradient_checkpointing, True}):
+    for recomputes in sorted({estimate.gradient_checkpointing, True}):
+        choice = replace(estimate, gradient_checkpointing=recomputes)
         for halvings in range(size.bit_length()):
-            smaller.append(
-                replace(
-                    estimate,
-                    micro_batch_size=size >> halvings,
-                    gradient_checkpointing=gradient_checkpointing,
-                )
-            )
+            smaller.append(replace(choice, micro_batch_size=size >> halvings))
     fitting = [choice for choice in smaller if choice.peak() <= free]
     advice = fitting[0] if fitting else smaller[-1]
     options = f'{advice.option} {advice.micro_batch_size}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,13 +36,21 @@ class Networks:
         """Scopes of all networks."""
         return self.frozen + self.retrained + self.learning
 
-    def parameters(self, networks: NetworksByScope) -> dict[str, nn.Parameter]:
-        """Return {SCOPE/NAME: parameter} of all of `networks`."""
-        return _parameters(networks, self.scopes)
+    def parameters(
+        self, networks: NetworksByScope, scopes: Sequence[str] | None = None
+    ) -> dict[str, nn.Parameter]:
+        """Return {SCOPE/NAME: parameter} of `networks`; of `scopes` alone if these are given."""
+        parameters: dict[str, nn.Parameter] = {}
+        for scope in self.scopes if scopes is None else scopes:
+            network = networks[scope]
+            assert network is not None, scope
+            for name, parameter in network.parameters_by_name().items():
+                parameters[f'{scope}/{name}'] = parameter
+        return parameters
 
     def learning_parameters(self, networks: NetworksByScope) -> dict[str, nn.Parameter]:
         """Return {SCOPE/NAME: parameter} of those of `networks` that learn."""
-        return _parameters(networks, self.learning)
+        return self.parameters(networks, self.learning)
 
     def broadcast(self, networks: NetworksByScope, comm: Comm) -> None:
         """Give every rank the parameters of `networks` that rank 0 has."""
@@ -51,13 +59,3 @@ class Networks:
 
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
 POLICY_NETWORKS = Networks(learning=('policy',), frozen=('ref_policy',))  # and a reward's, if any
-
-
-def _parameters(networks: NetworksByScope, scopes: tuple[str, ...]) -> dict[str, nn.Parameter]:
-    parameters: dict[str, nn.Parameter] = {}
-    for scope in scopes:
-        network = networks[scope]
-        assert network is not None, scope
-        for name, parameter in network.parameters_by_name().items():
-            parameters[f'{scope}/{name}'] = parameter
-    return parameters

@@ -1,17 +1,12 @@
 """Adam as TensorFlow computes it (the original's utils.core.minimize)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.adam import adam
 
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.training import precision
-
-if TYPE_CHECKING:
-    from lm_human_preferences.distributed.comm import Comm
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-5

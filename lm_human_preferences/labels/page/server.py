@@ -1,7 +1,5 @@
 """Server of the page, in a thread of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib
