@@ -1,4 +1,4 @@
-"""Sampling from an autoregressive model; knows neither the encoding nor the network."""
+"""Sampling from an autoregressive model; knows nothing of the encoding."""
 
 import copy
 from collections.abc import Callable
