@@ -1,18 +1,18 @@
 """Base model of LoRA trainings: one frozen copy of its parameters, shared by all networks."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.reward_options import RunHParams
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters import layers, record
 from lm_human_preferences.language.network import HEADS, Network
@@ -20,14 +20,10 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import allocator
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import model_sizes, precision
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import digest_of
 
-if TYPE_CHECKING:
-    from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.reward_options import RunHParams
-    from lm_human_preferences.training.model_sizes import Sizes
-
-    Adapters = dict[str, LoraHParams]  # options of the networks that learn, by scope
+Adapters = dict[str, LoraHParams]  # options of the networks that learn, by scope
 
 
 class SharedBase(TrainedModel):
@@ -44,7 +40,7 @@ class SharedBase(TrainedModel):
         comm.broadcast_(list(self.parameters.values()))
         self.digest: str = comm.all_gather_object(digest_of(self.parameters))[0]
 
-    def with_adapters(self, adapters: Adapters) -> SharedBase:
+    def with_adapters(self, adapters: Adapters) -> Self:
         """Return this base for networks with these adapters, which are trained."""
         twin = copy.copy(self)
         twin.adapters = dict(adapters)

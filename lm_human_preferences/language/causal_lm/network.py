@@ -1,10 +1,8 @@
 """A causal language model of transformers as a Network: its values and names stay as they are."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -44,7 +42,7 @@ class TransformersCache:
         self.layers = DynamicCache(config=config)
         self.length = 0
 
-    def select(self, rows: torch.Tensor) -> TransformersCache:
+    def select(self, rows: torch.Tensor) -> Self:
         self.layers.batch_select_indices(rows)
         return self
 
@@ -69,7 +67,7 @@ class TransformersNetwork(Network):
         self.constants = frozenset(constants)
         self.add_heads(scalar_heads)
 
-    def train(self, mode: bool = True) -> TransformersNetwork:
+    def train(self, mode: bool = True) -> Self:
         """Change nothing: no training has dropout."""
         return self
 

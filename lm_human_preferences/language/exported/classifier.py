@@ -1,9 +1,7 @@
 """Reward models as sequence classifiers of transformers, with one label: the reward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -24,7 +22,7 @@ class RewardHead(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def folded(cls, head: Any, gain: torch.Tensor, bias: torch.Tensor) -> RewardHead:
+    def folded(cls, head: Any, gain: torch.Tensor, bias: torch.Tensor) -> Self:
         """Fold `gain` and `bias` into a ScalarHead."""
         weight, own_bias, gain, bias = (
             each.double().cpu() for each in (head.w, head.b, gain, bias)
