@@ -36,12 +36,7 @@ from lm_human_preferences.cli.labelling import label_commands
 from lm_human_preferences.cli.launch import Job, JobName
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import (
-    command_options,
-    completion,
-    policy_options,
-    reward_options,
-)
+from lm_human_preferences.hparams import command_options, completion, policy_options, reward_options
 from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos

@@ -34,8 +34,7 @@ class SampleHParams(launch.RankHParams):
         'policy', 'variables to sample from: policy, or ref_policy for the initial model'
     )
     prompt: TEXTS = own_option(
-        (),
-        "a query of your own, may be given several times; default: the run's data set",
+        (), "a query of your own, may be given several times; default: the run's data set"
     )
     queries: str | None = own_option(
         None,
@@ -52,8 +51,7 @@ class SampleHParams(launch.RankHParams):
         at_least=0,
     )
     output: str | None = own_option(
-        None,
-        'new .jsonl file for the samples: text and tokens of query and response, score, KL',
+        None, 'new .jsonl file for the samples: text and tokens of query and response, score, KL'
     )
     precision: str = option(
         'fp32', 'number format of matrix products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS

@@ -254,7 +254,7 @@ def shares(rewards: torch.Tensor, known: jobs.Known) -> list[dict[str, float]]:
     for kl in KLS:
         _, beta = optimum.frontier_at(kl, known.ref_logprobs, rewards)
         _, judged = optimum.judged(known.ref_logprobs, rewards, known.scores, beta)
-        best = optimum.frontier_reward_at(kl, known.ref_logprobs, known.scores)
+        best = optimum.frontier_at(kl, known.ref_logprobs, known.scores)[0]
         reward = judged.mean().item()
         rows.append({'kl': kl, 'known_reward': reward, 'share': (reward - base) / (best - base)})
     return rows

@@ -181,7 +181,7 @@ def run_online(path: str, hparams: train_policy.HParams, task: str) -> None:
     known = jobs.known_responses(task)
     phase = policy_phase(hparams)
     trainer, (base, last) = jobs.measured_steps(phase, known)
-    best = optimum.frontier_reward_at(last['kl'], known.ref_logprobs, known.scores)
+    best = optimum.frontier_at(last['kl'], known.ref_logprobs, known.scores)[0]
     result = {
         'models': trainer.reward_version,
         'kl': last['kl'],

@@ -76,9 +76,7 @@ class World:
         n_vocab = policy.model.sizes.n_vocab
         self.known = optimum.all_scores(score, self.queries, n_vocab, self.length)
         self.initial = optimum.expected(self.ref_logprobs, self.known).mean().item()
-        self.best = {
-            kl: optimum.frontier_reward_at(kl, self.ref_logprobs, self.known) for kl in KLS
-        }
+        self.best = {kl: optimum.frontier_at(kl, self.ref_logprobs, self.known)[0] for kl in KLS}
 
     def shares(self, directory):
         """{KL: share of the possible gain} of the best policy by the reward model of a run."""

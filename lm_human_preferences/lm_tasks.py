@@ -14,16 +14,10 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.task_options import PolicyHParams as PolicyHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.language import datasets, encodings
+from lm_human_preferences.language import datasets, encodings, tokenisers
 from lm_human_preferences.language.chat import ChatTemplate, template_of
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.sizes import HParams
-from lm_human_preferences.language.tokenisers import (
-    beside_adapter,
-    own_ends,
-    spells_special,
-    text_encoder,
-)
 from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
 from lm_human_preferences.training.model_sizes import Sizes
 
@@ -72,7 +66,7 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
     if not hparams.stops:
         return None
     assert encoder is not None
-    ends = own_ends(encoder)
+    ends = tokenisers.own_ends(encoder)
     chat = chat_template(hparams, encoder)
     if chat is not None:
         ends |= chat.ends()
@@ -106,9 +100,11 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
     """Return lines on files beside an adapter, a template with the date, affixes, and ends."""
     chat = chat_template(hparams, encoder)
-    notes = [f"{path} holds, not its base's" for path in beside_adapter(encoder)]
+    notes = [f"{path} holds, not its base's" for path in tokenisers.beside_adapter(encoder)]
     is_read = chat is not None or hparams.special_tokens
-    if not is_read and spells_special(encoder, hparams.query_prefix, hparams.query_suffix):
+    if not is_read and tokenisers.spells_special(
+        encoder, hparams.query_prefix, hparams.query_suffix
+    ):
         notes.append(
             '--task.query_prefix or --task.query_suffix spells a special token, which is read as'
             ' ordinary letters: --task.special_tokens on makes it one'
@@ -191,7 +187,7 @@ def query_formatter(
 
 def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[int]]:
     """Return the tokens before and after every query, outside of a chat."""
-    encoder = text_encoder(encoder, hparams.special_tokens)
+    encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
     return encoder.encode(hparams.query_prefix), encoder.encode(hparams.query_suffix)
 
 
@@ -290,7 +286,7 @@ def make_query_sampler(
         if comm:  # all ranks share one stream
             seed = comm.all_gather_object(seed)[0]
     # Simulated labels and folders are not a file of queries.
-    encoder = text_encoder(encoder, hparams.special_tokens)
+    encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
     no_file = labels is None or labels == 'test' or os.path.isdir(labels)
     stand_in = None if no_file else labels
     chat = chat_template(hparams, encoder)

@@ -88,10 +88,7 @@ def start(
     *,
     records: Mapping[str, Any],
 ) -> AnyTrainer:
-    """Return the trainer of a phase before its next step; records: {name: JSON or text} to write.
-
-    They are the files of the run that say what it is.
-    """
+    """Return the trainer of a phase before its next step; records: of its run, {name: content}."""
     settings = phase.settings
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
     width = initial_model.sizes().n_embd

@@ -44,7 +44,7 @@ def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -
     graphs = settings.run.graphs
     policy = Policy(initial_model, scope='policy', graphs=graphs, **policy_settings)
     policy.model.gradient_checkpointing = settings.run.gradient_checkpointing
-    reward_model = source.for_training(initial_model, comm, ref_policy)
+    reward_model = source.for_training(comm, ref_policy)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=settings.task,
         encoder=encoder,

@@ -193,7 +193,7 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
     result = {
         'kl_coef': hparams.rewards.kl_coef,
         'curve': points,
-        'optimal_reward': optimum.frontier_reward_at(last_kl, known.ref_logprobs, known.scores),
+        'optimal_reward': optimum.frontier_at(last_kl, known.ref_logprobs, known.scores)[0],
     }
     storage.write_json(path, result)
 

@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument('--samples', type=int, default=64, help='of each model to each query')
     parser.add_argument('--picture')
     args = parser.parse_args()
-    comparison.BEST_OF = ()  # not printed here
+    report.BEST_OF = ()  # not printed here
     initial, farthest, mixture = None, None, None
     points = {}
     for run in args.runs:

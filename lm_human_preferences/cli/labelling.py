@@ -125,7 +125,7 @@ def _experiment_command(
                 'experiment': exp,
                 'experiments': settings_of_all(),
                 **dict(zip(arguments, values, strict=True)),
-                **launch.validated(options).to_nested_dict(),
+                'options': launch.validated(options),
             },
             mpi=1,
             has_ranks=False,

@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lm_human_preferences import shell, storage
+from lm_human_preferences.cli import user_settings
 from lm_human_preferences.cli.program import Command, completion
-from lm_human_preferences.cli.user_settings import (
-    bindings,
-    override,
-    settable,
-    with_end_of_response,
-)
 from lm_human_preferences.distributed import launch_methods, launcher, waiting, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.run_story import commands
@@ -47,7 +42,7 @@ class JobName(enum.StrEnum):
     EXPORT = 'lm_human_preferences.commands.export_model:export'
     DOCTOR = 'lm_human_preferences.commands.doctor:doctor'
     EVALUATE = 'lm_human_preferences.evaluation.evaluate:evaluate'
-    REPORT = 'lm_human_preferences.commands.write_report:write_report'
+    REPORT = 'lm_human_preferences.report_page.render:write_report'
     ASK = 'lm_human_preferences.commands.ask:ask'
     IMPORT_LABELS = 'lm_human_preferences.commands.texts.import_labels:import_labels'
     LABEL = 'lm_human_preferences.commands.answer_questions:label'
@@ -160,7 +155,7 @@ class Job:
     def start(self, settings: dict[str, Any], *values: Any) -> None:
         """Start the job. settings: given options by name. values: of `arguments`."""
         options = self.options()
-        override(options, settings)
+        user_settings.override(options, settings)
         nested = validated(options).to_nested_dict()
         if self.check is not None:
             self.check(*values)
@@ -195,7 +190,7 @@ def experiment_command(
 
     def start(settings: dict[str, Any], exp: str, name_of_run: str) -> None:
         """Start the training, or print what would start."""
-        binds = bindings(experiments, exp, name)
+        binds = user_settings.bindings(experiments, exp, name)
         name_of_run = _checked_name(name_of_run)
         if _nothing_is_saved(settings):
             settings.pop('run.save_dir', None)
@@ -222,7 +217,7 @@ def experiment_command(
     return Command(
         name,
         start,
-        {**launch_fields, **settable(hparam_class)},
+        {**launch_fields, **user_settings.settable(hparam_class)},
         [experiment, 'name'],
         positionals=('dry_run', 'mpi', 'mode', 'save_dir'),
         example=example,
@@ -248,12 +243,12 @@ def _resolve(
 ) -> dict[str, Any]:
     """Set `hparams` by an experiment and the user; return the user's settings, completed."""
     hparams.override_from_dict(binds)
-    settings = with_end_of_response(settings, hparams.task)
+    settings = user_settings.with_end_of_response(settings, hparams.task)
     if complete is not None:
         settings, lines = complete(settings, hparams, experiment)
         for line in lines:
             note(line)
-    override(hparams, settings)
+    user_settings.override(hparams, settings)
     return settings
 
 

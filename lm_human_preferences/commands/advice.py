@@ -39,10 +39,7 @@ def epochs_and_members(labels: int) -> tuple[int, int]:
 def training_command(
     folder: LabelFolder, experiments: Experiments, labels: int, without: str | None = None
 ) -> str:
-    """Return the command that trains a policy on a folder's labels, without those of `without`.
-
-    labels: how many there are to train on.
-    """
+    """Return the command that trains a policy on so many labels, all but those of `without`."""
     experiment, for_task = _experiment_and_task(folder.task, experiments)
     path = os.path.abspath(folder.path)
     new_model = '--rewards.train_new_model'

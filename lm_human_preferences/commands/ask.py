@@ -1,8 +1,6 @@
 """Command `ask`: questions about samples of one policy or two, or about texts of a file."""
 
-import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -12,6 +10,7 @@ from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError, about_option
+from lm_human_preferences.hparams.labelling_options import AskHParams
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
@@ -27,7 +26,7 @@ from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online.progress import label_command
-from lm_human_preferences.online.question_sampler import (
+from lm_human_preferences.online.questions import (
     IDLE_BATCHES,
     Queries,
     QuestionSampler,
@@ -52,28 +51,18 @@ def ask(
     experiment: str,
     experiments: Experiments,
     folder: str,
-    count: int,
-    repeated: float,
-    labellers: int,
-    policy: str,
-    against: str | None,
-    instructions: str | None,
-    batch_size: int,
-    seed: int,
-    questions: str | None = None,
-    gold: str | None = None,
-    ties: bool = False,
+    options: AskHParams,
 ) -> None:
-    """Add `count` questions to a folder; see AskHParams."""
-    task = reward_hparams.task
+    """Add questions to a folder."""
+    task, policy, against = reward_hparams.task, options.policy, options.against
     check_folder(folder)
     _check_options(reward_hparams, policy, against)
     if INITIAL in (policy, against):
         reward_hparams.override_from_dict(pins(reward_hparams))
-    record = task_record(reward_hparams, folder, experiment, instructions=instructions, ties=ties)
-    wanted = functools.partial(labellers_wanted, repeated=repeated, labellers=labellers)
-    if questions is not None or gold is not None:
-        _ask_given(reward_hparams, folder, record, questions, gold, wanted, experiments)
+    text = options.instructions
+    record = task_record(reward_hparams, folder, experiment, instructions=text, ties=options.ties)
+    if options.questions is not None or options.gold is not None:
+        _ask_given(reward_hparams, folder, record, options, experiments)
         return
     names = [policy] if against is None else [policy, against]
     kind = TRAIN if against is None else VALIDATION
@@ -87,18 +76,16 @@ def ask(
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[kind]):
         click.echo(note)
     with _writer(folder, record, encoding) as writer:
-        sampler = QuestionSampler(policies, task, writer.folder.label_type, batch_size)
+        sampler = QuestionSampler(policies, task, writer.folder.label_type, options.batch_size)
         source = reward_hparams.labels.source
         queries = Queries.for_task(task, encoding.get_encoder(), PARTS[kind], source)
         _go_on(queries, writer.folder, PARTS[kind])
-        set_seed(seed + len(writer.folder.questions))
-        added = _ask_sampled(
-            writer, sampler, queries, kind, count=count, batch_size=batch_size, labellers=wanted
-        )
+        set_seed(options.seed + len(writer.folder.questions))
+        added = _ask_sampled(writer, sampler, queries, kind, options)
     _report(writer.folder, experiments, added, sampler.equal, sampler.known)
-    if added < count:
+    if added < options.count:
         click.echo(
-            f'WARNING: only {added} of {count} questions were found:'
+            f'WARNING: only {added} of {options.count} questions were found:'
             f' {IDLE_BATCHES} batches had nothing new',
             err=True,
         )
@@ -108,12 +95,11 @@ def _ask_given(
     settings: HParams,
     folder: str,
     record: dict[str, Any],
-    questions: str | None,
-    gold: str | None,
-    labellers: Callable[[int], int],
+    options: AskHParams,
     experiments: Experiments,
 ) -> None:
-    path = questions if gold is None else gold
+    gold = options.gold
+    path = options.questions if gold is None else gold
     assert path is not None
     encoding = lm_tasks.initial_encoding(settings.task.policy.initial_model)
     with about_option('--questions' if gold is None else '--gold'):
@@ -138,7 +124,7 @@ def _ask_given(
             there = writer.folder.count(TRAIN)
             names = [os.path.basename(path)] * len(fields)
             added = into_folder.add_questions(
-                new, writer, names, labellers=lambda number: labellers(there + number)
+                new, writer, names, labellers=lambda number: _labellers(options, there + number)
             )
     _report(writer.folder, experiments, added, equal=len(given) - len(new), known=len(new) - added)
     for note in notes:
@@ -275,6 +261,11 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
     return first
 
 
+def _labellers(options: AskHParams, number: int) -> int:
+    """Return how many are to answer the training question of this number, from 0."""
+    return labellers_wanted(number, options.repeated, options.labellers)
+
+
 def _go_on(queries: Queries, folder: LabelFolder, part: str) -> None:
     read = [each.texts_read for each in folder.questions.values() if each.part == part]
     if read:
@@ -286,18 +277,16 @@ def _ask_sampled(
     sampler: QuestionSampler,
     queries: Queries,
     kind: str,
-    *,
-    count: int,
-    batch_size: int,
-    labellers: Callable[[int], int],
+    options: AskHParams,
 ) -> int:
-    """Add up to `count` questions of a kind, until nothing new is found; return their number."""
+    """Add questions of a kind until there are enough, or nothing new; return their number."""
+    count = options.count
     names = sampler.share(list(sampler.policies))
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     added = idle = 0
     with progress(total=count, comm=LocalComm(), desc='asking', unit='question') as bar:
         while added < count and idle < IDLE_BATCHES:
-            batch = queries.take(min(batch_size, count - added))
+            batch = queries.take(min(options.batch_size, count - added))
             seen = set(writer.folder.questions)
             there = writer.folder.count(kind)
             questions, headers = [], []
@@ -305,7 +294,7 @@ def _ask_sampled(
                 headers.append(
                     {
                         'kind': kind,
-                        'labellers': labellers(there + len(questions)),
+                        'labellers': _labellers(options, there + len(questions)),
                         'policies': names,
                         'weights': [weights[name] for name in names],
                         'part': PARTS[kind],

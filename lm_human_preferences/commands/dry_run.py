@@ -21,16 +21,14 @@ def dry_run(
     settings.override_from_dict(session.pins(settings, ask=False))
     trial = Trial(make_plan(settings, ask=False), ranks, unchecked=elsewhere)
     trial.make()
-    return [
-        _start(settings, ranks),
-        f'would write to {settings.run.save_dir}'
-        if settings.run.save_dir
-        else 'would save nothing',
-        *trial.query_notes,
-        *_memory(trial),
-        *checks.precision_notes(settings),
-        *_unchecked(trial.unchecked),
-    ]
+    save_dir = settings.run.save_dir
+    place = f'would write to {save_dir}' if save_dir else 'would save nothing'
+    lines = [_start(settings, ranks), place, *trial.query_notes, *_memory(trial)]
+    lines += checks.precision_notes(settings)
+    if trial.unchecked:
+        names = ', '.join(trial.unchecked)
+        lines.append(f'not checked, because it is not on this machine: {names}')
+    return lines
 
 
 def _start(settings: Settings, ranks: int) -> str:
@@ -54,9 +52,3 @@ def _memory(trial: Trial) -> list[str]:
         f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB',
         *filter(None, warnings),
     ]
-
-
-def _unchecked(names: list[str]) -> list[str]:
-    if not names:
-        return []
-    return [f'not checked, because it is not on this machine: {", ".join(names)}']

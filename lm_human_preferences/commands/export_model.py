@@ -3,7 +3,7 @@
 import functools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +27,8 @@ from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import is_model
 
+CardOf = Callable[..., str]  # model_card.card of this model
+
 
 def export(model_dir: str, output_dir: str, experiments: Experiments, form: str = 'model') -> None:
     """Save a model as transformers (or with form 'adapter' PEFT) reads it, with its card."""
@@ -38,14 +40,16 @@ def export(model_dir: str, output_dir: str, experiments: Experiments, form: str 
             raise UserError(
                 f'{model_dir} is a classifier of transformers already: copy it as it is'
             )
+        run, is_adapter = facts.read_run(model_dir), form == 'adapter'
+        card_of = functools.partial(
+            model_card.card, run, experiments, model_dir, is_adapter=is_adapter
+        )
         reward_model = _reward_model_in(model_dir)
         directories = [output_dir]
         if reward_model is None:
-            _export_policy(model_dir, output_dir, experiments, form)
+            _export_policy(model_dir, output_dir, run, card_of, is_adapter=is_adapter)
         else:
-            directories = _export_reward_models(
-                reward_model, model_dir, output_dir, experiments, form
-            )
+            directories = _export_reward_models(reward_model, output_dir, card_of, is_adapter)
     print(f'Saved {model_dir} to {" and ".join(directories)}')
     if len(directories) > 1:
         print('Each is a model of its own; the reward of the run is the mean of their scores')
@@ -60,34 +64,23 @@ def export(model_dir: str, output_dir: str, experiments: Experiments, form: str 
     print(f'Nothing was uploaded; this would: {" && ".join(uploads)}')
 
 
-def _export_policy(model_dir: str, output_dir: str, experiments: Experiments, form: str) -> None:
+def _export_policy(
+    model_dir: str, output_dir: str, run: facts.RunFacts | None, card_of: CardOf, is_adapter: bool
+) -> None:
     policy = trained_models.TrainedModel(model_dir)
-    if form == 'adapter':
-        peft_files.write(
-            output_dir,
-            policy,
-            run_files.POLICY.network,
-            functools.partial(_base, policy, output_dir),
-        )
+    if is_adapter:
+        base_of = functools.partial(_base, policy, output_dir)
+        peft_files.write(output_dir, policy, run_files.POLICY.network, base_of)
     else:
         policy.to_transformers().save_pretrained(output_dir)
     policy.encoding.write_tokeniser(output_dir)
-    run = facts.read_run(model_dir)
     ends: list[int] = []
     if run is not None and run.task is not None and run.task.stops:
         ends = sorted(lm_tasks.truncate_tokens(run.task, policy.encoding.get_encoder()) or ())
         _write_ends(ends, output_dir)
     names = (tokenisers.TOKENISER, 'vocab.json')
-    card = model_card.card(
-        run,
-        experiments,
-        model_dir,
-        has_policy=True,
-        has_tokenizer=any(os.path.exists(os.path.join(output_dir, name)) for name in names),
-        ends=ends,
-        is_adapter=form == 'adapter',
-    )
-    model_card.write(card, output_dir)
+    has_tokenizer = any(os.path.exists(os.path.join(output_dir, name)) for name in names)
+    model_card.write(card_of(has_policy=True, has_tokenizer=has_tokenizer, ends=ends), output_dir)
 
 
 def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.Record) -> str:
@@ -118,14 +111,11 @@ def _write_ends(ends: list[int], output_dir: str) -> None:
 
 
 def _export_reward_models(
-    saved: trained_models.TrainedModel,
-    model_dir: str,
-    output_dir: str,
-    experiments: Experiments,
-    form: str,
+    saved: trained_models.TrainedModel, output_dir: str, card_of: CardOf, is_adapter: bool
 ) -> list[str]:
     if is_head(str(saved.savedir)):
-        return [_export_head(str(saved.savedir), model_dir, output_dir, experiments, form)]
+        _export_head(str(saved.savedir), output_dir, card_of, is_adapter)
+        return [output_dir]
     found = locations.locations_of(saved.name)
     directories = [output_dir]
     if len(found) > 1:
@@ -133,17 +123,13 @@ def _export_reward_models(
         directories = [os.path.join(output_dir, name) for name in names]
     has_auto_tokeniser = True
     for place, directory in zip(found, directories, strict=True):
-        constant = _export_reward_model(saved, place, directory, form)
+        constant = _export_reward_model(saved, place, directory, is_adapter)
         has_auto_tokeniser = tokeniser.is_read_as_written(saved.encoding, directory)
-        card = model_card.card(
-            facts.read_run(model_dir),
-            experiments,
-            model_dir,
+        card = card_of(
             has_policy=False,
             constant=constant,
             has_auto_tokenizer=has_auto_tokeniser,
             members=len(found),
-            is_adapter=form == 'adapter',
         )
         model_card.write(card, directory)
     if not has_auto_tokeniser:
@@ -151,11 +137,9 @@ def _export_reward_models(
     return directories
 
 
-def _export_head(
-    directory: str, model_dir: str, output_dir: str, experiments: Experiments, form: str
-) -> str:
-    """Save the initial model with the head on its hidden states; return `output_dir`."""
-    if form == 'adapter':
+def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: bool) -> None:
+    """Save the initial model with the head on its hidden states."""
+    if is_adapter:
         raise UserError(f'--as adapter: {directory} is a head on a model as it was; leave it out')
     with warnings_only():
         reward = load_frozen(directory)
@@ -172,11 +156,7 @@ def _export_head(
         'chat': task.chat,
         'content': ' + '.join(part for part in parts if part != repr('')),
     }
-    card = model_card.card(
-        facts.read_run(model_dir), experiments, model_dir, has_policy=False, head=head
-    )
-    model_card.write(card, output_dir)
-    return output_dir
+    model_card.write(card_of(has_policy=False, head=head), output_dir)
 
 
 def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
@@ -202,7 +182,10 @@ def _has(directory: str, files: run_files.CommandFiles) -> bool:
 
 
 def _export_reward_model(
-    saved: trained_models.TrainedModel, location: locations.Location, output_dir: str, form: str
+    saved: trained_models.TrainedModel,
+    location: locations.Location,
+    output_dir: str,
+    is_adapter: bool,
 ) -> float:
     """Save a reward model as a classifier; return the constant that its scores lack."""
     encoding, name = saved.encoding, saved.name
@@ -212,7 +195,7 @@ def _export_reward_model(
     head = classifier.RewardHead.folded(
         model.model.heads['reward'], model.reward_gain, model.reward_bias
     )
-    if form == 'adapter':
+    if is_adapter:
         of_place = trained_models.TrainedModel(saved.name, location.directory)
         base_of = functools.partial(_base, of_place, output_dir)
         peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)

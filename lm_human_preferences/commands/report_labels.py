@@ -62,11 +62,7 @@ def report_labels(
 
 
 def _on_reward_model(
-    folder: LabelFolder,
-    run: str,
-    names: Collection[str],
-    repetitions: int,
-    without: str | None,
+    folder: LabelFolder, run: str, names: Collection[str], repetitions: int, without: str | None
 ) -> dict[str, Any]:
     """Return the parts of the report that need a reward model."""
     # Imported here, as they load torch, which the rest of the report does not need.

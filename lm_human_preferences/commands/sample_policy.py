@@ -1,6 +1,7 @@
 """Samples of a trained policy (the original's sample.py)."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -23,7 +24,6 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
-from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.training.model_sizes import Sizes
@@ -359,16 +359,13 @@ def _numbers(values: torch.Tensor) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
+@dataclasses.dataclass
 class SampleFile:
     """File that is made with the first sample: failures leave none. path: None for no file."""
 
-    def __init__(self, path: str | None) -> None:
-        self.path = path
-        self.file: io.FileIO | None = None
-        self.count = 0
-        if path is not None:
-            with about_option('--output'):
-                outputs.check_new_file(path)
+    path: str | None
+    file: io.FileIO | None = None
+    count: int = 0
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a line, which is in the file when this returns; UserError where that fails."""

@@ -6,15 +6,8 @@ from typing import Any
 
 import torch
 
-from lm_human_preferences.evaluation import optimum
+from lm_human_preferences.evaluation import optimum, report
 from lm_human_preferences.evaluation.optimum import ROUNDING
-from lm_human_preferences.evaluation.report import (
-    BEST_OF,
-    BY_REWARD_MODEL,
-    FEW_SAMPLES,
-    FEWEST_FOR_SHARE,
-    OWN_BEST,
-)
 from lm_human_preferences.utils import student
 
 WIDEST_SHARE = 0.5  # half of a 95 % interval; a wider one says nothing
@@ -65,10 +58,10 @@ def compare(
         points[name] = point(best_kl, best)
     if chooser is not None:
         for name, best, best_kl in bests_of_n(ref_logprobs, chooser, exact=exact, judged=scores):
-            points[f'{name}{BY_REWARD_MODEL}'] = point(best_kl, best)
+            points[f'{name}{report.BY_REWARD_MODEL}'] = point(best_kl, best)
         _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, chooser)
         own_best = optimum.judged(ref_logprobs, chooser, scores, beta)
-        points[OWN_BEST] = point(own_best[0], own_best[1], chooser)
+        points[report.OWN_BEST] = point(own_best[0], own_best[1], chooser)
     if kl_coef:
         log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
         points['optimum'] = {'kl': best / kl_coef - log_z, 'reward': best}
@@ -132,13 +125,13 @@ def _told(
     told['effective_samples'] = values['effective_samples']
     names = ('frontier', 'share') if 'frontier' in values else ('kl', 'reward')
     is_above = 'frontier' in values and (values['reward'] - values['frontier']).mean() > rounding
-    if is_above or values['effective_samples'].min() < FEW_SAMPLES:
+    if is_above or values['effective_samples'].min() < report.FEW_SAMPLES:
         return told | dict.fromkeys(names, torch.full_like(base, math.nan))
     if 'share' in told:
         mean = told['share'].mean().clamp(max=1)
         share = _with_spread(told['share'], told['frontier'] - base, mean)
         width = student.quantile(len(share) - 1) * optimum.standard_error(share)
-        if len(share) < FEWEST_FOR_SHARE or width > WIDEST_SHARE:
+        if len(share) < report.FEWEST_FOR_SHARE or width > WIDEST_SHARE:
             share = torch.full_like(share, math.nan)
         told['share'] = share
     return told
@@ -164,11 +157,13 @@ def bests_of_n(
     judged: torch.Tensor | None = None,
 ) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """Return (name, reward, KL) of each best of n; the arguments are those of optimum.best_of_n."""
-    names = [f'best_of_{n}' for n in BEST_OF]
+    names = [f'best_of_{n}' for n in report.BEST_OF]
     if exact:
-        return list(zip(names, *optimum.best_of_n(ref_logprobs, scores, *BEST_OF, judged=judged)))
+        return list(
+            zip(names, *optimum.best_of_n(ref_logprobs, scores, *report.BEST_OF, judged=judged))
+        )
     bests = []
-    for name, n in zip(names, BEST_OF):
+    for name, n in zip(names, report.BEST_OF):
         bests.append((name, *optimum.sampled_best_of_n(ref_logprobs, scores, n, judged)))
     return bests
 
@@ -296,7 +291,7 @@ def own_optimum(
             effective = optimum.effective_samples(ref_logprobs, rewards, beta)
             curve['standard_errors'].append(optimum.standard_error(reward).item())
             curve['effective_samples'].append(effective)
-            if min(curve['effective_samples']) < FEW_SAMPLES:
+            if min(curve['effective_samples']) < report.FEW_SAMPLES:
                 continue  # also where they are enough again, near the policy, beyond a gap
         of_queries.append(reward)
     rounding = ROUNDING * judge.abs().max().item()

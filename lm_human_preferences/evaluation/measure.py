@@ -12,20 +12,7 @@ from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.evaluation.comparison import (
-    compare,
-    compare_samples,
-    own_optimum,
-    summarize,
-)
-from lm_human_preferences.evaluation.report import (
-    CLASSIFIER,
-    FUNCTION,
-    JUDGE,
-    OWN_OPTIMUM,
-    REWARD_MODEL,
-)
+from lm_human_preferences.evaluation import comparison, optimum, report
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.language import trained_models
@@ -87,7 +74,7 @@ def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -
             policies.append(policy)
         models = _reward_models(save_dir, source, encoding, policies[1])
         if judge is not None:
-            models[JUDGE] = loading.load_judge(judge, encoding, task)
+            models[report.JUDGE] = loading.load_judge(judge, encoding, task)
     policy, reference = policies
     return Models(policy, reference, models, task)
 
@@ -99,7 +86,7 @@ def _reward_models(
     trained_on = source.for_evaluation(save_dir, encoding, reference)
     if isinstance(trained_on, KnownReward):
         return {'known reward': trained_on}
-    models: RewardModels = {REWARD_MODEL: trained_on}
+    models: RewardModels = {report.REWARD_MODEL: trained_on}
     if known_reward.can_judge(encoding):
         models['known reward'] = KnownReward(encoding)
     return models
@@ -110,7 +97,7 @@ def reward_kind(models: RewardModels) -> str:
     name, trained_on = next(iter(models.items()))
     if not isinstance(trained_on, TextReward):
         return name
-    return FUNCTION if isinstance(trained_on.scorer, FunctionScorer) else CLASSIFIER
+    return report.FUNCTION if isinstance(trained_on.scorer, FunctionScorer) else report.CLASSIFIER
 
 
 def queries_of(
@@ -195,10 +182,7 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
 
 
 def _all_scores(
-    model: rewards.ScoringModel,
-    task: lm_tasks.TaskHParams,
-    query: torch.Tensor,
-    n_vocab: int,
+    model: rewards.ScoringModel, task: lm_tasks.TaskHParams, query: torch.Tensor, n_vocab: int
 ) -> torch.Tensor:
     """Return the scores of all responses to `query (1, query_length)`: (1, responses)."""
     length = task.response_length
@@ -306,11 +290,11 @@ def measure(
         is_trained_on = name == trained_on
         chooser = None if is_trained_on else responses.scores[trained_on][0]
         points_of = functools.partial(
-            compare, responses.ref_logprobs, responses.kl, scores, policy_score
+            comparison.compare, responses.ref_logprobs, responses.kl, scores, policy_score
         )
         if responses.logprobs is not None:
             points_of = functools.partial(
-                compare_samples,
+                comparison.compare_samples,
                 responses.ref_logprobs,
                 responses.logprobs,
                 scores,
@@ -318,15 +302,15 @@ def measure(
             )
         points = points_of(kl_coef=kl_coef if is_trained_on else None, chooser=chooser)
         results['rewards'][name] = {
-            **summarize(points, with_errors=with_errors),
+            **comparison.summarize(points, with_errors=with_errors),
             'frontier': _frontier(responses.ref_logprobs, scores, exact),
         }
         if chooser is not None:
-            curve = own_optimum(
+            curve = comparison.own_optimum(
                 responses.ref_logprobs, chooser, scores, exact=exact, with_errors=with_errors
             )
             if curve is not None:
-                results['rewards'][name][OWN_OPTIMUM] = curve
+                results['rewards'][name][report.OWN_OPTIMUM] = curve
     return results
 
 

@@ -89,11 +89,7 @@ def judged(
 
 
 def trusted_kl(
-    ref_logprobs: torch.Tensor,
-    rewards: torch.Tensor,
-    judge: torch.Tensor,
-    low: float,
-    high: float,
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, low: float, high: float
 ) -> float:
     """Return the mean KL where pi* for `rewards` is best by `judge`, between two betas."""
 
@@ -111,9 +107,9 @@ def trusted_kl(
     return kl.mean().item()
 
 
-def beta_grid(rewards: torch.Tensor, points: int = 50) -> torch.Tensor:
+def beta_grid(rewards: torch.Tensor) -> torch.Tensor:
     """Return decreasing betas, from almost no KL to almost only the best response."""
-    return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, points, dtype=torch.float64)
+    return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, 50, dtype=torch.float64)
 
 
 def frontier_at(
@@ -147,13 +143,6 @@ def frontier_at(
         else:  # bisection, or doubling until an upper bound is known
             inverse = min((low + high) / 2, 2 * inverse)
     return mean + missing / inverse, 1 / inverse  # the slope of the frontier is beta
-
-
-def frontier_reward_at(
-    kl: float | torch.Tensor, ref_logprobs: torch.Tensor, rewards: torch.Tensor
-) -> float:
-    """Return the highest mean reward of any policy with a mean KL of `kl` nats."""
-    return frontier_at(kl, ref_logprobs, rewards)[0]
 
 
 def best_of_n(

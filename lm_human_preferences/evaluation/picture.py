@@ -10,6 +10,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import plots
 from lm_human_preferences.evaluation.report import (
     OWN_OPTIMUM,
+    from_base,
     margin,
     not_finite,
     point_label,
@@ -40,12 +41,7 @@ def draw(results: dict[str, Any], path: str) -> None:
     with_errors = with_errors and results['queries'] >= student.FEWEST
     if with_errors:
         title += ', with 95 % intervals'
-    figure.suptitle(
-        title,
-        color=plots.INK,
-        fontsize=13,
-        parse_math=False,
-    )
+    figure.suptitle(title, color=plots.INK, fontsize=13, parse_math=False)
     trained_on = next(iter(results['rewards']))
     for axes, (reward, points) in zip(panels, results['rewards'].items()):
         marks, kinds = points_of(results, reward)
@@ -60,10 +56,10 @@ def draw(results: dict[str, Any], path: str) -> None:
         if errors is not None:
             times = student.quantile(results['queries'] - 1)
             errors = [times * error for error in (base['standard_errors']['reward'], *errors)]
-        best = _from_base(points, 'frontier')
+        best = from_base(points, 'frontier')
         plots.draw_frontier(axes, *best, errors, label='frontier', up_to=up_to)
         if OWN_OPTIMUM in points:
-            own = _from_base(points, OWN_OPTIMUM)
+            own = from_base(points, OWN_OPTIMUM)
             plots.draw_curve(axes, *own, label=f'optimum for {trained_on}', up_to=up_to)
         _draw_marks(axes, marks, kinds, results['queries'])
         plots.legend(axes, loc='lower right')
@@ -75,12 +71,6 @@ def _run_name(save_dir: str) -> str:
     if name in ('', '.', '..'):
         name = os.path.basename(os.path.abspath(save_dir))
     return name[:80]
-
-
-def _from_base(points: dict[str, dict[str, Any]], curve: str) -> tuple[list[float], list[float]]:
-    """Return the KLs and rewards of a curve that begins at the base model."""
-    base, found = points['base'], well_sampled(points[curve])
-    return [base['kl'], *found['kl']], [base['reward'], *found['reward']]
 
 
 def _draw_marks(

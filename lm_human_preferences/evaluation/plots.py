@@ -82,12 +82,7 @@ def draw_curve(
 ) -> None:
     """Draw the rewards of other policies than the best as a dashed line, up to the KL `up_to`."""
     axes.plot(
-        *_cut(kls, rewards, up_to),
-        color=SKY,
-        linewidth=1.8,
-        linestyle='--',
-        label=label,
-        zorder=2,
+        *_cut(kls, rewards, up_to), color=SKY, linewidth=1.8, linestyle='--', label=label, zorder=2
     )
 
 

@@ -1,10 +1,13 @@
 """Results of an evaluation for readers: a table in text, and what pictures and pages show."""
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from lm_human_preferences.labels.report.wording import aligned
+import jinja2
+
+from lm_human_preferences.labels.report.wording import aligned, environment
 from lm_human_preferences.utils import student
 
 BEST_OF = (4, 16, 64)
@@ -76,6 +79,12 @@ def points_of(
     return marks, kinds
 
 
+def from_base(points: dict[str, Any], curve: str) -> tuple[list[float], list[float]]:
+    """Return KLs and rewards of a curve, as far as it is known, from the initial model on."""
+    base, found = points['base'], well_sampled(points[curve])
+    return [base['kl'], *found.get('kl', ())], [base['reward'], *found.get('reward', ())]
+
+
 def margin(values: Mapping[str, Any], name: str, queries: int) -> float | None:
     """Return half the width of the 95 % interval of a number; None where it has no error.
 
@@ -135,78 +144,59 @@ def table(results: dict[str, Any]) -> Iterator[str]:
 
 def how_measured(results: dict[str, Any]) -> str:
     """Return a line on the data that the results are computed from."""
-    counts = f'{results["responses"]} responses to each of {results["queries"]} queries'
-    trained_on = results.get('queries_trained_on')
-    if trained_on:
-        counts += f' ({trained_on} of them are trained on, too)'
-    how = f'estimated, from samples: {counts}'
-    if results['exact']:
-        how = f'exact, from all {counts}'
-    points = next(iter(results['rewards'].values()))
-    if 'standard_errors' not in points['policy']:
-        return how
-    if results['queries'] < student.FEWEST:
-        return f'{how}; no ±: it takes {student.FEWEST} queries, for a share {FEWEST_FOR_SHARE}'
-    return f'{how}; ±: 95 % interval'
+    has_errors = 'standard_errors' in results['rewards'][_trained_on(results)]['policy']
+    return _told('how_measured', results=results, has_errors=has_errors, fewest=student.FEWEST)
+
+
+def _told(macro: str, **facts: Any) -> str:
+    """Return what a macro of report.jinja writes; LookupError where the results lack something."""
+    template = environment(os.path.dirname(__file__)).get_template('report.jinja')
+    try:
+        return getattr(template.module, macro)(fewest_for_share=FEWEST_FOR_SHARE, **facts)
+    except jinja2.UndefinedError as e:
+        raise LookupError(str(e)) from e
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
     """Return the results of each reward, that of the training first."""
     return [
-        Table(
-            name,
-            _rows(results, name, points),
-            list(_remarks(results, name, points)),
-        )
+        Table(name, _rows(results, name, points), _remarks(results, name, points))
         for name, points in results['rewards'].items()
     ]
 
 
-def _remarks(
-    results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]
-) -> Iterator[str]:
-    if name == JUDGE:
-        yield f'judge: {results["judge"]}'
-    policy = points['policy']
-    if 'kl_to_optimum' in policy:
-        last = ', the last of the run' if results.get('kl_coef_is_last') else ''
-        yield f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}{last}'
-        if policy['kl'] is not None:
-            yield from _unsettled(results.get('kl_control'), policy['kl'])
-    if OWN_OPTIMUM in points:
-        yield _trust(points[OWN_OPTIMUM], name, _trained_on(results))
-    broken = [point_label(point, name, _trained_on(results)) for point in not_finite(points)]
-    if broken:
-        yield f'WARNING: the KL or the reward of {", ".join(broken)} is not finite'
-    else:
-        yield from _without_share(results, name, points)
+def _remarks(results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]) -> list[str]:
+    """Return lines about a table: the optimum, the trust in a reward, why there are dashes."""
+    policy, curve, control = points['policy'], points.get(OWN_OPTIMUM), results.get('kl_control')
+    trained_on = _trained_on(results)
+    missed = moved = False
+    if 'kl_to_optimum' in policy and policy['kl'] is not None and control is not None:
+        before = control['kl_coef_before']  # it may be 0
+        missed = abs(policy['kl'] / control['target'] - 1) > SETTLED
+        moved = abs(control['kl_coef'] - before) > SETTLED * before
+    broken = [point_label(point, name, trained_on) for point in not_finite(points)]
+    text = _told(
+        'remarks',
+        results=results,
+        judge=name,
+        trained_on=trained_on,
+        policy=policy,
+        curve=curve,
+        seen=0.0 if curve is None else max([0.0, *well_sampled(curve)['kl']]),
+        missed=missed,
+        moved=moved,
+        broken=broken,
+        few_samples=FEW_SAMPLES,
+        **({} if broken else _dashes(name, trained_on, points)),
+    )
+    return [line for line in text.split('\n') if line]
 
 
-def _trust(curve: dict[str, Any], judge: str, trained_on: str) -> str:
-    """Return a line about the KL up to which the reward `trained_on` can be trusted, by another."""
-    trusted = curve['trusted_up_to']
-    if not curve.get('rises', True):
-        return f'{trained_on}: not trusted: the {judge} does not clearly rise where it begins to'
-    if trusted is not None:
-        return (
-            f'{trained_on}: trusted up to KL {trusted:.1f}: beyond, the {judge} falls where it'
-            ' rises'
-        )
-    least = curve.get('least_fall')
-    if least is None and 'effective_samples' not in curve:
-        return f'{trained_on}: trusted at every KL: where it rises, the {judge} never falls'
-    kl = max([0.0, *well_sampled(curve)['kl']])
-    line = f'{trained_on}: no fall of the {judge} seen up to KL {kl:.1f}'
-    return line if least is None else f'{line}; these data would show one above {least:.2g}'
-
-
-def _without_share(
-    results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]
-) -> Iterator[str]:
-    """Yield lines that say why there are dashes instead of numbers, if there are some."""
+def _dashes(name: str, trained_on: str, points: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the points without a number for the best there is, or the share, and why."""
     few, above, shares, vague = [], [], [], False
     for point, values in points.items():
-        label = point_label(point, name, _trained_on(results))
+        label = point_label(point, name, trained_on)
         if point not in CURVES and _has_few_samples(values):
             few.append(label)
         elif 'share' in values and value_of(values, 'frontier') is None:
@@ -215,22 +205,10 @@ def _without_share(
             possible = values['frontier'] - points['base']['reward']
             shares.append(values['share'])
             vague = vague or (values['share'] is None and possible > 1e-5 * abs(values['frontier']))
-    if few:
-        yield (
-            f'-: less than {FEW_SAMPLES} effective samples at the KL of {", ".join(few)}: too few'
-            ' to tell the best there is; give more --samples'
-        )
-    if above:
-        yield f'-: more than was found possible at its KL: {", ".join(above)}; give more --samples'
-    if vague:
-        yield (
-            f'-: a share takes {FEWEST_FOR_SHARE} queries or more whose gains do not differ too'
-            ' much; give more --queries'
-        )
-    elif shares and not any(shares):
-        yield '-: nothing is gained, as all responses to a query have the same score'
-    elif None in shares:
-        yield '-: nothing is gained at that KL'
+    gain = 'none at that KL' if None in shares else ''
+    if shares and not any(shares):
+        gain = 'none'
+    return {'few': few, 'above': above, 'gain': 'vague' if vague else gain}
 
 
 def _trained_on(results: dict[str, Any]) -> str:
@@ -263,25 +241,3 @@ def _cell(values: dict[str, Any], name: str, queries: int) -> str:
     if width is None:
         return format(value, digits)
     return f'{value:{digits}} ± {width:{digits}}'
-
-
-def _unsettled(control: dict[str, Any] | None, kl: float) -> Iterator[str]:
-    """Yield a note if the policy's KL missed its target or the coefficient was still moving."""
-    if control is None:
-        return
-    before = control['kl_coef_before']
-    now = control['kl_coef']
-    reasons = []
-    if abs(kl / control['target'] - 1) > SETTLED:
-        reasons.append(f'the KL is {kl:.2f}, not the target {control["target"]:g}')
-    if abs(now - before) > SETTLED * before:  # it may be 0
-        direction = 'rose' if now > before else 'fell'
-        reasons.append(
-            f'the KL coefficient {direction} from {before:.3g} to {now:.3g} in the last '
-            f'{control["recent_steps"]} steps'
-        )
-    if reasons:
-        yield (
-            f'note: not settled after {control["steps"]} steps: {", and ".join(reasons)}; '
-            'so this optimum is not what a longer run would aim at'
-        )

@@ -44,9 +44,7 @@ def switch_on_new_model(hparams: HParams, of_reward: Mapping[str, Any]) -> None:
 
 
 def complete(
-    settings: dict[str, Any],
-    hparams: HParams,
-    experiment: str | None,
+    settings: dict[str, Any], hparams: HParams, experiment: str | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return user settings with what they imply, and notes; UserError if contradictory."""
     settings = dict(settings)

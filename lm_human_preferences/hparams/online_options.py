@@ -128,10 +128,7 @@ class OnlineHParams(hyperparams.HParams):
         None,
         'text file with instructions for the labellers; None: two sentences that say what to do',
     )
-    ties: bool = own_option(
-        False,
-        'let people prefer none of the samples',
-    )
+    ties: bool = own_option(False, 'let people prefer none of the samples')
     patience: float | None = option(
         None,
         'hours to wait for labels before the run is saved and ends; None: as long as it takes',

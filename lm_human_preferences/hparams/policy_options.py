@@ -75,8 +75,7 @@ class RewardHParams(hyperparams.HParams):
     )
 
     online: OnlineHParams | None = own_option(
-        None,
-        'collect labels while the policy trains, and retrain the reward model as they come in',
+        None, 'collect labels while the policy trains, and retrain the reward model as they come in'
     )
 
     @property
@@ -156,8 +155,7 @@ class RunHParams(reward_options.RunHParams):
     dropped: ClassVar[frozenset[str]] = frozenset()
 
     evaluate: bool = own_option(
-        False,
-        'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir',
+        False, 'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir'
     )
     sample_queries: int = own_option(
         8,
@@ -166,9 +164,7 @@ class RunHParams(reward_options.RunHParams):
         at_least=0,
     )
     sample_interval: int | None = own_option(
-        None,
-        'steps after which it answers them again; None: a tenth of the run',
-        at_least=1,
+        None, 'steps after which it answers them again; None: a tenth of the run', at_least=1
     )
     graphs: bool = own_option(
         False,

@@ -42,8 +42,7 @@ class LabelHParams(hyperparams.HParams):
         " labels; 'mock': the known reward's",
     )
     without: str | None = own_option(
-        None,
-        'if source is a folder: leave out the answers of these labellers, NAME or NAME,NAME',
+        None, 'if source is a folder: leave out the answers of these labellers, NAME or NAME,NAME'
     )
     too_long: str = own_option(
         'refuse',
@@ -213,9 +212,7 @@ class HParams(hyperparams.HParams):
         at_least=1,
     )
     epochs: int = own_option(
-        1,
-        'passes over the labels, each in another order; few labels need several',
-        at_least=1,
+        1, 'passes over the labels, each in another order; few labels need several', at_least=1
     )
     keep: str = own_option(
         LAST,
@@ -262,8 +259,7 @@ class HParams(hyperparams.HParams):
     )
 
     lora: LoraHParams | None = own_option(
-        None,
-        "the reward model's adapters, where they differ from those of --task.policy.lora",
+        None, "the reward model's adapters, where they differ from those of --task.policy.lora"
     )
 
     @property
@@ -291,10 +287,7 @@ class HParams(hyperparams.HParams):
                 self.keeps_best or self.epochs > 1,
                 '{keep=} {epochs=}: {features=} has no epochs; leave them out',
             )
-            yield (
-                self.lora is not None,
-                '{lora}: {features=} trains no network; leave it out',
-            )
+            yield (self.lora is not None, '{lora}: {features=} trains no network; leave it out')
         yield (
             self.keeps_best and not self.labels.held_out,
             '{keep=} chooses an epoch by labels that are held out: give {labels.held_out} a share,'

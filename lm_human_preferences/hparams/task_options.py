@@ -79,8 +79,7 @@ class TaskHParams(hyperparams.HParams):
         ' rendered chat templates do',
     )
     start_text: str | None = option(
-        '.',
-        'a query starts after the first occurrence of this text (one token); None: at once',
+        '.', 'a query starts after the first occurrence of this text (one token); None: at once'
     )
     end_text: str | None = option(
         None,

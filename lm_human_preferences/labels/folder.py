@@ -383,9 +383,7 @@ class QuestionWriter(contextlib.AbstractContextManager['QuestionWriter']):
         self.close()
 
     def add(
-        self,
-        questions: Iterable[dict[str, list[int]]],
-        headers: Iterable[Mapping[str, Any]],
+        self, questions: Iterable[dict[str, list[int]]], headers: Iterable[Mapping[str, Any]]
     ) -> None:
         """Add new questions {field: token ids} with their other fields; on the disk on return."""
         lines = [  # the tokens last, for _parse_question

@@ -15,14 +15,7 @@ import torch
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.label_types.base import check_finite
-from lm_human_preferences.labels.report.agreement import (
-    SELECTED,
-    correlation_interval,
-    effective_answers,
-    effective_pairs,
-    in_words,
-    wilson_interval,
-)
+from lm_human_preferences.labels.report import agreement
 from lm_human_preferences.language.encodings import Encoder
 
 Labels = dict[str, torch.Tensor]
@@ -113,8 +106,8 @@ class Prediction:
     def interval(self) -> tuple[float, float]:
         """Return the 95 % confidence interval of the accuracy; of the agreement for ratings."""
         if self.accuracy is None:
-            return correlation_interval(self.agreement, self.effective)
-        return wilson_interval(self.accuracy * self.effective, self.effective)
+            return agreement.correlation_interval(self.agreement, self.effective)
+        return agreement.wilson_interval(self.accuracy * self.effective, self.effective)
 
     def statistics(self) -> dict[str, float]:
         """Return the numbers for TensorBoard."""
@@ -124,7 +117,7 @@ class Prediction:
         return numbers
 
     def __str__(self) -> str:
-        warning = SELECTED if self.is_selected else ''
+        warning = agreement.SELECTED if self.is_selected else ''
         if self.is_undefined:
             return f'no correlation with {self.labels} labels: rewards or labels are all the same'
         if self.accuracy is None or self.chance is None:
@@ -132,7 +125,7 @@ class Prediction:
         low, high = self.interval()
         return (
             f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels'
-            f' ({in_words(low, high)}); chance is {100 * self.chance:.1f} %{warning}'
+            f' ({agreement.in_words(low, high)}); chance is {100 * self.chance:.1f} %{warning}'
         )
 
 
@@ -164,9 +157,9 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
     if right is None:
         pair = rewards[:, 0].double().numpy(), labels[label_type.field].double().numpy()
         is_undefined = any(np.ptp(each) <= 1e-6 * np.abs(each).max() for each in pair)
-        effective = 0.0 if is_undefined else effective_pairs(*pair, query_of.numpy())
+        effective = 0.0 if is_undefined else agreement.effective_pairs(*pair, query_of.numpy())
     else:
-        effective = effective_answers(
+        effective = agreement.effective_answers(
             torch.bincount(query_of, weights=right.double()).tolist(),
             torch.bincount(query_of).tolist(),
         )

@@ -1,26 +1,154 @@
-"""Questions about a policy in training, made again the same if the run is interrupted."""
+"""Questions made by sampling policies, whoever asks them: `./launch.py ask`, or a training."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.labels.answers import question_id
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, Question, QuestionWriter
-from lm_human_preferences.online.question_sampler import (
-    IDLE_BATCHES,
-    Queries,
-    QuestionSampler,
-    Tokens,
-    labellers_wanted,
-)
+from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.utils.core import random_stream
 
+IDLE_BATCHES = 20  # without a new question, after which there is none to be expected
 PART = 'train'  # of the data set: comparisons are learned from as well
 INITIAL, POLICY = 'initial', 'policy'  # whose samples a question has
 
+Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Query:
+    """A query (query_length,), and how many texts of the data set had been read for it."""
+
+    tokens: torch.Tensor
+    texts_read: int
+
+
+class Queries:
+    """Queries of a task in their order, from any of them on. sampler: with batches of one."""
+
+    def __init__(self, sampler: lm_tasks.QuerySampler) -> None:
+        self._sampler = sampler
+        self._unused: list[Query] = []
+        self._texts_read = 0
+
+    @classmethod
+    def for_task(
+        cls, task: lm_tasks.TaskHParams, encoder: Encoder, part: str, labels: str | None
+    ) -> Queries:
+        """Return those of a part of the data set. labels: see lm_tasks.make_query_sampler."""
+        sampler = lm_tasks.make_query_sampler(
+            task, encoder=encoder, batch_size=1, mode=part, labels=labels
+        )
+        return cls(sampler)
+
+    def seek(self, texts_read: int) -> None:
+        """Continue after the query for which `texts_read` texts had been read."""
+        if texts_read != self._texts_read:
+            self._sampler.seek((texts_read, 0))
+            self._unused = []
+            self._texts_read = texts_read
+
+    def take(self, count: int) -> list[Query]:
+        """Return the next `count` queries."""
+        while len(self._unused) < count:
+            tokens = self._sampler()['tokens'][0]
+            self._unused.append(Query(tokens, self._sampler.position[0]))
+        taken, self._unused = self._unused[:count], self._unused[count:]
+        self._texts_read = taken[-1].texts_read
+        return taken
+
+    def put_back(self, queries: list[Query], texts_read: int) -> None:
+        """Put back `queries`, the last taken; texts_read: of the one before them."""
+        self._unused = queries + self._unused
+        self._texts_read = texts_read
+
+
+class QuestionSampler:
+    """Samples policies {name: policy}, and leaves out questions that are not worth asking."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        task: lm_tasks.TaskHParams,
+        label_type: LabelType,
+        micro_batch_size: int | None,
+    ) -> None:
+        self.policies = policies
+        self.task = task
+        self.fields = label_type.samples
+        self.micro_batch_size = micro_batch_size
+        encoder = next(iter(policies.values())).encoder
+        self.postprocess = lm_tasks.postprocess_fn_from_hparams(
+            task, encoder.padding_token, encoder
+        )
+        self.equal = self.known = 0
+
+    def share(self, names: Sequence[str]) -> list[str]:
+        """Return the policy's name of each sample: equally many of each of `names`, in turn."""
+        each = len(self.fields) // len(names)
+        return [name for name in names for _ in range(each)]
+
+    def new_questions(
+        self, queries: Sequence[Query], names: Sequence[str], seen: set[str]
+    ) -> Iterator[tuple[Query, Tokens]]:
+        """Yield questions worth asking, and add them to `seen`. names: of each sample's policy."""
+        for query, tokens in zip(queries, self._samples(queries, names), strict=True):
+            id = question_id(tokens)
+            if are_equal([tokens[field] for field in self.fields]):
+                self.equal += 1
+            elif id in seen:
+                self.known += 1
+            else:
+                seen.add(id)
+                yield query, tokens
+
+    def _samples(self, queries: Sequence[Query], names: Sequence[str]) -> Iterator[Tokens]:
+        """Yield each query with a response of each named policy, as a reward model sees them."""
+        rows = torch.stack([query.tokens for query in queries])
+        columns: list[torch.Tensor] = []  # of a field each: (queries, response_length)
+        for name in dict.fromkeys(names):
+            times = names.count(name)
+            responses = map_micro_batches(
+                lambda part, policy=self.policies[name]: self._respond(policy, part),
+                self.micro_batch_size,
+                rows.repeat_interleave(times, 0),
+            )
+            columns += responses.reshape(len(rows), times, -1).unbind(1)
+        for row, query in enumerate(queries):
+            samples = [column[row].tolist() for column in columns]
+            fields = dict(zip(self.fields, samples, strict=True))
+            yield {'query': query.tokens.tolist(), **fields}
+
+    def _respond(self, policy: Policy, queries: torch.Tensor) -> torch.Tensor:
+        responses = policy.respond(queries, self.task.response_length)['responses']
+        return self.postprocess(responses).cpu()
+
+
+def are_equal(samples: Sequence[list[int]]) -> bool:
+    """Return whether there is nothing to choose from."""
+    return len(samples) > 1 and all(sample == samples[0] for sample in samples)
+
+
+def labellers_wanted(number: int, repeated: float, labellers: int) -> int:
+    """Return the labellers for question `number`, from 0; repeated: share that several answer."""
+    return labellers if int((number + 1) * repeated) > int(number * repeated) else 1
+
 
 class QuestionSource:
-    """Asks about the policy as it is. writer: of the folder of labels. seed: of the run."""
+    """Asks about a policy in training, and the same again if the run is interrupted.
+
+    writer: of the folder of labels. seed: of the run.
+    """
 
     def __init__(
         self,

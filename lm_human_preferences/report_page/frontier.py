@@ -64,8 +64,6 @@ def _curve(
     name: str, points: dict[str, Any], curve: str, up_to: float, kind: str, colour: int
 ) -> Series:
     """Return a curve of the results from the initial model to the KL `up_to`."""
-    base, found = points['base'], report.well_sampled(points[curve])
-    kls = [base['kl'], *found.get('kl', ())]
-    rewards = [base['reward'], *found.get('reward', ())]
-    near = [(kl, value) for kl, value in zip(kls, rewards, strict=True) if kl <= up_to]
+    found = zip(*report.from_base(points, curve), strict=True)
+    near = [(kl, value) for kl, value in found if kl <= up_to]
     return Series(name, [kl for kl, _ in near], [value for _, value in near], kind, colour)

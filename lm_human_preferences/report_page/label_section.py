@@ -22,7 +22,7 @@ def labels(
     if not facts.learned_reward or trainer.labels is None:
         return None
     labellers: list[tuple[str, Mapping[str, Any]]] = []
-    comparisons: list[str] = []
+    comparisons: list[Mapping[str, Any]] = []
     calibrations: list[dict[str, Any]] = []
     without = () if trainer.reward is None else parse_names(trainer.reward.labels.without)
     for source in trainer.labels.sources:
@@ -31,7 +31,7 @@ def labels(
             continue
         for name, found in list(report['labellers'].items())[:MOST_LABELLERS]:
             labellers.append((name if has_names else f'labeller {len(labellers) + 1}', found))
-        comparisons += map(wording.comparison, report['comparisons'])
+        comparisons += report['comparisons']
         if calibrate:
             chart = f'{identity}-calibration-{len(calibrations)}'
             calibrations.append(_calibration(source.path, facts, without, chart))

@@ -1,15 +1,16 @@
-"""Report of runs, from their directories to one HTML file."""
+"""`./launch.py report`: one HTML file about runs, from their directories."""
 
 import base64
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
 
-import jinja2
+import click
 from markupsafe import Markup, escape
 
 from lm_human_preferences import __version__, storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.report_page import (
     charts,
     compared_runs,
@@ -24,10 +25,39 @@ from lm_human_preferences.run_story import facts, words
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import command_record
+from lm_human_preferences.runs.run_files import REPORT
+from lm_human_preferences.storage import outputs
 
 LARGEST = 2_000_000  # bytes of the file
 _NAME = 80  # characters of a run's name
 _LONGEST_COMMAND = 20_000  # characters
+
+
+def write_report(
+    runs: Sequence[str],
+    experiments: Experiments,
+    output: str | None = None,
+    names: bool = True,
+    rewards: bool = False,
+) -> None:
+    """Write the page of `runs`, paths or URLs. For the options see ReportHParams."""
+    runs = list(dict.fromkeys(run.rstrip('/') or run for run in runs))
+    path = output or _usual_path(runs)
+    if storage.is_remote(path):
+        raise OptionError('--output', f'{path}: give a file on this machine')
+    if os.path.isdir(path):
+        raise OptionError('--output', f'{path} is a directory: give a file in it')
+    text = page(runs, experiments, has_names=names, calibrate=rewards)
+    with about_option('--output'):
+        outputs.write_file(path, text.encode(errors='replace'))
+    click.echo(f'The report is in {path}')
+    click.echo('Open it in a browser, or send it: the one file is all of it')
+
+
+def _usual_path(runs: Sequence[str]) -> str:
+    if len(runs) > 1 or storage.is_remote(runs[0]):
+        return REPORT
+    return os.path.join(runs[0], REPORT)
 
 
 def page(
@@ -61,7 +91,16 @@ def page(
     compared = None
     if len(found) > 1:
         compared = compared_runs.comparison(names, found, has_names=has_names)
-    text = _template().render(
+    environment = words.environment(
+        os.path.join(os.path.dirname(__file__), 'templates'),
+        _escaped,
+        digest=_digest,
+        duration=provenance.duration,
+        number=charts.number,
+        plain=plain,
+        whole=_whole,
+    )
+    text = environment.get_template('report.html').render(
         title=names[0] if len(names) == 1 else f'{len(names)} runs',
         stories=stories,
         compared=compared,
@@ -99,26 +138,12 @@ def _names(runs: Sequence[str]) -> list[str]:
     return [plain(name, _NAME) for name in names]
 
 
-def _template(name: str = 'report.html') -> jinja2.Template:
-    environment = words.environment(
-        os.path.join(os.path.dirname(__file__), 'templates'),
-        _escaped,
-        digest=_digest,
-        duration=provenance.duration,
-        number=charts.number,
-        plain=plain,
-        whole=_whole,
-    )
-    return environment.get_template(name)
-
-
 def _escaped(text: str, longest: int = LONGEST) -> Markup:
     """Escape HTML, control characters, and line breaks, as lines of words.jinja are sentences."""
     return escape(plain(text, longest)).replace('\n', Markup('&#10;'))
 
 
-def _whole(command: str) -> Markup:
-    return _escaped(command, _LONGEST_COMMAND)
+_whole = functools.partial(_escaped, longest=_LONGEST_COMMAND)
 
 
 def _digest(text: str) -> str:

@@ -38,11 +38,7 @@ OF_POLICY = [
 OF_REWARD = [
     ('Loss of the reward model', 'loss', {'train_reward/minibatch/loss': 'loss'}),
     ('Held-out labels', _RIGHT, {'train_reward/held_out/accuracy': 'accuracy'}),
-    (
-        'Held-out labels, while the policy learned',
-        _RIGHT,
-        {'online/held_out_accuracy': 'accuracy'},
-    ),
+    ('Held-out labels, while the policy learned', _RIGHT, {'online/held_out_accuracy': 'accuracy'}),
 ]
 
 

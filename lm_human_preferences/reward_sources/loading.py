@@ -15,7 +15,6 @@ from lm_human_preferences.frozen_head.head import is_head
 from lm_human_preferences.frozen_head.reward import FrozenReward, load_frozen
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_models.locations import reward_model_dir
 from lm_human_preferences.rewards import EnsembleReward, ScoringModel, TrainedRewardModel
@@ -58,18 +57,11 @@ def has_head(path: str) -> bool:
 
 
 def load_learned(
-    name: str,
-    encoding: Encoding,
-    members: int | None = None,
-    base: TrainedModel | None = None,
-    reference: Policy | None = None,
+    name: str, encoding: Encoding, members: int | None = None, base: TrainedModel | None = None
 ) -> LearnedReward:
-    """Return the reward models at `name`, a directory or 'test'; see load_reward_model.
-
-    reference: whose hidden states a head on frozen ones reads; None: it is loaded as well.
-    """
+    """Return the reward models at `name`, a directory or 'test'; see load_reward_model."""
     if name != 'test' and is_head(directory := reward_model_dir(name)):
-        return load_frozen(directory, reference)
+        return load_frozen(directory)
     found = [] if name == 'test' or members == 1 else locations.locations_of(name, members)
     if len(found) < 2:
         return TrainedRewardModel(name, encoding, base=base)

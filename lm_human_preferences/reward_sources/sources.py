@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
@@ -59,6 +59,8 @@ class ScoringTrial(Protocol):
 class RewardSource(ABC):
     """Source of a policy's reward. members: models of which it is the mean. task: the policy's."""
 
+    role: ClassVar[str] = ''  # of the networks that are the reward, in Networks; '' for none
+
     name: str  # of a directory, a function or a model, as the user gave it
     task: lm_tasks.TaskHParams
     members: int
@@ -66,36 +68,35 @@ class RewardSource(ABC):
     @property
     def networks(self) -> Networks:
         """Networks of a training of a policy, with those that are the reward."""
-        return POLICY_NETWORKS
+        if not self.role:
+            return POLICY_NETWORKS
+        scopes = (*getattr(POLICY_NETWORKS, self.role), *rewards.scopes_of(self.members))
+        return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, directory: str | None, comm: Comm, *, is_resumed: bool) -> Self:
         """Return the same source as rank 0 reads it for the training in a run's directory."""
         return self
 
-    def for_training(
-        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
-    ) -> rewards.ScoringModel:
+    def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the reward model of a training, before rank 0 broadcasts its weights.
 
         reference: the policy that never learns, on whose hidden states a reward may be a head.
         """
-        return loading.load_reward_model(
-            self.name,
-            initial_model.encoding,
-            chat=self.task.chat,
-            members=self.members,
-            base=initial_model,
-            may_be_code=False,
-        )
+        base = reference.trained_model
+        return self._loaded(self.name, base.encoding, base)
 
     def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> loading.FrozenRewardModel:
         """Return the reward that the run in `save_dir` learned from; reference: if it is loaded."""
-        name = self.place_in(save_dir)
+        return self._loaded(self.place_in(save_dir), encoding)
+
+    def _loaded(
+        self, name: str, encoding: Encoding, base: TrainedModel | None = None
+    ) -> loading.FrozenRewardModel:
         chat, members = self.task.chat, self.members
         return loading.load_reward_model(
-            name, encoding, chat=chat, members=members, may_be_code=False
+            name, encoding, chat=chat, members=members, base=base, may_be_code=False
         )
 
     def blocks(self, reference: Policy) -> Sequence[int]:
@@ -161,12 +162,10 @@ class FunctionSource(RewardSource):
         code = reward_function.Source(*comm.all_gather_object(parts)[0])
         return dataclasses.replace(self, code=code)
 
-    def for_training(
-        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
-    ) -> rewards.ScoringModel:
+    def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the reward by the code."""
         assert self.code is not None, 'see pinned'
-        return loading.reward_of_function(self.code, initial_model.encoding, self.task)
+        return loading.reward_of_function(self.code, reference.trained_model.encoding, self.task)
 
     def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
@@ -212,9 +211,7 @@ class ClassifierSource(RewardSource):
 class SavedSource(RewardSource):
     """Reward models that are trained already, or a random one."""
 
-    @property
-    def networks(self) -> Networks:
-        return _with_reward_models(self.members, is_retrained=False)
+    role = 'frozen'
 
     def place_in(self, save_dir: str) -> str:
         return locations.original_or(storage.join(save_dir, run_files.POLICY.network), self.name)
@@ -244,20 +241,17 @@ class SavedSource(RewardSource):
 class NewSource(RewardSource):
     """Reward models that are trained before the policy. name: where they are once they are."""
 
+    role = 'frozen'
+
     labels: str = ''
 
-    @property
-    def networks(self) -> Networks:
-        return _with_reward_models(self.members, is_retrained=False)
-
-    def for_training(
-        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
-    ) -> rewards.ScoringModel:
+    def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the models that rank 0 reads; empty ones on other ranks."""
         if comm.rank == 0:
-            return super().for_training(initial_model, comm, reference)
+            return super().for_training(comm, reference)
         # Other hosts may not see its directory.
-        return _ensemble([_without_values(initial_model) for _ in range(self.members)])
+        model = reference.trained_model
+        return _ensemble([_without_values(model) for _ in range(self.members)])
 
     def place_in(self, save_dir: str) -> str:
         own = storage.join(save_dir, run_files.REWARD.network)
@@ -272,20 +266,15 @@ class NewSource(RewardSource):
 class _OnReference(RewardSource):
     """A head on the hidden states of the reference, which is all the network that it needs."""
 
+    role = ''
+
     pessimism: float = 0.0
 
     def blocks(self, reference: Policy) -> Sequence[int]:
         return blocks_of(reference.model.sizes.n_layer)
 
-    @property
-    def networks(self) -> Networks:
-        return POLICY_NETWORKS
-
-    def for_training(
-        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
-    ) -> rewards.ScoringModel:
+    def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the head that rank 0 reads, on the states of `reference`."""
-        assert reference is not None
         own: Any = None
         if comm.rank == 0:
             directory = locations.reward_model_dir(self.name)
@@ -321,26 +310,19 @@ class NewHeadSource(_OnReference, NewSource):
 class OnlineHeadSource(NewHeadSource):
     """A head on the reference's hidden states that is fitted again while the policy trains."""
 
-    def for_training(
-        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
-    ) -> rewards.ScoringModel:
+    def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return a head that has learned nothing yet."""
-        assert reference is not None
         return frozen.without_labels(reference, self.pessimism)
 
 
 class OnlineSource(NewSource):
     """Reward models that are trained again and again while the policy trains."""
 
-    @property
-    def networks(self) -> Networks:
-        return _with_reward_models(self.members, is_retrained=True)
+    role = 'retrained'
 
-    def for_training(
-        self, initial_model: TrainedModel, comm: Comm, reference: Policy | None = None
-    ) -> rewards.ScoringModel:
-        """Return new models."""
-        return _ensemble([rewards.RewardModel(initial_model) for _ in range(self.members)])
+    def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
+        model = reference.trained_model
+        return _ensemble([rewards.RewardModel(model) for _ in range(self.members)])
 
     def place_in(self, save_dir: str) -> str:
         return storage.join(save_dir, run_files.POLICY.network)
@@ -379,13 +361,6 @@ def _is_here(name: str) -> bool:
     """Return whether a reward model is looked up without a server; it may still be missing."""
     path = storage.model_path(name) or name
     return not storage.is_remote(path) or (storage.is_hub(path) and storage.is_here(path))
-
-
-def _with_reward_models(members: int, *, is_retrained: bool) -> Networks:
-    scopes = rewards.scopes_of(members)
-    if is_retrained:
-        return dataclasses.replace(POLICY_NETWORKS, retrained=scopes)
-    return dataclasses.replace(POLICY_NETWORKS, frozen=(*POLICY_NETWORKS.frozen, *scopes))
 
 
 def _ensemble(scorers: list[Any]) -> rewards.ScoringModel:

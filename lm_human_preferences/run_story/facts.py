@@ -18,13 +18,7 @@ from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.language.gpt2 import released
-from lm_human_preferences.run_story import outcome
-from lm_human_preferences.run_story.label_facts import (
-    KNOWN_REWARD,
-    LabelFacts,
-    labels_of_online,
-    labels_of_training,
-)
+from lm_human_preferences.run_story import label_facts, outcome
 from lm_human_preferences.runs import command_record, curves, run_files, run_settings
 from lm_human_preferences.runs.curves import Log, LoggedCurve, Mark
 from lm_human_preferences.training.model_sizes import is_model
@@ -68,7 +62,7 @@ class RunFacts:
     ranks: int | None = None  # at its start
     # [setting, value before, value] of what it was resumed with
     changed: tuple[list[Any], ...] = ()
-    labels: LabelFacts | None = None  # of the reward model that it trained
+    labels: label_facts.LabelFacts | None = None  # of the reward model that it trained
     logs: Mapping[str, Log] = dataclasses.field(default_factory=dict)  # {command: events}
     evaluation: dict[str, Any] | None = None  # results of `evaluate`, of several the best
     evaluation_settings: str = ''  # that are not the defaults
@@ -181,7 +175,7 @@ class RunFacts:
         if self.reward_function is not None:
             return FUNCTION
         if self.given_reward == KNOWN:
-            return KNOWN_REWARD
+            return label_facts.KNOWN_REWARD
         if self.given_reward is not None and _is_classifier(self.given_reward):
             return CLASSIFIER
         return REWARD_MODEL
@@ -289,9 +283,9 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
     evaluation_file, evaluation = outcome.best_evaluation(directory)
     labels = None
     if policy is not None and policy.rewards.online is not None:
-        labels = labels_of_online(directory, policy)
+        labels = label_facts.labels_of_online(directory, policy)
     elif reward is not None:
-        labels = labels_of_training(directory, reward)
+        labels = label_facts.labels_of_training(directory, reward)
     logs = {
         files.command: curves.read(directory, files.events) for files in run_files.COMMANDS.values()
     }

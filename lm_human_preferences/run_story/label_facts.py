@@ -11,12 +11,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
-from lm_human_preferences.labels.folder import (
-    LabelFolder,
-    are_line_counts,
-    is_folder,
-    parse_names,
-)
+from lm_human_preferences.labels.folder import LabelFolder, are_line_counts, is_folder, parse_names
 from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.runs import run_files
 

@@ -28,26 +28,17 @@ def environment(
     def finalize(value: Any) -> Markup:
         return value if isinstance(value, Markup) else Markup(escape(str(value)))
 
-    found = jinja2.Environment(
-        autoescape=True,
-        finalize=finalize,
-        loader=jinja2.FileSystemLoader([directory, _HERE]),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    found.filters |= {
+    plain = wording.environment(directory, _HERE, wording.TEMPLATES)
+    found = plain.overlay(autoescape=True, finalize=finalize, keep_trailing_newline=True)
+    found.filters = plain.filters | {
         'lines': lines,
         'percent': lambda share: f'{100 * share:.1f} %',
         'repr': repr,
         'short': shortened,
-        'spec': format,
         **filters,
     }
-    found.globals |= {
+    found.globals = plain.globals | {
         'SELECTED': SELECTED,
-        'agreement': wording.agreement,
         'is_held': run_lock.is_held,
         'shown': shown,
     }

@@ -100,9 +100,7 @@ class CommandFiles:
     def member_files(self, number: int) -> CommandFiles:
         """Return the files of the ensemble's model of this number, from 0."""
         return dataclasses.replace(
-            self,
-            network=member_name(self.network, number),
-            events=member_name(self.events, number),
+            self, network=member_name(self.network, number), events=member_name(self.events, number)
         )
 
 

@@ -23,6 +23,7 @@ from lm_human_preferences.runs.recorded_paths import INITIAL_MODEL
 from lm_human_preferences.utils import hyperparams
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
+AnyValue = TypeVar('AnyValue')
 # They change how a run is done, shown or kept, not its numbers.
 _OF_HOW = re.compile(r'(.*\.)?(run\.(?!seed$|precision$).*|micro_batch_size)')
 
@@ -188,16 +189,17 @@ def experiment_of(directory: str, command: str) -> str | None:
 
 def ranks_of(directory: str) -> int | None:
     """Return the number of ranks that a run in `directory` began with; None if not recorded."""
-    ranks = _recorded(directory, 'ranks')
-    return ranks if isinstance(ranks, int) and ranks > 0 else None
+    ranks = _recorded(directory, 'ranks', int)
+    return ranks if ranks is not None and ranks > 0 else None
 
 
-def _recorded(directory: str, name: str) -> Any:
+def _recorded(directory: str, name: str, kind: type[AnyValue]) -> AnyValue | None:
     """Return a value from the second file of settings of a run, a policy's first."""
-    of_policy, of_reward = (
-        _more_settings(directory, files) for files in (run_files.POLICY, run_files.REWARD)
-    )
-    return of_policy.get(name, of_reward.get(name))
+    for files in (run_files.POLICY, run_files.REWARD):
+        value = _more_settings(directory, files).get(name)
+        if isinstance(value, kind):
+            return value
+    return None
 
 
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
@@ -249,7 +251,8 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)
     settings = _given_settings(hparams)
-    for name in recorded_paths.changed(_recorded_digests(directory), settings):
+    digests = _recorded(directory, 'digests', dict) or {}
+    for name in recorded_paths.changed(digests, settings):
         if not _covers(explicitly_set, name):
             raise UserError(
                 f'{settings[name]} is not what it was when this run began: restore it, or give'
@@ -262,11 +265,6 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         reward_function.check_resumed(directory, function, is_given=is_given)
 
 
-def _recorded_digests(directory: str) -> dict[str, Any]:
-    found = _recorded(directory, 'digests')
-    return found if isinstance(found, dict) else {}
-
-
 def _given_settings(hparams: Training) -> dict[str, Any]:
     """Return the settings of a run, but for the path of the reward model that it trains itself."""
     settings = _settings(hparams)
@@ -277,8 +275,8 @@ def _given_settings(hparams: Training) -> dict[str, Any]:
 
 def note_on_queries(save_dir: str, hparams: policy_options.HParams) -> str | None:
     """Return a note where the queries of a run have another content than when it began."""
-    changed = recorded_paths.changed(_recorded_digests(save_dir), _given_settings(hparams))
-    if recorded_paths.QUERIES not in changed:
+    digests = _recorded(save_dir, 'digests', dict) or {}
+    if recorded_paths.QUERIES not in recorded_paths.changed(digests, _given_settings(hparams)):
         return None
     return f'note: {hparams.task.query_dataset} is not what it was when this run began'
 

@@ -1,6 +1,7 @@
 """Reward models: normalisation and the scores of saved ones, against reward_training/."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,12 +133,12 @@ def test_every_rank_reads_a_saved_reward_model_and_rank_0_one_of_this_run(rank, 
     comm = LocalComm()
     comm.rank = rank
     hparams = resolved('train_policy', 'mock_sentiment')
-    initial_model = lm_tasks.initial_model('reviews')
+    reference = SimpleNamespace(trained_model=lm_tasks.initial_model('reviews'))
     hparams.rewards.trained_model = f'{tmp_path}/reward_model'
     if rank == 0:
         with pytest.raises(UserError, match=f'--rewards.trained_model {tmp_path}'):
-            source_of(hparams).for_training(initial_model, comm)
+            source_of(hparams).for_training(comm, reference)
     else:
-        assert source_of(hparams).for_training(initial_model, comm).model.sizes.n_vocab == 50
+        assert source_of(hparams).for_training(comm, reference).model.sizes.n_vocab == 50
     hparams.rewards.train_new_model, hparams.rewards.trained_model = None, 'mock'
-    assert isinstance(source_of(hparams).for_training(initial_model, comm), KnownReward)
+    assert isinstance(source_of(hparams).for_training(comm, reference), KnownReward)

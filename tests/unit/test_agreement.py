@@ -26,6 +26,7 @@ from lm_human_preferences.labels.report.agreement import (
     value_counts,
     wilson_interval,
 )
+from lm_human_preferences.run_story import words
 
 # krippendorff.alpha(..., level_of_measurement='nominal') of the package krippendorff 0.9.0 for the
 # 60 tables of `random_tables`, rounded to 10 places; None where it has no value
@@ -283,5 +284,6 @@ def test_chi_square_of_positions():
 
 def test_what_is_not_defined_says_why():
     counts = {'pairs': 2, 'questions': 2, 'raw': 1.0, 'low': 0.2, 'high': 1.0, 'chance': 0.5}
-    _, told = wording.agreement({**counts, 'alpha': None})
+    template = words.environment(wording.TEMPLATES, str).get_template('label_words.jinja')
+    told = template.module.alpha({**counts, 'alpha': None})
     assert told.endswith('alpha is undefined, because all these answers are the same.')

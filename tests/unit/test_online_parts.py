@@ -32,8 +32,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection, run_labels
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.progress import Report
-from lm_human_preferences.online.question_sampler import Queries, QuestionSampler
-from lm_human_preferences.online.questions import QuestionSource
+from lm_human_preferences.online.questions import Queries, QuestionSampler, QuestionSource
 from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
 from lm_human_preferences.plan.phases import TrainPolicy

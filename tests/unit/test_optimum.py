@@ -86,7 +86,7 @@ def test_the_ends_of_the_frontier():
     assert optimum.frontier_at(-0.1, ref_logprobs, rewards) == (pytest.approx(1.25), math.inf)
     most = (math.log(2) + math.log(8)) / 2
     assert optimum.frontier_at(most, ref_logprobs, rewards) == (3.5, 0)
-    assert optimum.frontier_reward_at(most - 1e-3, ref_logprobs, rewards) < 3.5
+    assert optimum.frontier_at(most - 1e-3, ref_logprobs, rewards)[0] < 3.5
     assert optimum.frontier_at(0.5, ref_logprobs, torch.ones(2, 3)) == (1, 0)
 
 
@@ -99,9 +99,7 @@ def test_the_reward_at_a_kl_is_the_frontiers(beta):
     close(found, reward, 1e-9)
     assert slope == pytest.approx(beta, rel=1e-4)
     step = 1e-4 * kl.item()
-    ahead, behind = (
-        optimum.frontier_reward_at(kl + d, ref_logprobs, rewards) for d in (step, -step)
-    )
+    ahead, behind = (optimum.frontier_at(kl + d, ref_logprobs, rewards)[0] for d in (step, -step))
     assert (ahead - behind) / (2 * step) == pytest.approx(beta, rel=1e-4)
 
 
@@ -131,12 +129,11 @@ def test_no_policy_lies_above_the_frontier(seed, queries, responses, sharpness, 
         (ref_logprobs + sharpness * rewards**3).log_softmax(-1),
     ]
     for logprobs in policies:
-        at = optimum.frontier_reward_at(
-            optimum.kl(logprobs, ref_logprobs).mean(), ref_logprobs, rewards
-        )
+        kl = optimum.kl(logprobs, ref_logprobs).mean()
+        at, _ = optimum.frontier_at(kl, ref_logprobs, rewards)
         assert optimum.expected(logprobs, rewards).mean() <= at + 1e-9
     for reward, kl in zip(*optimum.best_of_n(ref_logprobs, rewards, 2, 5)):
-        assert reward.mean() <= optimum.frontier_reward_at(kl.mean(), ref_logprobs, rewards) + 1e-9
+        assert reward.mean() <= optimum.frontier_at(kl.mean(), ref_logprobs, rewards)[0] + 1e-9
 
 
 @pytest.mark.parametrize('ties', [False, True])
@@ -217,10 +214,10 @@ def test_samples_of_both_models_reach_a_frontier_that_the_references_do_not(kl):
     shift = math.sqrt(2 * kl)
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randn(64, 2048, dtype=torch.float64, generator=generator)
-    own = optimum.frontier_reward_at(kl, uniform(rewards), rewards)
+    own = optimum.frontier_at(kl, uniform(rewards), rewards)[0]
     rewards[:, 1024:] += shift
     reference, policy = optimum.mixture(shift * rewards - kl)
-    assert optimum.frontier_reward_at(kl, reference, rewards) == pytest.approx(shift, abs=0.01)
+    assert optimum.frontier_at(kl, reference, rewards)[0] == pytest.approx(shift, abs=0.01)
     assert own < shift - 0.15
     assert optimum.kl(policy, reference).mean() == pytest.approx(kl, abs=0.05)
     assert optimum.effective_samples(reference, rewards, 1 / shift) > 900
@@ -299,7 +296,7 @@ def test_best_of_n_is_right_whatever_the_policy_whose_samples_help(kind, n):
     close(found.mean(), expected, 0.01 * expected + 3 * optimum.standard_error(found).item())
     close(kl.mean(), expected_kl, 0.01 * expected_kl + 3 * optimum.standard_error(kl).item())
     if kind == '0/1':  # the best of n is the best policy at its KL, and no better
-        frontier = optimum.frontier_reward_at(kl.mean(), reference, rewards)
+        frontier = optimum.frontier_at(kl.mean(), reference, rewards)[0]
         assert found.mean() <= frontier + 1e-6
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,7 +212,7 @@ def test_ranks_score_their_own_shares_alike(write):
 
     def work(comm):
         source = source_of(hparams).pinned(hparams.run.directory, comm, is_resumed=False)
-        reward = source.for_training(model, comm)
+        reward = source.for_training(comm, SimpleNamespace(trained_model=model))
         return rewards.make_score_fn(hparams.task, reward)(queries, responses)[0]
 
     known = KnownReward(model.encoding).score(queries, responses)
@@ -270,7 +271,7 @@ def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
     hparams.task.chat = chat
     code = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
     source = sources.FunctionSource(code.name, hparams.task, 1, code)
-    source.for_training(TrainedModel('test'), LocalComm())
+    source.for_training(LocalComm(), SimpleNamespace(trained_model=TrainedModel('test')))
     assert told == [chat]
 
 

@@ -8,6 +8,7 @@ from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError, about_option
+from lm_human_preferences.hparams.labelling_options import ImportHParams
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import LONGEST_REMARK
@@ -27,8 +28,7 @@ def import_labels(
     experiments: Experiments,
     file: str,
     output: str,
-    labeller: str,
-    ties: bool = False,
+    options: ImportHParams,
 ) -> None:
     """Import labels of `file` into a folder, or into a label file if `output` ends in .json."""
     if output.endswith('.jsonl'):
@@ -39,11 +39,11 @@ def import_labels(
             outputs.check_new_file(output)
     else:
         check_folder(output)
-    check_name(labeller)
+    check_name(options.labeller)
     encoding = lm_tasks.initial_encoding(reward_hparams.task.policy.initial_model)
     task = None
     if not is_file:
-        task = task_record(reward_hparams, output, experiment, encoding.name, ties=ties)
+        task = task_record(reward_hparams, output, experiment, encoding.name, ties=options.ties)
     labels, notes = tokenise.tokenise(
         records.read(file),
         reward_hparams,
@@ -59,7 +59,7 @@ def import_labels(
         shuffled = [into_folder.shuffled(*label, label_type) for label in labels]
         _write_file(output, shuffled, label_type.field, encoding.name)
     else:
-        folder = _write_folder(output, labels, task, encoding, labeller)
+        folder = _write_folder(output, labels, task, encoding, options.labeller)
         of_training = report(folder, ())['training_labels']
         if of_training:
             click.echo(f'To train on them: {training_command(folder, experiments, of_training)}')

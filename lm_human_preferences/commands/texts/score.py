@@ -194,9 +194,7 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 
 
 def _scores(
-    model: LearnedReward | KnownReward,
-    questions: Sequence[Question],
-    batch_size: int,
+    model: LearnedReward | KnownReward, questions: Sequence[Question], batch_size: int
 ) -> Iterator[tuple[float, float | None]]:
     """Yield the score of each response to each query, with its spread over an ensemble."""
     pairs = [(query, response) for query, responses in questions for response in responses]

@@ -10,16 +10,7 @@ from typing import Any
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
-from lm_human_preferences.labels.report.agreement import (
-    agreement_interval,
-    clustered_interval,
-    interval_alpha,
-    krippendorff_alpha,
-    pairwise_share,
-    raw_agreement,
-    uniform_p_value,
-    value_counts,
-)
+from lm_human_preferences.labels.report import agreement
 
 Policy = tuple[str, str]  # path, and the digest of the weights that were there
 QUICK = 1.0  # seconds in which nobody reads a question
@@ -129,15 +120,15 @@ def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
     label_type = folder.label_type
     raw = low = high = chance = None
     if label_type.is_numeric:
-        alpha = interval_alpha(values)
+        alpha = agreement.interval_alpha(values)
     else:
-        counts = value_counts(values)
-        raw = _number(raw_agreement(counts)[0])
+        counts = agreement.value_counts(values)
+        raw = _number(agreement.raw_agreement(counts)[0])
         clusters = {**dict.fromkeys(answers), **independent(folder, several)}
-        low, high = agreement_interval(counts, list(clusters.values()))
+        low, high = agreement.agreement_interval(counts, list(clusters.values()))
         # Of two who guess; a tie is one more answer.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
-        alpha = krippendorff_alpha(counts)
+        alpha = agreement.krippendorff_alpha(counts)
     return {
         'questions': sum(len(of_question) > 1 for of_question in values),
         'pairs': sum(math.comb(len(of_question), 2) for of_question in values),
@@ -166,7 +157,7 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
         'median_seconds': statistics.median(seconds) if seconds else None,
         'under_a_second': sum(value < QUICK for value in seconds),
         'positions': positions,
-        'positions_p_value': None if positions is None else uniform_p_value(positions),
+        'positions_p_value': None if positions is None else agreement.uniform_p_value(positions),
         'agreement': _number(share),
         'agreement_pairs': pairs,
         'gold': _gold(folder, own),
@@ -272,7 +263,7 @@ def _wins(
             counts[clusters[question.id]] += 1
             wins[clusters[question.id]] += int(policies[best] == policies[-1])
     n, won = counts.total(), wins.total()
-    low, high = clustered_interval(list(wins.values()), list(counts.values()))
+    low, high = agreement.clustered_interval(list(wins.values()), list(counts.values()))
     rate = won / n if n else None
     ties = {'ties': len(answers) - n} if folder.label_type.ties or n < len(answers) else {}
     return {
@@ -283,9 +274,9 @@ def _wins(
         'win_rate': rate,
         'low': low,
         'high': high,
-        'pairwise': None if rate is None else pairwise_share(rate, each),
-        'pairwise_low': pairwise_share(low, each),
-        'pairwise_high': pairwise_share(high, each),
+        'pairwise': None if rate is None else agreement.pairwise_share(rate, each),
+        'pairwise_low': agreement.pairwise_share(low, each),
+        'pairwise_high': agreement.pairwise_share(high, each),
         **ties,
     }
 

@@ -1,5 +1,6 @@
-"""Facts of a report on labels in words, for the terminal, the page and the card of a run."""
+"""Facts of a report on labels in words, in tables, and for the terminal as a whole."""
 
+import functools
 import json
 import os
 import statistics
@@ -13,33 +14,38 @@ from lm_human_preferences.utils.terminal import printable
 
 Facts = Mapping[str, Any]  # a part of label_report.report
 NOTHING = '-'
+TEMPLATES = os.path.dirname(__file__)
 
 
 def as_text(folder: str, found: Facts) -> str:
     """Return a whole report for the terminal, rendered from labels.jinja."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(os.path.dirname(__file__)),
+    return (
+        environment(TEMPLATES)
+        .get_template('labels.jinja')
+        .render(
+            folder=folder,
+            found=found,
+            table=aligned(labeller_table(sorted(found['labellers'].items()))),
+            correlation_words=correlation_words,
+            mean=statistics.mean,
+        )
+    )
+
+
+@functools.cache
+def environment(*directories: str) -> jinja2.Environment:
+    """Return the environment of templates whose text is for a terminal."""
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(directories),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Policies have the names that the folder gives them.
+        # Policies have the names that a folder or a run gives them.
         finalize=lambda value: printable(value) if isinstance(value, str) else value,
     )
-    environment.filters |= {'fixed': '{:.3f}'.format, 'percent': _percent, 'json': json.dumps}
-    return environment.get_template('labels.jinja').render(
-        folder=folder,
-        found=found,
-        agreement=agreement(found['agreement']),
-        table=aligned(labeller_table(sorted(found['labellers'].items()))),
-        comparison=comparison,
-        in_words=in_words,
-        correlation_words=correlation_words,
-        mean=statistics.mean,
-    )
-
-
-def _percent(share: float) -> str:
-    return f'{100 * share:.1f}'
+    found.filters |= {'json': json.dumps, 'spec': format}
+    found.globals['in_words'] = in_words
+    return found
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -50,33 +56,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         align = str.rjust if number else str.ljust
         columns.append([align(cell, width) for cell in column])
     return ['  '.join(row).rstrip() for row in zip(*columns, strict=True)]
-
-
-def agreement(found: Facts) -> list[str]:
-    """Describe the agreement of labellers; [] if no question has two answers."""
-    if not found['pairs']:
-        return []
-    where = f'{found["pairs"]} pairs of answers to {found["questions"]} questions'
-    chance = '' if found['raw'] is None else f'Chance is {100 * found["chance"]:.1f} %; '
-    alpha = 'undefined, because all these answers are the same'
-    if found['alpha'] is not None:
-        alpha = f'{found["alpha"]:.3f}'
-    told = f'Labellers rated the same question in {where}.'
-    if found['raw'] is not None:
-        share = f'{100 * found["raw"]:.1f} %'
-        told = f'Labellers agreed in {share} of {where} ({in_words(found["low"], found["high"])}).'
-    return [told, f"{chance}Krippendorff's alpha is {alpha}."]
-
-
-def comparison(found: Facts) -> str:
-    """Say how often a policy was preferred to another."""
-    if found['win_rate'] is None:
-        return f'{found["against"]} and {found["policy"]}: no answer prefers one to the other.'
-    return (
-        f'{found["against"]} was preferred to {found["policy"]} in {found["wins_of_against"]} of'
-        f' {found["n"]} answers to {found["questions"]} questions: {100 * found["win_rate"]:.1f} %'
-        f' ({in_words(found["low"], found["high"])}).'
-    )
 
 
 def labeller_table(labellers: Iterable[tuple[str, Facts]]) -> list[list[str]]:

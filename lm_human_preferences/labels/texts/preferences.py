@@ -1,5 +1,6 @@
 """Parses records with 'chosen' and 'rejected' into a query and two responses."""
 
+import itertools
 import re
 import string
 from collections.abc import Sequence
@@ -95,10 +96,7 @@ def _end_of_prompt(record: dict[str, Any], chosen: str, rejected: str, where: st
 
 
 def _parse_messages(
-    record: dict[str, Any],
-    chosen: list[Message],
-    rejected: list[Message],
-    where: str,
+    record: dict[str, Any], chosen: list[Message], rejected: list[Message], where: str
 ) -> tuple[str, tuple[str, str]]:
     """Return (query, responses): what both dialogues begin with belongs to the query."""
     shared = _common_prefix_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
@@ -132,12 +130,8 @@ def _comparable(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 def _common_prefix_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many items two sequences both begin with."""
-    count = 0
-    for one, other in zip(first, second):
-        if one != other:
-            break
-        count += 1
-    return count
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second))
+    return sum(1 for _ in same)
 
 
 def _overlap_length(prompt: Sequence[Message], query: Sequence[Message]) -> int:

@@ -47,12 +47,7 @@ class Tokeniser:
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        query_length: int,
-        response_length: int,
-        too_long: str,
-        option: str,
+        self, encoder: Encoder, query_length: int, response_length: int, too_long: str, option: str
     ) -> None:
         self.encoder = encoder
         self.lengths = {'query': query_length, 'response': response_length}
