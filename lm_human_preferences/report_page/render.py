@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 import click
+import jinja2
 from markupsafe import Markup, escape
 
 from lm_human_preferences import __version__, storage
@@ -91,16 +92,7 @@ def page(
     compared = None
     if len(found) > 1:
         compared = compared_runs.comparison(names, found, has_names=has_names)
-    environment = words.environment(
-        os.path.join(os.path.dirname(__file__), 'templates'),
-        _escaped,
-        digest=_digest,
-        duration=provenance.duration,
-        number=charts.number,
-        plain=plain,
-        whole=_whole,
-    )
-    text = environment.get_template('report.html').render(
+    text = _template('report.html').render(
         title=names[0] if len(names) == 1 else f'{len(names)} runs',
         stories=stories,
         compared=compared,
@@ -136,6 +128,19 @@ def _names(runs: Sequence[str]) -> list[str]:
     if len(set(names)) < len(names):
         names = ['/'.join(path.rstrip('/').split('/')[-2:]) for path in paths]
     return [plain(name, _NAME) for name in names]
+
+
+def _template(name: str) -> jinja2.Template:
+    environment = words.environment(
+        os.path.join(os.path.dirname(__file__), 'templates'),
+        _escaped,
+        digest=_digest,
+        duration=provenance.duration,
+        number=charts.number,
+        plain=plain,
+        whole=_whole,
+    )
+    return environment.get_template(name)
 
 
 def _escaped(text: str, longest: int = LONGEST) -> Markup:
