@@ -576,7 +576,7 @@ def measured(monkeypatch):
     responses = measure.Responses(half, torch.tensor([0.25, 0.75]).double(), scores)
     monkeypatch.setattr(measure, 'enumerate_all', lambda *arguments: responses)
     monkeypatch.setattr(measure, 'sample_many', lambda *arguments: responses)
-    monkeypatch.setattr(comparison, 'BEST_OF', (2,))
+    monkeypatch.setattr(report, 'BEST_OF', (2,))
     sizes = types.SimpleNamespace(n_vocab=9)
     policy = types.SimpleNamespace(model=types.SimpleNamespace(sizes=sizes))
     task = HParams().task
