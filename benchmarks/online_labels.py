@@ -33,7 +33,8 @@ from lm_human_preferences import lm_tasks, storage, train_policy
 from lm_human_preferences.evaluation import optimum, plots
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.plan.making import policy_phase
-from lm_human_preferences.rewards import RewardModel, load_reward_model
+from lm_human_preferences.reward_sources.loading import load_reward_model
+from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.logging import log_line
 
