@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from evaluation_coverage import best, evaluation, exact, percent, print_heads, print_row, trust
 
 from lm_human_preferences.commands import learning_curve
-from lm_human_preferences.evaluation import comparison, report
+from lm_human_preferences.evaluation import report
 from lm_human_preferences.labels.report.agreement import (
     agreement_interval,
     clustered_interval,
@@ -235,7 +235,7 @@ def main() -> None:
     for name in args.sections or SECTIONS:
         print(f'\n## {name}\n')
         bests = {'best': report.BEST_OF, 'exact': (4,)}  # which take most of the time
-        with mock.patch.object(comparison, 'BEST_OF', bests.get(name, ())):
+        with mock.patch.object(report, 'BEST_OF', bests.get(name, ())):
             SECTIONS[name](4 if args.quick else args.trials, np.random.default_rng(args.seed))
 
 
