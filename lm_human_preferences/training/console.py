@@ -121,14 +121,14 @@ def show_settings(hparams: HParams, record: str | None) -> None:
         groups.setdefault(group, []).append(f'{leaf}={text}')
     paragraphs = textwrap.TextWrapper(
         columns(WIDEST) - 1,
-        initial_indent='  ',
         subsequent_indent='    ',
         break_long_words=False,
         break_on_hyphens=False,
     )
     log_in_summary('settings:')
     for group, settings in groups.items():
-        log_in_summary(*paragraphs.wrap(f'{group}: ' * bool(group) + '  '.join(settings)))
+        paragraphs.initial_indent = f'  {group}: ' if group else '  '
+        log_in_summary(*paragraphs.wrap('  '.join(settings)))
     where = f'{record} hold them all' if record else '--dry_run prints them all'
     log_in_summary(f'  {unchanged} others have their defaults; {where}')
 
