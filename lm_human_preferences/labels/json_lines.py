@@ -1,5 +1,6 @@
 """Append-only files of one JSON object a line; a line that a kill left unfinished is removed."""
 
+import contextlib
 import json
 import mmap
 import os
@@ -104,9 +105,10 @@ class Writer:
         self._unwritable = f'{path} cannot be written'
         self._rescue: tuple[str, str] | None = None  # change of a lost file, and advice
         is_new = not os.path.exists(path)
-        with os_errors_as(self._unwritable):
+        # Where this fails, the lock would last as long as the error's traceback.
+        with os_errors_as(self._unwritable), contextlib.ExitStack() as opened:
             try:
-                self.file = storage.open_locked(path, 'ab+', opener=opener)
+                self.file = opened.enter_context(storage.open_locked(path, 'ab+', opener=opener))
             except BlockingIOError:
                 raise UserError(in_use) from None
             self.dropped = self._drop_torn_line()
@@ -114,6 +116,7 @@ class Writer:
             self._lines = bytearray(self._content()) if keeps_lines else None
             if is_new:
                 storage.sync_directory(os.path.dirname(path))
+            opened.pop_all()
 
     def _drop_torn_line(self) -> int:
         size = os.fstat(self.file.fileno()).st_size
