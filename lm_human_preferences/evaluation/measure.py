@@ -266,7 +266,8 @@ def measure(
 ) -> dict[str, Any]:
     """Return results on `queries (queries, query_length)` for JSON, exact if responses are few.
 
-    samples: of each model to a query, else. are_chosen: the queries are not all that there are.
+    samples: of each model to a query, where responses are many. are_chosen: the user has said how
+    many queries.
     """
     count = samples
     exact = can_enumerate(models)

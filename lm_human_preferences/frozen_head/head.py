@@ -15,7 +15,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
 
 ABOUT = 'about'  # in the file's metadata: what the head is of, in JSON
-SMALLEST_DEVIATION = 1e-6  # of a feature
+SMALLEST_DEVIATION = 1e-6  # of a feature; of scores, which are below it by rounding alone
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import ceil_div
 
-SOURCES = ('people', 'mock', 'test')
+PEOPLE = 'people'
+SOURCES = (PEOPLE, 'mock', 'test')
 INITIAL_SHARE, AHEAD_SHARE = 4, 50  # labels are divided by these where the options do not say
 
 
@@ -112,7 +113,7 @@ class OnlineHParams(hyperparams.HParams):
         at_most=1,
     )
     source: str = option(
-        'people',
+        PEOPLE,
         "who answers: 'people', by ./launch.py label; 'mock', the known reward of reviews; 'test',"
         ' who prefers small token ids',
         one_of=SOURCES,
@@ -138,7 +139,7 @@ class OnlineHParams(hyperparams.HParams):
     @property
     def asks_people(self) -> bool:
         """True if people answer, not a simulated labeller."""
-        return self.source == 'people'
+        return self.source == PEOPLE
 
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check the number of labels, and that people make no simulated errors."""

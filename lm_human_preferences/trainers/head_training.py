@@ -24,7 +24,6 @@ from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, log_line
 
 ROWS = 64  # responses that are passed at a time
-SMALLEST_DEVIATION = 1e-6  # of scores, below which a fit has found only its own rounding
 MOST_SAMPLED = 64  # of the initial policy: they set a scale, and cost more than the fit
 
 
@@ -116,7 +115,7 @@ def _normalized(phase: TrainReward, head: heads.Head, others: torch.Tensor) -> h
     if not settings.normalize_after or len(others) == 0:
         return head
     std, mean = torch.std_mean(head(others)[0], correction=0)
-    if std < SMALLEST_DEVIATION or not std.isfinite():
+    if std < heads.SMALLEST_DEVIATION or not std.isfinite():
         raise UserError(
             f'{settings.labels.setting("source")}: all responses get the same reward, so it cannot'
             ' be normalised; check the labels'

@@ -136,7 +136,7 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     assert set(contexts) == {RENDERED}
     contexts.clear()
     printed = invoke(
-        f'sample --save_dir {tmp_path}/run --nsamples 256 --batch_size 128 --mpi 1'
+        f'sample --save_dir {tmp_path}/run --nsamples 256 --batch_size 128 --seed 1 --mpi 1'
         f' --output {tmp_path}/samples.jsonl',
         sample.cli,
     ).stdout

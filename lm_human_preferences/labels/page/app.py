@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lm_human_preferences.hparams.labelling_options import PUBLIC_URL
 from lm_human_preferences.labels.answers import LONGEST_REMARK
 from lm_human_preferences.labels.page.key import Access
 from lm_human_preferences.labels.page.service import MOST_QUESTIONS, LabellingService
@@ -190,14 +191,13 @@ class Guard:
         self.names = {name.lower() for name in (*LOCAL_NAMES, *names)}
         self.public_host = self.public_origin = None
         self.path = '/'
-        if public_url is not None:
-            public_scheme, _, rest = public_url.partition('://')
-            host, _, path = rest.partition('/')
+        if match := PUBLIC_URL.fullmatch(public_url or ''):
+            public_scheme, host, port, path = match.groups('')
             # A browser leaves out the port that a scheme has anyway.
-            host = host.lower().removesuffix(':443' if public_scheme == 'https' else ':80')
-            self.public_host = re.sub(r':\d+$', '', host)
-            self.public_origin = f'{public_scheme}://{host}'
-            self.path = f'/{path}'.rstrip('/') + '/'
+            port = port.removesuffix(':443' if public_scheme == 'https' else ':80')
+            self.public_host = host.lower()
+            self.public_origin = f'{public_scheme}://{self.public_host}{port}'
+            self.path = f'{path.rstrip("/")}/'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope['type'] == 'http':
