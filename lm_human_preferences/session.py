@@ -93,7 +93,9 @@ def start(
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
     width = initial_model.sizes().n_embd
     library = agree_on_library(width, checkpointer, comm)
-    precision.configure_for(width, settings.run.precision, library)
+    precision.configure_for(
+        width, settings.run.precision, library, deterministic=settings.run.deterministic
+    )
     console.dump(initial_model.sizes(), name='model_hparams')
     network = phase.files.network
     initial_model = bases.under(initial_model, phase.adapters, settings.run, network, comm)

@@ -168,8 +168,8 @@ class RunHParams(reward_options.RunHParams):
     )
     graphs: bool = own_option(
         False,
-        'on a GPU, sample by CUDA graphs, which keep the cache of keys and values: no GPU was at'
-        ' hand to try it',
+        'on a GPU, sample by CUDA graphs, which keep the cache of keys and values; of use for'
+        ' small batches',
     )
     serve: ServeHParams | None = own_option(
         None,

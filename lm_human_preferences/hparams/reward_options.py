@@ -168,6 +168,11 @@ class RunHParams(hyperparams.HParams):
         ' fp32',
         one_of=PRECISIONS,
     )
+    deterministic: bool = own_option(
+        True,
+        'on a GPU, compute gradients that repeat to the bit, so that a resumed run goes on exactly;'
+        ' off is a little faster',
+    )
     gradient_checkpointing: bool = own_option(
         False,
         'less memory, more time: keep only the input of each block, and compute the block again for'

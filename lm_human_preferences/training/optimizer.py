@@ -32,7 +32,8 @@ class Adam:
         """Add the gradient of the scalar `loss`, the `last` one before the update or not."""
         if last:
             self.gradients.require_sync()
-        loss.backward()
+        with precision.repeatable_gradients():
+            loss.backward()
 
     def update(self, lr: float) -> None:
         """Average the gradients over ranks, update the parameters, and drop the gradients."""

@@ -1,6 +1,7 @@
 """Precision, library and memory layout of this process's products of matrices."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,25 +32,32 @@ class Kernels:
     # Numbers of rows for which frozen weights are prepacked; None: all.
     prepacked_rows: range | None = None
     fuses_attention: bool = True
+    deterministic: bool = False  # gradients, on a GPU
     vocabulary_piece: int | None = None  # words whose logits are computed at once
 
 
 _kernels = Kernels()
 
 
-def configure_for(n_embd: int, precision: str, library: Library | None = None) -> None:
+def configure_for(
+    n_embd: int, precision: str, library: Library | None = None, *, deterministic: bool = True
+) -> None:
     """Set this process up for a network of this width; library None: the fastest."""
     threads.limit_alone()
     # Threads synchronise after every operation, which takes microseconds in a tiny network.
     if n_embd <= products.TINY_WIDTH and not threads.is_set_by_user():
         torch.set_num_threads(1)
-    configure(precision, default_device(), library or products.choose(n_embd))
+    library = library or products.choose(n_embd)
+    configure(precision, default_device(), library, deterministic=deterministic)
 
 
-def configure(precision: str, device: torch.device, library: Library) -> Kernels:
+def configure(
+    precision: str, device: torch.device, library: Library, *, deterministic: bool = True
+) -> Kernels:
     """Set this process up for `precision`: fp32, tf32 or bf16, on `device`; UserError if it cannot.
 
     Weights, the residual stream, logits, losses and statistics stay float32 in any case.
+    deterministic: of gradients on a GPU, see repeatable_gradients.
     """
     global _kernels
     check_available(precision, device)
@@ -60,7 +68,10 @@ def configure(precision: str, device: torch.device, library: Library) -> Kernels
         # as each sampled token has a new one: in 0.04 to 2.7 s on an H100. Its gradients are NaN
         # at some lengths (issue 196678 of PyTorch).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        _kernels = Kernels(reduced=reduced)
+        # What deterministic algorithms need, and do not: to fill new memory takes time.
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore
+        _kernels = Kernels(reduced=reduced, deterministic=deterministic)
         return _kernels
     allocator.keep_freed_memory()
     library = _select(library)
@@ -89,14 +100,41 @@ def _select(library: Library) -> Library:
 def plain() -> Iterator[None]:
     """Within the block, compute in float32 with PyTorch's own settings, whatever is configured."""
     global _kernels
-    before = _kernels
+    before, allowed_tf32 = _kernels, torch.backends.cuda.matmul.allow_tf32
     _kernels = Kernels()
+    torch.backends.cuda.matmul.allow_tf32 = False
     products.select(_kernels.library)
     try:
         yield
     finally:
         _kernels = before
+        torch.backends.cuda.matmul.allow_tf32 = allowed_tf32
         products.select(before.library)
+
+
+@contextlib.contextmanager
+def repeatable_gradients() -> Iterator[None]:
+    """Within the block, a GPU computes the same gradients again to the bit, if so configured.
+
+    In forward passes all operators repeat; in backward passes attention by the memory-efficient
+    kernel and what adds to the same place do not by themselves. UserError where a model has an
+    operator that cannot.
+    """
+    if not _kernels.deterministic:
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as e:
+        if 'deterministic' not in str(e):
+            raise
+        raise UserError(
+            f'gradients of this model cannot be repeated to the bit ({e!s:.200}): set'
+            ' --run.deterministic off'
+        ) from e
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def check_available(precision: str, device: torch.device) -> None:

@@ -168,6 +168,27 @@ def test_products_that_lose_digits_are_not_taken(monkeypatch):
     assert kernels.library == 'default' and kernels.fuses_attention
 
 
+def test_plain_products_are_not_tf32(monkeypatch):
+    matmul = torch.backends.cuda.matmul
+    monkeypatch.setattr(matmul, 'allow_tf32', True)
+    with precision.plain():
+        assert not matmul.allow_tf32
+    assert matmul.allow_tf32
+
+
+@pytest.mark.parametrize('deterministic', [True, False])
+def test_gradients_of_a_gpu_are_repeatable(deterministic, monkeypatch):
+    kernels = precision.Kernels(deterministic=deterministic)
+    monkeypatch.setattr(precision, '_kernels', kernels)
+    with precision.repeatable_gradients():
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
+    assert not torch.are_deterministic_algorithms_enabled()
+    error = UserError if deterministic else RuntimeError
+    with pytest.raises(error), precision.repeatable_gradients():
+        raise RuntimeError('put_ does not have a deterministic implementation')
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 @pytest.mark.parametrize('temperature', [1, 0.001])
 def test_log_probabilities_of_a_large_vocabulary_are_exact(temperature):
     """log_softmax is not: after a likely word, the small terms of its sum lose their digits."""
