@@ -168,12 +168,16 @@ def test_products_that_lose_digits_are_not_taken(monkeypatch):
     assert kernels.library == 'default' and kernels.fuses_attention
 
 
-def test_plain_products_are_not_tf32(monkeypatch):
+def test_plain_products_are_not_tf32():
     matmul = torch.backends.cuda.matmul
-    monkeypatch.setattr(matmul, 'allow_tf32', True)
-    with precision.plain():
-        assert not matmul.allow_tf32
-    assert matmul.allow_tf32
+    before = matmul.allow_tf32
+    try:
+        matmul.allow_tf32 = True
+        with precision.plain():
+            assert not matmul.allow_tf32
+        assert matmul.allow_tf32
+    finally:
+        matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize('deterministic', [True, False])
