@@ -289,7 +289,7 @@ def test_a_network_takes_the_library_of_this_machine_or_the_one_that_is_given(
 ):
     machine('AMD with bf16')
     calls = []
-    monkeypatch.setattr(precision, 'configure', lambda *call: calls.append(call))
+    monkeypatch.setattr(precision, 'configure', lambda *call, **_: calls.append(call))
     precision.configure_for(768, 'bf16', given)
     assert calls == [('bf16', default_device(), taken)]
 
@@ -306,7 +306,7 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     machine('AMD with bf16')
     monkeypatch.setattr(TrainedModel, 'sizes', lambda self: Sizes(n_embd=768))
     calls = []
-    monkeypatch.setattr(precision, 'configure_for', lambda *call: calls.append(call))
+    monkeypatch.setattr(precision, 'configure_for', lambda *call, **_: calls.append(call))
     hparams = reward_options.HParams()
     hparams.task.policy.initial_model = 'test'
     hparams.run.precision = 'bf16'
