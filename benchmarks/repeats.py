@@ -29,33 +29,24 @@ import workload
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed import comm
+from lm_human_preferences.training import precision
+from lm_human_preferences.utils.core import default_device
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEPS = 8
 
 
-def weights_after_an_update(args, clock=None, *, deterministic=False):
+def weights_after_an_update(args, clock=None):
     """The weights of a policy after an update from the same start, as one vector.
 
-    clock: times the epochs, whose operators are `deterministic` or an error.
+    clock: times the epochs.
     """
     queries = workload.queries(args.batch)
     run = ppo_update.Ours(args.size, ppo_update.hparams_of(args.batch), queries, comm.init_comm())
     torch.manual_seed(1)
     np.random.seed(1)
     clock = clock or measuring.Clock()
-    train = clock.timed('epochs', run.trainer.train)
-
-    def train_so(*given):
-        if deterministic:
-            torch.use_deterministic_algorithms(True)
-        try:
-            return train(*given)
-        finally:
-            if deterministic:
-                torch.use_deterministic_algorithms(False)
-
-    run.trainer.train = train_so
+    run.trainer.train = clock.timed('epochs', run.trainer.train)
     run.update()
     own = run.trainer.policy.parameters_by_name().values()
     return torch.cat([each.detach().flatten().cpu() for each in own])
@@ -63,9 +54,9 @@ def weights_after_an_update(args, clock=None, *, deterministic=False):
 
 def operators(args):
     """Print the nondeterministic operators of an update, and whether it can be repeated."""
-    torch.utils.deterministic.fill_uninitialized_memory = False  # which takes time
-    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # needed by what is deterministic
     measuring.set_up(args.precision, args.size)
+    library, device = workload.library_for(args.size), default_device()
+    precision.configure(args.precision, device, library, deterministic=False)
     torch.use_deterministic_algorithms(True, warn_only=True)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter('always')
@@ -74,10 +65,11 @@ def operators(args):
     named = {str(each.message).split(' does not have')[0] for each in found}
     print('nondeterministic:', ', '.join(sorted(named)) or 'none')
     for deterministic in (False, True):
+        precision.configure(args.precision, device, library, deterministic=deterministic)
         found = []
         for _ in range(2):
             clock = measuring.Clock()
-            found.append(weights_after_an_update(args, clock, deterministic=deterministic))
+            found.append(weights_after_an_update(args, clock))
         print(
             f'weights of two {"deterministic " * deterministic}updates differ by at most'
             f' {(found[0] - found[1]).abs().max():.1e}, epochs took {clock.seconds["epochs"]:.3g} s'

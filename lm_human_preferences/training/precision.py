@@ -70,7 +70,7 @@ def configure(
         torch.backends.cuda.enable_cudnn_sdp(False)
         # What deterministic algorithms need, and do not: to fill new memory takes time.
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         _kernels = Kernels(reduced=reduced, deterministic=deterministic)
         return _kernels
     allocator.keep_freed_memory()
@@ -116,9 +116,8 @@ def plain() -> Iterator[None]:
 def repeatable_gradients() -> Iterator[None]:
     """Within the block, a GPU computes the same gradients again to the bit, if so configured.
 
-    In forward passes all operators repeat; in backward passes attention by the memory-efficient
-    kernel and what adds to the same place do not by themselves. UserError where a model has an
-    operator that cannot.
+    By itself, attention by the memory-efficient kernel adds in any order. UserError where a model
+    has an operator that cannot repeat.
     """
     if not _kernels.deterministic:
         yield

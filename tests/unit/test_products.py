@@ -289,9 +289,9 @@ def test_a_network_takes_the_library_of_this_machine_or_the_one_that_is_given(
 ):
     machine('AMD with bf16')
     calls = []
-    monkeypatch.setattr(precision, 'configure', lambda *call, **_: calls.append(call))
-    precision.configure_for(768, 'bf16', given)
-    assert calls == [('bf16', default_device(), taken)]
+    monkeypatch.setattr(precision, 'configure', lambda *call, **more: calls.append((*call, more)))
+    precision.configure_for(768, 'bf16', given, deterministic=False)
+    assert calls == [('bf16', default_device(), taken, {'deterministic': False})]
 
 
 class Begun(Exception):
@@ -306,13 +306,16 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     machine('AMD with bf16')
     monkeypatch.setattr(TrainedModel, 'sizes', lambda self: Sizes(n_embd=768))
     calls = []
-    monkeypatch.setattr(precision, 'configure_for', lambda *call, **_: calls.append(call))
+    monkeypatch.setattr(
+        precision, 'configure_for', lambda *call, **more: calls.append((*call, more))
+    )
     hparams = reward_options.HParams()
     hparams.task.policy.initial_model = 'test'
     hparams.run.precision = 'bf16'
+    hparams.run.deterministic = False
     with pytest.raises(Begun):
         session.start(reward_phase(hparams), begin, kept(), shared.Bases(), LocalComm(), records={})
-    assert calls == [(768, 'bf16', 'onednn')]
+    assert calls == [(768, 'bf16', 'onednn', {'deterministic': False})]
 
 
 def test_seconds_are_those_of_each_product(monkeypatch):
