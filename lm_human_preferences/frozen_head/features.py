@@ -12,6 +12,11 @@ def blocks_of(n_layer: int) -> tuple[int, int]:
     return min(round(MIDDLE * n_layer), last), min(round(LATE * n_layer), last)
 
 
+def n_features(n_embd: int) -> int:
+    """Return the number of features of a response, see pooled."""
+    return 3 * n_embd
+
+
 def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """Return features (batch, 3 * n_embd): both blocks' means, and the first one's last state.
 

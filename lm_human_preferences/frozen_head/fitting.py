@@ -21,23 +21,24 @@ class Fitted(NamedTuple):
 
     prediction: of labels without ties by heads that have not learned from their queries; None
     without any. gain: mean number of nats by which these find a label less surprising than guessing
-    does. margin: of its 95 % interval, over queries.
+    does. margin: of its 95 % interval, over queries; None where all labels are about one.
     """
 
     head: Head
     strength: float
     prediction: Prediction | None
     gain: float
-    margin: float
+    margin: float | None
     loss: float = math.nan  # of the same heads, see label_types
 
     @property
     def knows(self) -> bool:
         """Return whether it predicts labels better than guessing, with 95 % confidence."""
-        return self.gain > self.margin
+        return self.margin is not None and self.gain > self.margin
 
     def __str__(self) -> str:
-        found = f'{self.gain:.2f} ± {self.margin:.2f} nats better than guessing'
+        width = '' if self.margin is None else f' ± {self.margin:.2f}'
+        found = f'{self.gain:.2f}{width} nats better than guessing'
         return found if self.prediction is None else f'{self.prediction}; {found}'
 
     def warning(self) -> str | None:
@@ -45,7 +46,7 @@ class Fitted(NamedTuple):
         if self.knows:
             return None
         more = 'what they prefer may not be in the hidden states at all'
-        if self.gain > 0 and self.prediction is not None:
+        if self.gain > 0 and self.prediction is not None and self.margin is not None:
             # The margin falls with the square root of the number of labels.
             wanted = self.prediction.labels * (self.margin / self.gain) ** 2
             if wanted < MOST_WANTED:
@@ -78,7 +79,7 @@ def fit_head(
     head = dataclasses.replace(head, weight=weight, bias=bias, known=known, doubt=doubt)
     head = dataclasses.replace(head, usual=head(every.double())[1].mean())
     gains = _by_subject(found.gains, subjects)
-    margin = math.inf
+    margin = None
     if len(gains) > 1:
         margin = student.quantile(len(gains) - 1) * (gains.std() / len(gains) ** 0.5).item()
     choices = label_type.without_ties({**labels, 'scores': found.scores})

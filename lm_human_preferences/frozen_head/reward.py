@@ -8,7 +8,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.frozen_head.features import blocks_of, pooled
+from lm_human_preferences.frozen_head.features import blocks_of, n_features, pooled
 from lm_human_preferences.frozen_head.head import Head, load, unfitted
 from lm_human_preferences.language.trained_models import TrainedModel, is_saved_by_transformers
 from lm_human_preferences.policy import Policy
@@ -66,7 +66,7 @@ class FrozenReward:
 
 def without_labels(reference: Policy, pessimism: float = 0.0) -> FrozenReward:
     """Return a reward whose head scores 0, until it gets another."""
-    nothing = torch.zeros(1, 3 * reference.model.sizes.n_embd)
+    nothing = torch.zeros(1, n_features(reference.model.sizes.n_embd))
     return FrozenReward(unfitted(nothing), reference, pessimism)
 
 
@@ -116,11 +116,16 @@ def checked(
     fitted_on, here = torch.tensor(about['probe']), probe_of(reference)
     is_alike = fitted_on.shape == here.shape
     if not is_alike or (fitted_on - here).norm() > MOST_DIFFERENCE * fitted_on.norm():
-        raise UserError(
-            f'{directory} is a head on hidden states of {about["initial_model"]} in its template:'
-            f' {reference.trained_model.name} has others; train a reward model for this task'
-        )
+        raise other_model(directory, about, reference.trained_model.name)
     return FrozenReward(head, reference, pessimism)
+
+
+def other_model(directory: str, about: Mapping[str, Any], name: str) -> UserError:
+    """Return the error that a head has not been fitted on the hidden states of a model."""
+    return UserError(
+        f'{directory} is a head on hidden states of {about["initial_model"]} in its template:'
+        f' {name} has others; train a reward model for this task'
+    )
 
 
 def task_of(about: Mapping[str, Any]) -> lm_tasks.TaskHParams:

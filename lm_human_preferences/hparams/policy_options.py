@@ -22,6 +22,7 @@ from lm_human_preferences.utils.integers import check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
+MOST_PESSIMISM = 100  # beyond it, what a head prefers would hardly count
 NEW_MODEL = 'rewards.train_new_model'
 
 
@@ -64,6 +65,7 @@ class RewardHParams(hyperparams.HParams):
         'standard deviations by which a head (features frozen) lowers its scores where its labels'
         ' tell little',
         at_least=0,
+        at_most=MOST_PESSIMISM,
     )
 
     ensemble: int | None = own_option(

@@ -19,7 +19,7 @@ from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import random_stream
-from lm_human_preferences.utils.logging import Logger
+from lm_human_preferences.utils.logging import Logger, announce
 
 Labels = dict[str, torch.Tensor]
 
@@ -126,6 +126,7 @@ class HeadRetrainer:
     seed: int
     place: str | None
     is_trained: bool = False
+    warned: bool = False  # that the last head may have learned nothing
 
     def __post_init__(self) -> None:
         self.settings = self.phase.settings
@@ -137,6 +138,10 @@ class HeadRetrainer:
             fitted = head_training.fit(self.phase, self.ref_policy, learned, self.comm)
         self.reward.set_head(fitted.head)
         self.is_trained = True
+        warning = fitted.warning()
+        if warning and not self.warned and self.comm.rank == 0:
+            announce(warning)
+        self.warned = warning is not None
         if self.comm.rank == 0 and self.place is not None:
             self.ref_policy.trained_model.write_files(self.place)
             count = len(learned['query'])

@@ -38,6 +38,7 @@ class Trial:
     query_notes: list[str] = dataclasses.field(default_factory=list)
     estimates: list[memory.MemoryEstimate] = dataclasses.field(default_factory=list)
     encoding: Encoding | None = None
+    width: int | None = None
 
     @property
     def has_queries(self) -> bool:
@@ -83,6 +84,7 @@ class Trial:
             lm_tasks.check_task(self.plan.settings.task, encoding, sizes)
         else:
             self.unchecked.append(f'the encoding {encoding.name}, which is needed to check lengths')
+        self.width = sizes.n_embd
         sizes = checks.sizes_of(self.plan, sizes, create)
         for estimate in self.plan.memory(sizes, self.ranks):
             memory.check_rows(estimate, self.free_memory())

@@ -19,7 +19,7 @@ from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextScorer
 from lm_human_preferences.frozen_head import head
 from lm_human_preferences.frozen_head import reward as frozen
-from lm_human_preferences.frozen_head.features import blocks_of
+from lm_human_preferences.frozen_head.features import blocks_of, n_features
 from lm_human_preferences.language import weights
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
@@ -43,9 +43,13 @@ _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
 class ScoringTrial(Protocol):
-    """Texts to try a reward on. encoding: None if not here; has_queries: whether texts are."""
+    """Texts to try a reward on. encoding: None if not here; has_queries: whether texts are.
+
+    width: of the initial model's hidden states; None where it is not here.
+    """
 
     encoding: Encoding | None
+    width: int | None
 
     @property
     def has_queries(self) -> bool: ...
@@ -296,6 +300,12 @@ class _OnReference(RewardSource):
 @dataclasses.dataclass(frozen=True)
 class SavedHeadSource(_OnReference, SavedSource):
     """A head on the reference's hidden states that is trained already."""
+
+    def check_scoring(self, trial: ScoringTrial) -> None:
+        directory = locations.reward_model_dir(self.name)
+        fitted, about = head.load(directory)
+        if trial.width is not None and len(fitted.mean) != n_features(trial.width):
+            raise frozen.other_model(directory, about, self.task.policy.initial_model)
 
 
 @dataclasses.dataclass(frozen=True)

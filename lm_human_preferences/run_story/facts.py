@@ -49,6 +49,8 @@ class HeldOut(NamedTuple):
     is_of_mean: bool  # False: of the first member, as in logs of earlier versions
     is_cross_validated: bool  # each by a head that had not learned from its query
     is_selected: bool  # True where an epoch was selected by the same labels
+    gain: float | None  # of a head, in nats for each label over guessing, and its margin
+    margin: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +205,8 @@ class RunFacts:
             is_of_mean=prefix == OF_MEAN,
             is_cross_validated=prefix == CROSS_VALIDATED,
             is_selected=self.reward is not None and self.reward.keeps_best,
+            gain=self.last(f'{prefix}gain'),
+            margin=self.last(f'{prefix}gain_margin'),
         )
 
     @property

@@ -11,6 +11,7 @@ from lm_human_preferences import label_types, lm_tasks, session
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import head as heads
+from lm_human_preferences.frozen_head.features import n_features
 from lm_human_preferences.frozen_head.fitting import Fitted, fit_head
 from lm_human_preferences.frozen_head.reward import FrozenReward, features_of, probe_of
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, subjects_of
@@ -75,8 +76,8 @@ def fit(phase: TrainReward, reference: Policy, labels: Labels, comm: Comm) -> Fi
     )
     # A rank has none of fewer labels than ranks.
     found = [features_of(reference, *part).cpu() for part in parts if len(part[0])]
-    n_features = 3 * reference.model.sizes.n_embd
-    features = torch.empty(*responses.shape[:2], n_features)
+    width = n_features(reference.model.sizes.n_embd)
+    features = torch.empty(*responses.shape[:2], width)
     shares = comm.all_gather_object(torch.cat([features[:0], *found]))
     for rank, share in enumerate(shares):
         features[rank :: comm.size] = share
@@ -99,7 +100,7 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
         labels=settings.labels.source,
         batch_size=exact_div(settings.rollout_batch_size, comm.size),
     )
-    found = [torch.empty(0, 3 * reference.model.sizes.n_embd)]
+    found = [torch.empty(0, n_features(reference.model.sizes.n_embd))]
     count = min(settings.normalize_samples, MOST_SAMPLED)
     for _ in range(ceil_div(count, settings.rollout_batch_size)):
         queries = query_sampler()['tokens']
@@ -126,7 +127,9 @@ def _normalized(phase: TrainReward, head: heads.Head, others: torch.Tensor) -> h
 def _tell(phase: TrainReward, fitted: Fitted, comm: Comm, labels: int, seconds: float) -> None:
     """Log and print how well the head would predict other labels."""
     log = Logger(phase.settings.run.directory, run_files.REWARD.network, log_interval=1, comm=comm)
-    numbers = {'gain': fitted.gain, 'gain_margin': fitted.margin, 'strength': fitted.strength}
+    numbers = {'gain': fitted.gain, 'strength': fitted.strength}
+    if fitted.margin is not None:
+        numbers['gain_margin'] = fitted.margin
     if fitted.prediction is not None:
         numbers |= fitted.prediction.statistics()
     log.log(numbers, 0, tag_prefix='train_reward/cross_validated/')

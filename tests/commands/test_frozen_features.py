@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -57,6 +58,14 @@ def test_there_is_no_network_but_the_policy_and_the_reference(run):
     assert not (folder / 'run/reward_model/checkpoints').exists()
 
 
+def test_the_page_says_how_well_it_predicts(run, tmp_path):
+    folder, _ = run
+    succeed(f'report {folder}/run --output {tmp_path}/page.html')
+    page = (tmp_path / 'page.html').read_text()
+    assert re.search(r'by -?\d\.\d\d ± \d\.\d\d nats each', page)
+    assert 'lowered by 0.5 standard deviations' in page
+
+
 def test_it_goes_on_as_it_began(run):
     folder, _ = run
     head = (folder / 'run/reward_model/frozen_head.safetensors').read_bytes()
@@ -102,6 +111,10 @@ def test_a_trained_head_is_given_to_another_policy(run, tmp_path):
     )
     given = f'--rewards.trained_model {folder}/run --ppo.total_episodes 64'
     succeed(f'train_policy chat second --mpi 1 --save_dir {tmp_path} {task} {given}')
+    wide = write_chat_model(tmp_path / 'wide', hidden_size=64)
+    dry = f'{task} {given} --dry_run'.replace(f'{folder}/model', str(wide))
+    refused = invoke(f'train_policy chat third --mpi 1 --save_dir {tmp_path} {dry}')
+    assert 'is a head on hidden states of' in last_error_of(refused)
     other = write_chat_model(tmp_path / 'other', seed=1)
     task = task.replace(f'{folder}/model', str(other))
     refused = invoke(f'train_policy chat third --mpi 1 --save_dir {tmp_path} {task} {given}')

@@ -92,9 +92,10 @@ def queries(tmp_path):
     return path
 
 
-def write_chat_model(directory, seed=0, positions=128):
+def write_chat_model(directory, seed=0, positions=128, **sizes):
     write_model(directory, chat_template=TEMPLATE)
-    return save(tiny('llama', seed, vocab_size=512, max_position_embeddings=positions), directory)
+    model = tiny('llama', seed, vocab_size=512, max_position_embeddings=positions, **sizes)
+    return save(model, directory)
 
 
 @pytest.fixture

@@ -135,6 +135,15 @@ def test_the_number_of_labels_that_would_do(gain, margin, told):
     assert told in str(fitted.warning())
 
 
+def test_labels_about_one_query_have_no_margin():
+    label_type, labels = made_labels('best_of_2', torch.randn(3, 2))
+    labels |= {sample: torch.arange(3)[:, None] for sample in label_type.samples}
+    x = torch.randn(3, 2, 4)
+    fitted = fitting.fit_head(x, labels, label_type, torch.randn(9, 4), torch.zeros(3).long())
+    assert fitted.margin is None and not fitted.knows
+    assert '±' not in str(fitted) and 'learned nothing' in str(fitted.warning())
+
+
 def test_features_are_means_and_a_last_state():
     states = torch.arange(24.0).view(2, 2, 3, 2)
     real = torch.tensor([[True, True, False], [False, False, False]])
