@@ -302,6 +302,7 @@ class SavedHeadSource(_OnReference, SavedSource):
     """A head on the reference's hidden states that is trained already."""
 
     def check_scoring(self, trial: ScoringTrial) -> None:
+        """Raise UserError for a damaged head, or one of a model of another width."""
         directory = locations.reward_model_dir(self.name)
         fitted, about = head.load(directory)
         if trial.width is not None and len(fitted.mean) != n_features(trial.width):

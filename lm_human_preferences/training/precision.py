@@ -70,7 +70,8 @@ def configure(
         torch.backends.cuda.enable_cudnn_sdp(False)
         # What deterministic algorithms need, and do not: to fill new memory takes time.
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        algorithms: Any = torch.utils.deterministic
+        algorithms.fill_uninitialized_memory = False
         _kernels = Kernels(reduced=reduced, deterministic=deterministic)
         return _kernels
     allocator.keep_freed_memory()
