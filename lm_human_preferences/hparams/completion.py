@@ -7,6 +7,7 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.policy_options import NEW_MODEL as NEW
 from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.hparams.reward_options import COLLECTED
 
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 # Options of the policy that a new reward model takes over unless it is given its own.
@@ -55,6 +56,9 @@ def complete(
         for key in OF_BOTH & settings.keys():
             settings.setdefault(f'{NEW}.{key}', settings[key])
         new_model = hparams.new_reward_model
+        has_source = new_model is not None and new_model.labels.source is not None
+        if not has_source and _collects_labels(settings, hparams):
+            settings.setdefault(f'{NEW}.labels.source', COLLECTED)
         if (
             experiment
             and new_model
@@ -79,11 +83,15 @@ def complete(
     return settings, notes
 
 
-def _refuse_what_has_no_effect(settings: Mapping[str, Any], hparams: HParams) -> list[str]:
-    """Raise UserError for an option that nothing would read; return notes on the original's."""
+def _collects_labels(settings: Mapping[str, Any], hparams: HParams) -> bool:
     named = any(key.startswith('rewards.online.') for key in settings)
     default = 'on' if named or hparams.rewards.online else 'off'
-    if settings.get('rewards.online', default) == 'on':
+    return settings.get('rewards.online', default) == 'on'
+
+
+def _refuse_what_has_no_effect(settings: Mapping[str, Any], hparams: HParams) -> list[str]:
+    """Raise UserError for an option that nothing would read; return notes on the original's."""
+    if _collects_labels(settings, hparams):
         for name, instead in _OFFLINE.items():
             if settings.get(f'{NEW}.{name}') is not None:  # None asks for nothing
                 raise UserError(

@@ -18,6 +18,7 @@ ON_ANOMALY = ('off', 'warn', 'stop')
 LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
 SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
+COLLECTED = 'online'  # in place of a source, where labels come in while the policy trains
 CONSOLES = ('summary', 'original', 'quiet')
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')

@@ -128,7 +128,7 @@ def test_a_head_is_fitted_again_while_the_policy_trains(run, tmp_path):
     online = '--rewards.online.labels 24 --rewards.online.initial 16 --rewards.online.retrainings 1'
     done = succeed(
         f'train_policy chat run --mpi 1 --save_dir {tmp_path} {task} {SIZES} --run.save_interval 3'
-        f' {NEW}features frozen {NEW}labels.type best_of_2 {NEW}labels.source test {online}'
+        f' {NEW}features frozen {NEW}labels.type best_of_2 {online}'
         ' --rewards.online.source test --rewards.online.validation 0 --rewards.online.repeated 0'
         ' --ppo.total_episodes 256'
     )
