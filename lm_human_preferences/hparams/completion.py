@@ -31,9 +31,7 @@ _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 def trains_new_model(settings: Mapping[str, Any], hparams: HParams) -> bool:
     """Return whether a new reward model is trained with the user's `settings` over `hparams`."""
-    named = any(key.startswith(f'{NEW}.') for key in settings)
-    default = 'on' if named or hparams.new_reward_model else 'off'
-    return settings.get(NEW, default) == 'on'
+    return _is_on(settings, NEW, hparams.new_reward_model)
 
 
 def switch_on_new_model(hparams: HParams, of_reward: Mapping[str, Any]) -> None:
@@ -84,9 +82,14 @@ def complete(
 
 
 def _collects_labels(settings: Mapping[str, Any], hparams: HParams) -> bool:
-    named = any(key.startswith('rewards.online.') for key in settings)
-    default = 'on' if named or hparams.rewards.online else 'off'
-    return settings.get('rewards.online', default) == 'on'
+    return _is_on(settings, 'rewards.online', hparams.rewards.online)
+
+
+def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
+    """Return whether an optional group is on with `settings` over what it was before."""
+    named = any(key.startswith(f'{group}.') for key in settings)
+    default = 'on' if named or before else 'off'
+    return settings.get(group, default) == 'on'
 
 
 def _refuse_what_has_no_effect(settings: Mapping[str, Any], hparams: HParams) -> list[str]:

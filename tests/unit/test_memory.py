@@ -167,11 +167,10 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize('case', FAMILIES)
-def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_in):
-    """Within 10 %; computed again block by block they keep less, for the same gradients.
-
-    Within 15 % on processors whose float32 keeps keys and values of all heads, not probabilities.
-    """
+def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_in, monkeypatch):
+    """Within 10 %; computed again block by block they keep less, for the same gradients."""
+    # As a CPU is announced: attention is not fused, also where oneDNN rounds float32.
+    monkeypatch.setattr(precision, '_kernels', replace(precision._kernels, fuses_attention=False))
     sizes = {'hidden_size': 64, 'intermediate_size': 176, 'num_hidden_layers': 8, 'head_dim': 16}
     family = 'llama' if ' ' in case else case
     causal_lm = tiny(family, **{**sizes, **FAMILIES[case]})
@@ -181,8 +180,7 @@ def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_i
     estimate = replace(WORK, sizes=network.sizes, rows=8, tokens=48, reduced=reduced)
     weights = (HALF if reduced else FLOAT) * estimate.sizes.parameters_of_blocks()
     gradients, much = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
-    within = 0.15 if precision.fuses_attention() else 0.1
-    assert 8 * estimate.block_bytes(8, 48) == pytest.approx(much - weights, rel=within)
+    assert 8 * estimate.block_bytes(8, 48) == pytest.approx(much - weights, rel=0.1)
     network.gradient_checkpointing = True
     again, little = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
     for one, other in zip(gradients, again, strict=True):
