@@ -6,6 +6,7 @@ import pytest
 from command_line import invoke, last_error_of, succeed
 
 from lm_human_preferences import storage, train_reward
+from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.training import memory
@@ -130,6 +131,16 @@ def test_values_that_cannot_work_are_refused_and_nothing_is_written(words, range
     found, option = error_of_dry_run(command), words.split()[0].removeprefix(f'{NEW}.').strip('-')
     assert option in found and range_ in found
     assert not list(tmp_path.iterdir())
+
+
+def test_queries_to_evaluate_on_are_counted(tmp_path):
+    queries = tmp_path / 'queries.jsonl'
+    for number, part in enumerate((queries, tmp_path / 'queries.test.jsonl')):
+        part.write_text(json.dumps(f'{WORDS[number]} was'))
+    words = f'train_policy mock_sentiment run --save_dir {tmp_path}/runs --dry_run {NEW} off'
+    words += f' --rewards.trained_model mock --task.query_dataset {queries}'
+    assert 'test part has a single query' in error_of_dry_run(words)
+    succeed(f'{words} --run.evaluate off')
 
 
 def test_the_policy_is_checked_before_its_reward_model_is_trained(tmp_path, monkeypatch):

@@ -98,6 +98,7 @@ def test_skip_has_a_reason(tmp_path):
     *skipped, answered = log_of(tmp_path / 'f').uuids.values()
     assert [answer.reason for answer in skipped] == [*REASONS]
     assert {answer.value for answer in skipped} == {None} and answered.value is not None
+    assert all(0 <= answer.seconds < 60 for answer in (*skipped, answered))
 
 
 def test_skip_may_be_thought_better_of(tmp_path):

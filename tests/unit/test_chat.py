@@ -50,6 +50,7 @@ def test_dialogues_are_texts_that_people_read():
     assert messages.as_messages('Hello.\n\nuser: me') == [
         {'role': 'user', 'content': 'Hello.\n\nuser: me'}
     ]
+    assert messages.as_plain([], 'x') is None
 
 
 @pytest.mark.parametrize(

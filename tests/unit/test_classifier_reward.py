@@ -19,6 +19,9 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.external_rewards.classifier import Classifier, check_directory
 from lm_human_preferences.external_rewards.texts import Texts, joined
+from lm_human_preferences.language import encodings
+from lm_human_preferences.lm_tasks import TaskHParams
+from lm_human_preferences.reward_sources import loading
 
 TEXTS = [
     joined(' '.join(WORDS[:start]), ' '.join(WORDS[start : start + count]))
@@ -141,6 +144,7 @@ def test_classes_that_are_not_there(tmp_path, names, name, told):
 
 def test_tensors_that_a_classifier_has_no_place_for_are_said(tmp_path, capsys):
     directory = write_classifier(tmp_path)
+    capsys.readouterr()  # a bar of transformers, unless an earlier test has turned bars off
     Classifier(directory)
     assert capsys.readouterr().err == ''
     tensors = load_file(tmp_path / 'model.safetensors')
@@ -178,6 +182,8 @@ def test_a_chat_is_read_in_the_own_template(tmp_path):
     spelled = [joined('', f'user {WORDS[3]} assistant {WORDS[7]} {WORDS[2]}')]
     for texts in (begun, [joined(query, WORDS[2])]):
         assert Classifier(directory, chat=True).score(texts) == plain.score(spelled)
+        judge = loading.load_judge(str(directory), encodings.Reviews, TaskHParams(chat=True))
+        assert judge.scorer.score(texts) == plain.score(spelled)
 
 
 @pytest.fixture(scope='module')

@@ -122,7 +122,16 @@ def test_it_knows_whether_it_has_learned(name, is_random):
         assert torch.corrcoef(torch.stack([scores.flatten(), rewards.flatten()]))[0, 1] > 0.9
         far = fitted.head.to(torch.device('cpu'))(10 * x)[1]
         assert (far > spread).all()  # which no label has spoken about
-        assert fitted.gain > fitted.margin > 0
+        problem = posterior.Problem(
+            fitted.head.standardized(x.double()),
+            labels,
+            label_type,
+            posterior.scale_of(labels, label_type),
+        )
+        gains = validation.cross_validated(problem, torch.arange(120)).gains
+        # Student's t: 97.5 % of 119 degrees of freedom are below
+        expected = 1.9801 * gains.std().item() / math.sqrt(120)
+        assert fitted.margin == pytest.approx(expected, rel=1e-4) and fitted.gain > fitted.margin
 
 
 @pytest.mark.parametrize(('gain', 'margin', 'told'), [(0.1, 0.2, 'about 160'), (-1, 1, 'at all')])

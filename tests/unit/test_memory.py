@@ -495,9 +495,13 @@ def test_products_of_many_shapes_are_not_all_kept(monkeypatch):
 def test_sampling_warns_where_memory_is_missing(monkeypatch, capsys, free, told):
     """Of 124M: one network, a copy of its weights for few rows, and what sampling holds."""
     task = tasks.TaskHParams(query_length=64, response_length=24)
-    estimate = memory.sampling_estimate(
-        LARGE.sizes, 4, **task.lengths(), networks=1, sampling=1, precision='fp32'
+    estimate, in_bf16 = (
+        memory.sampling_estimate(
+            LARGE.sizes, 4, **task.lengths(), networks=1, sampling=1, precision=precision
+        )
+        for precision in ('fp32', 'bf16')
     )
+    assert in_bf16 == replace(estimate, reduced=True)
     estimate = replace(estimate, lays_out=True)
     monkeypatch.setattr(memory, 'estimate_on_ranks', lambda estimate, *of: estimate)
     weights = 2 * 4 * 124_439_808 + memory.LIBRARIES

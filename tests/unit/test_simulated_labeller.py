@@ -36,6 +36,7 @@ def test_it_chooses_the_sample_of_the_highest_reward(tmp_path):
     for question in folder.questions.values():
         (rewards,) = sums([folder.tokens(question)])
         assert rewards[given[question.id].value] == max(rewards)
+        assert 0 <= given[question.id].seconds < 60
 
 
 def frequencies(error, position_bias, count=20_000):
