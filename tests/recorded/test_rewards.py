@@ -111,12 +111,15 @@ def test_where_the_reward_of_a_run_is_that_has_no_directory_of_its_own(tmp_path)
     with pytest.raises(UserError, match=f'the reward of that run is {policy}$'):
         TrainedRewardModel(str(tmp_path), encodings.Test)
     hparams = resolved('train_policy', 'test')
-    given = {'train_new_model': 'off', 'trained_model': 'films', 'class_name': 'GOOD'}
-    hparams.override_from_dict({f'rewards.{name}': value for name, value in given.items()})
-    for name, content in run_settings.records(hparams, experiment='test', ranks=1).items():
-        (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(UserError, match='the reward of that run is films#GOOD$'):
-        TrainedRewardModel(str(tmp_path), encodings.Test)
+    other = tmp_path / 'other'
+    other.mkdir()
+    for given, class_name, told in ((other, None, other), ('films', 'GOOD', 'films#GOOD')):
+        hparams.rewards.train_new_model = None
+        hparams.rewards.trained_model, hparams.rewards.class_name = str(given), class_name
+        for name, content in run_settings.records(hparams, experiment='test', ranks=1).items():
+            (tmp_path / name).write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f'the reward of that run is {told}$'):
+            TrainedRewardModel(str(tmp_path), encodings.Test)
 
 
 def test_a_run_whose_reward_model_was_deleted_has_a_copy_in_its_policy(tmp_path):

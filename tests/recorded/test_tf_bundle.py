@@ -325,6 +325,11 @@ def growing_keys():
     )
 
 
+def many_entries():
+    """Without a key or a value: 600 KB that would become 200,000 pairs."""
+    return two_blocks(200_000 * b'\0\0\0' + struct.pack('<II', 0, 1))
+
+
 def repeated_block():
     """Many entries of the index lead to one large block, which has no entries itself."""
     return two_blocks(bytes(MIB - 4) + struct.pack('<I', MIB // 4 - 1), handles=10000)
@@ -352,7 +357,7 @@ def test_damaged_block(tmp_path, block, reason):
         Bundle(tmp_path / 'x')
 
 
-@pytest.mark.parametrize('make', [growing_keys, repeated_block, large_file])
+@pytest.mark.parametrize('make', [growing_keys, many_entries, repeated_block, large_file])
 def test_reading_a_crafted_index_is_cheap(tmp_path, make):
     put(tmp_path / 'x.index', make())
     start = time.process_time()
