@@ -78,9 +78,14 @@ def _export_policy(
     if run is not None and run.task is not None and run.task.stops:
         ends = sorted(lm_tasks.truncate_tokens(run.task, policy.encoding.get_encoder()) or ())
         _write_ends(ends, output_dir)
+    card = card_of(has_policy=True, has_tokenizer=_has_tokeniser(output_dir), ends=ends)
+    model_card.write(card, output_dir)
+
+
+def _has_tokeniser(directory: str) -> bool:
+    """Return whether transformers finds a tokeniser in a directory."""
     names = (tokenisers.TOKENISER, 'vocab.json')
-    has_tokenizer = any(os.path.exists(os.path.join(output_dir, name)) for name in names)
-    model_card.write(card_of(has_policy=True, has_tokenizer=has_tokenizer, ends=ends), output_dir)
+    return any(os.path.exists(os.path.join(directory, name)) for name in names)
 
 
 def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.Record) -> str:
@@ -146,6 +151,9 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
     model = reward.reference.trained_model
     model.as_transformers(reward.reference.model).save_pretrained(output_dir)
     model.encoding.write_tokeniser(output_dir)
+    if not _has_tokeniser(output_dir):
+        longest = model.sizes().n_ctx
+        tokeniser.write_tokeniser(model.encoding, longest, output_dir, pads=False)
     fitted, about = load(directory)
     fitted.save(output_dir, about)
     task = task_of(about)

@@ -95,6 +95,22 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
         with safe_open(path, 'pt') as file:
             about = json.loads(file.metadata()[ABOUT])
             head = Head(**{name: file.get_tensor(name) for name in names})
+        _check(head, about)
     except (SafetensorError, KeyError, TypeError, ValueError) as e:
         raise UserError(f'{os.path.join(directory, FILE)} is damaged: {e}') from e
     return head, about
+
+
+def _check(head: Head, about: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the parts of a head fit together and are finite."""
+    missing = {'initial_model', 'task', 'probe'} - about.keys()
+    if missing:
+        raise ValueError(f'it has no {min(missing)}')
+    width = head.mean.shape
+    for name, tensor in vars(head).items():
+        numbers = () if name in ('bias', 'doubt', 'usual') else width
+        shape = tensor.shape[1:] if name == 'known' else tensor.shape
+        if len(width) != 1 or shape != numbers:
+            raise ValueError(f'{name} has the shape {tuple(tensor.shape)}')
+        if not tensor.isfinite().all():
+            raise ValueError(f'{name} has numbers that are not finite')

@@ -115,7 +115,8 @@ def checked(
     """Return the reward of a head from a directory; see load_frozen."""
     fitted_on, here = torch.tensor(about['probe']), probe_of(reference)
     is_alike = fitted_on.shape == here.shape
-    if not is_alike or (fitted_on - here).norm() > MOST_DIFFERENCE * fitted_on.norm():
+    # A comparison with NaN is False.
+    if not is_alike or not (fitted_on - here).norm() <= MOST_DIFFERENCE * fitted_on.norm():
         raise other_model(directory, about, reference.trained_model.name)
     return FrozenReward(head, reference, pessimism)
 

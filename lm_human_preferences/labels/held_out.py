@@ -41,12 +41,13 @@ def is_held_out(
 def subjects_of(labels: Labels, label_type: LabelType, encoder: Encoder) -> torch.Tensor:
     """Return the number (labels,) of the subject of each label, by which labels are left out.
 
-    Where all are about one query, each question is a subject; see _subject.
+    Where all are about one query, it is the samples in any order; see _subject.
     """
     subjects = _subjects(labels, label_type, encoder)
+    if len(set(subjects)) == 1:
+        of_none = torch.full_like(labels['query'], encoder.padding_token)
+        subjects = _subjects({**labels, 'query': of_none}, label_type, encoder)
     numbers = {subject: number for number, subject in enumerate(dict.fromkeys(subjects))}
-    if len(numbers) == 1:
-        return _questions(labels, label_type)[1]
     return torch.tensor([numbers[subject] for subject in subjects])
 
 

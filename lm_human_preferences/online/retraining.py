@@ -135,7 +135,9 @@ class HeadRetrainer:
         """Fit to `labels`, the same on all ranks, before policy `step`."""
         learned, held_out, _ = self.phase.split(labels, self.ref_policy.encoder)
         with random_stream(self.seed, 'reward model', step, self.comm.rank):
-            fitted = head_training.fit(self.phase, self.ref_policy, learned, self.comm)
+            fitted = head_training.fit(
+                self.phase, self.ref_policy, learned, self.comm, may_be_constant=True
+            )
         self.reward.set_head(fitted.head)
         self.is_trained = True
         warning = fitted.warning()

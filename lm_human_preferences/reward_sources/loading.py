@@ -61,7 +61,7 @@ def load_learned(
 ) -> LearnedReward:
     """Return the reward models at `name`, a directory or 'test'; see load_reward_model."""
     if name != 'test' and is_head(directory := reward_model_dir(name)):
-        return load_frozen(directory)
+        return _load_head(directory, encoding)
     found = [] if name == 'test' or members == 1 else locations.locations_of(name, members)
     if len(found) < 2:
         return TrainedRewardModel(name, encoding, base=base)
@@ -69,6 +69,18 @@ def load_learned(
     for place in found:
         models.append(TrainedRewardModel(place.directory, encoding, scope=place.scope, base=base))
     return EnsembleReward(models)
+
+
+def _load_head(directory: str, encoding: Encoding) -> FrozenReward:
+    """Return a head on the model that it was fitted on; UserError where that has other tokens."""
+    reward = load_frozen(directory)
+    own = reward.reference.trained_model.encoding.name
+    if own != encoding.name:
+        raise OptionError(
+            '--rewards.trained_model',
+            f'{directory} is of encoding {own!r:.80}, but the policy of {encoding.name!r}',
+        )
+    return reward
 
 
 def reward_of_function(

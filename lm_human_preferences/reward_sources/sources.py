@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
+from lm_human_preferences.errors import OptionError
 from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextScorer
@@ -364,6 +365,8 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     if given.class_name is not None or (may_look and _is_classifier(directory)):
         return ClassifierSource(name, task, members, directory, given.class_name)
     if may_look and name != RANDOM and loading.has_head(name):
+        if members > 1:
+            raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
         return SavedHeadSource(name, task, members, given.pessimism)
     return SavedSource(name, task, members)
 

@@ -64,8 +64,18 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     return predict(get_rewards, labels.held_out, label_type, ROWS, comm)
 
 
-def fit(phase: TrainReward, reference: Policy, labels: Labels, comm: Comm) -> Fitted:
-    """Fit a head to `labels`, the same on all ranks, and normalise it; on rank 0, for all."""
+def fit(
+    phase: TrainReward,
+    reference: Policy,
+    labels: Labels,
+    comm: Comm,
+    *,
+    may_be_constant: bool = False,
+) -> Fitted:
+    """Fit a head to `labels`, the same on all ranks, and normalise it; on rank 0, for all.
+
+    may_be_constant: whether all scores may be the same, as other labels will follow.
+    """
     label_type = label_types.get(phase.settings.labels.type)
     responses = torch.stack([labels[sample] for sample in label_type.samples], dim=1)
     own = slice(comm.rank, None, comm.size)
@@ -86,7 +96,8 @@ def fit(phase: TrainReward, reference: Policy, labels: Labels, comm: Comm) -> Fi
     if comm.rank == 0:
         subjects = subjects_of(labels, label_type, reference.encoder)
         fitted = fit_head(features, labels, label_type, others, subjects)
-        fitted = fitted._replace(head=_normalized(phase, fitted.head, others))
+        normalized = _normalized(phase, fitted.head, others, may_be_constant)
+        fitted = fitted._replace(head=normalized)
     return comm.all_gather_object(fitted)[0]
 
 
@@ -110,13 +121,17 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
     return torch.cat(found)
 
 
-def _normalized(phase: TrainReward, head: heads.Head, others: torch.Tensor) -> heads.Head:
+def _normalized(
+    phase: TrainReward, head: heads.Head, others: torch.Tensor, may_be_constant: bool
+) -> heads.Head:
     """Return the head with scores 0 +- 1 of the initial policy's samples, if that is wanted."""
     settings = phase.settings
     if not settings.normalize_after or len(others) == 0:
         return head
     std, mean = torch.std_mean(head(others)[0], correction=0)
     if std < heads.SMALLEST_DEVIATION or not std.isfinite():
+        if may_be_constant and std.isfinite():
+            return head.rescaled(0.0, 0.0)
         raise UserError(
             f'{settings.labels.setting("source")}: all responses get the same reward, so it cannot'
             ' be normalised; check the labels'

@@ -87,8 +87,6 @@ class Adam:
     def start_at(self, steps: int) -> None:
         """Prepare to resume after `steps` updates; the caller then fills in the `moments`."""
         self.steps = steps
-        if steps == 0:
-            return
         for parameter in self.parameters.values():
             self._state_of(parameter, steps)
 

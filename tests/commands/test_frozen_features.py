@@ -14,6 +14,10 @@ from test_own_tokeniser import write_chat_model
 import sample
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import encodings
+from lm_human_preferences.lm_tasks import TaskHParams
+from lm_human_preferences.reward_sources import loading
 
 QUERIES = [f'Who is {name}?' for name in ('late', 'quick', 'lazy', 'brown', 'there', 'nobody')]
 NEW = '--rewards.train_new_model.'
@@ -82,6 +86,8 @@ def test_commands_that_score_know_it(run, tmp_path):
     assert all(line['score_std'] > 0 for line in written)
     results = succeed(f'evaluate {folder}/run --queries 2 --samples 64 --judge {folder}/run')
     assert 'reward model' in results.stdout and 'judge' in results.stdout
+    with pytest.raises(UserError, match="is of encoding .*, but the policy of 'test'"):
+        loading.load_judge(f'{folder}/run', encodings.Test, TaskHParams())
 
 
 def test_an_export_has_lines_that_compute_it(run, tmp_path):
@@ -103,6 +109,19 @@ def test_an_export_has_lines_that_compute_it(run, tmp_path):
     assert again['score'] == pytest.approx(expected['score'], abs=1e-3)
 
 
+def test_an_export_has_a_tokeniser_of_our_own_encodings(tmp_path):
+    words = f'--features frozen --labels.num_train 8 --normalize_samples 8 --save_dir {tmp_path}'
+    succeed(f'train_reward mock_sentiment run --mpi 1 {words}')
+    (tmp_path / 'text.jsonl').write_text('{"query": "the film was", "response": "good"}\n')
+    succeed(f'export {tmp_path}/run {tmp_path}/exported')
+    sizes = '--query_length 5 --response_length 8'
+    scores = [
+        json.loads(succeed(f'score {tmp_path}/{name} {tmp_path}/text.jsonl {sizes}').stdout)
+        for name in ('run', 'exported')
+    ]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
 def test_a_trained_head_is_given_to_another_policy(run, tmp_path):
     folder, _ = run
     task = (
@@ -110,7 +129,9 @@ def test_a_trained_head_is_given_to_another_policy(run, tmp_path):
         f' {SIZES}'
     )
     given = f'--rewards.trained_model {folder}/run --ppo.total_episodes 64'
-    succeed(f'train_policy chat second --mpi 1 --save_dir {tmp_path} {task} {given}')
+    words = f'train_policy chat second --mpi 1 --save_dir {tmp_path} {task} {given}'
+    assert '--rewards.ensemble 2: ' in error_of(invoke(f'{words} --rewards.ensemble 2'))
+    succeed(words)
     wide = write_chat_model(tmp_path / 'wide', hidden_size=64)
     dry = f'{task} {given} --dry_run'.replace(f'{folder}/model', str(wide))
     refused = invoke(f'train_policy chat third --mpi 1 --save_dir {tmp_path} {dry}')
@@ -144,6 +165,32 @@ def test_a_head_is_fitted_again_while_the_policy_trains(run, tmp_path):
     for name, values in expected.items():
         np.testing.assert_array_equal(again[name], values, err_msg=name)
     assert (tmp_path / 'run/reward_model/frozen_head.safetensors').read_bytes() == head
+
+
+def test_answers_that_prefer_nothing_end_no_run(tmp_path):
+    """It ends at step 0, before the first answers, and goes on with a head that scores 0."""
+    (tmp_path / 'nothing.py').write_text(
+        'def score(queries, responses): return [0.0] * len(queries)'
+    )
+    waiting = succeed_not(
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} {NEW}features frozen'
+        ' --rewards.online.labels 12 --rewards.online.initial 6 --rewards.online.retrainings 1'
+        ' --rewards.online.validation 0 --rewards.online.ties true'
+        ' --rewards.online.patience 0.0001 --ppo.total_episodes 128'
+    )
+    assert '6 of 6 labels are still missing; step 0 is saved' in waiting
+    succeed(
+        f'label {tmp_path}/run/labels --labeller robot --simulate on --simulate.answers 6'
+        f' --simulate.reward {tmp_path}/nothing.py:score --simulate.indifference 1'
+    )
+    waiting = succeed_not(f'resume {tmp_path}/run')
+    assert 'labels are still missing; step ' in waiting and 'step 0' not in waiting
+
+
+def succeed_not(words):
+    result = invoke(words)
+    assert result.exit_code == 2
+    return last_error_of(result)
 
 
 @pytest.mark.parametrize(

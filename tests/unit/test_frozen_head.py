@@ -1,5 +1,6 @@
 """A head on frozen hidden states: its fit against closed forms, its doubt, its validation."""
 
+import dataclasses
 import math
 
 import pytest
@@ -239,7 +240,8 @@ def test_an_empty_response_is_read_behind_its_query(reference, responses):
 
 def test_a_head_is_saved_with_what_it_is_of(reference, tmp_path):
     made = random_head(reference)
-    made.save(str(tmp_path), {'probe': probe_of(reference).tolist(), 'initial_model': 'test'})
+    of_this = {'probe': probe_of(reference).tolist(), 'initial_model': 'test', 'task': {}}
+    made.save(str(tmp_path), of_this)
     loaded, about = head.load(str(tmp_path))
     torch.testing.assert_close(vars(loaded), vars(made.to(torch.device('cpu'))))
     checked(str(tmp_path), loaded, about, reference, 0.0)
@@ -250,3 +252,15 @@ def test_a_head_is_saved_with_what_it_is_of(reference, tmp_path):
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(UserError, match='is damaged'):
         head.load(str(tmp_path))
+    for changes, of_other, told in (
+        ({'weight': made.weight * math.nan}, of_this, 'weight has numbers that are not finite'),
+        ({'weight': made.weight[1:]}, of_this, 'weight has the shape'),
+        ({'known': made.known[:, 1:]}, of_this, 'known has the shape'),
+        ({}, {'initial_model': 'test', 'task': {}}, 'it has no probe'),
+    ):
+        dataclasses.replace(made, **changes).save(str(tmp_path), of_other)
+        with pytest.raises(UserError, match=f'is damaged: {told}'):
+            head.load(str(tmp_path))
+    with pytest.raises(UserError, match='is a head on hidden states of test'):
+        nothing = {**of_this, 'probe': [math.nan] * len(of_this['probe'])}
+        checked(str(tmp_path), loaded, nothing, reference, 0.0)

@@ -87,7 +87,10 @@ def test_white_space_and_composed_accents_make_no_other_query():
     labels = {'query': numbers, 'sample0': numbers, 'sample1': numbers, 'best': numbers[:, 0]}
     assert subjects_of(labels, PAIRS, encoder).tolist() == [0, 0, 0, 1]
     about_one = {**labels, 'query': torch.zeros_like(numbers)}
-    assert subjects_of(about_one, PAIRS, encoder).tolist() == [0, 1, 2, 3]
+    assert subjects_of(about_one, PAIRS, encoder).tolist() == [0, 0, 0, 1]
+    ordered = {'sample0': torch.tensor([[0], [3], [3], [0]])}
+    ordered['sample1'] = torch.tensor([[3], [0], [3], [0]])
+    assert subjects_of({**about_one, **ordered}, PAIRS, encoder).tolist() == [0, 0, 1, 2]
     sides = []
     for share in torch.linspace(0.05, 0.9, 18).tolist():
         mask = is_held_out(labels, PAIRS, share, encoder)

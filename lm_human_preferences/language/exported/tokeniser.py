@@ -29,8 +29,11 @@ _TRIED_TEXTS, _TRIED_TOKENS = 20, 12
 _NAMED = ('bos_token', 'eos_token', 'unk_token')
 
 
-def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
-    """Write tokenizer.json and tokenizer_config.json. longest: most tokens of the model."""
+def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: bool = True) -> None:
+    """Write tokenizer.json and tokenizer_config.json. longest: most tokens of the model.
+
+    pads: whether the model has a row for one more token, of padding.
+    """
     settings: dict[str, Any] = {}
     if isinstance(encoding, TokeniserEncoding):
         rules = encoding.rules()
@@ -43,16 +46,17 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
     else:
         rules = json.loads(_of_own(encoding).to_str())
     rules |= {'truncation': None, 'padding': None, 'post_processor': None}
-    padding = PADDING
-    while padding in tokeniser_rules.tokens_of(rules):
-        padding = f'<{padding}>'
-    flags = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
-    token = {'id': encoding.n_vocab, 'content': padding, **flags, 'special': True}
-    rules['added_tokens'] = [*(rules.get('added_tokens') or []), token]
+    if pads:
+        padding = PADDING
+        while padding in tokeniser_rules.tokens_of(rules):
+            padding = f'<{padding}>'
+        flags = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
+        token = {'id': encoding.n_vocab, 'content': padding, **flags, 'special': True}
+        rules['added_tokens'] = [*(rules.get('added_tokens') or []), token]
+        settings['pad_token'] = padding
     settings |= {
         # The file as it is: other classes make rules of their own.
         'tokenizer_class': 'PreTrainedTokenizerFast',
-        'pad_token': padding,
         'padding_side': 'right',
         'model_max_length': longest,
         'clean_up_tokenization_spaces': False,
