@@ -135,6 +135,15 @@ class RewardModel(Scorer):
         self.set_scale(gain, new_mean - gain * old_mean)
 
 
+def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
+    """Raise OptionError unless the reward model in `directory` has the policy's encoding."""
+    if name != encoding.name:
+        raise OptionError(
+            '--rewards.trained_model',
+            f'{directory} is of encoding {name!r:.80}, but the policy of {encoding.name!r}',
+        )
+
+
 class TrainedRewardModel(Scorer):
     """Frozen reward model of `train_reward`, or 'test'; base: model whose parameters it shares."""
 
@@ -151,11 +160,7 @@ class TrainedRewardModel(Scorer):
         if directory:
             path = storage.join(directory, 'encoding')
             name = storage.read_json(path) if storage.exists(path) else encoding.name
-            if name != encoding.name:
-                raise OptionError(
-                    '--rewards.trained_model',
-                    f'{directory} is of encoding {name!r:.80}, but the policy of {encoding.name!r}',
-                )
+            check_encoding(directory, name, encoding)
         saved = trained_models.TrainedModel(train_dir, savedir=directory)
         sizes = saved.sizes()
         if not encoding.fits(sizes.n_vocab):

@@ -48,7 +48,7 @@ class Fitted(NamedTuple):
         more = 'what they prefer may not be in the hidden states at all'
         if self.margin is None:
             more = 'labels about other queries would tell'
-        if self.gain > 0 and self.prediction is not None and self.margin is not None:
+        elif self.gain > 0 and self.prediction is not None:
             # The margin falls with the square root of the number of labels.
             wanted = self.prediction.labels * (self.margin / self.gain) ** 2
             if wanted < MOST_WANTED:

@@ -17,7 +17,12 @@ from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_models.locations import reward_model_dir
-from lm_human_preferences.rewards import EnsembleReward, ScoringModel, TrainedRewardModel
+from lm_human_preferences.rewards import (
+    EnsembleReward,
+    ScoringModel,
+    TrainedRewardModel,
+    check_encoding,
+)
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
@@ -74,12 +79,7 @@ def load_learned(
 def _load_head(directory: str, encoding: Encoding) -> FrozenReward:
     """Return a head on the model that it was fitted on; UserError where that has other tokens."""
     reward = load_frozen(directory)
-    own = reward.reference.trained_model.encoding.name
-    if own != encoding.name:
-        raise OptionError(
-            '--rewards.trained_model',
-            f'{directory} is of encoding {own!r:.80}, but the policy of {encoding.name!r}',
-        )
+    check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)
     return reward
 
 
