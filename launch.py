@@ -5,9 +5,11 @@
 A minute on any machine, without network:
   ./launch.py train_policy mock_sentiment first --mpi 1
   ./sample.py sample --save_dir /tmp/save/train_policy/first --nsamples 8
+
 \b
 Continue a run that was interrupted:
   ./launch.py resume /tmp/save/train_policy/first
+
 \b
 Train a reward model on the published labels, then a policy with it:
   ./launch.py train_reward descriptiveness my-reward --mpi 1

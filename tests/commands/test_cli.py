@@ -534,17 +534,18 @@ def test_options_of_a_new_reward_model_are_one_line_unless_all_are_asked_for(com
 PAGES = [
     (cli, words)
     for cli in (launch.cli, sample.cli)
-    for command in cli.commands
-    for words in ('', command, f'{command} --help-all')
+    for words in ('', *cli.commands, *(f'{command} --help-all' for command in cli.commands))
 ]
 
 
 @pytest.mark.parametrize('cli, words', PAGES)
-def test_help_fits_a_terminal_of_80_columns(cli, words):
+def test_help_fits_a_terminal_of_80_columns(cli, words, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '80')
     text = invoke(words if '--' in words else f'{words} --help', cli).stdout
     assert len(text.splitlines()) > 5
     assert [line for line in text.splitlines() if len(line) > 80] == []
     assert text.isascii()
+    assert '\\x' not in text  # as control characters are shown: a mark of click for a paragraph
 
 
 def test_every_command_has_an_example_that_it_understands(started, monkeypatch):
