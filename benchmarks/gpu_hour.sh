@@ -39,10 +39,8 @@ part() {
     echo "== status ${PIPESTATUS[0]} after $((SECONDS - started)) s" | tee -a "$out/$name.txt"
 }
 
-million="benchmarks/million_episodes.py --size $size $update --precision $precisions"
 part tests 240 '-m pytest -n0 -q tests/gpu'
-part million_plain 360 "$million"
-part million_graphs 360 "$million --graphs"
+part million 360 "benchmarks/million_episodes.py --size $size $update --precision $precisions"
 part sampling 120 "benchmarks/sampling.py --size $size --batches $batches"
 part operators 90 "benchmarks/repeats.py operators --size $size --batch $episodes"
 part resume 120 'benchmarks/repeats.py resume'

@@ -2,7 +2,7 @@
 """Time of a million episodes of the descriptiveness setting, and of its parts.
 
     pipenv run python benchmarks/million_episodes.py [--size 124M] [--batch 512]
-        [--micro-batch-size N] [--updates 30] [--precision fp32 tf32 bf16] [--graphs]
+        [--micro-batch-size N] [--updates 30] [--precision fp32 tf32 bf16]
 
 It runs on a GPU if there is one, else on the CPU, each precision in a process of its own.
 `min/million` is what a million episodes take at the mean of the updates' seconds, without start and
@@ -32,7 +32,6 @@ def measure(args):
     """The updates of one precision, and what they cost."""
     hparams, queries = ppo_update.hparams_of(args.batch), workload.queries(args.batch)
     hparams.ppo.micro_batch_size = args.micro_batch_size
-    hparams.run.graphs = args.graphs
     run, clock = ppo_update.Ours(args.size, hparams, queries, comm.init_comm()), measuring.Clock()
     run.time_phases(clock)
     return {
@@ -104,7 +103,6 @@ def main():
     parser.add_argument('--warm-up', type=int, default=3, help='updates that do not count')
     parser.add_argument('--profiled', type=int, default=2, help='updates under the profiler')
     parser.add_argument('--precision', nargs='+', choices=precisions, default=precisions)
-    parser.add_argument('--graphs', action='store_true', help='sample by CUDA graphs')
     parser.add_argument('--threads', type=int, default=2, help='of the CPU')
     parser.add_argument('--variant', help=argparse.SUPPRESS)
     measuring.add_library(parser)

@@ -82,7 +82,7 @@ class Ours:
         elif not has_head:
             scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
-            policy=Policy(trained_model, temperature=TEMPERATURE, graphs=hparams.run.graphs),
+            policy=Policy(trained_model, temperature=TEMPERATURE),
             reward_networks={} if has_head else networks_of(scorer),
             reward_blocks=scorer.blocks if has_head else (),
             roles=POLICY_NETWORKS if has_head else source_of(hparams).networks,

@@ -13,7 +13,7 @@ from torch import nn
 from lm_human_preferences.language.attention import Unpadding
 from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.language.network import HEADS, BlockInputs
-from lm_human_preferences.language.sample import CapturedSteps, sample_sequence
+from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device, digest_of
 
@@ -35,7 +35,6 @@ class Policy:
 
     embed_queries: maps queries (batch, query_length) to contexts (batch, context_length).
     is_end: see sample_sequence; None: full length. only_samples: the weights never change.
-    graphs: sample by CUDA graphs, where there is a GPU.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Policy:
         is_end: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
         device: torch.device | None = None,
         only_samples: bool = False,
-        graphs: bool = False,
     ) -> None:
         self.trained_model = trained_model
         self.encoder = trained_model.encoding.get_encoder()
@@ -58,9 +56,6 @@ class Policy:
         self.is_end = is_end
         self.device = device or default_device()
         self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
-        self.captured_steps = None
-        if graphs and self.device.type == 'cuda':
-            self.captured_steps = CapturedSteps()
         if only_samples:
             self.model.requires_grad_(False)
 
@@ -92,14 +87,14 @@ class Policy:
         contexts = self.embed_queries(queries.cpu()[::samples_per_query])
         with precision.autocast(self.device):
             rows = Decoding(self.model, contexts, self.padding_token, length)
+            rows.repeat(samples_per_query)
             sampled = sample_sequence(
-                rows=rows.repeated(samples_per_query),
+                rows=rows,
                 outputs=self._outputs,
                 length=length,
                 temperature=self.temperature,
                 is_end=self.is_end,
                 padding_token=self.padding_token,
-                captured=self.captured_steps,
             )
         return dict(
             responses=sampled['tokens'], logprobs=sampled['logprobs'], values=sampled['values']

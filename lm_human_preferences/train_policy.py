@@ -41,8 +41,7 @@ def build_trainer(phase: TrainPolicy, initial_model: TrainedModel, comm: Comm) -
     encoder = initial_model.encoding.get_encoder()
     policy_settings = lm_tasks.policy_settings(settings.task, encoder)
     ref_policy = Policy(initial_model, scope='ref_policy', **policy_settings)
-    graphs = settings.run.graphs
-    policy = Policy(initial_model, scope='policy', graphs=graphs, **policy_settings)
+    policy = Policy(initial_model, scope='policy', **policy_settings)
     policy.model.gradient_checkpointing = settings.run.gradient_checkpointing
     reward_model = source.for_training(comm, ref_policy)
     query_sampler = lm_tasks.make_query_sampler(

@@ -168,11 +168,6 @@ class RunHParams(reward_options.RunHParams):
     sample_interval: int | None = own_option(
         None, 'steps after which it answers them again; None: a tenth of the run', at_least=1
     )
-    graphs: bool = own_option(
-        False,
-        'on a GPU, sample by CUDA graphs: a tenth less time for 512 rows in bf16, none in tf32;'
-        ' keeps the cache allocated',
-    )
     serve: ServeHParams | None = own_option(
         None,
         'while labels are collected, serve the page on which people answer (./launch.py label'

@@ -1,6 +1,5 @@
 """Attention over rows with padding: masks, positions, and the cache of keys and values."""
 
-import copy
 from typing import Self
 
 import numpy as np
@@ -116,33 +115,26 @@ def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 class KVCache:
     """Keys and values of the tokens so far, in memory for `capacity` tokens.
 
-    length: number of tokens, behind which the next ones are written. column: int64 (1,), where the
-    next one is written instead; then all of the memory is read, whatever it holds, so that no shape
-    depends on the number of tokens.
+    length: number of tokens, behind which the next ones are written.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.layers: list[torch.Tensor] = []  # (2, batch, n_head, capacity, d) each
         self.length = 0
-        self.column: torch.Tensor | None = None
 
     def extend(self, layer: int, new: torch.Tensor) -> torch.Tensor:
         """Add `new (2, batch, n_head, n, d)`; return all keys and values: (2, ..., keys, d)."""
         if layer == len(self.layers):
             self.layers.append(new.new_zeros(*new.shape[:3], self.capacity, new.shape[4]))
         held = self.layers[layer]
-        if self.column is not None:
-            return held.index_copy_(3, self.column, new)
         end = self.length + new.shape[3]
         held[..., self.length : end, :] = new
         return held[..., :end, :]
 
-    def select(self, rows: torch.Tensor) -> Self:
-        """Return only these rows of the batch."""
-        selected = copy.copy(self)
-        selected.layers = [layer[:, rows] for layer in self.layers]
-        return selected
+    def keep(self, rows: torch.Tensor) -> None:
+        """Keep only these rows of the batch."""
+        self.layers = [layer[:, rows] for layer in self.layers]
 
 
 class Unpadding:

@@ -1,12 +1,11 @@
 """Texts that a network continues a token at a time, without asking its device anything."""
 
-import copy
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from lm_human_preferences.language.attention import KVCache, Unpadding, attention_bias
+from lm_human_preferences.language.attention import Unpadding, attention_bias
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.utils.core import ceil_div
 
@@ -44,42 +43,29 @@ class Decoding:
         # Of the tokens to come, in the order of time (following, batch)
         self.positions = keys.sum(1) + torch.arange(following, device=device).unsqueeze(1)
 
-    def repeated(self, times: int) -> Self:
-        """Return each row so many times, one beside the other."""
-        if times == 1:
-            return self
-        return self.select(torch.arange(len(self.h), device=self.h.device).repeat_interleave(times))
+    def repeat(self, times: int) -> None:
+        """Continue each row so many times, one beside the other."""
+        if times > 1:
+            rows = torch.arange(len(self.h), device=self.h.device)
+            self.keep(rows.repeat_interleave(times))
 
-    def select(self, rows: torch.Tensor) -> Self:
-        """Return only these rows; the cache may change in place."""
-        selected = copy.copy(self)
-        selected.h = self.h[rows]
-        selected.cache = self.cache.select(rows)
-        selected.positions = self.positions[:, rows]
-        selected.bias = self.bias[rows]
-        return selected
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with only these rows."""
+        self.h = self.h[rows]
+        self.cache.keep(rows)
+        self.positions = self.positions[:, rows]
+        self.bias = self.bias[rows]
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return what a step of any number reads and writes; RuntimeError if there is none."""
-        if not isinstance(self.cache, KVCache):
-            raise RuntimeError('the cache of this model grows with each token')
-        return [self.positions, self.bias, *self.cache.layers]
-
-    def step(self, tokens: torch.Tensor, number: int | torch.Tensor) -> torch.Tensor:
+    def step(self, tokens: torch.Tensor, number: int) -> torch.Tensor:
         """Return outputs (rows, n_embd) at `tokens (rows,)`, each the `number`-th new one of a row.
 
-        number: from 0; or int64 (1,) on the device, for operators and shapes that are always the
-        same.
+        number: from 0.
         """
         column = self.start + number
-        if isinstance(column, int):
-            self.cache.length, self.cache.column = column, None
-            self.bias[..., column] = 0
-            bias = self.bias[..., : column + 1]
-        else:
-            self.cache.column = column
-            bias = self.bias.index_fill_(3, column, 0)
-        positions = self.positions[number].view(-1, 1)
+        self.cache.length = column
+        self.bias[..., column] = 0
+        bias = self.bias[..., : column + 1]
+        positions = self.positions[number].unsqueeze(1)
         unpadded = Unpadding(positions.shape)
         h = self.network.outputs(tokens.unsqueeze(1), positions, bias, unpadded, None, self.cache)
         return h[:, 0]

@@ -114,7 +114,7 @@ class Network(nn.Module, ABC):
     def new_cache(self, capacity: int) -> Any:
         """Return an empty cache of the keys and values of at most `capacity` tokens.
 
-        It has a `length`, and `select(rows)`, which may change it in place.
+        It has a `length`, and `keep(rows)`, which leaves only these rows of the batch in it.
         """
 
     @abstractmethod

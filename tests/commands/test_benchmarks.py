@@ -178,16 +178,15 @@ def tiny_hour(tmp_path):
 
 def test_each_part_of_the_hour_of_a_gpu_is_written(tmp_path):
     commands = tiny_hour(tmp_path)
-    assert len(commands) == 13
+    assert len(commands) == 12
     assert commands['tests'] == ['-m', 'pytest', '-n0', '-q', 'tests/gpu']
-    assert commands['million_graphs'] == [*commands['million_plain'], '--graphs']
 
 
 def test_the_hour_of_a_gpu_ends(tmp_path):
     """The limit of all parts cuts the first of them off, whose lines are written."""
     found = printed_by_hour(tmp_path, 'echo begun; exec sleep 30', SECONDS='2399')
     assert found.count('begun') == 1
-    assert found.count(': no time left') == 12
+    assert found.count(': no time left') == 11
     written = (tmp_path / 'out/tests.txt').read_text()
     assert written.splitlines()[1:] == ['begun', '== status 124 after 1 s']
 
@@ -197,7 +196,7 @@ def test_the_hour_of_a_gpu_ends(tmp_path):
 @pytest.mark.parametrize(
     'part, printed',
     [
-        ('million_graphs', r'\nfp32 .* epochs '),
+        ('million', r'\nfp32 .* epochs '),
         (
             'operators',
             r'^nondeterministic: none\n(weights .* at most 0.0e\+00, epochs took .* s\n){2}$',

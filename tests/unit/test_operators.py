@@ -107,68 +107,6 @@ def test_a_token_starts_few_operators_and_reads_nothing(kind, most, policy_of, m
     assert found[1] - found[0] == 2
 
 
-class PretendedGraph:
-    """A CUDA graph that computes its work each time."""
-
-    captured = 0
-
-    def __init__(self, work):
-        PretendedGraph.captured += 1
-        for _ in range(2):
-            work()
-        self.replay = work
-
-
-@pytest.mark.parametrize('kind', ['gpt2', 'llama'])
-@pytest.mark.parametrize('ends, same', [(False, 1), (False, 3), (True, 1)])
-def test_captured_steps_draw_the_same(kind, ends, same, policy_of, monkeypatch):
-    """No number or shape depends on the token; tensors are those of an earlier sampling."""
-    monkeypatch.setattr(sample, 'Graph', PretendedGraph)
-    monkeypatch.setitem(sample.LOOK_EVERY, 'cpu', 4)
-    PretendedGraph.captured = 0
-    policy = policy_of(kind)
-    torch.manual_seed(0)
-    torch.nn.init.normal_(policy.model.heads['value'].w)
-    if ends:
-        policy.is_end = lambda tokens, position: tokens % 4 == 0
-    contexts = queries_for(policy).repeat_interleave(same, dim=0)
-    found = []
-    for policy.captured_steps in (None, sample.CapturedSteps()):
-        torch.manual_seed(0)
-        found.append([policy.respond(contexts.roll(i * same, 0), 12, same) for i in (0, 0, 1)])
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    assert (PretendedGraph.captured > 1) == ends
-    responses = found[1][0]['responses']
-    assert ends == bool((responses == policy.padding_token).any())
-
-
-def test_captured_steps_have_as_few_operators(policy_of, monkeypatch):
-    counters = []
-
-    class Graph(PretendedGraph):
-        def __init__(self, work):
-            super().__init__(work)
-            counters.append(counted(work))
-
-    monkeypatch.setattr(sample, 'Graph', Graph)
-    policy = policy_of('gpt2')
-    policy.captured_steps = sample.CapturedSteps()
-    policy.respond(queries_for(policy), 4)
-    (counter,) = counters
-    assert counter.operators.total() <= 160
-    assert not counter.reads
-
-
-def test_a_model_with_a_cache_of_its_own_samples_without_graphs(policy_of, monkeypatch, capsys):
-    monkeypatch.setattr(sample, 'Graph', PretendedGraph)
-    policy = policy_of('nemotron')
-    policy.captured_steps = sample.CapturedSteps()
-    for _ in range(2):
-        policy.respond(queries_for(policy), 4)
-    note = 'note: --run.graphs: sampling cannot be captured (the cache of this model grows'
-    assert capsys.readouterr().out.count(note) == 1
-
-
 def trainer_of(policy, micro_batch_size):
     """A trainer that samples eight episodes, scores them by a reward model, and logs nothing."""
     hparams = train_policy.HParams()

@@ -42,9 +42,9 @@ class TransformersCache:
         self.layers = DynamicCache(config=config)
         self.length = 0
 
-    def select(self, rows: torch.Tensor) -> Self:
+    def keep(self, rows: torch.Tensor) -> None:
+        """Keep only these rows of the batch."""
         self.layers.batch_select_indices(rows)
-        return self
 
 
 class TransformersNetwork(Network):
