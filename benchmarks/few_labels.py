@@ -38,6 +38,7 @@ from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.trainers import head_training
+from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.utils.core import ceil_div, set_seed
 from lm_human_preferences.utils.logging import log_line
 
@@ -237,7 +238,8 @@ def _trainer(hparams: train_reward.HParams, member: int) -> train_reward.RewardM
     assert hparams.run.seed is not None
     set_seed(hparams.run.seed)
     phase = dataclasses.replace(reward_phase(hparams), member=member)
-    return train_reward.build_trainer(phase, initial_model, LocalComm())
+    labels = TrainingLabels(phase, LocalComm())
+    return train_reward.build_trainer(phase, initial_model, LocalComm(), labels)
 
 
 def _first(labels: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:

@@ -24,9 +24,6 @@ for these labellers; the last column shows how often it holds the share of all.
 correlation: a reward and a rating that correlate by .6 (or 0), normal or exponential, or with
 effects of queries, each of which has four ratings.
 
-curve: `labels --learning_curve`: trainings whose accuracies have a deviation of .02 around .7, and
-which err in the same labels to 70 %.
-
 The sections of `evaluate` are in evaluation_coverage.py.
 """
 
@@ -45,7 +42,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from evaluation_coverage import best, evaluation, exact, percent, print_heads, print_row, trust
 
-from lm_human_preferences.commands import learning_curve
 from lm_human_preferences.evaluation import report
 from lm_human_preferences.labels.report.agreement import (
     agreement_interval,
@@ -189,33 +185,11 @@ def correlation(trials: int, rng: np.random.Generator) -> None:
         print_row(kind, each, *row)
 
 
-def curve(trials: int, rng: np.random.Generator) -> None:
-    print(f'{trials} trials\n')
-    print_heads('held-out labels', '2 trainings', '3', '10')
-    for count in QUESTIONS:
-        row = []
-        for trainings in (2, 3, 10):
-            held = []
-            for _ in range(trials):
-                limits = 0.5244 + 0.0575 * rng.normal(size=(trainings, 1))  # of a probability of .7
-                common, own = rng.normal(size=count), rng.normal(size=(trainings, count))
-                right = math.sqrt(0.7) * common + math.sqrt(0.3) * own < limits
-                ends = [wilson_interval(float(of.sum()), count) for of in right]
-                low, high = map(list, zip(*ends))
-                measured = {'accuracy': right.mean(1).tolist(), 'low': low, 'high': high}
-                found = learning_curve.interval_of({'chance': 0.5, **measured})
-                if found is not None:
-                    held.append(found[0] <= 0.6997 <= found[1])
-            row.append(percent(held))
-        print_row(count, *row)
-
-
 SECTIONS = {
     'labels': labels,
     'agreement': agreement,
     'labellers': labellers,
     'correlation': correlation,
-    'curve': curve,
     'evaluation': evaluation,
     'exact': exact,
     'best': best,

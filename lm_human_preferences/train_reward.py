@@ -189,11 +189,10 @@ def build_trainer(
     phase: TrainReward,
     initial_model: TrainedModel,
     comm: Comm,
-    labels: TrainingLabels | None = None,
+    labels: TrainingLabels,
 ) -> RewardModelTrainer:
-    """Return the trainer of a reward model, the same on all ranks; labels: None to load them."""
+    """Return the trainer of a reward model, the same on all ranks, on labels yet to be split."""
     settings = phase.settings
-    labels = labels or TrainingLabels(phase, comm)
     labels.load(initial_model.encoding)
     encoder = initial_model.encoding.get_encoder()
     policy_settings = lm_tasks.policy_settings(settings.task, encoder)

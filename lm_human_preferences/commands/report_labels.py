@@ -28,11 +28,9 @@ def report_labels(
     output: str | None = None,
     without: str | None = None,
     reward: str | None = None,
-    learning_curve: int = 0,
-    picture: str | None = None,
 ) -> None:
     """Print the report on a folder, and write what is asked for; see ReportHParams."""
-    for option, path in (('--export', export), ('--output', output), ('--picture', picture)):
+    for option, path in (('--export', export), ('--output', output)):
         if path is not None:
             with about_option(option):
                 outputs.check_new_file(path)
@@ -40,7 +38,7 @@ def report_labels(
     names = parse_names(without)
     found = report(opened, names)
     if reward is not None:
-        found |= _on_reward_model(opened, reward, names, learning_curve, without)
+        found |= _on_reward_model(opened, reward, names)
     for note in opened.notes():
         click.echo(printable(note))
     click.echo(wording.as_text(folder, found), nl=False)
@@ -49,11 +47,6 @@ def report_labels(
         with about_option('--output'):
             outputs.write_file(output, text.encode())
         click.echo(f'The report is in {output}')
-    if picture is not None:
-        from lm_human_preferences.evaluation import picture as pictures
-
-        pictures.draw_labels(found, picture)
-        click.echo(f'The picture is in {picture}')
     if export is not None:
         _export(opened, names, export, export_as)
     if found['training_labels']:
@@ -61,22 +54,14 @@ def report_labels(
         click.echo(f'To train on them: {command}')
 
 
-def _on_reward_model(
-    folder: LabelFolder, run: str, names: Collection[str], repetitions: int, without: str | None
-) -> dict[str, Any]:
-    """Return the parts of the report that need a reward model."""
+def _on_reward_model(folder: LabelFolder, run: str, names: Collection[str]) -> dict[str, Any]:
+    """Return the part of the report that needs a reward model."""
     # Imported here, as they load torch, which the rest of the report does not need.
-    from lm_human_preferences.commands import learning_curve
     from lm_human_preferences.commands.sample_policy import warnings_only
     from lm_human_preferences.evaluation import reward_on_labels
 
     with warnings_only():
-        found: dict[str, Any] = {'reward': reward_on_labels.report(folder, run, names)}
-        if repetitions:
-            found['learning_curve'] = learning_curve.learning_curve(
-                folder.path, run, repetitions, without
-            )
-    return found
+        return {'reward': reward_on_labels.report(folder, run, names)}
 
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:

@@ -1,12 +1,10 @@
-"""Plots of evaluations (reward against KL) and of labels (learning curve, win rates)."""
+"""Picture of an evaluation: reward against KL."""
 
 from __future__ import annotations
 
 import os
-import statistics
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import plots
 from lm_human_preferences.evaluation.report import (
     OWN_OPTIMUM,
@@ -99,79 +97,3 @@ def _draw_marks(
             errors=errors,
             texts=texts,
         )
-
-
-def draw_labels(report: dict[str, Any], path: str) -> None:
-    """Write the picture of a report on labels; UserError where there is nothing to draw yet."""
-    drawings = []
-    if report.get('learning_curve'):
-        drawings.append(_learning_curve)
-    if report['comparisons']:
-        drawings.append(_win_rates)
-    if not drawings:
-        raise UserError(
-            f'--picture {path}: nothing to draw yet; give --reward and --learning_curve, or compare'
-            ' two policies by ask --against'
-        )
-    figure, axes = plots.panels(len(drawings))
-    for panel, drawing in zip(axes, drawings, strict=True):
-        drawing(panel, report)
-    plots.save(figure, path)
-
-
-def _learning_curve(axes: Axes, report: dict[str, Any]) -> None:
-    """Draw accuracy on held-out labels: a point for each training, a line through their means."""
-    curve = report['learning_curve']
-    name = 'agreement' if curve[0]['chance'] is None else 'accuracy'
-    numbers = [row['labels'] for row in curve]
-    for row in curve:
-        count = len(row[name])
-        axes.plot([row['labels']] * count, row[name], 'o', color=plots.BLUE, alpha=0.5)
-    means = [statistics.mean(row[name]) for row in curve]
-    axes.plot(numbers, means, color=plots.BLUE, linewidth=1.8, label='reward model')
-    intervals = [row['interval'] for row in curve]
-    if None not in intervals:
-        low, high = zip(*intervals, strict=True)
-        axes.fill_between(numbers, low, high, color=plots.BLUE, alpha=0.15, label='at least 95 %')
-    chance = curve[0]['chance']
-    if chance is not None:
-        axes.axhline(chance, color=plots.GREY, linestyle='--', label='chance')
-    axes.set_xscale('log', base=2)
-    axes.set_xticks(numbers, [str(number) for number in numbers])
-    title = 'Predicting held-out labels'
-    measure = 'accuracy' if chance is not None else 'correlation'
-    y = f'{measure} ({curve[0]["held_out"]} labels)'
-    plots.label(axes, title=title, x='labels learned from', y=y)
-    plots.legend(axes, loc='lower right')
-
-
-def _win_rates(axes: Axes, report: dict[str, Any]) -> None:
-    """Draw the win rate of each policy over the one it was compared with, and its interval."""
-    comparisons = report['comparisons']
-    for place, found in enumerate(comparisons):
-        rate = found['win_rate']
-        if rate is None:
-            continue
-        errors = None
-        if found['low'] > 0 or found['high'] < 1:
-            errors = [[rate - found['low']], [found['high'] - rate]]
-        axes.errorbar(
-            [place],
-            [rate],
-            yerr=errors,
-            fmt='o',
-            color=plots.VERMILION,
-            ecolor=plots.INK,
-            capsize=3,
-        )
-    texts = [f'{_short(c["against"])}\nover {_short(c["policy"])}' for c in comparisons]
-    axes.set_xticks(range(len(comparisons)), texts)
-    axes.set_xlim(-0.5, len(comparisons) - 0.5)
-    axes.set_ylim(0, 1)
-    axes.axhline(0.5, color=plots.GREY, linestyle='--')
-    plots.label(axes, title='How often it was preferred', x='', y='share of answers')
-
-
-def _short(policy: str) -> str:
-    """Return the last part of the path of a run."""
-    return os.path.basename(policy.rstrip('/'))[:32]

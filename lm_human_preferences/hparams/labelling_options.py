@@ -212,20 +212,7 @@ class ReportHParams(hyperparams.HParams):
         'also show how well the reward model of this run, local or remote, or another reward'
         ' predicts the answers',
     )
-    learning_curve: int = option(
-        0,
-        'train reward models, with the settings of that of --reward, on 1/8, 1/4, 1/2 and all of'
-        ' the labels, this many on each',
-        at_least=0,
-    )
-    picture: str | None = option(
-        None, 'draw the learning curve and the comparisons into this PNG file'
-    )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that options have those that they need."""
-        yield (
-            self.learning_curve and self.reward is None,
-            '{learning_curve=}: give {reward} RUN, whose settings the trainings take',
-        )
+        """Check that a format of labels is given with a file for them."""
         yield self.export_as != 'tokens' and self.export is None, '{export_as=}: give {export} FILE'

@@ -374,7 +374,7 @@ def test_a_comparison_whose_answers_are_all_ties_is_shown(tmp_path, label_type, 
     answer(path, 'anna', dict.fromkeys(range(3), value))
     reward = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'
     (tmp_path / 'const.py').write_text(reward)
-    options = f'--picture {tmp_path}/p.png --reward {tmp_path}/const.py:score'
+    options = f'--reward {tmp_path}/const.py:score'
     report, printed = report_of(path, tmp_path, options)
     assert 'there is nothing to predict: no label prefers one of the responses' in printed
     (comparison,) = report['comparisons']
@@ -537,6 +537,6 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
     assert {question.part for question in questions[:300]} == {'train'}
     assert {question.part for question in questions[300:]} == {'test'}
     assert len(json.loads(Path('my-labels.json').read_text())) > 200
-    assert json.loads(Path('report.json').read_text())['learning_curve']
+    assert json.loads(Path('report.json').read_text())['reward']
     assert len(LabelFolder('my-pairs').questions) == 2 + len(PAIRS)
     assert list(json.loads(printed['score'][0])) == ['score']

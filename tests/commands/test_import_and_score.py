@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from click.testing import CliRunner
-from command_line import error_of, invoke, last_error_of, succeed
+from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
 
@@ -228,28 +228,17 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(300))
     succeed(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
     result = succeed(
-        f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 2'
-        f' --picture {tmp_path}/p.png --output {tmp_path}/report.json'
+        f'labels {tmp_path}/f --reward {reward_model[0]} --output {tmp_path}/report.json'
     )
     report = json.loads((tmp_path / 'report.json').read_text())
-    reward, curve = report['reward'], report['learning_curve']
+    reward = report['reward']
     assert reward['held_out_share'] == 0.1 and reward['comparisons'] is None
     assert reward['held_out']['labels'] + reward['trained_on']['labels'] == 300
     assert 10 < reward['held_out']['labels'] < 100  # about 6 of 32 queries
     # Most good reviews were learned to be better, whoever had learned them.
     assert min(reward[part]['accuracy'] for part in ('held_out', 'trained_on')) > 0.9
     assert reward['labellers']['imported']['accuracy'] > 0.9
-    trained_on = reward['trained_on']['labels']
-    assert [row['labels'] for row in curve] == [trained_on // part for part in (8, 4, 2, 1)]
-    assert all(len(row['accuracy']) == 2 for row in curve)
-    assert sum(curve[-1]['accuracy']) / 2 > 0.8 and curve[-1]['chance'] == 0.5
-    assert (tmp_path / 'p.png').read_bytes().startswith(b'\x89PNG')
-    # Of six queries there is no interval.
-    assert all(row['interval'] is None for row in curve)
-    curve_lines = result.stdout.partition('held-out labels, by the number')[2]
-    assert curve_lines and 'interval' not in curve_lines
     assert 'held out of its training: ' in result.stdout
-    assert f'accuracy on {curve[0]["held_out"]} held-out labels' in result.stdout
 
 
 def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
@@ -259,14 +248,9 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     def error(more):
         return error_of(invoke(f'labels {tmp_path}/f {more}'))
 
-    assert '--learning_curve 1: give --reward' in error('--learning_curve 1')
     assert '--export_as text: give --export' in error('--export_as text')
     assert 'neither it nor its reward_model/' in error(f'--reward {tmp_path}')
     assert error(f'--reward {tmp_path}#good').startswith(f'--reward good: {tmp_path} is no')
-    result = invoke(f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 1')
-    assert 'none of the few labels is held out' in last_error_of(result)
-    result = invoke(f'labels {tmp_path}/f --picture {tmp_path}/p.png')
-    assert 'nothing to draw yet' in last_error_of(result)
     make_folder(tmp_path / 'letters', 2)
     words = f'labels {tmp_path}/letters --reward {reward_model[0]}'
     assert "its encoding is 'reviews'" in error_of(invoke(words))

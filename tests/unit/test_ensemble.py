@@ -32,6 +32,7 @@ from lm_human_preferences.plan.making import make_plan, reward_phase
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import EnsembleReward
 from lm_human_preferences.runs import run_dir, run_settings
+from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.utils.core import set_seed
 
 TRAINING = (
@@ -136,9 +137,9 @@ def test_the_mean_has_the_scale_that_one_model_has(trained):
     hparams = reward_options.HParams()
     run_settings.read_settings(hparams, str(trained))
     set_seed(1)
-    trainer = train_reward.build_trainer(
-        reward_phase(hparams), lm_tasks.initial_model('test'), LocalComm()
-    )
+    phase, comm = reward_phase(hparams), LocalComm()
+    labels = TrainingLabels(phase, comm)
+    trainer = train_reward.build_trainer(phase, lm_tasks.initial_model('test'), comm, labels)
     model = loading.load_learned(str(trained), encodings.Test)
     queries = torch.cat([trainer.query_sampler()['tokens'] for _ in range(8)])
     responses = trainer.policy.respond(queries, length=hparams.task.response_length)['responses']
@@ -156,7 +157,8 @@ def test_the_mean_is_measured_by_the_labels_held_out(tmp_path):
     run_settings.read_settings(hparams, f'{tmp_path}/run')
     initial = lm_tasks.initial_model('test')
     set_seed(hparams.run.seed, 0)
-    trainer = train_reward.build_trainer(reward_phase(hparams), initial, LocalComm())
+    phase, comm = reward_phase(hparams), LocalComm()
+    trainer = train_reward.build_trainer(phase, initial, comm, TrainingLabels(phase, comm))
     model = loading.load_learned(f'{tmp_path}/run', encodings.Test)
     score = reward_on_labels.rewards_by(model)
     expected = predict(score, trainer.held_out, trainer.label_type, 32, LocalComm())
@@ -278,7 +280,8 @@ def test_all_ranks_begin_with_the_same_networks():
 
     def work(comm):
         start = TrainedModel('test')
-        trainers = [train_reward.build_trainer(phase, start, comm) for phase in phases]
+        labels = TrainingLabels(phases[0], comm)
+        trainers = [train_reward.build_trainer(phase, start, comm, labels) for phase in phases]
         trainers.append(train_policy.build_trainer(policy, start, comm))
         networks = [each for trainer in trainers for each in trainer.networks.values()]
         return [list(network.parameters_by_name().values()) for network in networks]

@@ -15,7 +15,6 @@ from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 from lm_human_preferences import label_types, train_reward
-from lm_human_preferences.commands import learning_curve
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
@@ -30,6 +29,7 @@ from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
+from lm_human_preferences.trainers.training_labels import TrainingLabels
 
 PAIRS = label_types.get('best_of_2')
 LETTERS = encodings.Test.get_encoder()
@@ -219,6 +219,11 @@ def check_interval_holds_a_half(train, held_out):
     assert of_known is not None and of_known.accuracy > 0.9  # or the test would prove nothing
 
 
+def trainer_of(phase):
+    labels = TrainingLabels(phase, LocalComm())
+    return train_reward.build_trainer(phase, TrainedModel('test'), LocalComm(), labels)
+
+
 def of_source(source):
     settings = {'labels.source': source, 'labels.type': 'best_of_2', 'labels.num_train': None}
     return resolved('train_reward', 'test', {**settings, 'labels.held_out': 0.25})
@@ -226,9 +231,8 @@ def of_source(source):
 
 @pytest.mark.parametrize('way', SOURCES)
 def test_nobody_predicts_held_out_coin_flips(way, tmp_path):
-    """Of a training, and of the learning curve, which builds the same trainer."""
     phase = reward_phase(of_source(SOURCES[way](tmp_path)))
-    trainer = train_reward.build_trainer(phase, TrainedModel('test'), LocalComm())
+    trainer = trainer_of(phase)
     check_interval_holds_a_half(trainer.labels, trainer.held_out)
 
 
@@ -249,7 +253,7 @@ def test_nobody_predicts_coin_flips_of_other_labels_about_the_same_queries(tmp_p
     """`labels --reward` of a folder with longer responses and queries than its run learned from."""
     hparams = of_source(SOURCES['preferences'](tmp_path))
     phase = reward_phase(hparams)
-    learned = train_reward.build_trainer(phase, TrainedModel('test'), LocalComm()).labels
+    learned = trainer_of(phase).labels
     other = write_lines(tmp_path / 'b.jsonl', same_prompt_as_messages())
     longer = '--task.query_length 5 --labels.type best_of_2'
     succeed(f'import_labels test {other} {tmp_path}/f {longer}')
@@ -406,39 +410,6 @@ def test_simulated_labels_err_as_often_as_they_should():
     wrong = simulated._with_errors(labels, label_types.get('best_of_4'), 0.4)['best'] != 0
     assert wrong.double().mean().item() == pytest.approx(0.4 * 3 / 4, abs=0.02)
     assert not labels['best'].any()
-
-
-@pytest.mark.parametrize('of_run, share', [(0.25, 0.25), (0, 0.1)])
-def test_a_learning_curve_holds_out_as_much_as_the_run_or_a_tenth(monkeypatch, of_run, share):
-    hparams = resolved('train_reward', 'test')
-    hparams.labels.held_out = of_run
-    monkeypatch.setattr(learning_curve, 'reward_settings_of', lambda run: hparams)
-    settings = learning_curve._phase('folder', 'run', None).settings
-    assert (settings.labels.source, settings.labels.held_out) == ('folder', share)
-
-
-def test_repetitions_of_a_learning_curve_have_seeds_that_follow_the_runs(monkeypatch):
-    hparams = resolved('train_reward', 'test')
-    hparams.run.seed = 5
-    trained = []
-    monkeypatch.setattr(learning_curve, 'reward_settings_of', lambda run: hparams)
-    monkeypatch.setattr(
-        learning_curve,
-        '_train_on_part',
-        lambda hparams, part, seed, found: trained.append((part, seed)),
-    )
-    learning_curve.learning_curve('folder', 'run', repetitions=2)
-    assert trained == [(part, seed) for seed in (5, 6) for part in (8, 4, 2, 1)]
-
-
-def test_the_interval_of_a_learning_curve_tells_how_far_trainings_differ():
-    """Half-widths of held-out labels, .1 and .05, and of trainings: 4.303 * .06 / sqrt(3)."""
-    row = {'chance': 0.5, 'accuracy': [0.7, 0.76, 0.82], 'low': [0.66] * 3, 'high': [0.81] * 3}
-    of_trainings = 4.30265 * 0.06 / 3**0.5
-    expected = 0.76 - math.hypot(0.1, of_trainings), 0.76 + math.hypot(0.05, of_trainings)
-    assert learning_curve.interval_of(row) == pytest.approx(expected, abs=1e-5)
-    one = {name: value if name == 'chance' else value[:1] for name, value in row.items()}
-    assert learning_curve.interval_of(one) is None
 
 
 def test_agreement_of_a_comparison_is_that_of_signs():

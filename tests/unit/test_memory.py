@@ -32,6 +32,7 @@ from lm_human_preferences.plan.making import make_plan, policy_phase, reward_pha
 from lm_human_preferences.plan.phases import checkpoint_size
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.training import memory, optimizer, precision
 from lm_human_preferences.training.model_sizes import FLOAT, HALF
 from lm_human_preferences.training.networks import REWARD_NETWORKS
@@ -234,8 +235,9 @@ def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
     else:
         hparams = train_reward.HParams()
         hparams.override_from_dict({**TEST_TASK, **TEST_LABELS})
-        trainer = train_reward.build_trainer(reward_phase(hparams), start, comms.LocalComm())
-        estimate = reward_phase(hparams).memory(start.sizes(), ranks=1)[0]
+        phase, comm = reward_phase(hparams), comms.LocalComm()
+        trainer = train_reward.build_trainer(phase, start, comm, TrainingLabels(phase, comm))
+        estimate = phase.memory(start.sizes(), ranks=1)[0]
         networks = REWARD_NETWORKS
         trainer.prepare()
         trainer.step()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from figures import figure_plots
 
-from lm_human_preferences.evaluation import picture, plots
+from lm_human_preferences.evaluation import plots
 
 
 @pytest.fixture
@@ -22,42 +22,6 @@ def lines_of(axes):
 
 def bands_of(axes):
     return [tuple(band.get_paths()[0].get_extents().intervaly) for band in axes.collections]
-
-
-CURVE = [
-    {'labels': 8, 'held_out': 30, 'chance': 0.25, 'accuracy': [0.25, 0.75], 'low': [0.125, 0.25]},
-    {'labels': 16, 'held_out': 30, 'chance': 0.25, 'accuracy': [0.5, 1.0], 'low': [0.25, 0.5]},
-]
-for row in CURVE:
-    row.update(agreement=[0.5, 0.5], high=[1.0, 1.0], interval=(sum(row['low']) / 2, 1.0))
-COMPARED = {'win_rate': 0.75, 'low': 0.5, 'high': 0.875, 'policy': 'initial', 'against': 'a/run/'}
-
-
-def test_the_picture_of_a_report_on_labels(pictures):
-    of_few_queries = {**COMPARED, 'win_rate': 0.625, 'low': 0.0, 'high': 1.0}
-    report = {'learning_curve': CURVE, 'comparisons': [COMPARED, of_few_queries]}
-    picture.draw_labels(report, 'out.png')
-    left, right = pictures['out.png'].axes
-    assert [line[1:] for line in lines_of(left)] == [
-        ('None', [8, 8], [0.25, 0.75]),
-        ('None', [16, 16], [0.5, 1.0]),
-        ('-', [8, 16], [0.5, 0.75]),
-        ('--', [0, 1], [0.25, 0.25]),
-    ]
-    assert bands_of(left) == [(0.1875, 1.0)]
-    assert left.get_ylabel() == 'accuracy (30 labels)' and left.get_xscale() == 'log'
-    assert [tick.get_text() for tick in left.get_xticklabels()] == ['8', '16']
-    markers = [list(bars.lines[0].get_ydata()) for bars in right.containers]
-    bars = [[part.get_segments() for part in each.lines[2]] for each in right.containers]
-    assert markers == [[0.75], [0.625]]
-    assert np.array(bars[0]).tolist() == [[[[0, 0.5], [0, 0.875]]]] and not bars[1]
-    assert [tick.get_text() for tick in right.get_xticklabels()] == ['run\nover initial'] * 2
-    # Without a chance, the curve is of correlations.
-    rows = [{**row, 'chance': None, 'interval': None} for row in CURVE]
-    picture.draw_labels({'learning_curve': rows, 'comparisons': []}, 'out.png')
-    (axes,) = pictures['out.png'].axes
-    assert axes.get_ylabel() == 'correlation (30 labels)'
-    assert [line[3] for line in lines_of(axes)] == [[0.5, 0.5]] * 3 and not bands_of(axes)
 
 
 def row(*values):

@@ -26,7 +26,6 @@ from run_folders import (
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
-from lm_human_preferences.commands import learning_curve
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
@@ -412,7 +411,7 @@ class SettingsOfTwo(reward_options.HParams):
     labels: TwoSources = dataclasses.field(default_factory=TwoSources)
 
 
-def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_path, monkeypatch):
+def test_all_sources_of_labels_are_told(tmp_path):
     for name, labeller, answer in (('first', 'anna', 0), ('second', 'bert', TIE)):
         make_folder(tmp_path / name, 2, task={'ties': True})
         answer_all(tmp_path / name, labeller, answer)
@@ -429,9 +428,6 @@ def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_pat
         ['anna', '2', '0'],
         ['bert', '2', '2'],
     ]
-    monkeypatch.setattr(learning_curve, 'reward_settings_of', lambda run: hparams)
-    measured = learning_curve._phase('measured', 'run', None).settings
-    assert measured.labels.sources() == {'source': 'measured', 'more': None}
     hparams.labels.more = 'gs://bucket/more.json'
     assert trial._elsewhere(reward_phase(hparams)) == [f'--labels.more {hparams.labels.more}']
 

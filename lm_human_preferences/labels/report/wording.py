@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ def as_text(folder: str, found: Facts) -> str:
             found=found,
             table=aligned(labeller_table(sorted(found['labellers'].items()))),
             correlation_words=correlation_words,
-            mean=statistics.mean,
         )
     )
 
