@@ -51,7 +51,7 @@ def train(save_dir, name, seed, episodes, kl_target, *labels):
     """Train a policy, and return its KL and its share of the gain that is possible there."""
     run(
         *('train_policy', 'mock_sentiment', name, '--mpi', 1, '--save_dir', save_dir),
-        *('--run.seed', seed, f'{NEW}.run.seed', seed, '--run.console', 'quiet'),
+        *('--run.seed', seed, f'{NEW}.run.seed', seed),
         *('--ppo.total_episodes', episodes, '--rewards.adaptive_kl.target', kl_target),
         *labels,
     )

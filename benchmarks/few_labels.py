@@ -40,7 +40,7 @@ from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.utils.core import ceil_div, set_seed
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,11 +149,11 @@ def figures(
     scale = dataclasses.replace(scale, seeds=seeds or scale.seeds)
     rows = _run_all(hparams, scale, output_dir, processes)
     lines = summary(rows)
-    log_line(*lines, EXPLANATION)
+    announce(*lines, EXPLANATION)
     write_table(os.path.join(output_dir, TABLE), rows)
     draw(os.path.join(output_dir, PICTURE), rows)
     storage.write_bytes(os.path.join(output_dir, SUMMARY), '\n'.join([*lines, '']).encode())
-    log_line(f'{PICTURE}, {TABLE} and {SUMMARY} are in {output_dir}')
+    announce(f'{PICTURE}, {TABLE} and {SUMMARY} are in {output_dir}')
 
 
 def _run_all(

@@ -36,7 +36,7 @@ from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.reward_sources.loading import load_reward_model
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.utils.core import random_stream
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,10 +151,10 @@ def figures(
         initial=initial or scale.initial,
     )
     rows = _run_all(hparams, scale, output_dir, processes)
-    log_line(*summary(rows))
+    announce(*summary(rows))
     write_table(os.path.join(output_dir, TABLE), rows)
     draw(os.path.join(output_dir, PICTURE), rows, scale.labels)
-    log_line(f'{PICTURE} and {TABLE} are in {output_dir}')
+    announce(f'{PICTURE} and {TABLE} are in {output_dir}')
 
 
 def _run_all(

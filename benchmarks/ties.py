@@ -106,7 +106,7 @@ def of_seed(world, directory, seed, settings):
     for name, source in sources.items():
         run(
             *('train_reward', 'mock_sentiment', name.replace(' ', '_'), '--mpi', 1),
-            *('--save_dir', directory / 'runs', '--run.seed', seed, '--run.console', 'quiet'),
+            *('--save_dir', directory / 'runs', '--run.seed', seed),
             *('--labels.source', source, '--labels.num_train', 'None'),
             *settings.option,
         )

@@ -38,7 +38,7 @@ from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import exact_div, random_stream, set_seed
-from lm_human_preferences.utils.logging import Logger, log_line
+from lm_human_preferences.utils.logging import Logger, announce
 
 NORM = ('reward_gain', 'reward_bias')
 
@@ -75,7 +75,7 @@ def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
         if not phase.run.resume or not _is_finished(phase, comm):
             left.append(phase)
         elif comm.rank == 0:
-            log_line(f'The reward model in {phase.path(phase.files.network)} is finished')
+            announce(f'The reward model in {phase.path(phase.files.network)} is finished')
             shutil.rmtree(str(phase.path(phase.files.unfinished)), ignore_errors=True)
     return left
 
@@ -147,9 +147,9 @@ def _show_start(phase: TrainReward, plan: Plan, labels: TrainingLabels, comm: Co
     if not labels.are_recorded:  # by this process: the first of its models begins
         if plan.policy is None:
             session.show_start(plan, comm)
-        log_line(*labels.notes)
+        announce(*labels.notes)
     if phase.settings.ensemble > 1:
-        log_line(f'Reward model {phase.member + 1} of {phase.settings.ensemble}')
+        announce(f'Reward model {phase.member + 1} of {phase.settings.ensemble}')
 
 
 def _save_finished(phase: TrainReward, trainer: RewardModelTrainer) -> None:
@@ -280,5 +280,5 @@ def _measure_mean(
     )
     logger.log(prediction.statistics(), step)
     logger.close()
-    log_line(f'held out, mean of {settings.ensemble} reward models: {prediction}')
+    announce(f'held out, mean of {settings.ensemble} reward models: {prediction}')
     return prediction

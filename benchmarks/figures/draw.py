@@ -22,7 +22,7 @@ from figures.jobs import Run
 from figures.tables import groups, write_table
 from lm_human_preferences import shell, train_policy
 from lm_human_preferences.storage import outputs
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import announce
 
 TABLES = ('figure2', 'figure3', 'frontier')
 PICTURES = ('figure2.png', 'figure3.png')
@@ -46,7 +46,7 @@ def figures(
         'figure3': final_rows(results),
         'frontier': frontier,
     }
-    log_line(
+    announce(
         *summary(rows['figure3']),
         'Each run starts at the KL coefficient at which the exact optimum has the target KL: the'
         ' runs are too short to look for it.',
@@ -57,7 +57,7 @@ def figures(
         _draw(rows, scale.curve, output_dir)
     words = [output_dir, *(['--quick'] if quick else []), '--seeds', str(2 * scale.seeds)]
     more = shell.typed('python benchmarks/figures/draw.py', *words)
-    log_line(
+    announce(
         f'figure2.png, figure3.png and the tables they show are in {output_dir}',
         f'More seeds, without redoing these runs: {more}',
     )

@@ -23,7 +23,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import allocator
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import set_seed
-from lm_human_preferences.utils.logging import Logger, log_line
+from lm_human_preferences.utils.logging import Logger, announce
 
 SEEDS = range(-(2**63), 2**63)
 # numpy's own check leaves out the position, range(625).
@@ -122,7 +122,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.make_latest()
         if self.directory and self.comm.rank == 0:
             if self.prefix:
-                log_line(f'Going on from {self.prefix}')
+                announce(f'Going on from {self.prefix}')
             size = checkpoints.size_of(variables_of(trainer))
             checkpoints.check_disk_space(
                 checkpoints.Planned(self.directory, saves, size, self.max_to_keep)
@@ -142,7 +142,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         if has_own_seed or before != now:
             set_seed((self.seed + self.saved_step) % 2**31, self.comm.rank)
             if self.comm.rank == 0 and not has_own_seed:
-                log_line(
+                announce(
                     f'note: {now}, before {before}: responses and minibatches are drawn from other'
                     ' random streams and sums are rounded otherwise, so this is not bit for bit the'
                     ' run that it would have been'

@@ -9,7 +9,7 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import announce
 
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
@@ -47,7 +47,7 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
         raise storage.StorageError(
             f'{e}; or name a .jsonl file of texts as --task.query_dataset'
         ) from e
-    log_line(
+    announce(
         f'The data set books is not available ({unavailable}). Using the {len(queries)} queries of'
         f' {labels} instead, for training and for tests alike.'
     )

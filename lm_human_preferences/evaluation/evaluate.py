@@ -30,7 +30,7 @@ from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory, precision
 from lm_human_preferences.training.time_left import as_text
 from lm_human_preferences.utils.core import ceil_div, set_seed
-from lm_human_preferences.utils.logging import announce, log_line
+from lm_human_preferences.utils.logging import announce
 
 NAME = 'evaluation'  # of the files, with default settings
 KL_COEF = 'objective/kl_coef'  # its tag in TensorBoard
@@ -56,7 +56,6 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     with recording:
         results = _results(save_dir, directory, hparams, options)
         shown = report.named(results, results['reward_kind'])
-        # Also on a quiet console: the table is what the user asked for.
         announce(*report.table(shown), '')
         command = shell.typed('./launch.py evaluate', storage.absolute(save_dir))
         fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
@@ -65,13 +64,13 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
             # The results come last: a resumed training looks for them.
             contents = json.dumps(results, indent=2).encode()
             storage.write_bytes(os.path.join(output_dir, names[0]), contents)
-    log_line(
+    announce(
         f'Saved {" and ".join(names)} in {save_dir if output_dir == directory else output_dir}'
     )
     if not ends_training:  # a training says itself what comes next
         path = storage.absolute(save_dir)
         command = shell.typed('./sample.py sample --save_dir', path, '--nsamples', '8')
-        log_line(f'Sample from the policy: {command}')
+        announce(f'Sample from the policy: {command}')
     return results
 
 
@@ -85,9 +84,9 @@ def _results(
     precision.configure_for(models.policy.model.sizes.n_embd, 'fp32')
     set_seed(options.seed)  # before the queries: some data sets are made up
     encoder = models.policy.encoder
-    log_line(*lm_tasks.query_notes(task, encoder, 'test'))
+    announce(*lm_tasks.query_notes(task, encoder, 'test'))
     if note := note_on_queries(directory, hparams):
-        log_line(note)
+        announce(note)
     queries = measure.queries_of(source, encoder, options.queries, options.seed)
     if not measure.can_enumerate(models):
         memory.check_sampling(
@@ -212,13 +211,13 @@ def fitted(
     )
     usual = (len(queries), settings.samples or MOST_SAMPLES)
     width = 1.96 * spread / count**0.5
-    log_line(
+    announce(
         f'A sample of both models takes {seconds:.2g} s: {count} queries with {samples} samples'
         f' each, in about {as_text(count * samples * seconds)}, give mean rewards within about'
         f' ± {width:.2g} (95 %)'
     )
     if (count, samples) != usual:
-        log_line(
+        announce(
             f'--queries {usual[0]} --samples {usual[1]} would take'
             f' {as_text(usual[0] * usual[1] * seconds)}, within about'
             f' ± {1.96 * spread / usual[0] ** 0.5:.2g}',

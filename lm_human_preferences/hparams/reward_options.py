@@ -19,7 +19,7 @@ LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
 SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
 COLLECTED = 'online'  # in place of a source, where labels come in while the policy trains
-CONSOLES = ('summary', 'original', 'quiet')
+CONSOLES = ('summary', 'original')
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 MOST_MEMBERS = 100  # of an ensemble
@@ -121,8 +121,7 @@ class RunHParams(hyperparams.HParams):
     )
     console: str = own_option(
         'summary',
-        'terminal output: summary, original (the lines of the 2019 program) or quiet (warnings,'
-        ' errors and the end)',
+        'terminal output: summary, or original (the lines of the 2019 program)',
         one_of=CONSOLES,
         of_command=True,
         lasting=False,

@@ -22,7 +22,7 @@ from lm_human_preferences.trainers.health import Alarm, HealthMonitor
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training import memory
 from lm_human_preferences.training.loop import Hook
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
@@ -175,7 +175,7 @@ class Collection(Hook):
             self.trainer.logger.log(statistics, step, tag_prefix=progress.TAG)
             self.labels.decisions.record_outcome(report.batch, statistics)
             models, later = self.schedule.retrainings + 1, self.schedule.next_training(step)
-            log_line(report.line(models, later))
+            announce(report.line(models, later))
         model, prediction = self.schedule.models_at(step), outcome.held_out
         if prediction is None:  # the labels that came since then judge the previous model
             model, prediction = model - 1, previous

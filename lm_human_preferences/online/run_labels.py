@@ -26,7 +26,7 @@ from lm_human_preferences.online.retraining import Labels
 from lm_human_preferences.runs.run_files import LABELS
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
-from lm_human_preferences.utils.logging import announce, log_line
+from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
@@ -110,7 +110,7 @@ class RunLabels:
         self.reported = time.monotonic()
         wanted = self.schedule.labels_at(step)
         active = ', '.join(active_labellers(self.folder)) or 'nobody'
-        log_line(
+        announce(
             f'waiting for {missing} of {wanted} labels; active: {active}; to answer:'
             f' {progress.label_command(self.folder.path)}'
         )
@@ -159,7 +159,7 @@ def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:
 
     with option_renamed(options.option_name('labellers')):
         names = names_in(options.labellers)
-    server = stack.enter_context(LabelServer(folder, names, options, note=log_line))
+    server = stack.enter_context(LabelServer(folder, names, options, note=announce))
     if warning := missing_tls(options):
         announce(warning)
     announce(*(f'answer as {name}: {link}' for name, link in server.links.items()))

@@ -22,7 +22,7 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
-from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, log_line
+from lm_human_preferences.utils.logging import Logger, announce, log_in_summary
 
 ROWS = 64  # responses that are passed at a time
 MOST_SAMPLED = 64  # of the initial policy: they set a scale, and cost more than the fit
@@ -46,7 +46,7 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     labels.load(initial_model.encoding)
     labels.split(reference)
     if comm.rank == 0:
-        log_line(*labels.notes)
+        announce(*labels.notes)
     labels.record(is_begun=False)
     learned, count = labels.learned, len(labels.learned['query'])
     began = time.monotonic()

@@ -16,7 +16,7 @@ from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils.core import weighted_mean
-from lm_human_preferences.utils.logging import announce, console_is, log_line
+from lm_human_preferences.utils.logging import announce, console_is
 
 SIGNIFICANT = 2  # standard deviations of chance
 FAR_ABOVE_GUESSING = 1.5  # the limit of a reward model's last loss, in multiples of guessing's
@@ -106,10 +106,10 @@ class HeldOut(Hook):
             trainer.logger.log(numbers, step - 1, tag_prefix='train_reward/held_out_of_kept/')
         if trainer.comm.rank != 0:
             return
-        log_line(f'held out: {trainer.prediction}')
+        announce(f'held out: {trainer.prediction}')
         if trainer.settings.epochs > 1:
             measured = ', '.join(format(number, '.3f') for number in trainer.held_out_by_epoch)
-            log_line(
+            announce(
                 f'held out, after each epoch: {measured}; {kept}, and differences within the'
                 ' interval are chance'
             )

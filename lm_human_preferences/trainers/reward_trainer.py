@@ -24,7 +24,7 @@ from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std, weighted_mean
-from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
+from lm_human_preferences.utils.logging import Logger, announce, log_as_original
 
 # Schema of RewardModelTrainer.state_dict, see schema.matches_schema
 STATE = {
@@ -220,7 +220,7 @@ class RewardModelTrainer:
         if self.settings.debug_normalize:
             mean, std = self.sampled_mean_std(self.settings.debug_normalize)
             if self.comm.rank == 0:
-                log_line(f'after normalize: {mean} +- {std}')
+                announce(f'after normalize: {mean} +- {std}')
 
     def scales_of_mean(self, members: Iterable[Scorer]) -> list[tuple[float, float]]:
         """Return (gain, bias) of an ensemble's models for which their mean reward is 0 +- 1.

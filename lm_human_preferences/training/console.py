@@ -1,4 +1,4 @@
-"""Console of a training, unless it is that of the original or quiet."""
+"""Console of a training, unless it is that of the original."""
 
 import os
 import shlex

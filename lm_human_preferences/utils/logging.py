@@ -32,12 +32,6 @@ def console_is(console: str) -> bool:
     return _console == console
 
 
-def log_line(*lines: object) -> None:
-    """Print lines above a progress bar, unless the console is quiet."""
-    if _console != 'quiet':
-        announce(*lines)
-
-
 def log_in_summary(*lines: object) -> None:
     """Print lines for the console `summary` only."""
     if _console == 'summary':
@@ -51,7 +45,7 @@ def log_as_original(*lines: object) -> None:
 
 
 def announce(*lines: object) -> None:
-    """Print warnings or final results, whatever the console is."""
+    """Print lines above a progress bar, whatever the console is."""
     if not lines:
         return
     text = '\n'.join(map(str, lines))
@@ -63,8 +57,8 @@ def announce(*lines: object) -> None:
 
 
 def progress(iterable: Iterable[Any] | None = None, *, comm: Rank, **settings: Any) -> tqdm:
-    """Return a tqdm bar for rank 0 on a terminal, unless the console is quiet."""
-    is_hidden = comm.rank != 0 or _console == 'quiet' or not sys.stderr.isatty()
+    """Return a tqdm bar for rank 0 on a terminal."""
+    is_hidden = comm.rank != 0 or not sys.stderr.isatty()
     return tqdm(iterable, disable=is_hidden, mininterval=0.5, **settings)
 
 

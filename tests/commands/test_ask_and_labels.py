@@ -519,7 +519,7 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
         if argv[0] == 'label' and not {'--simulate.error', '--review'} & set(argv):
             argv += ['--simulate', 'on']
         if argv[0] in ('train_reward', 'train_policy'):
-            argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}', '--run.console', 'quiet']
+            argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}']
         if argv[0] == 'train_policy':
             argv += ['--ppo.total_episodes', '512', '--run.evaluate', 'false']
             assert argv[argv.index('--rewards.train_new_model.epochs') + 1] == '16'

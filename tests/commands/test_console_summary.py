@@ -1,4 +1,4 @@
-"""Console of a training: --run.console summary and quiet, the time left, the end."""
+"""Console of a training: --run.console summary, the time left, the end."""
 
 import re
 import sys
@@ -73,13 +73,6 @@ def test_a_policy_has_the_task_of_its_reward_model_and_paths_are_quoted(tmp_path
         "./launch.py train_policy test first --task.query_suffix ' '"
         f" --rewards.train_new_model off --rewards.trained_model '{folder}/first'"
     )
-
-
-def test_quiet(tmp_path):
-    words = f'train_policy test first {SMALL} --mpi 1 --save_dir {tmp_path} --run.console quiet'
-    result = succeed(words)
-    assert result.stdout.strip().startswith(f'The policy is in {tmp_path}/first/policy\n  ')
-    assert 'reward model:' not in result.stderr  # no progress bar either
 
 
 @pytest.mark.parametrize('columns', ['1', '0', '80'])

@@ -230,7 +230,7 @@ def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatc
         4: server.faults.clear,
     }
     after_steps(monkeypatch, actions)
-    result = succeed(f'{WORDS} {STORE} --run.console quiet')
+    result = succeed(f'{WORDS} {STORE}')
     delayed = 'WARNING: uploads are delayed, and tried again: https://private.blob'
     assert result.stdout.count(delayed) == 1
     assert result.stdout.count(f'note: uploads to {RUN} are up to date again\n') == 1

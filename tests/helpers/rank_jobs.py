@@ -54,7 +54,7 @@ def talk(comm):
 def draw(comm):
     bar = logging.progress(range(3), comm=comm, desc='bar')
     for i in bar:
-        logging.log_line(f'line {i}')
+        logging.announce(f'line {i}')
 
 
 JOBS = (wait, wait_for_rank_1, wait_for_life, meet, fail, talk, draw)

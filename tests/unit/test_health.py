@@ -182,7 +182,7 @@ class Trainer:
         self.texts.append((step, text))
 
 
-@pytest.mark.parametrize('console', ['summary', 'original', 'quiet'])
+@pytest.mark.parametrize('console', ['summary', 'original'])
 def test_warnings_are_seldom_and_always_heard(console, capsys, monkeypatch):
     monkeypatch.setattr(logging, '_console', console)
     trainer = Trainer()
