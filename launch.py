@@ -363,7 +363,7 @@ cli = Program(
         Job(
             JobName.REPORT,
             command_options.ReportHParams,
-            [click.Argument(['runs'], nargs=-1, required=True, metavar='RUN...')],
+            [click.Argument(['runs'], type=click.Path(), nargs=-1, metavar='RUN...')],
             more=lambda: {'experiments': settings_of_experiments()},
         ).command(
             'report',

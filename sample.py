@@ -28,7 +28,9 @@ CONSOLES = ('summary', 'original')
 @dataclass
 class SampleHParams(launch.RankHParams):
     save_dir: str = option(
-        None, 'run directory of the policy, path or URL: it holds train_policy_hparams.json'
+        None,
+        'run directory of the policy, path or URL: it holds train_policy_hparams.json',
+        path=True,
     )
     savescope: str = option(
         'policy', 'variables to sample from: policy, or ref_policy for the initial model'
@@ -39,6 +41,7 @@ class SampleHParams(launch.RankHParams):
     queries: str | None = own_option(
         None,
         'your own queries in a file, path or URL: a .jsonl with one JSON string a line, or a .csv',
+        path=True,
     )
     per_query: int = own_option(1, 'responses to each query', at_least=1)
     temperature: float | None = option(None, "divides the logits; None: the task's own", at_least=0)
@@ -51,7 +54,9 @@ class SampleHParams(launch.RankHParams):
         at_least=0,
     )
     output: str | None = own_option(
-        None, 'new .jsonl file for the samples: text and tokens of query and response, score, KL'
+        None,
+        'new .jsonl file for the samples: text and tokens of query and response, score, KL',
+        path=True,
     )
     precision: str = option(
         'fp32', 'number format of matrix products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS

@@ -38,6 +38,7 @@ generated: `pipenv run python tools/options.py` writes it anew.
 - Names may be written with `-` for `_`, values with or without `=`: `--ppo.lr 1e-5`,
   `--ppo.lr=1e-5`. A switch alone is `true`, and with `no` before its name `false`:
   `--noppo.whiten_rewards`.
+- A path may begin with `~`, also in `--save_dir=~/runs`.
 - `./launch.py resume SAVE_DIR` takes `--mpi` and all options of the command that started the run.
 """
 NOTES = {  # below a heading

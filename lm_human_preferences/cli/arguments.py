@@ -218,9 +218,20 @@ def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
     if field.metadata.get('ours') and bool in members(field.type):
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
-        return _read(field.type, text)
+        value = _read(field.type, text)
     except (ValueError, OverflowError):
         raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
+    return expanded(value) if field.metadata.get('path') else value
+
+
+def expanded(path: str | tuple[str, ...] | None) -> Any:
+    """Return a typed path, or several, with its home directory for `~`, as in `--save_dir=~/runs`.
+
+    Shells expand it at the beginning of a word only.
+    """
+    if isinstance(path, tuple):
+        return tuple(map(os.path.expanduser, path))
+    return path and os.path.expanduser(path)
 
 
 def _checked_text(key: str, text: str) -> str:

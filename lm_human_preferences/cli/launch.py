@@ -218,7 +218,7 @@ def experiment_command(
         name,
         start,
         {**launch_fields, **user_settings.settable(hparam_class)},
-        [experiment, 'name'],
+        [experiment, click.Argument(['name'])],
         positionals=('dry_run', 'mpi', 'mode', 'save_dir'),
         example=example,
         help=f"""{help}
@@ -281,6 +281,7 @@ def _launch_class(command: str) -> type[hyperparams.HParams]:
     save_dir = option(
         run_files.usual_directory(command),
         'parent folder: the run is saved in SAVE_DIR/NAME; None: not at all',
+        path=True,
     )
     overwrite = option(
         False, 'delete what an earlier run of this NAME has written, and start again'

@@ -9,7 +9,7 @@ import click
 
 from lm_human_preferences import __version__, shell
 from lm_human_preferences.cli import option_help
-from lm_human_preferences.cli.arguments import convert, read_words
+from lm_human_preferences.cli.arguments import convert, expanded, read_words
 from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError, disks_are_told
 from lm_human_preferences.runs import reward_function
@@ -118,7 +118,10 @@ class Command(click.Command):
         self.arguments: dict[str, str] = {}
         self.rest = None
         for argument in arguments:
-            param = click.Argument([argument]) if isinstance(argument, str) else argument
+            if isinstance(argument, click.Argument):
+                param = argument
+            else:
+                param = click.Argument([argument], type=click.Path())
             params.append(param)
             self.arguments[param.name] = param.human_readable_name
             if param.nargs < 0:
@@ -156,7 +159,10 @@ class Command(click.Command):
             if given[key] == 'True' and type(value) in (int, float):
                 note(f'note: --{key} without a value means 1')
         assert self.callback is not None
-        arguments = [ctx.params[key] for key in self.arguments]
+        arguments = []
+        for param in self.params[: len(self.arguments)]:
+            word = ctx.params[param.name]
+            arguments.append(expanded(word) if isinstance(param.type, click.Path) else word)
         # The one place that tells what was typed from what is read from files, of runs above all.
         for word in (*settings.values(), *arguments):
             reward_function.note_if_one(word)

@@ -42,11 +42,13 @@ class EvaluationHParams(hyperparams.HParams):
         None,
         'also measure the policy by another reward than that of the run: mock, the directory of a'
         ' reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION',
+        path=True,
     )
     output_dir: str | None = option(
         None,
         'folder for evaluation.json and evaluation.png, whose names also hold the settings above'
         ' that are not the defaults; None: SAVE_DIR, or the current folder if SAVE_DIR is remote',
+        path=True,
     )
 
 
@@ -56,6 +58,7 @@ class ReportHParams(hyperparams.HParams):
         None,
         'write the page to this file; None: report.html in RUN, or here if RUN is remote or there'
         ' are several',
+        path=True,
     )
     names: bool = own_option(True, 'name the labellers')
     rewards: bool = own_option(

@@ -23,15 +23,18 @@ class AskHParams(hyperparams.HParams):
         'initial',
         "source of the samples: the directory of a run of train_policy, or 'initial', the model"
         ' that the experiment begins with',
+        path=True,
     )
     against: str | None = option(
         None,
         'a second policy, given in the same way: half of the samples of each question are from it,'
         ' and labellers do not see which; these answers are not used for training',
+        path=True,
     )
     instructions: str | None = option(
         None,
         'text file with instructions for the labellers; None: two sentences that say what to do',
+        path=True,
     )
     batch_size: int = option(64, 'queries to sample responses for at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling')
@@ -39,11 +42,13 @@ class AskHParams(hyperparams.HParams):
         None,
         'ask what is in this file of texts, one record a line, instead of sampling: all of it,'
         ' whatever --count is',
+        path=True,
     )
     gold: str | None = option(
         None,
         'the same with answers: every labeller gets these questions, and the report shows how often'
         ' each was right; not trained on',
+        path=True,
     )
     ties: bool = own_option(
         False,
@@ -99,6 +104,7 @@ class SimulateHParams(hyperparams.HParams):
         'mock',
         'reward by which it answers: mock, the known reward of the film reviews; a reward model, a'
         ' classifier, or FILE.py:FUNCTION',
+        path=True,
     )
     error: float = option(
         0.0,
@@ -133,9 +139,11 @@ class WebHParams(hyperparams.HParams):
         '127.0.0.1', 'address that the page is served at; the default is for this machine alone'
     )
     certificate: str | None = option(
-        None, 'PEM file with the certificate of the host, which encrypts what is sent; needs key'
+        None,
+        'PEM file with the certificate of the host, which encrypts what is sent; needs key',
+        path=True,
     )
-    key: str | None = option(None, 'PEM file with the private key of the certificate')
+    key: str | None = option(None, 'PEM file with the private key of the certificate', path=True)
     public_url: str | None = own_option(
         None,
         'address, such as https://HOST/PATH/, at which browsers reach the page behind a proxy,'
@@ -195,6 +203,7 @@ class ReportHParams(hyperparams.HParams):
         None,
         'write the labels used for training to this file: JSON, or one object a line if its'
         ' name ends in .jsonl',
+        path=True,
     )
     export_as: str = option(
         'tokens',
@@ -203,7 +212,7 @@ class ReportHParams(hyperparams.HParams):
         ' questions on which labellers disagree)',
         one_of=('tokens', 'text', 'preferences', 'disagreements'),
     )
-    output: str | None = option(None, 'write the report to this file, as JSON')
+    output: str | None = option(None, 'write the report to this file, as JSON', path=True)
     without: str | None = option(
         None, 'leave out the answers of this labeller, or of several: NAME,NAME'
     )
@@ -211,6 +220,7 @@ class ReportHParams(hyperparams.HParams):
         None,
         'also show how well the reward model of this run, local or remote, or another reward'
         ' predicts the answers',
+        path=True,
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:

@@ -128,6 +128,7 @@ class OnlineHParams(hyperparams.HParams):
     instructions: str | None = option(
         None,
         'text file with instructions for the labellers; None: two sentences that say what to do',
+        path=True,
     )
     ties: bool = own_option(False, 'let people prefer none of the samples')
     patience: float | None = option(

@@ -44,6 +44,7 @@ class RewardHParams(hyperparams.HParams):
         None,
         "reward model: path or URL of its directory or run, or a classifier, also ORG/NAME; 'mock':"
         ' the known one of reviews',
+        path=True,
     )
 
     class_name: str | None = own_option(
@@ -56,6 +57,7 @@ class RewardHParams(hyperparams.HParams):
     function: str | None = own_option(
         None,
         'function of your own in place of a reward model, FILE.py:FUNCTION, see docs/rewards.md',
+        path=True,
     )
 
     train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')

@@ -41,6 +41,7 @@ class LabelHParams(hyperparams.HParams):
         None,
         "path or URL of a label file, token ids or texts; folder of labels; 'test': made-up"
         " labels; 'mock': the known reward's",
+        path=True,
     )
     without: str | None = own_option(
         None, 'if source is a folder: leave out the answers of these labellers, NAME or NAME,NAME'
@@ -111,7 +112,7 @@ class RunHParams(hyperparams.HParams):
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
     save_interval: int = option(50, 'steps between two checkpoints', at_least=1)
     save_dir: str | None = option(
-        None, 'directory of the run: --save_dir joined with NAME; None: nothing is saved'
+        None, 'directory of the run: --save_dir joined with NAME; None: nothing is saved', path=True
     )
     resume: bool = own_option(
         False,

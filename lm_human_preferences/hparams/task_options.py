@@ -43,6 +43,7 @@ class PolicyHParams(hyperparams.HParams):
         None,
         'language model to start from: 124M (or gpt2), 355M, 774M, 1558M, test, reviews, a'
         ' directory, ORG/NAME of the hub',
+        path=True,
     )
     lora: LoraHParams | None = own_option(
         None,
@@ -65,6 +66,7 @@ class TaskHParams(hyperparams.HParams):
     query_dataset: str = option(
         None,
         f'where queries come from: {registry.choices()}, or a .jsonl or .csv file, a path or URL',
+        path=True,
     )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')

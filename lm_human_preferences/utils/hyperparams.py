@@ -48,6 +48,7 @@ class Marks(TypedDict, total=False):
     one_of: Collection[str]
     lasting: bool
     of_command: bool
+    path: bool
     formerly: str
     also: str
 
@@ -65,8 +66,9 @@ def option(
     limits. above: an exclusive one. ours: unknown to the original, so left out of files that it
     reads. lasting: False for an option of this start of the program only, which a resumed run does
     not go on with. of_command: True for an option of a whole command, which a training that is part
-    of another command does not have. formerly, also: another name that is read and never written;
-    groups cannot be renamed.
+    of another command does not have. path: True where a typed value may begin with ~ for a home
+    directory. formerly, also: another name that is read and never written; groups cannot be
+    renamed.
     """
     metadata = {'help': help, 'ours': ours, **marks}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)

@@ -1,10 +1,14 @@
 """Words of a command line; values are tested in test_cli."""
 
+import re
 from dataclasses import dataclass
 
+import click
 import pytest
 
-from lm_human_preferences.cli import arguments
+import launch
+import sample
+from lm_human_preferences.cli import arguments, program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -84,3 +88,49 @@ def test_a_file_whose_name_begins_with_a_dash_is_not_taken_for_an_option(tmp_pat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r'begins with a dash as \./-texts$'):
         arguments.read_words(['-texts'], {}, {'file': 'FILE'})
+
+
+@dataclass
+class Paths(hyperparams.HParams):
+    file: str | None = option(None, 'a file', path=True)
+    text: str = option('', 'a text')
+
+
+@pytest.mark.parametrize(
+    'words, expected',
+    [
+        ('--file=~/runs/a x x x', {'file': '/home/anna/runs/a'}),
+        ('--file=~/reward.py:score x x x', {'file': '/home/anna/reward.py:score'}),
+        ("--file='~/a' x x x", {'file': '/home/anna/a'}),
+        ('--file=a/~/b x x x', {'file': 'a/~/b'}),
+        ('--file=None x x x', {'file': None}),
+        ('--text=~/runs x x x', {'text': '~/runs'}),
+        ('x --folder=~/a --runs=~', {'folder': '/home/anna/a', 'runs': ('/home/anna',)}),
+        ('~/x a ~/b c', {'name': '~/x', 'folder': 'a', 'runs': ('/home/anna/b', 'c')}),
+    ],
+)
+def test_a_tilde_at_the_beginning_of_a_path_is_the_home_directory(words, expected, monkeypatch):
+    monkeypatch.setenv('HOME', '/home/anna')
+    found = {}
+
+    def job(settings, name, folder, runs):
+        found.update(settings, name=name, folder=folder, runs=runs)
+
+    runs = click.Argument(['runs'], type=click.Path(), nargs=-1)
+    arguments = [click.Argument(['name']), 'folder', runs]
+    command = program.Command('command', job, hyperparams.fields(Paths), arguments)
+    command.invoke(command.make_context('command', words.split()))
+    assert expected.items() <= found.items()
+
+
+OF_PATHS = re.compile(r'\b(file|folder|directory|path|FILE)\b')
+OTHERS = ('without', 'labeller', 'export_as')  # whose help speaks of a file or folder as well
+
+
+@pytest.mark.parametrize('cli', [launch.cli, sample.cli])
+def test_options_that_are_paths_are_marked(cli):
+    for command in cli.commands.values():
+        for name, field in command.fields.items():
+            is_text = str in hyperparams.members(field.type)
+            if is_text and OF_PATHS.search(field.metadata['help'] or ''):
+                assert field.metadata.get('path') or field.name in OTHERS, name
