@@ -48,7 +48,8 @@ def read_job(directory: str) -> dict[str, Any]:
 
 def _written(settings: Any) -> dict[str, Any]:
     kind = type(settings)
-    return {'class': [kind.__module__, kind.__name__], 'values': settings.to_nested_dict()}
+    values = settings.to_nested_dict(with_unknown=True)
+    return {'class': [kind.__module__, kind.__name__], 'values': values}
 
 
 def _settings_or_dict(found: dict[str, Any]) -> Any:
@@ -57,7 +58,7 @@ def _settings_or_dict(found: dict[str, Any]) -> Any:
         return found
     module, name = found['class']
     settings = getattr(importlib.import_module(module), name)()
-    settings.override_from_nested_dict(found['values'])
+    settings.override_from_nested_dict(found['values'], keep_unknown=True)
     return settings
 
 

@@ -156,8 +156,6 @@ class RewardHParams(hyperparams.HParams):
 
 @dataclass
 class RunHParams(reward_options.RunHParams):
-    dropped: ClassVar[frozenset[str]] = frozenset()
-
     evaluate: bool = own_option(
         False, 'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir'
     )

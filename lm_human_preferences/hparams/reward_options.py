@@ -102,8 +102,6 @@ class LabelHParams(hyperparams.HParams):
 
 @dataclass
 class RunHParams(hyperparams.HParams):
-    dropped: ClassVar[frozenset[str]] = frozenset({'evaluate'})
-
     seed: int | None = option(
         None,
         'seed of all random numbers; None: a different one each time. A reward model trained with a'

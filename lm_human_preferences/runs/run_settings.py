@@ -39,8 +39,8 @@ def records(
     hparams = _with_initial_model_as_begun(hparams)
     if hparams.run.resume and hparams.run.directory is not None:
         ranks = ranks_of(hparams.run.directory) or ranks
-    nested, additions = hparams.to_nested_dict(original_only=True), _lasting_additions(hparams)
-    settings = {hparams.command: (nested, additions)}
+    additions = _lasting_additions(hparams)
+    settings: dict[str, tuple[Training, dict[str, Any]]] = {hparams.command: (hparams, additions)}
     changed = _changed_so_far(hparams)
     if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
         prefix = f'{NEW_MODEL}.'
@@ -48,15 +48,14 @@ def records(
         for name, value in additions.items():
             if name.startswith(prefix):
                 of_reward[name.removeprefix(prefix)] = value
-        settings[run_files.REWARD.command] = (
-            hparams.reward_training.to_nested_dict(original_only=True),
-            of_reward,
-        )
+        settings[run_files.REWARD.command] = (hparams.reward_training, of_reward)
     digests = recorded_paths.digests(_given_settings(hparams))
     found: dict[str, dict[str, Any]] = {}
     for command in settings if commands is None else commands:
-        nested, additions = settings[command]
+        of_command, additions = settings[command]
         files = run_files.COMMANDS[command]
+        if hparams.run.resume:
+            additions = {**_unknown_options(of_command, hparams.run.directory), **additions}
         found[files.more_settings] = {
             'experiment': experiment,
             'ranks': ranks,
@@ -65,7 +64,7 @@ def records(
             **({'changed': changed} if changed else {}),
         }
         # Last: where this file is, there is a run, whose other settings must be known by then.
-        found[files.settings] = nested
+        found[files.settings] = of_command.to_nested_dict(original_only=True, with_unknown=True)
     return found
 
 
@@ -124,10 +123,13 @@ def read_settings(hparams: Training, directory: str) -> None:
     """Override `hparams` from what a run in `directory` has recorded; NotFound if there is none."""
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
-    more = _more_settings(directory, files)
-    with hyperparams.reading(storage.join(directory, files.more_settings)):
-        hparams.override_from_dict(more.get('options', {}))
+    path = storage.join(directory, files.more_settings)
+    options = _more_settings(directory, files).get('options', {})
+    unknown = _unknown_options(hparams, directory)
+    with hyperparams.reading(path):
+        hparams.override_from_dict({n: value for n, value in options.items() if n not in unknown})
         hparams.check_values()
+    hyperparams.note_unknown(path, tuple(unknown))
 
 
 def load_run_hparams(save_dir: str) -> policy_options.HParams:
@@ -221,6 +223,14 @@ def _more_settings(directory: str, files: run_files.CommandFiles) -> dict[str, A
     return more
 
 
+def _unknown_options(hparams: Training, directory: str | None) -> dict[str, Any]:
+    """Return the options in a run's second file that only another version of this program has."""
+    if directory is None:
+        return {}
+    options = _more_settings(directory, run_files.COMMANDS[hparams.command]).get('options', {})
+    return {name: value for name, value in options.items() if not hparams.has(name)}
+
+
 def _lasting_additions(hparams: Training) -> dict[str, Any]:
     """Return the options that only this port has, and a resumed run goes on with."""
     fields = hyperparams.fields(type(hparams))
@@ -238,6 +248,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     recorded = as_recorded(hparams)
     if recorded is hparams:
         return
+    hparams.keep_unknown_of(recorded)
     changes = _changes(_settings(recorded), _settings(hparams), _seed_of_ensemble(hparams))
     _refuse_ineffective(hparams, changes, explicitly_set)
     implicit = [text for key, text in changes.items() if not _covers(explicitly_set, key)]

@@ -65,7 +65,8 @@ class Sizes(hyperparams.HParams, ABC):
 
     def write(self, directory: str) -> None:
         """Write the file by which `directory` is a model."""
-        storage.write_json(storage.join(directory, SIZES), self.to_nested_dict())
+        sizes = self.to_nested_dict(with_unknown=True)
+        storage.write_json(storage.join(directory, SIZES), sizes)
 
     def own_parameters(self) -> int:
         """Return the number of parameters not shared with a training's other networks."""

@@ -8,10 +8,11 @@ import re
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils import streams
 
 MAX_INT = 2**63 - 1
 MAX_FLOAT = 3e38  # what a float32 tensor can hold
@@ -86,13 +87,22 @@ def reading(filename: str) -> Iterator[None]:
         raise UserError(f'{filename} does not hold the hyperparameters that it should: {e}') from e
 
 
+@functools.cache
+def note_unknown(filename: str, names: tuple[str, ...]) -> None:
+    """Say once which settings in a file belong to another program, such as a fork's."""
+    if names:
+        streams.note(
+            f'note: {filename} has settings that this program does not know and leaves alone:'
+            f' {", ".join(names)}'
+        )
+
+
 @dataclasses.dataclass
 class HParams:
-    """Base of all hyperparameter classes. dropped: former fields, which files may still hold."""
-
-    dropped: ClassVar[frozenset[str]] = frozenset()
+    """Base of all hyperparameter classes. unknown: settings of a file that no field has."""
 
     _group = ''  # prefix of its options, such as 'rewards.online.'; not a field
+    unknown = {}  # not a field either, and never changed in place
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -119,8 +129,9 @@ class HParams:
         """Override from a JSON file, local or remote, and check; UserError names the file."""
         nested = storage.read_json(filename)
         with reading(filename):
-            self.override_from_nested_dict(nested)
+            self.override_from_nested_dict(nested, keep_unknown=True)
             self.check_values()
+        note_unknown(filename, tuple(self.unknown_names()))
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
         """Override from {'x.y': 1}; 'on' makes a fresh group; AttributeError in one that is off."""
@@ -149,12 +160,18 @@ class HParams:
                 raise AttributeError(f'{name} is None: it has no field {next(iter(values))!r}')
             getattr(self, name).override_from_dict(values)
 
-    def override_from_nested_dict(self, nested_dict: dict[str, Any]) -> None:
-        """Override from {'x': {'y': 1}}; an object switches its group on."""
+    def override_from_nested_dict(
+        self, nested_dict: dict[str, Any], *, keep_unknown: bool = False
+    ) -> None:
+        """Override from {'x': {'y': 1}}; an object switches its group on.
+
+        keep_unknown: names that no field has become `unknown`; otherwise they are errors.
+        """
         for key, value in nested_dict.items():
-            if key in self.dropped:
-                continue
             name = self._current(key)
+            if keep_unknown and not self.has(key):
+                self.unknown = {**self.unknown, name: value}
+                continue
             group = group_class(self._field(name).type)
             if not isinstance(value, dict):
                 setattr(self, name, value)
@@ -165,17 +182,37 @@ class HParams:
                 )
             if getattr(self, name) is None:
                 setattr(self, name, group())
-            getattr(self, name).override_from_nested_dict(value)
+            getattr(self, name).override_from_nested_dict(value, keep_unknown=keep_unknown)
 
-    def to_nested_dict(self, *, original_only: bool = False) -> dict[str, Any]:
-        """Return a nested dict without defaults of ours; original_only: without all of ours."""
-        nested = {}
+    def unknown_names(self) -> Iterator[str]:
+        """Yield the dotted names of all settings that no field has."""
+        yield from self.unknown
+        for name, _, value in settings(self):
+            if isinstance(value, HParams):
+                yield from (f'{name}.{key}' for key in value.unknown)
+
+    def keep_unknown_of(self, other: 'HParams') -> None:
+        """Take over the settings of another object that no field has."""
+        self.unknown = other.unknown
+        for name, value in vars(self).items():
+            theirs = getattr(other, name, None)
+            if isinstance(value, HParams) and isinstance(theirs, HParams):
+                value.keep_unknown_of(theirs)
+
+    def to_nested_dict(
+        self, *, original_only: bool = False, with_unknown: bool = False
+    ) -> dict[str, Any]:
+        """Return a nested dict without defaults of ours; original_only: without all of ours.
+
+        with_unknown: also with the settings that no field has, for a file.
+        """
+        nested = dict(self.unknown) if with_unknown else {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.metadata.get('ours') and (original_only or value == f.default):
                 continue
             if isinstance(value, HParams):
-                value = value.to_nested_dict(original_only=original_only)
+                value = value.to_nested_dict(original_only=original_only, with_unknown=with_unknown)
             nested[f.name] = value
         return nested
 
@@ -224,6 +261,10 @@ class HParams:
             check_accepted(name, f, value)
             if isinstance(value, HParams):
                 value.check_values()
+
+    def has(self, key: str) -> bool:
+        """Return whether a dotted name is that of a setting or group, or a former one."""
+        return self._current(key) in fields(type(self))
 
     def _current(self, key: str) -> str:
         """Return the present name of the field `key`, which may be a former one."""

@@ -6,8 +6,10 @@ import pytest
 from experiments import resolved
 from golden_data import require
 
+from lm_human_preferences.distributed import channel
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.language.gpt2 import sizes as gpt2
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.utils import hyperparams
 
@@ -156,7 +158,7 @@ def test_a_second_file_that_is_damaged_is_named(tmp_path):
     hparams = resolved('train_reward', 'test')
     write(tmp_path, run_settings.records(hparams, experiment='test', ranks=1))
     path = tmp_path / 'train_reward_more_hparams.json'
-    for text in ('[]', '{"options": {"run.precision": 3}}', '{"options": {"no.such": 1}}'):
+    for text in ('[]', '{"options": {"run.precision": 3}}'):
         path.write_text(text)
         with pytest.raises(ValueError, match='does not hold the hyperparameters that it should'):
             run_settings.read_settings(reward_options.HParams(), str(tmp_path))
@@ -170,3 +172,35 @@ def test_the_ranks_that_a_run_began_with_stay_recorded(tmp_path):
         for name, content in run_settings.records(hparams, experiment=None, ranks=ranks).items():
             (tmp_path / name).write_text(json.dumps(content))
         assert run_settings.ranks_of(str(tmp_path)) == recorded
+
+
+def test_settings_that_only_a_fork_knows_are_named_left_alone_and_written_back(tmp_path, capsys):
+    """The original read such a file, as it set every name in it as an attribute."""
+    hparams = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path)})
+    records = run_settings.records(hparams, experiment='test', ranks=1)
+    policy, reward = records['train_policy_hparams.json'], records['train_reward_hparams.json']
+    policy['task_id'] = None
+    policy['wandb'] = {'project': 'x'}
+    policy['rewards']['train_new_model']['run']['debug'] = reward['run']['debug'] = True
+    records['train_policy_more_hparams.json']['options']['run.fast'] = 3
+    write(tmp_path, records)
+    again = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path), 'run.resume': True})
+    run_settings.check_settings(again, set())
+    notes = capsys.readouterr().err.splitlines()
+    assert [line.rsplit(': ', 1)[1] for line in notes] == [
+        'task_id, wandb, rewards.train_new_model.run.debug',
+        'run.fast',
+    ]
+    assert all(line.startswith(f'note: {tmp_path}/train_policy_') for line in notes)
+    channel.write_job(str(tmp_path), hparams=again)  # as the launcher hands it to ranks
+    for settings in (again, channel.read_job(str(tmp_path))['hparams']):
+        assert run_settings.records(settings, experiment='test', ranks=1) == records
+
+
+def test_the_sizes_of_a_fork_are_read_and_written(tmp_path, capsys):
+    sizes = {**gpt2.test_hparams().to_nested_dict(), 'sparse': True}
+    (tmp_path / 'hparams.json').write_text(json.dumps(sizes))
+    found = gpt2.load_hparams(str(tmp_path / 'hparams.json'))
+    assert capsys.readouterr().err.endswith(' does not know and leaves alone: sparse\n')
+    found.write(str(tmp_path))
+    assert json.loads((tmp_path / 'hparams.json').read_text()) == sizes

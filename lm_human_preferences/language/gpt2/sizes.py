@@ -6,7 +6,7 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.training.model_sizes import FLOAT, HALF, Sizes
-from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.hyperparams import note_unknown, option
 
 # (name in config.json of transformers, default) of each size.
 HUGGING_FACE_SIZES = dict(
@@ -105,8 +105,9 @@ def _checked(sizes: Any, path: str) -> HParams:
     """Return the sizes from the file at `path`; UserError if they are none."""
     found = HParams()
     try:
-        found.override_from_nested_dict(sizes)
+        found.override_from_nested_dict(sizes, keep_unknown=True)
         found.validate()
     except (AttributeError, TypeError, ValueError) as e:
         raise UserError(f'{path} does not hold the sizes of a model: {e}') from e
+    note_unknown(path, tuple(found.unknown))
     return found
