@@ -184,7 +184,6 @@ def run_online(path: str, hparams: train_policy.HParams, task: str) -> None:
     trainer, (base, last) = jobs.measured_steps(phase, known)
     best = optimum.frontier_at(last['kl'], known.ref_logprobs, known.scores)[0]
     result = {
-        'models': trainer.reward_version,
         'kl': last['kl'],
         'known_reward': last['known_reward'],
         'optimal_reward': best,

@@ -14,7 +14,7 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import check_multiple
 
-ON_ANOMALY = ('off', 'warn', 'stop')
+ON_ANOMALY = ('warn', 'stop')
 LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
 SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
@@ -156,10 +156,9 @@ class RunHParams(hyperparams.HParams):
     )
     on_anomaly: str = own_option(
         'warn',
-        'reaction if training goes wrong: off (nothing), warn, or stop (save a checkpoint first)',
+        'reaction if training goes wrong: warn, or stop (save a checkpoint first)',
         one_of=ON_ANOMALY,
         of_command=True,
-        formerly='andon',
     )
     precision: str = own_option(
         'fp32',

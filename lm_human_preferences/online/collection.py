@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head.reward import FrozenReward
-from lm_human_preferences.labels.held_out import Labels, Prediction
+from lm_human_preferences.labels.held_out import Labels
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.retraining import HeadRetrainer, Retrainer
 from lm_human_preferences.online.run_labels import RunLabels
 from lm_human_preferences.reward_models.locations import SCOPE
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs.run_files import LABELS, REWARD
-from lm_human_preferences.trainers.health import Alarm, HealthMonitor
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training import memory
 from lm_human_preferences.training.loop import Hook
@@ -35,12 +34,6 @@ HOUR = 3600.0
 # the first are from before, and it learns from the new scores; those of the second are from after.
 STEPS_TO_REACT = 2
 
-LEAST_SKILL = 0.2  # of a useful reward model, from 0 at chance to 1 at perfection
-NOT_ABOVE_CHANCE = (
-    'the reward model predicts labels that it has not seen no better than chance: look at the'
-    ' agreement of labellers (./launch.py labels), or collect more labels before the first episode'
-)
-
 
 class Collection(Hook):
     """Collects labels while `trainer` trains a policy; entered on every rank."""
@@ -55,7 +48,6 @@ class Collection(Hook):
         self.clock, self.online, self.seed = clock, online, checkpointer.seed
         self.schedule = online.schedule(trainer.total_steps)
         self.retrainer = self._retrainer(phase.retraining, checkpointer.seed)
-        self.health = HealthMonitor(phase.run.on_anomaly, trainer, checkpointer)
         self.labels: RunLabels | None = None  # of rank 0
         self._stack = contextlib.ExitStack()
 
@@ -161,7 +153,6 @@ class Collection(Hook):
         option = self.retrainer.settings.option_name('micro_batch_size')
         with memory.explain_oom(option):
             outcome = self.retrainer.train(labels, step)
-        self.trainer.reward_version += 1
         if self.labels is not None:
             report = progress.Report(
                 batch=self.labels.decisions.batches[step],
@@ -176,21 +167,3 @@ class Collection(Hook):
             self.labels.decisions.record_outcome(report.batch, statistics)
             models, later = self.schedule.retrainings + 1, self.schedule.next_training(step)
             announce(report.line(models, later))
-        model, prediction = self.schedule.models_at(step), outcome.held_out
-        if prediction is None:  # the labels that came since then judge the previous model
-            model, prediction = model - 1, previous
-        if prediction is not None:
-            self.health.raise_alarms(step, retraining_alarms(model, prediction))
-
-
-def retraining_alarms(model: int, prediction: Prediction) -> list[Alarm]:
-    """Return an alarm if the model may be no better than chance, and surely not much better."""
-    value, chance, name = prediction.accuracy, prediction.chance, 'accuracy'
-    if value is None or chance is None:
-        value, chance, name = prediction.agreement, 0.0, 'agreement'
-    interval = low, high = prediction.interval()
-    useful = chance + LEAST_SKILL * (1 - chance)
-    if low > chance or high >= useful:  # the second: too few labels to judge by
-        return []
-    statistic = f'{name} of reward model {model} on {prediction.labels} labels'
-    return [Alarm(statistic, value, chance, NOT_ABOVE_CHANCE, interval)]

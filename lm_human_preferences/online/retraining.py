@@ -16,7 +16,7 @@ from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
 from lm_human_preferences.trainers import head_training
-from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
+from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.logging import Logger, announce
@@ -99,7 +99,7 @@ class Retrainer:
         if 0 < number == len(self.reward_models) - 1 and trainer.is_normalized:
             self._normalize_mean(trainer)
         optimizer.reset()
-        return mean_loss(trainer.judged_batches())
+        return trainer.last_loss()
 
     def predict(self, labels: Labels) -> Prediction | None:
         """Return the accuracy of the mean reward on `labels`; None without any."""

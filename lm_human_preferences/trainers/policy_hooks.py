@@ -1,15 +1,15 @@
 """Hooks of a policy's training: samples, table and alarms on the console."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.ppo import Rollout
-from lm_human_preferences.trainers.health import Alarm, HealthMonitor, not_finite
+from lm_human_preferences.trainers.health import KL, HealthMonitor
 from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training import console
@@ -27,37 +27,9 @@ from lm_human_preferences.utils.terminal import cut_mark
 
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
-PENALIZED = 'share of penalties'
-MOST_PENALIZED = 0.95
 KL_TARGETS = 10  # the limit of the KL divergence, in multiples of its target
 KL_PER_TOKEN = 2  # the same without a target, in nats for each token of a response
-LEAST_ENTROPY = 0.02  # nats for each token
-# The limit of the spread of an ensemble, in multiples of that of the first step: in the small world
-# it grew by 1.4 up to the KL that 192 labels are good for, and by 2 far beyond
-SPREAD_GROWTH = 1.75
-FAR_FROM_START = (
-    'the policy has moved far from the initial language model: lower --ppo.lr or raise'
-    ' --rewards.kl_coef'
-)
-EXPLOITING = (
-    'the score rises while the KL divergence explodes: the policy exploits blind spots of the'
-    ' reward model; raise --rewards.kl_coef'
-)
-BEYOND_LABELS = (
-    'the models of the ensemble disagree far more than at the start: the labels do not cover what'
-    ' the policy writes; raise --rewards.kl_coef or lower --rewards.adaptive_kl.target, or collect'
-    ' labels on its own samples (--rewards.online)'
-)
-COLLAPSED = (
-    'the policy gives the same response every time: lower --ppo.lr or raise --rewards.kl_coef'
-)
-
-
-class PolicyLimits(NamedTuple):
-    """Limits of a policy's training, and the advice where nearly all responses are penalised."""
-
-    kl: float
-    if_penalized: str
+FINITE = ('ppo/loss/total', KL, 'objective/score')
 
 
 def policy_hooks(
@@ -84,7 +56,7 @@ def policy_hooks(
         Samples(trainer, encoder),
         bar,
         PolicyTable(trainer, clock, has_spread=has_spread),
-        PolicyHealth(run.on_anomaly, trainer, checkpointer, policy_limits(phase)),
+        HealthMonitor(run.on_anomaly, trainer, checkpointer, FINITE, most_kl(phase.settings)),
         Checkpoints(trainer, checkpointer, run.save_interval, saves_end=True),
     ]
 
@@ -169,70 +141,9 @@ class PolicyTable(Hook):
         )
 
 
-def policy_limits(phase: TrainPolicy) -> PolicyLimits:
-    """Return the limits of a policy by its task and its KL target."""
-    task, adaptive_kl = phase.settings.task, phase.settings.rewards.adaptive_kl
-    kl = KL_PER_TOKEN * task.response_length
+def most_kl(settings: HParams) -> float:
+    """Return the KL divergence, in nats per response, above which a policy rings an alarm."""
+    adaptive_kl = settings.rewards.adaptive_kl
     if adaptive_kl is not None:
-        kl = KL_TARGETS * adaptive_kl.target
-    option, end = 'truncate_token', f'token {task.truncate_token}'
-    if task.truncate_text:
-        option, end = 'truncate_text', repr(task.truncate_text)
-    elif task.truncate_token is None:
-        option, end = 'response_length', 'an end'
-    return PolicyLimits(
-        kl,
-        f'hardly any response has {end} at or after position'
-        f' {task.truncate_after}, so they score {task.penalty_reward_value}; see'
-        f' --task.{option}, --task.truncate_after and --task.penalty_reward_value',
-    )
-
-
-def policy_alarms(
-    stats: Mapping[str, float], first: Mapping[str, float], limits: PolicyLimits
-) -> list[Alarm]:
-    """Return the alarms of a PPO step by its statistics, PENALIZED and those of the first."""
-    alarms = not_finite(stats, ['ppo/loss/total', 'objective/kl', 'objective/score'])
-    kl = stats['objective/kl']
-    entropy = stats['ppo/policy/entropy']
-    penalized = stats[PENALIZED]
-    score_rises = stats['objective/score'] > first['objective/score']
-    if kl > limits.kl:
-        alarms.append(Alarm('objective/kl', kl, limits.kl, FAR_FROM_START))
-    elif kl > limits.kl / 2 and score_rises:
-        alarms.append(Alarm('objective/kl', kl, limits.kl / 2, EXPLOITING))
-    if 'objective/score_std' in stats:
-        spread = stats['objective/score_std']
-        most_spread = SPREAD_GROWTH * first['objective/score_std']
-        if spread > most_spread:
-            alarms.append(Alarm('objective/score_std', spread, most_spread, BEYOND_LABELS))
-    if entropy < LEAST_ENTROPY:
-        alarms.append(Alarm('ppo/policy/entropy', entropy, LEAST_ENTROPY, COLLAPSED))
-    if penalized > MOST_PENALIZED:
-        alarms.append(Alarm(PENALIZED, penalized, MOST_PENALIZED, limits.if_penalized))
-    return alarms
-
-
-class PolicyHealth(HealthMonitor):
-    """Watches the training of a policy; see policy_alarms."""
-
-    trainer: PPOTrainer
-
-    def __init__(
-        self, mode: str, trainer: PPOTrainer, checkpointer: Checkpointer, limits: PolicyLimits
-    ) -> None:
-        super().__init__(mode, trainer, checkpointer)
-        self.limits = limits
-        # Of the first step with the present reward model: the scores of two models do not compare.
-        self.first: Mapping[str, float] | None = None
-        self.reward_version = trainer.reward_version
-
-    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Compare the last step with the limits, and with the first step of this process."""
-        trainer = self.trainer
-        if self.reward_version != trainer.reward_version:
-            self.reward_version, self.first = trainer.reward_version, None
-        self.first = self.first or stats
-        penalized = 1 - trainer.response_means[VALID]
-        alarms = policy_alarms({**stats, PENALIZED: penalized}, self.first, self.limits)
-        self.raise_alarms(step, alarms)
+        return KL_TARGETS * adaptive_kl.target
+    return KL_PER_TOKEN * settings.task.response_length

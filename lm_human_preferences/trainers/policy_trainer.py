@@ -94,7 +94,6 @@ class PPOTrainer:
         self.step_seconds = 0.0  # of the last step
         self.score_parts: list[dict[str, torch.Tensor]] = [{}]  # of micro-batches of the last step
         self.response_means: dict[str, float] = {}  # of the last step, see _response_stats
-        self.reward_version = 0  # retrainings of the reward model in this process
         self.start_time = self.last_time = time.monotonic()
         self.kl_scale = 1.0  # of the reward, with relative_kl_coef
         own_networks = {'policy': self.policy, 'ref_policy': self.ref_policy}

@@ -1,29 +1,16 @@
 """Hooks of a reward model's training: table, held-out labels and alarms."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.plan.phases import TrainReward
-from lm_human_preferences.trainers.health import Alarm, HealthMonitor, not_finite
+from lm_human_preferences.trainers.health import HealthMonitor
 from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
-from lm_human_preferences.trainers.reward_trainer import (
-    LearnedBatch,
-    RewardModelTrainer,
-    mean_loss,
-)
+from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
 from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.training.time_left import TimeLeft, as_text
-from lm_human_preferences.utils.core import weighted_mean
-from lm_human_preferences.utils.logging import announce, console_is
-
-SIGNIFICANT = 2  # standard deviations of chance
-FAR_ABOVE_GUESSING = 1.5  # the limit of a reward model's last loss, in multiples of guessing's
-WORSE_THAN_CHANCE = (
-    'the reward model is worse than chance on the labels of its last batches: is their sign the'
-    ' wrong way round, or the learning rate too high?'
-)
+from lm_human_preferences.utils.logging import announce
 
 
 def reward_hooks(
@@ -37,7 +24,7 @@ def reward_hooks(
     return [
         ProgressBar(trainer, clock, name=phase.name, unit='batch', per_step=1, shown=shown),
         RewardTable(trainer, clock),
-        RewardHealth(phase.run.on_anomaly, trainer, checkpointer),
+        HealthMonitor(phase.run.on_anomaly, trainer, checkpointer, ['loss']),
         HeldOut(trainer),
         Checkpoints(trainer, checkpointer, interval, saves_end=False),
     ]
@@ -112,50 +99,4 @@ class HeldOut(Hook):
             announce(
                 f'held out, after each epoch: {measured}; {kept}, and differences within the'
                 ' interval are chance'
-            )
-
-
-def reward_alarms(
-    stats: Mapping[str, float], judged: Sequence[LearnedBatch], guessing_loss: float
-) -> list[Alarm]:
-    """Return the alarms of a step; judged: the last quarter of batches, after the last step."""
-    alarms = not_finite(stats, ['loss'])
-    if not judged or alarms:
-        return alarms
-    labels = [batch.labels for batch in judged]
-    agreement = weighted_mean([batch.agreement for batch in judged], labels)
-    least_agreement = -SIGNIFICANT / math.sqrt(sum(labels))
-    if agreement < least_agreement:
-        alarms.append(Alarm('agreement', agreement, least_agreement, WORSE_THAN_CHANCE))
-    loss = mean_loss(judged)
-    most_loss = FAR_ABOVE_GUESSING * guessing_loss
-    if loss > most_loss:
-        text = (
-            'the loss of the reward model ended far above that of guessing, '
-            f'{guessing_loss:.4g}: lower its learning rate'
-        )
-        alarms.append(Alarm('loss', loss, most_loss, text))
-    return alarms
-
-
-class RewardHealth(HealthMonitor):
-    """Watches the training of a reward model in this process; see reward_alarms."""
-
-    trainer: RewardModelTrainer
-
-    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Compare the last batch with the limits; after the last step, the last quarter of all."""
-        trainer = self.trainer
-        judged = trainer.judged_batches() if step == trainer.total_steps else []
-        guessing_loss = trainer.label_type.guessing_loss(trainer.labels)
-        alarms = reward_alarms(stats, judged, guessing_loss)
-        self.raise_alarms(step, alarms)
-        # The original's lines are as they were recorded, and of labels made up nothing is learned.
-        is_left_out = console_is('original') or trainer.settings.labels.source == 'test'
-        is_shown = self.mode != 'off' and trainer.comm.rank == 0 and not is_left_out
-        if judged and not alarms and is_shown and (loss := mean_loss(judged)) >= guessing_loss:
-            # No alarm: labels on which people disagree allow little more.
-            announce(
-                f'WARNING: the reward model ended no better than by guessing (loss {loss:.4g}, of'
-                f' guessing {guessing_loss:.4g}): change its learning rate or epochs'
             )

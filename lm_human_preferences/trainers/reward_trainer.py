@@ -37,11 +37,10 @@ STATE = {
 
 
 class LearnedBatch(NamedTuple):
-    """Number of labels in a batch of all ranks; loss and agreement before the update."""
+    """Number of labels in a batch of all ranks, and the loss before the update."""
 
     labels: int
     loss: float
-    agreement: float
 
 
 def mean_loss(batches: Sequence[LearnedBatch]) -> float:
@@ -132,8 +131,7 @@ class RewardModelTrainer:
         else:
             numbers = self._learn(indices, weight, lr)
         means = self.comm.all_reduce_mean(numbers, weight)
-        agreement = means.pop('agreement')  # which the original did not log
-        self.batches.append(LearnedBatch(sum(labels_of_ranks), means['loss'], agreement))
+        self.batches.append(LearnedBatch(sum(labels_of_ranks), means['loss']))
         self.logger.log(means, self.steps_done)
         self.steps_done += 1
         self.labels_done += sum(labels_of_ranks)
@@ -147,7 +145,6 @@ class RewardModelTrainer:
         rewards = self._differentiable_rewards(batch['query'], responses)
         stats = self.label_type.loss_of(rewards, batch)
         self.optimizer.minimize(weight * stats['loss'], lr)
-        stats['agreement'] = self.label_type.agreement(rewards.detach().cpu(), batch)
         return {name: stats[name].item() for name in sorted(stats)}
 
     def predict_held_out(self) -> Prediction | None:
@@ -281,11 +278,11 @@ class RewardModelTrainer:
         """Steps of one pass over the labels."""
         return ceil_div(self.num_train, self.settings.batch_size)
 
-    def judged_batches(self) -> list[LearnedBatch]:
-        """Return the last quarter of an epoch's batches, by which the training is judged."""
+    def last_loss(self) -> float:
+        """Return the mean loss over the last quarter of an epoch's batches."""
         whole, remainder = divmod(self.num_train, self.settings.batch_size)
         count = (whole // 4 or whole) + (remainder > 0)
-        return self.batches[-count:]
+        return mean_loss(self.batches[-count:])
 
     @property
     def variable_names(self) -> VariableNames:

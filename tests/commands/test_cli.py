@@ -54,7 +54,6 @@ def started(monkeypatch):
         ('--ppo.whiten_rewards false', 'ppo.whiten_rewards', False),
         ('--noppo.whiten_rewards', 'ppo.whiten_rewards', False),
         ('--noppo.whiten-rewards', 'ppo.whiten_rewards', False),
-        ('--run.andon stop', 'run.on_anomaly', 'stop'),
         ('--ppo.batch_size=0x40', 'ppo.batch_size', 64),
         ('--ppo.total_episodes=1_000', 'ppo.total_episodes', 1000),
         ('--task.penalty_reward_value -0.5', 'task.penalty_reward_value', -0.5),

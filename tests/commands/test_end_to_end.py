@@ -15,7 +15,7 @@ from golden_data import found, require, require_bpe
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 import sample
-from lm_human_preferences import lm_tasks, session, train_policy
+from lm_human_preferences import session, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
@@ -168,24 +168,6 @@ def test_hosts_that_do_not_see_the_reward_model_get_it_from_rank_0(tmp_path, mon
     on_ranks(2, work)
     assert len(weights[0]) == len(weights[1]) > 20
     assert all(map(torch.equal, weights[0], weights[1]))
-
-
-def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        lm_tasks, 'filter_fn_from_hparams', lambda *_, **__: lambda responses: responses[:, 0] < 0
-    )
-    base = (
-        f'train_policy test first --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64'
-        ' --task.truncate_after 3'
-    )
-    result = succeed(f'{base} --task.truncate_token 5')
-    (warning,) = (line for line in result.stdout.splitlines() if line.startswith('WARNING'))
-    assert 'step 1: hardly any response has token 5 at or after position 3' in warning
-    for option in ('truncate_token', 'truncate_after', 'penalty_reward_value'):
-        assert f'--task.{option}' in warning
-    monkeypatch.undo()
-    calm = invoke(f'train_policy test calm --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64')
-    assert 'WARNING' not in calm.stdout
 
 
 @pytest.mark.parametrize(

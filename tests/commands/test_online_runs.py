@@ -61,9 +61,7 @@ ONE_BY_ONE = {'rewards__online__ahead': 0, 'rewards__online__validation': 0.0}
 def live(tmp_path_factory):
     directory = tmp_path_factory.mktemp('online') / 'live'
     learned = []  # labels that went through an update, of each reward model
-    judged = []  # reward models
     train_batch = RewardModelTrainer.train_batch
-    alarms = collection.retraining_alarms
 
     def counted(trainer, indices, lr):
         if trainer.steps_done == 0:
@@ -71,16 +69,10 @@ def live(tmp_path_factory):
         learned[-1] += len(indices)
         return train_batch(trainer, indices, lr)
 
-    def noted(model, prediction):
-        judged.append(model)
-        return alarms(model, prediction)
-
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RewardModelTrainer, 'train_batch', counted)
-        patched.setattr(collection, 'retraining_alarms', noted)
         (directory.parent / 'said').write_text(train(directory))
     (directory.parent / 'learned').write_text(json.dumps(learned))
-    (directory.parent / 'judged').write_text(json.dumps(judged))
     return directory
 
 
@@ -104,11 +96,6 @@ def test_every_label_that_is_recorded_is_learned(live):
     recorded = [line['labels'] for line in models_of(live)]
     assert any(labels % SETTINGS['rewards.train_new_model.batch_size'] for labels in recorded)
     assert json.loads((live.parent / 'learned').read_text()) == recorded
-
-
-def test_labels_judge_the_reward_model_before_they_are_learned(live):
-    """None are held out here, so new ones judge the model before; the fourth one has none."""
-    assert json.loads((live.parent / 'judged').read_text()) == [1, 2, 4]
 
 
 def test_questions_are_of_the_policy_in_training(live):

@@ -296,19 +296,6 @@ def test_settings_without_effect_are_refused(option, copied):
     assert f'--{option}' in error_of(invoke(words))
 
 
-@pytest.mark.parametrize('words, mode', [('', 'stop'), ('--run.andon off', 'off')])
-def test_a_run_that_recorded_the_former_name_goes_on(words, mode, copied):
-    path = copied / 'train_policy_hparams.json'
-    recorded = json.loads(path.read_text())
-    recorded['run']['andon'] = 'stop'
-    path.write_text(json.dumps(recorded))
-    (copied / 'train_policy_more_hparams.json').unlink()
-    result = succeed(f'resume {copied} --ppo.total_episodes {ALL} {words}')
-    assert ('--run.on_anomaly off (before: stop)' in result.stderr) == bool(words)
-    assert 'andon' not in json.loads(path.read_text())['run']
-    assert more_options(copied)['run.on_anomaly'] == mode
-
-
 def more_options(run):
     return json.loads((run / 'train_policy_more_hparams.json').read_text())['options']
 

@@ -412,6 +412,37 @@ def test_simulated_labels_err_as_often_as_they_should():
     assert not labels['best'].any()
 
 
+@pytest.mark.parametrize(
+    'name, labels, expected',
+    [
+        ('best_of_4', {'best': [0, 3]}, 1.3862944),
+        ('scalar_rating', {'score': [1.0, 5.0]}, 4.0),
+        ('scalar_compare', {'difference': [1.0, -3.0]}, 5.0),
+    ],
+)
+def test_loss_of_guessing(name, labels, expected):
+    labels = {field: torch.tensor(values) for field, values in labels.items()}
+    assert label_types.get(name).guessing_loss(labels) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    'name, labels, rewards, expected',
+    [
+        ('best_of_3', {'best': [1, 0]}, [[0, 2, 1], [1, 2, 0]], 0.5),
+        ('best_of_3', {'best': [1]}, [[0, 0, 0]], 0),
+        ('best_of_1', {'best': [0]}, [[1]], 0),
+        ('best_of_2', {'best': [1, 1]}, [[3, 1], [2, 0]], -1),
+        ('scalar_compare', {'difference': [1.0, -2.0, 0.0]}, [[0, 5], [1, 3], [0, 1]], 0),
+        ('scalar_rating', {'score': [1.0, 2.0, 3.0]}, [[-2], [-4], [-6]], -1),
+        ('scalar_rating', {'score': [1.0]}, [[1]], 0),
+    ],
+)
+def test_agreement(name, labels, rewards, expected):
+    labels = {field: torch.tensor(values) for field, values in labels.items()}
+    found = label_types.get(name).agreement(torch.tensor(rewards, dtype=torch.float32), labels)
+    assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
 def test_agreement_of_a_comparison_is_that_of_signs():
     """Right about two of three."""
     rewards = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 2.0]])

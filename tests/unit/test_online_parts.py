@@ -1,7 +1,6 @@
 """The parts of an online run: random streams, retrained reward models, answers as labels."""
 
 import contextlib
-import dataclasses
 import math
 import time
 import types
@@ -29,7 +28,7 @@ from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.online import collection, run_labels
+from lm_human_preferences.online import run_labels
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.progress import Report
 from lm_human_preferences.online.questions import Queries, QuestionSampler, QuestionSource
@@ -40,7 +39,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.train_reward import RewardModelTrainer
+from lm_human_preferences.trainers.reward_trainer import LearnedBatch, RewardModelTrainer
 from lm_human_preferences.utils.core import random_stream, set_seed
 
 
@@ -450,6 +449,17 @@ def test_damaged_decisions_are_named(tmp_path, line):
         Decisions(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    'labels, steps', [(64, 2), (68, 3), (16, 2), (20, 3), (8, 1), (3, 1)], ids=str
+)
+def test_the_loss_of_a_training_is_that_of_its_last_quarter(labels, steps):
+    """In batches of 8: a quarter of the whole ones, or all of fewer than four, and what remains."""
+    settings = types.SimpleNamespace(batch_size=8)
+    batches = [LearnedBatch(8, float(number)) for number in range(100)]
+    trainer = types.SimpleNamespace(num_train=labels, settings=settings, batches=batches)
+    assert RewardModelTrainer.last_loss(trainer) == 99 - (steps - 1) / 2
+
+
 def best_of_four(accuracy, labels):
     return Prediction(
         labels=labels,
@@ -460,41 +470,6 @@ def best_of_four(accuracy, labels):
         chance=0.25,
         agreement=0.0,
     )
-
-
-def test_a_reward_model_no_better_than_chance_rings():
-    (alarm,) = collection.retraining_alarms(3, best_of_four(0.28, 100))
-    assert str(alarm).startswith('the reward model predicts labels that it has not seen no better')
-    # Wilson's interval
-    told = '(accuracy of reward model 3 on 100 labels is 0.28, the limit 0.25, the 95 % interval '
-    assert str(alarm).endswith(f'{told}0.201 to 0.375)')
-    assert collection.retraining_alarms(3, best_of_four(0.36, 400)) == []
-    # Ratings have a correlation: tanh(atanh(0.01) +- 1.96 / sqrt(97)) = -0.187 to 0.206
-    rated = dataclasses.replace(best_of_four(None, 120), effective=100, chance=None, agreement=0.01)
-    assert collection.retraining_alarms(3, rated) == []
-    assert len(collection.retraining_alarms(3, dataclasses.replace(rated, agreement=0.0))) == 1
-
-
-def test_labels_that_are_too_few_to_tell_ring_no_alarm():
-    for accuracy, questions in [(0.34, 32), (0.25, 32), (0.0, 5)]:
-        assert collection.retraining_alarms(3, best_of_four(accuracy, questions)) == []
-    # Four answers to each question tell little more than one.
-    few = dataclasses.replace(best_of_four(0.25, 128), questions=32, effective=32)
-    assert collection.retraining_alarms(3, few) == []
-
-
-def test_labels_shuffled_apart_ring(retrainer):
-    """Each field by an order of its own: nothing crashes, but the alarm does not stay silent."""
-    retrainer.settings.lr = 0.01
-    retrainer.settings.labels.held_out = 0.2
-    hparams = reward_hparams(**{'labels.num_train': 1024})
-    labels = simulated.generate_labels(hparams, encodings.Test)
-    assert collection.retraining_alarms(1, retrainer.train(labels, 0).held_out) == []
-    generator = torch.Generator().manual_seed(0)
-    apart = {
-        field: values[torch.randperm(1024, generator=generator)] for field, values in labels.items()
-    }
-    assert len(collection.retraining_alarms(1, retrainer.train(apart, 0).held_out)) == 1
 
 
 def test_the_line_of_a_training():
