@@ -92,12 +92,14 @@ PIPENV_IGNORE_VIRTUALENVS=1 PIPENV_VENV_IN_PROJECT=1 exec "$here/../pipenv/bin/p
 END
 chmod +x .venv/bin/pipenv
 
-# torch first, and by pip: then pip's own settings count (a CPU wheel on disk, an extra index), and a CUDA build
-# brings its CUDA libraries, which the lock leaves out.
+# torch by pip: then pip's own settings count (a CPU wheel on disk, an extra index). It comes first and alone, since
+# pipenv checks the hashes of what it installs, not of what is there.
 torch=$(.venv/bin/python -c 'import json; print("torch" + json.load(open("Pipfile.lock"))["default"]["torch"]["version"])')
-.venv/bin/python -m pip install "$torch" || fail_to_install
+.venv/bin/python -m pip install --no-deps "$torch" || fail_to_install
 # sync, not install: the lock's hash covers the machine's pip settings, so install would rewrite it elsewhere.
 .venv/bin/pipenv sync "$@" || fail_to_install
+# What is still missing are the CUDA libraries of a CUDA build, which the lock leaves out.
+.venv/bin/python -m pip install "$torch" || fail_to_install
 PYTHONDONTWRITEBYTECODE='' .venv/bin/python -c \
     'import matplotlib.pyplot, transformers.modeling_utils, lm_human_preferences.train_policy'
 echo 'Ready. For instance: .venv/bin/pipenv run ./launch.py --help'
