@@ -112,6 +112,9 @@ case "$*" in
     '-c import ensurepip, venv') exit {no_venv} ;;
     --version) echo 'Python {version}' ;;
     '-m venv '*) echo "$0 -m venv $3${{4:+ $4}}"; exit 9 ;;
+    '-m pip '*) echo "$*" >> log ;;
+    '-c import json;'*) echo torch==2 ;;
+    '-c import '*) ;;
     *) echo "unexpected: $*" >&2; exit 99 ;;
 esac
 """
@@ -128,7 +131,7 @@ class FakeProject:
         (self.root / 'tools').mkdir(parents=True)
         self.bin.mkdir()
         shutil.copy(ROOT / 'tools/setup.sh', self.root / 'tools')
-        for program in ('dirname', 'grep'):
+        for program in ('cat', 'chmod', 'dirname', 'grep'):
             (self.bin / program).symlink_to(shutil.which(program))
 
     def add(self, path, minor, has_venv=True):
@@ -215,3 +218,17 @@ def test_setup_makes_a_venv_that_was_moved_again(setup):
     assert setup.keeps_venv()
     setup.root = setup.root.rename(setup.root.with_name('moved'))
     assert setup.chosen() == str(setup.bin / 'python3.13')
+
+
+def test_setup_installs_what_torch_needs_by_pipenv_which_checks_hashes(setup):
+    setup.add_venv(12)
+    pipenv = setup.root / '.venv/pipenv/bin/pipenv'
+    pipenv.parent.mkdir(parents=True)
+    pipenv.write_text('#!/bin/sh\necho "pipenv $*" >> log\n')
+    pipenv.chmod(0o755)
+    assert setup.run()[0] == 0
+    assert (setup.root / 'log').read_text().splitlines() == [
+        '-m pip install --no-deps torch==2',
+        'pipenv sync',
+        '-m pip install torch==2',
+    ]
