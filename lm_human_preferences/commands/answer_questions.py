@@ -14,8 +14,8 @@ from lm_human_preferences import shell
 from lm_human_preferences.commands.keys import Keys, keys_at_once
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
-from lm_human_preferences.label_types import TIE_KEY, Value
-from lm_human_preferences.labels.answers import LONGEST_REMARK, REASONS, Answer, clean_remark
+from lm_human_preferences.label_types import TIE_KEY
+from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller, names_in
 from lm_human_preferences.labels.page.key import folder_key
@@ -33,17 +33,9 @@ ENTER = ('\r', '\n')
 HELP_KEYS = ('h', '?')
 HELP = """\
 s  skip this question, with a reason
-c  add a remark, one line of text, to your answer
 u  (or backspace) take back your last answer and answer again
 h  show this
 q  leave; every answer is saved already"""
-REVIEW_HELP = """\
-   your decision counts instead of the answers below the question
-s  leave this question for later
-c  add a remark, one line of text, to your decision
-u  (or backspace) take back your last decision and decide again
-h  show this
-q  leave; every decision is saved already"""
 
 
 def label(
@@ -51,23 +43,21 @@ def label(
     labeller: str,
     web: dict[str, Any] | None = None,
     simulate: dict[str, Any] | None = None,
-    review: bool = False,
 ) -> None:
-    """Have a labeller answer the questions of a folder, or decide with `review`."""
+    """Have a labeller answer the questions of a folder."""
     if web is not None:
         options = LabelHParams(labeller=labeller, web=WebHParams(**web))
         serve(folder, options)
         return
     opened = LabelFolder(folder)
     if simulate is not None:
-        _simulate(opened, labeller, review, **simulate)
+        _simulate(opened, labeller, **simulate)
         return
     key = folder_key(folder)
-    with Labeller(opened, labeller, key.order, decides=review) as writer:
+    with Labeller(opened, labeller, key.order) as writer:
         _show_notes(writer, key.notes)
-        session = Review if review else Session
         with keys_at_once():
-            session(writer, Keys()).run()
+            Session(writer, Keys()).run()
 
 
 def serve(folder: str, options: LabelHParams) -> None:
@@ -100,9 +90,7 @@ def _show_notes(writer: Labeller, notes: Sequence[str] = ()) -> None:
         click.echo(line, err=True)
 
 
-def _simulate(
-    folder: LabelFolder, labeller: str, review: bool, reward: str, **options: Any
-) -> None:
+def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:
     """Have a simulated labeller answer. reward: see loading.load_reward_model."""
     # They load torch, which people need not wait for.
     from lm_human_preferences.commands.sample_policy import warnings_only
@@ -113,7 +101,7 @@ def _simulate(
     with option_renamed('--simulate.reward'), warnings_only():
         model = load_reward_model(reward, folder.encoding(), chat=chat)
     # It sees no samples, and its answers depend on the seed alone: no key.
-    with Labeller(folder, labeller, decides=review) as writer:
+    with Labeller(folder, labeller) as writer:
         _show_notes(writer)
         count = simulated.simulate(writer, simulated.judge_by(model.score), **options)
     click.echo(f'{labeller} (simulated) has given {count} answers')
@@ -121,8 +109,6 @@ def _simulate(
 
 class Session:
     """One sitting of a labeller at a terminal."""
-
-    help, keys_shown = HELP, 's skip, c remark, u undo, h help, q leave'
 
     def __init__(self, labeller: Labeller, keys: Keys) -> None:
         self.labeller, self.keys = labeller, keys
@@ -134,7 +120,6 @@ class Session:
         self.columns = columns(WIDEST)
         self.given = 0
         self.pressed: list[int] = []  # so far, of an answer that takes several keys
-        self.remark = ''  # to the question that is shown
         self.begin = self._shown_at = time.monotonic()
         if self.control.choices > MOST_CHOICES:
             raise UserError(
@@ -162,7 +147,7 @@ class Session:
 
     def _rest(self) -> None:
         """Wait until there is a question: a new one, or one whose answer is taken back."""
-        click.echo(self._nothing_left())
+        click.echo('Nothing is left for you to answer.')
         click.echo('u undo your last answer, q or Enter leave, any other key: look again')
         while self.labeller.next_question() is None:
             key = self._key()
@@ -173,9 +158,6 @@ class Session:
             elif key in HELP_KEYS:
                 self._show_help()
 
-    def _nothing_left(self) -> str:
-        return 'Nothing is left for you to answer.'
-
     def _ask(self, question: Question) -> None:
         """Show a question until it is answered, skipped, or left for the one before."""
         try:
@@ -185,8 +167,8 @@ class Session:
             self.labeller.leave_out(question)
             return
         order = self.labeller.order(question)
-        self.pressed, self.remark = [], ''
-        self._show(question, tokens, order)
+        self.pressed = []
+        self._show(tokens, order)
         begin = self._shown_at
         while True:
             key = self._key()
@@ -194,24 +176,22 @@ class Session:
             is_part = is_number and self.control.accepts([*self.pressed, int(key)])
             since_shown = time.monotonic() - self._shown_at
             is_too_soon = self.keys.are_pressed and since_shown < GUARD_SECONDS
-            if is_too_soon and (is_part or key in ('s', 'c')):
+            if is_too_soon and (is_part or key == 's'):
                 continue  # it was meant for the question before
             if is_part:
                 self.pressed.append(int(key))
                 if len(self.pressed) == self.control.keys:
                     value = self.label_type.answer_of(self.pressed, order)
                     seconds = time.monotonic() - begin
-                    self.labeller.answer(question, value, seconds, remark=self.remark)
+                    self.labeller.answer(question, value, seconds)
                     self.given += 1
                     return
                 self._show_pressed()
             elif key == 's':
                 if self._skip(question, begin):
                     return
-                self._show(question, tokens, order)
+                self._show(tokens, order)
                 click.echo('Not skipped: that key stands for none of the reasons.')
-            elif key == 'c':
-                self._ask_remark()
             elif key in UNDO and self.pressed:
                 self.pressed.pop()
                 self._show_pressed()
@@ -219,7 +199,7 @@ class Session:
                 return
             elif key in HELP_KEYS:
                 self._show_help()
-                self._show(question, tokens, order)
+                self._show(tokens, order)
 
     def _key(self) -> str:
         """Return the next key in lower case; _Leave if the labeller leaves."""
@@ -241,21 +221,8 @@ class Session:
         if reason is None:
             return False
         seconds = time.monotonic() - begin
-        self.labeller.answer(question, None, seconds, reason=reason, remark=self.remark)
+        self.labeller.answer(question, None, seconds, reason=reason)
         return True
-
-    def _ask_remark(self) -> None:
-        click.echo(
-            f'Your remark, up to {LONGEST_REMARK} characters, and Enter (nothing: no remark)'
-        )
-        try:
-            self.remark = clean_remark(self.keys.line()) or ''
-        except (EOFError, KeyboardInterrupt):
-            raise _Leave from None
-        self._show_remark()
-
-    def _show_remark(self) -> None:
-        click.echo(f'remark: {printable(self.remark)}' if self.remark else 'no remark')
 
     def _undo(self) -> Answer | None:
         try:
@@ -276,9 +243,9 @@ class Session:
         click.echo(f'1-{self.control.choices}  {self.control.meaning}')
         if self.control.tie:
             click.echo(f'{TIE_KEY}    {self.control.tie}')
-        click.echo(f'{self.help}\n')
+        click.echo(f'{HELP}\n')
 
-    def _show(self, question: Question, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
+    def _show(self, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
         click.echo('=' * self.columns)
         click.echo(self._progress())
         click.echo()
@@ -288,17 +255,11 @@ class Session:
             mark = f'{number}  ' if len(order) > 1 else ''
             self._show_text(mark, tokens[self.folder.samples[index]])
         click.echo('-' * self.columns)
-        self._show_others(question, order)
         first = TIE_KEY if self.control.tie else 1
-        click.echo(f'{first}-{self.control.choices} answer, {self.keys_shown}')
+        click.echo(f'{first}-{self.control.choices} answer, s skip, u undo, h help, q leave')
         if self.pressed:
             self._show_pressed()
-        if self.remark:
-            self._show_remark()
         self._shown_at = time.monotonic()
-
-    def _show_others(self, question: Question, order: Sequence[int]) -> None:
-        """Show what others have said, where that is not a secret."""
 
     def _show_pressed(self) -> None:
         numbers = ' '.join(map(str, self.pressed)) or 'nothing'
@@ -319,44 +280,6 @@ class Session:
             for part in _wrapped(line, self.columns - len(mark)):
                 click.echo(mark + part)
                 mark = ' ' * len(mark)
-
-
-class Review(Session):
-    """One sitting of somebody who decides what labellers disagree about."""
-
-    help, keys_shown = REVIEW_HELP, 's later, c remark, u undo, h help, q leave'
-
-    def _nothing_left(self) -> str:
-        for_later = self.labeller.left()
-        if for_later:
-            return f'All are decided but {for_later}, which you have left for later.'
-        return 'Nothing is left that labellers disagree about.'
-
-    def _skip(self, question: Question, begin: float) -> bool:
-        """Leave the question to a later sitting."""
-        self.labeller.leave_out(question)
-        return True
-
-    def _show_others(self, question: Question, order: Sequence[int]) -> None:
-        for answer in self.folder.answers_to(question):
-            said = f'skipped: {answer.reason}'
-            if answer.value is not None:
-                said = self._as_pressed(answer.value, order)
-            remark = f' ({answer.remark})' if answer.remark else ''
-            line = printable(f'{answer.labeller}: {said}{remark}')
-            for part in _wrapped(line, self.columns):
-                click.echo(part)
-        click.echo('-' * self.columns)
-
-    def _as_pressed(self, value: Value, order: Sequence[int]) -> str:
-        """Return an answer by the numbers on this screen."""
-        if isinstance(value, list):
-            return ' '.join(str(order.index(sample) + 1) for sample in value)
-        for number in range(TIE_KEY, self.control.choices + 1):
-            is_choice = self.control.accepts([number])
-            if is_choice and self.label_type.answer_of([number], order) == value:
-                return str(number)
-        return str(value)  # which no key gives: it was given elsewhere
 
 
 class _Leave(Exception):

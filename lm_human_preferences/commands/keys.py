@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import select
 import sys
 import termios
@@ -24,20 +23,6 @@ def keys_at_once() -> Iterator[None]:
         return
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-@contextlib.contextmanager
-def _lines_at_once() -> Iterator[None]:
-    """Show a line that is typed on the terminal within the block, and let it be edited."""
-    before = termios.tcgetattr(sys.stdin)
-    mode = termios.tcgetattr(sys.stdin)
-    mode[tty.IFLAG] |= termios.ICRNL  # Enter ends the line
-    mode[tty.LFLAG] |= termios.ICANON | termios.ECHO
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, mode)
     try:
         yield
     finally:
@@ -78,20 +63,6 @@ class Keys:
             count += len(typed) - len(others)
         self._waiting = list(others)
         return count > 0
-
-    def line(self) -> str:
-        """Return the text before the next Enter. Raises as `next` does."""
-        typed = ''.join(self._waiting)
-        self._waiting = []
-        end = re.search('[\r\n]', typed)
-        if end is not None:
-            self._waiting = list(typed[end.end() :])
-            return typed[: end.start()]
-        with _lines_at_once() if self.are_pressed else contextlib.nullcontext():
-            line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        return typed + line
 
     def _read(self) -> list[str]:
         if not self.are_pressed:

@@ -1,6 +1,5 @@
 """Report on a folder of labels, and their export."""
 
-import itertools
 import json
 from collections.abc import Collection
 from typing import Any
@@ -12,9 +11,9 @@ from lm_human_preferences.errors import about_option
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder, parse_names
 from lm_human_preferences.labels.report import wording
-from lm_human_preferences.labels.report.label_report import disagreements, report
+from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.texts import token_ids
-from lm_human_preferences.labels.texts.token_ids import DISAGREEMENTS, PREFERENCES, TEXT, TOKENS
+from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.terminal import printable
@@ -66,12 +65,10 @@ def _on_reward_model(folder: LabelFolder, run: str, names: Collection[str]) -> d
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
     answers = folder.counted(without=without)
-    if form == DISAGREEMENTS:
-        answers = list(itertools.chain(*disagreements(folder, without).values()))
-    in_full = form in (TEXT, DISAGREEMENTS)
-    kept = [answer for answer in answers if in_full or answer.value != TIE]
+    is_text = form == TEXT
+    kept = [answer for answer in answers if is_text or answer.value != TIE]
     labels = []
-    for answer, label in zip(kept, folder.as_labels(kept, in_full=in_full), strict=True):
+    for answer, label in zip(kept, folder.as_labels(kept, with_labellers=is_text), strict=True):
         labels.append({**label, **folder.questions[answer.question].columns})
     inexact = 0
     if form == TOKENS:
@@ -83,7 +80,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
         written = list(token_ids.preferences(written, folder.label_type))
     with about_option('--export'):
         outputs.write_file(path, token_ids.as_file(written, path).encode())
-    what = {PREFERENCES: 'preferences', DISAGREEMENTS: 'answers'}.get(form, 'labels')
+    what = 'preferences' if form == PREFERENCES else 'labels'
     click.echo(f'{len(written)} {what} are in {path}')
     if len(kept) < len(answers):
         name = 'a label file' if form == TOKENS else 'a preference'

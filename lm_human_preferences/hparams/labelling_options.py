@@ -171,11 +171,6 @@ class LabelHParams(hyperparams.HParams):
     simulate: SimulateHParams | None = option(
         None, 'have a reward answer instead of a person, the known one of the film reviews'
     )
-    review: bool = own_option(
-        False,
-        'decide, in the terminal, the questions on which labellers disagree: each decision counts'
-        ' instead of their answers',
-    )
 
     def validate(self) -> None:
         """Check also that there is a name."""
@@ -190,11 +185,6 @@ class LabelHParams(hyperparams.HParams):
             self.web and self.simulate,
             '{simulate} needs no page: give either {web} or {simulate}',
         )
-        other = '{web}' if self.web else '{simulate}'
-        yield (
-            self.review and (self.web or self.simulate),
-            f'{{review}} on: a person decides, in the terminal; leave {other} out',
-        )
 
 
 @dataclass
@@ -207,10 +197,9 @@ class ReportHParams(hyperparams.HParams):
     )
     export_as: str = option(
         'tokens',
-        'format: tokens (the label file of the original), text (the same with texts),'
-        ' preferences (prompt, chosen and rejected) or disagreements (each answer, as text, to the'
-        ' questions on which labellers disagree)',
-        one_of=('tokens', 'text', 'preferences', 'disagreements'),
+        'format: tokens (the label file of the original), text (the same with texts) or'
+        ' preferences (prompt, chosen and rejected)',
+        one_of=('tokens', 'text', 'preferences'),
     )
     output: str | None = option(None, 'write the report to this file, as JSON', path=True)
     without: str | None = option(

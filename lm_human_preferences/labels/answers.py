@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,8 @@ REASONS = (  # for skipping a question
     'offensive',
     'other',
 )
-REMARK = 'remark'  # the field that holds one
 IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
 GIVEN_BY = 'labeller'  # the field of a label that says who gave it
-LONGEST_REMARK = 200  # characters
-CONTROLS = ('Cc', 'Cs', 'Zl', 'Zp')  # categories of characters
-# They change the direction of writing: marks, embeddings, overrides and isolates
-DIRECTIONS = '\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069'
 
 
 def files_of(folder: str) -> list[Path]:
@@ -81,8 +75,6 @@ class Answer:
     order: tuple[int, ...]  # of the samples as they were shown
     seconds: float  # that it took
     time: float  # since 1970, see LabelFolder.time_of_next_answer
-    remark: str | None = None
-    decides: bool = False  # whether it counts instead of answers that disagree
     is_imported: bool = False  # whether it was given elsewhere
 
     def record(self, label_type: LabelType) -> dict[str, Any]:
@@ -98,10 +90,6 @@ class Answer:
             'seconds': self.seconds,
             'time': self.time,
         }
-        if self.remark is not None:
-            record[REMARK] = self.remark
-        if self.decides:
-            record['decides'] = True
         if self.is_imported:
             record[IMPORTED] = True
         return record
@@ -120,16 +108,6 @@ class Answer:
     def is_timed(self) -> bool:
         """Return whether `seconds` is known; an imported answer may have come without."""
         return self.seconds > 0 or not self.is_imported
-
-
-def clean_remark(text: str) -> str | None:
-    """Return a text as one line of LONGEST_REMARK characters without controls; None if empty."""
-    kept = [
-        character
-        for character in ' '.join(text.split())
-        if character not in DIRECTIONS and unicodedata.category(character) not in CONTROLS
-    ]
-    return ''.join(kept[:LONGEST_REMARK]).strip() or None
 
 
 class AnswerLog:
@@ -151,11 +129,10 @@ class AnswerLog:
 
     def _start(self, path: str, most_lines: int | None) -> None:
         self.reader = json_lines.Reader(path, most_lines)
-        self.uuids: dict[str, Answer] = {}  # all ever given, decisions too
+        self.uuids: dict[str, Answer] = {}  # all ever given
         self.line_of: dict[str, int] = {}  # {uuid: number of its line, from 1}
         # {question: answers that were not taken back, the last one last}
         self.by_question: dict[str, list[Answer]] = {}
-        self.decisions: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
         self.copied: set[str] = set()
         self.latest = 0.0
@@ -163,7 +140,7 @@ class AnswerLog:
     @property
     def undone(self) -> int:
         """Return the number of answers that were taken back."""
-        return sum(not self.uuids[uuid].decides for uuid in self.taken_back - self.copied)
+        return len(self.taken_back - self.copied)
 
     @property
     def is_copy(self) -> bool:
@@ -194,11 +171,8 @@ class AnswerLog:
             self.copied.add(answer.uuid)
             self.taken_back.add(answer.uuid)
             return
-        self._like(answer).setdefault(answer.question, []).append(answer)
+        self.by_question.setdefault(answer.question, []).append(answer)
         self.latest = max(self.latest, answer.time)
-
-    def _like(self, answer: Answer) -> dict[str, list[Answer]]:
-        return self.decisions if answer.decides else self.by_question
 
     def _take_back(self, uuid: Any, where: str) -> Answer:
         if not isinstance(uuid, str) or uuid not in self.uuids:
@@ -209,10 +183,9 @@ class AnswerLog:
         if uuid in self.taken_back:
             return answer
         self.taken_back.add(uuid)
-        of_kind = self._like(answer)
-        of_kind[answer.question].remove(answer)
-        if not of_kind[answer.question]:
-            del of_kind[answer.question]
+        self.by_question[answer.question].remove(answer)
+        if not self.by_question[answer.question]:
+            del self.by_question[answer.question]
         return answer
 
     def _parsed(self, record: dict[str, Any], where: str) -> Answer:
@@ -226,8 +199,6 @@ class AnswerLog:
                 order=tuple(record['order']),
                 seconds=record['seconds'],
                 time=record['time'],
-                remark=record.get(REMARK),
-                decides=record.get('decides', False),
                 is_imported=record.get(IMPORTED, False),
             )
             check_answer(answer, self.label_type)
@@ -237,10 +208,10 @@ class AnswerLog:
             ) from e
         return answer
 
-    def last(self, decides: bool = False) -> Answer | None:
-        """Return the last answer, or decision, that has not been taken back."""
+    def last(self) -> Answer | None:
+        """Return the last answer that has not been taken back."""
         for uuid, answer in reversed(self.uuids.items()):
-            if answer.decides == decides and uuid not in self.taken_back:
+            if uuid not in self.taken_back:
                 return answer
         return None
 
@@ -260,13 +231,8 @@ def check_answer(answer: Answer, label_type: LabelType) -> None:
     for name in ('seconds', 'time'):
         if not is_number(getattr(answer, name)):
             raise TypeError(f'{name} must be a number')
-    remark = answer.remark
-    if remark is not None and (not isinstance(remark, str) or remark != clean_remark(remark)):
-        raise ValueError(f'remark must be one line of at most {LONGEST_REMARK} characters')
     if type(answer.is_imported) is not bool:
         raise TypeError(f'{IMPORTED} must be true or false')
-    if type(answer.decides) is not bool or (answer.decides and answer.value is None):
-        raise ValueError(f'decides must be true, with {label_type.field}, or left out')
     if answer.value is None:
         if not isinstance(answer.reason, str):
             raise TypeError(f'it has neither {label_type.field} nor skip')

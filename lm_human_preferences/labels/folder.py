@@ -4,8 +4,7 @@ docs/labelling.md lists its files. Each has one writer at a time, and only grows
 (labels/json_lines.py), so that any number of readers may follow a folder while people answer.
 
 A question is asked of one labeller, or of several where its `labellers` says so. Two skips retire
-it, but for a gold one. Of a labeller's answers to a question the last one counts. A decision on
-what labellers disagree about counts instead of their answers.
+it, but for a gold one. Of a labeller's answers to a question the last one counts.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import (
     GIVEN_BY,
-    REMARK,
     Answer,
     AnswerLog,
     files_of,
@@ -224,34 +222,10 @@ class LabelFolder:
 
     def needs_answers(self, question: Question, answers: Sequence[Answer]) -> bool:
         """Return whether to ask a question of one more labeller. answers: see answers_to."""
-        if question.is_retired(answers) or given(answers) >= question.labellers:
-            return False
-        return self.decision_on(question) is None
-
-    def decision_on(self, question: Question, without: Collection[str] = ()) -> Answer | None:
-        """Return the last decision on what labellers disagree about, if there is one."""
-        decisions: list[Answer] = []
-        for name, log in self.logs.items():
-            # Most labellers decide nothing, and this is asked of every question.
-            if log.decisions and name not in without:
-                decisions += log.decisions.get(question.id, ())[-1:]
-        return max(decisions, key=operator.attrgetter('age'), default=None)
-
-    def is_disputed(self, question: Question, without: Collection[str] = ()) -> bool:
-        """Return whether labellers disagree on a question, and nobody knows or has decided."""
-        if question.kind == GOLD:
-            return False
-        answers = self.answers_to(question, without)
-        values = [answer.value for answer in answers if answer.value is not None]
-        if all(self.label_type.matches(value, values[0]) for value in values):
-            return False
-        return self.decision_on(question, without) is None
+        return not question.is_retired(answers) and given(answers) < question.labellers
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
-        """Return the decision, else the first answer (and imported ones), or all of several."""
-        decision = self.decision_on(question, without)
-        if decision is not None:
-            return [decision]
+        """Return the first answer (and imported ones), or all answers of several labellers."""
         answers = self.answers_to(question, without)
         answers = [answer for answer in answers if answer.value is not None]
         answers.sort(key=operator.attrgetter('age'))
@@ -269,17 +243,15 @@ class LabelFolder:
         return sorted(found, key=operator.attrgetter('age'))
 
     def as_labels(
-        self, answers: Iterable[Answer], in_full: bool = False
+        self, answers: Iterable[Answer], with_labellers: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield answers as objects of a label file. in_full: with labellers and remarks."""
+        """Yield answers as objects of a label file."""
         with self._opened() as file:
             for answer in answers:
                 tokens = self.tokens(self.questions[answer.question], file)
                 label = {**tokens, self.label_type.field: answer.value}
-                if in_full:
+                if with_labellers:
                     label[GIVEN_BY] = answer.labeller
-                if in_full and answer.remark is not None:
-                    label[REMARK] = answer.remark
                 yield label
 
     def time_of_next_answer(self) -> float:

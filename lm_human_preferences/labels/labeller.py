@@ -14,7 +14,6 @@ from lm_human_preferences.labels.answers import (
     Answer,
     AnswerLog,
     asking_rank,
-    clean_remark,
     shown_order,
 )
 from lm_human_preferences.labels.folder import LabelFolder, Question
@@ -52,9 +51,8 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
     """One labeller at work: the only writer of their file of answers.
 
     at_work: what to do if there is another one, for the error.
-    key: of the order on the screen, see answers.shown_order. decides: whether answers are decisions
-    on what others disagree about. dropped: bytes of an unfinished answer that were removed. Calls
-    from several threads wait for each other.
+    key: of the order on the screen, see answers.shown_order. dropped: bytes of an unfinished answer
+    that were removed. Calls from several threads wait for each other.
     """
 
     def __init__(
@@ -62,11 +60,10 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         folder: LabelFolder,
         name: str,
         key: bytes | None = None,
-        decides: bool = False,
         at_work: str = 'use another --labeller',
     ) -> None:
         check_name(name)
-        self.folder, self.name, self._key, self.decides = folder, name, key, decides
+        self.folder, self.name, self._key = folder, name, key
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         with contextlib.suppress(OSError):  # which the writer explains
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -123,8 +120,6 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         return question.id not in self._left_out and self._waits(question)
 
     def _waits(self, question: Question) -> bool:
-        if self.decides:
-            return self.folder.is_disputed(question)
         return self.folder.is_open_for(question, self.name)
 
     def left(self) -> int:
@@ -132,11 +127,11 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         return sum(map(self._waits, self.folder.questions.values()))
 
     def done(self) -> int:
-        """Return how many questions they have answered or skipped, or decided if they decide."""
-        return len(self.log.decisions if self.decides else self.log.by_question)
+        """Return how many questions they have answered or skipped."""
+        return len(self.log.by_question)
 
     def leave_out(self, question: Question) -> None:
-        """Stop asking this labeller a question, which is damaged, or which they leave for later."""
+        """Stop asking this labeller a question, which is damaged."""
         self._left_out.add(question.id)
 
     def order(self, question: Question) -> tuple[int, ...]:
@@ -152,7 +147,6 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         reason: str | None = None,
         uuid: str | None = None,
         only_once: bool = False,
-        remark: str = '',
     ) -> Answer:
         """Record an answer, or with value None a skip and its reason; on the disk on return.
 
@@ -169,8 +163,6 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
             order=self.order(question),
             seconds=round(seconds, 3),
             time=self.folder.time_of_next_answer(),
-            remark=clean_remark(remark),
-            decides=self.decides,
         )
         with self._one_at_a_time:
             with self.folder.lock:
@@ -199,7 +191,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back the answer `uuid`, or the last one; AlreadyUsed if it was learned from."""
         with self._one_at_a_time:
-            answer = self.log.last(self.decides) if uuid is None else self.log.uuids.get(uuid)
+            answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
             if answer is None:
                 return None
             if answer.uuid in self.log.taken_back:

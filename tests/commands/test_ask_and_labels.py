@@ -244,6 +244,10 @@ def test_report_by_hand(answered, tmp_path):
     assert f'{none}\nChance is 25.0 %; Krippendorff' in printed
     # n 7; values 0: 1, 1: 3, 2: 2, 3: 1. Unequal ordered pairs over (values - 1): 2
     assert agreement['alpha'] == pytest.approx(1 - 6 * 2 / (49 - 1 - 9 - 4 - 1))
+    question = list(LabelFolder(str(answered)).questions)[2]
+    assert report['disagreements'] == {question: {'anna': 0, 'bob': 3}}
+    assert f'1 disagreements (--output FILE has all):\n  {question[:8]}: anna 0, bob 3' in printed
+    assert report_of(answered, tmp_path, '--without bob')[0]['disagreements'] == {}
     anna = report['labellers']['anna']
     assert (anna['answers'], anna['skipped'], anna['taken_back']) == (3, 1, 0)
     assert (anna['median_seconds'], anna['under_a_second']) == (1.5, 1)
@@ -516,7 +520,7 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
         if '--web' in line:  # test_label_page.py serves these
             continue
         argv = shlex.split(line.replace('/tmp/save', f'{tmp_path}/save'))
-        if argv[0] == 'label' and not {'--simulate.error', '--review'} & set(argv):
+        if argv[0] == 'label' and '--simulate.error' not in argv:
             argv += ['--simulate', 'on']
         if argv[0] in ('train_reward', 'train_policy'):
             argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}']

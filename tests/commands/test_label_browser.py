@@ -167,30 +167,20 @@ def test_skip_with_a_reason_and_help(window, path):
     assert [answer.reason for answer in answers_of(path, 'anna')] == [REASONS[1]]
 
 
-def test_no_preference_and_a_remark_have_a_key_and_a_button(window, path):
+def test_no_preference_has_a_key_and_a_button(window, path):
     make_folder(path, 0, task={'ties': True})
     with shown(window, path):
         window.ready()
-        window.press('c')
-        window.until("document.getElementById('remark-dialog').open")
-        window.press('c1 <b>\u202e\u200d', ENTER)
-        window.until("!document.getElementById('remark-dialog').open")
-        assert window.text('#remark span') == 'c1 <b>U+202EU+200D'
         window.press('0')
         window.answered('1 of 9')
-        assert not window.driver.find_elements('css selector', '#remark span')
         window.driver.find_element('id', 'tie').click()
         window.answered('2 of 9')
-        window.driver.find_element('css selector', '#remark button').click()
-        window.press('thrown away', ESCAPE)
-        window.until("!document.querySelector('dialog[open]')")
         window.answer('2')
         window.press('h')
         assert window.until("document.getElementById('help-dialog').open")
         assert 'no preference, and go on' in window.text('#keys')
     tie, clicked, choice = answers_of(path, 'anna')
     assert (tie.value, clicked.value, choice.order.index(choice.value)) == ('tie', 'tie', 1)
-    assert [answer.remark for answer in (tie, clicked, choice)] == ['c1 <b>\u200d', None, None]
 
 
 def test_numbers_on_a_scale(window, path):
@@ -442,7 +432,6 @@ def test_keyboard_alone_and_a_screen_reader(window, path):
         } <= found
         assert {name.split()[0] for role, name in found if role == 'button'} == {
             'Choose',
-            'Add',  # a remark
             'Undo',
             'Skip',
             'Help',

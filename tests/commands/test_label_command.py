@@ -239,10 +239,6 @@ def test_on_a_terminal_keys_need_no_enter(path):
     terminal.wait_for('q leave', 3)
     terminal.press('3s4')  # at one moment: the latter two come too soon to be meant
     terminal.wait_for('q leave', 4)
-    terminal.press('c')
-    terminal.wait_for('Your remark')
-    terminal.press('odd\x7f\x7fn 4\r')  # which can be edited
-    terminal.wait_for('remark: on 4')
     terminal.press('4')
     terminal.wait_for('q leave', 5)
     terminal.press('\x03')
@@ -251,7 +247,6 @@ def test_on_a_terminal_keys_need_no_enter(path):
     log = log_of(path)
     assert [answer.order.index(answer.value) for answer in log.uuids.values()] == [1, 2, 3]
     assert log.undone == 1
-    assert [answer.remark for answer in log.uuids.values()] == [None, None, 'on 4']
 
 
 @pytest.mark.parametrize('key', ['1', 'u'])

@@ -73,10 +73,10 @@ def press(path, keys, *options, name='anna'):
     return result.stdout
 
 
-def say(path, name, *values, decides=False):
+def say(path, name, *values):
     """Return the answers that a labeller gives to the questions in their order; None: no answer."""
     folder = LabelFolder(str(path))
-    with Labeller(folder, name, decides=decides) as labeller:
+    with Labeller(folder, name) as labeller:
         return [
             labeller.answer(question, value, 2.0)
             for question, value in zip(folder.questions.values(), values, strict=False)

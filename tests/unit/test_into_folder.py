@@ -97,8 +97,8 @@ def test_two_who_disagree_about_a_pair_disagree(tmp_path, of_anna, of_bob, label
     bring(tmp_path / 'f', by_anna, 'anna', label_type)
     said, folder = bring(tmp_path / 'f', by_bob, 'bob', label_type)
     assert said[0].endswith(': 0 questions added, 4 in all')
-    assert sum(map(folder.is_disputed, folder.questions.values())) == 3
     found = report(folder)
+    assert len(found['disagreements']) == 3
     assert (found['agreement']['pairs'], found['training_labels']) == (4, 8)
     assert found['agreement']['raw'] == (None if label_type == 'scalar_compare' else 0.25)
     before = contents(tmp_path / 'f')
@@ -183,7 +183,7 @@ def test_a_line_says_that_a_second_file_has_changed_an_answer(tmp_path, name, mo
 
 @pytest.fixture
 def answered(tmp_path):
-    """Four questions, which anna and bob have answered here, and carl has decided one of them.
+    """Four questions, which anna and bob have answered here.
 
     Since they were exported, anna has changed an answer.
     """
@@ -197,8 +197,6 @@ def answered(tmp_path):
             for question in questions:
                 labeller.answer(question, best, 7.5)
     bring(path, [preference('abc', best, worst) for best, worst in ((OTHER, BAD), (BAD, OTHER))])
-    with Labeller(folder, 'carl', decides=True) as labeller:
-        labeller.answer(questions[3], 1, 4.0)
     for form, name in (('text', 'own.jsonl'), ('preferences', 'pairs.jsonl')):
         succeed(f'labels {path} --export {tmp_path}/{name} --export_as {form}')
     with Labeller(folder, 'anna') as labeller:
@@ -214,6 +212,19 @@ def test_an_export_that_comes_back_changes_nothing(answered, tmp_path, name):
     said, folder = bring(answered, records)
     assert (contents(answered), report(folder)) == before
     assert 'were left out' in said[-1]
+
+
+def test_labellers_come_back_from_texts(tmp_path):
+    texts = {'query': 'a', 'sample0': 'ab', 'sample1': 'b'}
+    records = [
+        {**texts, 'best': 1, 'labeller': 'anna'},
+        {**texts, 'best': 0, 'labeller': 'bob'},
+    ]
+    bring(tmp_path / 'f', records)
+    for form in ('text', 'tokens'):
+        succeed(f'labels {tmp_path}/f --export {tmp_path}/{form}.json --export_as {form}')
+    assert json.loads((tmp_path / 'text.json').read_text()) == records
+    assert 'labeller' not in json.loads((tmp_path / 'tokens.json').read_text())[0]
 
 
 def test_an_answer_that_was_taken_back_here_does_not_come_back(answered, tmp_path):

@@ -11,7 +11,6 @@ from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.labelling_options import ImportHParams
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
-from lm_human_preferences.labels.answers import LONGEST_REMARK
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.report.label_report import report
@@ -93,7 +92,4 @@ def _write_folder(
         lines = into_folder.add_labels(labels, writer, ['imported'] * samples, labeller)
     for line in lines:
         click.echo(line)
-    cut = sum(len(' '.join(label.remark.split())) > LONGEST_REMARK for label, _ in labels)
-    if cut:
-        click.echo(f'{cut} remarks were cut to {LONGEST_REMARK} characters')
     return writer.folder

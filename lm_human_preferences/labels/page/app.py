@@ -21,7 +21,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lm_human_preferences.hparams.labelling_options import PUBLIC_URL
-from lm_human_preferences.labels.answers import LONGEST_REMARK
 from lm_human_preferences.labels.page.key import Access
 from lm_human_preferences.labels.page.service import MOST_QUESTIONS, LabellingService
 
@@ -54,7 +53,6 @@ _is_text = _matches('(?s).*')
 # Random ones, of version 4: those of version 5 are derived from imported answers.
 _is_uuid = _matches('[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}')
 _is_question = _is_nonce = _matches('[0-9a-f]{64}')
-_is_remark = _matches(f'(?s).{{0,{LONGEST_REMARK}}}')
 
 
 def _are_held(value: Any) -> bool:
@@ -74,12 +72,7 @@ def _are_seconds(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= LONGEST_SECONDS
 
 
-GIVEN = {
-    'answer': _is_uuid,
-    'question': _is_question,
-    'seconds': _are_seconds,
-    'remark': _is_remark,
-}
+GIVEN = {'answer': _is_uuid, 'question': _is_question, 'seconds': _are_seconds}
 # Methods of the service, and the fields of a request that are their arguments.
 ACTIONS: dict[str, dict[str, Check]] = {
     'questions': {'held': _are_held, 'count': _is_count},
@@ -102,7 +95,7 @@ async def _read(request: Request) -> dict[str, Any]:
         raise HTTPException(400, 'The request is not JSON.') from None
     if not isinstance(values, dict):
         raise HTTPException(400, 'The request is not an object.')
-    return {'remark': '', **values}
+    return values
 
 
 def _field(values: dict[str, Any], name: str, is_valid: Check) -> Any:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import Value
-from lm_human_preferences.labels.answers import LONGEST_REMARK, REASONS
+from lm_human_preferences.labels.answers import REASONS
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.json_lines import FileTaken
 from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
@@ -69,7 +69,6 @@ class LabellingService:
                 'samples': len(self.folder.samples),
                 'control': dataclasses.asdict(self.folder.label_type.control),
                 'reasons': REASONS,
-                'longest_remark': LONGEST_REMARK,
                 **self._state(name),
             }
 
@@ -203,7 +202,6 @@ class LabellingService:
         *,
         answer: str,
         seconds: float,
-        remark: str = '',
     ) -> dict[str, Any]:
         """Record an answer or a skip with its uuid, `answer`, and the seconds that it took."""
         with self.folder.lock:
@@ -214,7 +212,7 @@ class LabellingService:
                 seconds = min(seconds, since + CLOCK_SECONDS)
         try:
             self.labellers[name].answer(
-                question, value, seconds, reason=reason, uuid=answer, only_once=True, remark=remark
+                question, value, seconds, reason=reason, uuid=answer, only_once=True
             )
         except AlreadyAnswered as e:
             raise HTTPException(409, 'You have answered this question already.') from e

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lm_human_preferences.label_types import TIE
+from lm_human_preferences.label_types import TIE, Value
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
 from lm_human_preferences.labels.report import agreement
@@ -26,7 +26,6 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
     for question, given in answers.items():
         if folder.questions[question].kind != GOLD:
             not_gold[question] = given
-    disputed = disagreements(folder, without)
     return {
         'label_type': folder.label_type.name,
         'questions': _questions(folder, answers),
@@ -34,55 +33,24 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         'agreement': _agreement(folder, not_gold),
         'labellers': {name: _labeller(folder, name, not_gold) for name in names},
         'comparisons': comparisons(folder, folder.counted(VALIDATION, without)),
-        'disagreements': {
-            question: {answer.labeller: answer.value for answer in given}
-            for question, given in disputed.items()
-        },
-        **_review(folder, names, len(disputed)),
-        **_remarks(folder, names),
+        'disagreements': _disagreements(folder, not_gold),
     }
 
 
-def disagreements(folder: LabelFolder, without: Collection[str]) -> dict[str, list[Answer]]:
-    """Return {question: its answers} where labellers disagree, and nobody knows or has decided."""
+def _disagreements(
+    folder: LabelFolder, answers: dict[str, list[Answer]]
+) -> dict[str, dict[str, Value]]:
+    """Return {question: {labeller: answer}} of questions on which labellers disagree."""
     found = {}
-    for question in folder.questions.values():
-        if folder.is_disputed(question, without):
-            given = folder.answers_to(question, without)
-            found[question.id] = [answer for answer in given if answer.value is not None]
+    for question in folder.questions:
+        said = {}
+        for answer in answers.get(question, ()):
+            if answer.value is not None:
+                said[answer.labeller] = answer.value
+        values = list(said.values())
+        if not all(folder.label_type.matches(value, values[0]) for value in values):
+            found[question] = said
     return found
-
-
-def _review(folder: LabelFolder, names: Collection[str], disputed: int) -> dict[str, Any]:
-    """Return the numbers of disputed and of decided questions; nothing if none was decided."""
-    deciding = [name for name in names if folder.logs[name].decisions]
-    if not deciding:
-        return {}
-    decided = {name: len(folder.logs[name].decisions) for name in deciding}
-    return {'review': {'disputed': disputed, 'decided': decided}}
-
-
-def _remarks(folder: LabelFolder, names: Collection[str]) -> dict[str, Any]:
-    """Return the remarks to answers and decisions, the oldest first; nothing without any."""
-    with_remark: list[Answer] = []
-    for name in names:
-        log = folder.logs[name]
-        for given in (*log.by_question.values(), *log.decisions.values()):
-            if given[-1].remark is not None:
-                with_remark.append(given[-1])
-    if not with_remark:
-        return {}
-    with_remark.sort(key=lambda answer: answer.time)
-    remarks = [
-        {
-            'labeller': answer.labeller,
-            'question': answer.question,
-            'said': f'skipped: {answer.reason}' if answer.value is None else answer.value,
-            'remark': answer.remark,
-        }
-        for answer in with_remark
-    ]
-    return {'remarks': remarks}
 
 
 def _answers_by_question(folder: LabelFolder, names: Collection[str]) -> dict[str, list[Answer]]:

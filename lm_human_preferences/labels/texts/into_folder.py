@@ -13,7 +13,6 @@ from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels.answers import (
     Answer,
     AnswerLog,
-    clean_remark,
     question_id,
     shown_order,
 )
@@ -209,7 +208,6 @@ def _answers(
             seconds=round(label.seconds, 3),
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
-            remark=clean_remark(label.remark),
             is_imported=True,
         )
         to_question.append(answer)

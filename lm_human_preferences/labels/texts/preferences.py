@@ -9,7 +9,6 @@ from typing import Any
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.answers import REMARK
 from lm_human_preferences.labels.texts import people
 
 # Begin a turn of a dialogue in one string, as in the data set hh-rlhf.
@@ -83,7 +82,7 @@ def _end_of_prompt(record: dict[str, Any], chosen: str, rejected: str, where: st
             f"{where}, field 'prompt' is missing: 'chosen' and 'rejected' differ before the first"
             ' turn of the assistant, or first in a later turn of the human'
         )
-    fields.check_other_names(record, (*PAIR, *people.FIELDS, REMARK), where)
+    fields.check_other_names(record, (*PAIR, *people.FIELDS), where)
     end = max(same.rfind(character) for character in string.whitespace)
     if end >= 0 and same[end] != ' ':
         end += 1

@@ -4,7 +4,7 @@
     {"prompt", "chosen", "rejected"}              preferences
     {"data", "annotations"}                       a task in Label Studio's JSON export
 
-A label may also have "labeller" and "remark". Preferences are strings, or lists of chat messages
+A label may also have a "labeller". Preferences are strings, or lists of chat messages
 {"role", "content"}; the task is one of Label Studio's pairwise template. fields.QUERIES are the
 names that a query may have; a field "system" begins it. A file is a JSON array, or has a record a
 line; one called .csv or .tsv is a table, whose columns are the fields.
@@ -23,7 +23,6 @@ from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
-from lm_human_preferences.labels.answers import REMARK
 from lm_human_preferences.labels.texts import people
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
 
@@ -44,7 +43,6 @@ class TextLabel:
     labeller: str | None = None
     seconds: float = 0.0  # that it took; 0 if unknown
     is_ordered: bool = True  # whether samples are in the order in which they were shown
-    remark: str = ''
     control: str = ''  # of Label Studio, by which it was given
     places: tuple[int, ...] = ()  # of the samples in the question, if in another order
     # Other fields of its record
@@ -171,9 +169,9 @@ def unread(record: Any, label_type: LabelType) -> set[str]:
 
 
 def columns(record: Mapping[str, Any], label_type: LabelType) -> dict[str, Any]:
-    """Return what a record holds besides texts, answer, labeller and remark."""
+    """Return what a record holds besides texts, answer and labeller."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
-    found = fields.columns(record, (*people.FIELDS, REMARK, *texts))
+    found = fields.columns(record, (*people.FIELDS, *texts))
     return {name: found[name] for name in _filled(found)}
 
 
@@ -235,12 +233,7 @@ def _number_of_letter(given: Any) -> Any:
 
 def _given(record: dict[str, Any], label_type: LabelType) -> dict[str, Any]:
     """Return the fields of a TextLabel that say who gave it, and what else its record holds."""
-    remark = record.get(REMARK)
-    return {
-        'labeller': people.labeller(record),
-        'remark': remark if isinstance(remark, str) else '',
-        'columns': columns(record, label_type),
-    }
+    return {'labeller': people.labeller(record), 'columns': columns(record, label_type)}
 
 
 # ---------------------------------------------------------------- Label Studio

@@ -6,13 +6,12 @@ from typing import Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels.answers import GIVEN_BY, REMARK
+from lm_human_preferences.labels.answers import GIVEN_BY
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 
 FIELD = 'encoding'
 TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'  # what labels are exported as
-DISAGREEMENTS = 'disagreements'
 NO_TIES = 'note: {count} answers without a preference are left out: {form} has no place for them'
 
 
@@ -114,13 +113,13 @@ def preferences(
 ) -> Iterator[dict[str, Any]]:
     """Yield {prompt, chosen, rejected, others} of pairs that labels order; UserError for ratings.
 
-    others: fields of the label besides texts, answer, labeller and remark.
+    others: fields of the label besides texts, answer and labeller.
     """
     if len(label_type.samples) < 2:
         raise UserError(
             '--export_as preferences: ratings of one response prefer none; give --export_as text'
         )
-    known = {'query', *label_type.samples, label_type.field, GIVEN_BY, REMARK}
+    known = {'query', *label_type.samples, label_type.field, GIVEN_BY}
     for label in labels:
         others = {name: label[name] for name in label.keys() - known}
         samples = [label[name] for name in label_type.samples]
