@@ -30,7 +30,9 @@ import launch  # noqa: E402
 from lm_human_preferences import lm_tasks, rewards  # noqa: E402
 from lm_human_preferences.evaluation import optimum, reward_on_labels  # noqa: E402
 from lm_human_preferences.hparams.reward_options import HParams  # noqa: E402
+from lm_human_preferences.labels import simulated  # noqa: E402
 from lm_human_preferences.labels.folder import LabelFolder  # noqa: E402
+from lm_human_preferences.labels.labeller import Labeller  # noqa: E402
 from lm_human_preferences.policy import Policy  # noqa: E402
 from lm_human_preferences.reward_sources import loading  # noqa: E402
 
@@ -72,7 +74,8 @@ class World:
         self.queries = sampler()['tokens'].unique(dim=0)
         self.length = self.task.response_length
         self.ref_logprobs = optimum.all_logprobs(policy, self.queries, self.length)
-        score = rewards.make_score_fn(self.task, loading.load_reward_model('mock', model.encoding))
+        self.reward = loading.load_reward_model('mock', model.encoding)
+        score = rewards.make_score_fn(self.task, self.reward)
         n_vocab = policy.model.sizes.n_vocab
         self.known = optimum.all_scores(score, self.queries, n_vocab, self.length)
         self.initial = optimum.expected(self.ref_logprobs, self.known).mean().item()
@@ -91,16 +94,28 @@ class World:
         return found
 
 
+def answer(world, folder, seed, settings):
+    """Answer all questions of a folder; small differences between the best two are a tie."""
+
+    def judge(questions):
+        judged = simulated.judge_by(world.reward.score)(questions)
+        for of_samples in judged:
+            second, best = sorted(range(len(of_samples)), key=of_samples.__getitem__)[-2:]
+            if of_samples[best] - of_samples[second] < settings.indifference:
+                of_samples[second] = of_samples[best]
+        return judged
+
+    with Labeller(LabelFolder(str(folder)), 'robot') as robot:
+        simulated.simulate(robot, judge, error=settings.error, seed=seed)
+
+
 def of_seed(world, directory, seed, settings):
     """(what reward models of both kinds allow: {name: shares}, the share of ties)."""
     folder = directory / 'folder'
     sources = {'ties': folder, 'left out': directory / 'choices.json'}
     words = ('--count', settings.labels, '--seed', seed, '--ties', 'on')
     run('ask', 'mock_sentiment', folder, *words)
-    run(
-        *('label', folder, '--labeller', 'robot', '--simulate.seed', seed),
-        *('--simulate.error', settings.error, '--simulate.indifference', settings.indifference),
-    )
+    answer(world, folder, seed, settings)
     run('labels', folder, '--export', sources['left out'])
     found = {}
     for name, source in sources.items():

@@ -112,22 +112,10 @@ class SimulateHParams(hyperparams.HParams):
         at_least=0,
         at_most=1,
     )
-    position_bias: float = option(
-        0.0,
-        'probability of choosing the first sample shown, if the answer is not random',
-        at_least=0,
-        at_most=1,
-    )
     answers: int | None = option(
         None, 'stop after this many answers; None: when no questions are left', at_least=1
     )
     seed: int = option(0, 'seed of the errors')
-    indifference: float = option(
-        0.0,
-        'no preference if the rewards of the best two samples differ by less than this, in a folder'
-        ' with ties',
-        at_least=0,
-    )
 
 
 @dataclass

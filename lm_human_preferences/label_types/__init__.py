@@ -69,9 +69,6 @@ class PickBest(LabelType):
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> int:
         return rng.randrange(len(rewards))
 
-    def by_position(self, rewards: Sequence[float], order: Sequence[int]) -> int:
-        return order[0]
-
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:

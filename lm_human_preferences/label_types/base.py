@@ -134,10 +134,6 @@ class LabelType(ABC):
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> Value:
         """Return a random answer; a number is about as large as by these rewards."""
 
-    def by_position(self, rewards: Sequence[float], order: Sequence[int]) -> Value:
-        """Return the answer that prefers what is shown first, if possible, else by rewards."""
-        return self.by_rewards(rewards)
-
     def simulate(
         self, scores: torch.Tensor, rng: random.Random | None = None
     ) -> dict[str, torch.Tensor]:

@@ -6,7 +6,6 @@ paper), or by any reward model.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import random
@@ -19,7 +18,7 @@ import torch
 from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.label_types import TIE, LabelType, Value
+from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels.folder import Question
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.synthetic.known_reward import KnownReward
@@ -154,28 +153,11 @@ def _with_errors(
 
 
 def simulated_answer(
-    label_type: LabelType,
-    rewards: Sequence[float],
-    order: Sequence[int],
-    rng: random.Random,
-    error: float = 0.0,
-    position_bias: float = 0.0,
-    indifference: float = 0.0,
+    label_type: LabelType, rewards: Sequence[float], rng: random.Random, error: float = 0.0
 ) -> Value:
-    """Return the answer by the rewards of the samples.
-
-    With probability `error` it is random; else, with probability `position_bias`, it prefers what
-    was shown first. Else it is a tie if the best two rewards differ by less than `indifference`;
-    see LabelType.judged for equal ones.
-    """
+    """Return the answer by the rewards of the samples; with probability `error` it is random."""
     if rng.random() < error:
         return label_type.by_chance(rewards, rng)
-    if rng.random() < position_bias:
-        return label_type.by_position(rewards, order)
-    if indifference:
-        best, second = heapq.nlargest(2, rewards)
-        if best - second < indifference:
-            return TIE
     return label_type.judged(rewards, rng)
 
 
@@ -183,23 +165,16 @@ def simulate(
     labeller: Labeller,
     judge: Judge,
     *,
-    indifference: float = 0.0,
+    error: float = 0.0,
     answers: int | None = None,
     seed: int = 0,
-    **faults: float,
 ) -> int:
     """Answer what is open for a labeller, and return the number of answers.
 
-    answers: the most to give; None: until nothing is left. faults: see simulated_answer. Answers
-    depend on seed, labeller and question only, so that an interruption changes nothing. UserError
-    for `indifference` in a folder without ties.
+    error: see simulated_answer. answers: the most to give; None: until nothing is left. Answers
+    depend on seed, labeller and question only, so that an interruption changes nothing.
     """
     label_type = labeller.folder.label_type
-    if indifference and not label_type.ties:
-        raise UserError(
-            f'--simulate.indifference {indifference}: {labeller.folder.path} has no ties; begin a'
-            ' folder with --ties on'
-        )
     given = 0
     rewards: dict[str, Sequence[float]] = {}
     while answers is None or given < answers:
@@ -210,8 +185,7 @@ def simulate(
         if question.id not in rewards:
             rewards = _judged(labeller, question, judge)
         rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
-        shown = rewards[question.id], labeller.order(question)
-        value = simulated_answer(label_type, *shown, rng, indifference=indifference, **faults)
+        value = simulated_answer(label_type, rewards[question.id], rng, error)
         labeller.answer(question, value, time.monotonic() - begin)
         given += 1
     return given

@@ -181,7 +181,7 @@ def test_answers_that_prefer_nothing_end_no_run(tmp_path):
     assert '6 of 6 labels are still missing; step 0 is saved' in last_error_of(begun)
     succeed(
         f'label {tmp_path}/run/labels --labeller robot --simulate on --simulate.answers 6'
-        f' --simulate.reward {tmp_path}/nothing.py:score --simulate.indifference 1'
+        f' --simulate.reward {tmp_path}/nothing.py:score'
     )
     waiting = last_error_of(invoke(f'resume {tmp_path}/run'))
     assert 'labels are still missing; step ' in waiting and 'step 0' not in waiting

@@ -39,29 +39,15 @@ def test_it_chooses_the_sample_of_the_highest_reward(tmp_path):
         assert 0 <= given[question.id].seconds < 60
 
 
-def frequencies(error, position_bias, count=20_000):
-    rng = random.Random(0)
-    order = (1, 3, 0, 2)
-    best_of_4 = label_types.get('best_of_4')
-    chosen = [
-        simulated_answer(best_of_4, [0, 1, 5, 2], order, rng, error, position_bias)
-        for _ in range(count)
-    ]
-    return [chosen.count(sample) / count for sample in range(4)]
-
-
 @pytest.mark.parametrize(
-    'error, position_bias, expected',
-    [
-        (0, 0, [0, 0, 1, 0]),
-        (1, 0.5, [0.25, 0.25, 0.25, 0.25]),
-        (0.32, 0, [0.08, 0.08, 0.76, 0.08]),
-        (0, 0.4, [0, 0.4, 0.6, 0]),
-        (0.2, 0.5, [0.05, 0.45, 0.45, 0.05]),
-    ],
+    'error, expected',
+    [(0, [0, 0, 1, 0]), (1, [0.25, 0.25, 0.25, 0.25]), (0.32, [0.08, 0.08, 0.76, 0.08])],
 )
-def test_errors_and_position_bias_are_as_frequent_as_told(error, position_bias, expected):
-    assert frequencies(error, position_bias) == pytest.approx(expected, abs=0.012)
+def test_errors_are_as_frequent_as_told(error, expected):
+    rng, best_of_4, count = random.Random(0), label_types.get('best_of_4'), 20_000
+    chosen = [simulated_answer(best_of_4, [0, 1, 5, 2], rng, error) for _ in range(count)]
+    shares = [chosen.count(sample) / count for sample in range(4)]
+    assert shares == pytest.approx(expected, abs=0.012)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +60,7 @@ def test_errors_and_position_bias_are_as_frequent_as_told(error, position_bias, 
 )
 def test_of_equals_each_is_chosen_as_often(name, rewards, possible):
     label_type, rng = label_types.get(name), random.Random(0)
-    given = [simulated_answer(label_type, rewards, (0, 1), rng) for _ in range(3000)]
+    given = [simulated_answer(label_type, rewards, rng) for _ in range(3000)]
     assert set(given) == set(possible)
     for answer in possible:
         assert given.count(answer) / 3000 == pytest.approx(1 / len(possible), abs=0.03)
@@ -82,9 +68,7 @@ def test_of_equals_each_is_chosen_as_often(name, rewards, possible):
 
 def test_equals_are_a_tie_where_ties_are_answers():
     best_of_4, rng = label_types.get('best_of_4').allow_ties(), random.Random(0)
-    answers = [
-        simulated_answer(best_of_4, each, (0, 1), rng) for each in ([0, 2, 2, 1], [1, 1, 2, 1])
-    ]
+    answers = [simulated_answer(best_of_4, each, rng) for each in ([0, 2, 2, 1], [1, 1, 2, 1])]
     assert answers == ['tie', 2]
 
 
@@ -94,7 +78,7 @@ def test_nobody_judges_by_what_is_no_number(name, reward):
     label_type = label_types.get(name)
     rewards = [0.0, reward][-len(label_type.samples) :]
     with pytest.raises(UserError, match='by which nothing can be judged'):
-        simulated_answer(label_type, rewards, (0, 1), random.Random(0))
+        simulated_answer(label_type, rewards, random.Random(0))
     with pytest.raises(UserError, match='by which nothing can be judged'):
         label_type.simulate(torch.tensor([rewards]), random.Random(0))
 
@@ -103,7 +87,7 @@ def test_nobody_judges_by_what_is_no_number(name, reward):
 def test_a_wrong_rating_is_as_large_as_a_right_one(reward, deviation):
     """Whatever the sign: by chance it is about 0, and never so small that it says nothing."""
     rating, rng = label_types.get('scalar_rating'), random.Random(0)
-    given = [simulated_answer(rating, [reward], (0,), rng, error=1.0) for _ in range(5000)]
+    given = [simulated_answer(rating, [reward], rng, error=1.0) for _ in range(5000)]
     assert statistics.mean(given) == pytest.approx(0, abs=0.06 * deviation)
     assert statistics.stdev(given) == pytest.approx(deviation, rel=0.05)
 
@@ -114,7 +98,7 @@ def test_it_leaves_and_goes_on_as_if_it_had_stayed(tmp_path):
         make_folder(tmp_path / folder, 20)
         for answers in parts:
             with Labeller(LabelFolder(str(tmp_path / folder)), 'sim') as labeller:
-                given = simulate(labeller, sums, error=0.5, position_bias=0.3, answers=answers)
+                given = simulate(labeller, sums, error=0.5, answers=answers)
             assert answers is None or given == answers
         log = LabelFolder(str(tmp_path / folder)).logs['sim']
         values.append({question: kept[-1].value for question, kept in log.by_question.items()})

@@ -7,7 +7,7 @@ import pytest
 import torch
 from command_line import error_of, invoke, succeed
 from experiments import resolved
-from label_folders import HEADER, make_folder
+from label_folders import make_folder
 from label_page import press, say
 
 from lm_human_preferences import label_types
@@ -17,9 +17,7 @@ from lm_human_preferences.label_types import TIE, TIED
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import predict
-from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.report.label_report import report
-from lm_human_preferences.labels.simulated import simulate
 from lm_human_preferences.language import encodings
 
 WITH_TIES = {'ties': True}
@@ -182,29 +180,6 @@ def test_ties_are_imported_where_they_are_allowed(tmp_path):
     result = invoke(f'import_labels test {file} {tmp_path}/x.json --labels.type best_of_2')
     assert result.exit_code == 0 and '1 answers without a preference are left out' in result.stdout
     assert [label['best'] for label in json.loads((tmp_path / 'x.json').read_text())] == [0]
-
-
-def test_somebody_who_cannot_tell_small_differences_apart(tmp_path):
-    folder = make_folder(tmp_path / 'f', 40, task=WITH_TIES, header=HEADER)
-
-    def judge(questions):
-        return [[tokens[f'sample{i}'][0] / 10 for i in range(4)] for tokens in questions]
-
-    with Labeller(folder, 'sim') as labeller:
-        simulate(labeller, judge, indifference=0.25)
-    ties = 0
-    for answer in folder.counted():
-        (rewards,) = judge([folder.tokens(folder.questions[answer.question])])
-        second, best = sorted(rewards)[-2:]
-        assert (answer.value == TIE) == (best - second < 0.25)
-        ties += answer.value == TIE
-    assert 5 < ties < 35
-    without = make_folder(tmp_path / 'without', 1)
-    with (
-        Labeller(without, 'sim') as labeller,
-        pytest.raises(UserError, match='indifference 0.25: .* has no ties'),
-    ):
-        simulate(labeller, judge, indifference=0.25)
 
 
 def test_only_a_choice_can_have_ties():
