@@ -65,7 +65,7 @@ class Trial:
             self._check_sizes(sizes, self.encoding, GPT2(sizes).create)
             return
         path = storage.model_path(name) or name
-        if storage.is_remote(path) and not (storage.is_hub(path) and storage.is_here(path)):
+        if not storage.is_model_here(path):
             self.unchecked.append(f'--task.policy.initial_model {name}')
             return
         initial_model = lm_tasks.initial_model(name)

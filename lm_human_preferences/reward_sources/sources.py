@@ -373,8 +373,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
 
 def _is_here(name: str) -> bool:
     """Return whether a reward model is looked up without a server; it may still be missing."""
-    path = storage.model_path(name) or name
-    return not storage.is_remote(path) or (storage.is_hub(path) and storage.is_here(path))
+    return storage.is_model_here(storage.model_path(name) or name)
 
 
 def _ensemble(scorers: list[Any]) -> rewards.ScoringModel:

@@ -7,6 +7,7 @@ from lm_human_preferences.storage.cache import (
     check_cached,
     exists,
     is_here,
+    is_model_here,
     make_cache_folder,
     parse_json,
     parse_json_lines,

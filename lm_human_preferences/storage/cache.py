@@ -25,6 +25,7 @@ from lm_human_preferences.storage.paths import (
     is_hub,
     is_offline,
     is_remote,
+    join,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +121,16 @@ def is_here(path: str) -> bool:
     if is_hub(path):
         return hub.is_here(path)
     return os.path.exists(Blob(path).cached if is_remote(path) else path)
+
+
+def is_model_here(directory: str) -> bool:
+    """Return whether a model's files can be looked at; StorageError for a URL that is none."""
+    if is_hub(directory):
+        return hub.is_here(directory)
+    if is_remote(directory):
+        Blob(join(directory, 'file'))
+        return False
+    return True
 
 
 def check_cached(paths: Iterable[str]) -> None:

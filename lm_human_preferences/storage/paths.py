@@ -13,7 +13,7 @@ MOVED_BUCKETS = ('gpt-2', 'lm-human-preferences')
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'
     r'|https://(?P<https>[a-z0-9]+)\.blob\.core\.windows\.net/'
-    r'|(?P<google>gs)://)'
+    r'|(?P<google>gs://|https://storage\.googleapis\.com/))'
     r'(?P<container>[a-z0-9][a-z0-9._-]*)/(?P<name>[^?#]+)'
 )
 _SCHEME = re.compile('(az|gs|hf|https?|s3):')
@@ -62,7 +62,8 @@ class Blob(Remote):
         match = _URL.fullmatch(path)
         name = ''
         if match is not None:
-            name = urllib.parse.unquote(match['name']) if match['https'] else match['name']
+            is_quoted = path.startswith('https:')
+            name = urllib.parse.unquote(match['name']) if is_quoted else match['name']
         if match is None or not is_safe(name):
             raise StorageError(
                 f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '

@@ -96,6 +96,11 @@ def error_of_dry_run(words):
         ('--task.query_dataset nosuch', '--task.query_dataset nosuch: choose '),
         ('--task.query_dataset {}/missing.jsonl', '{}/missing.jsonl: no such file'),
         ('--task.policy.initial_model nosuch', "unknown model 'nosuch'"),
+        ('--task.policy.initial_model https://example.com/x', "'https://example.com/x/file': give"),
+        (
+            f'{NEW} off --rewards.trained_model gs:x/y',
+            "'gs:x/y/file': give a local path, az://ACCOUNT/CONTAINER/NAME",
+        ),
         ('--run.precision tf32', 'tf32 needs a GPU'),
         (f'{NEW}.run.precision tf32', 'tf32 needs a GPU'),
         ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),

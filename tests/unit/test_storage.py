@@ -56,9 +56,10 @@ def test_spellings_share_one_copy_at_the_documented_place(server, cache):
         'gs://lm-human-preferences/labels/a.json',
         'az://openaipublic/lm-human-preferences/labels/a.json',
         BASE + '/labels%2fa.json',
+        'https://storage.googleapis.com/lm-human-preferences/labels%2fa.json',
     ]
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
-    assert [storage.cached_path(url) for url in spellings] == [place] * 4
+    assert [storage.cached_path(url) for url in spellings] == [place] * 5
     assert contents(place) == b'[1]' and files(cache) == [place] and server.count('GET') == 1
 
 
@@ -78,6 +79,8 @@ def test_spellings_share_one_copy_at_the_documented_place(server, cache):
         'az://a/../x',
         'file:///etc/passwd',
         'https://openaipublic.blob.core.windows.net.evil.org/a/b',
+        'https://storage.googleapis.com/bucket',
+        'https://storage.googleapis.com.evil.org/a/b',
     ],
 )
 def test_unusable_names(cache, path):

@@ -172,6 +172,8 @@ def test_released_models_have_the_names_of_hugging_face_too(tmp_path, monkeypatc
     names = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
     for name, released in names.items():
         assert TrainedModel(owner + name).savedir == f'gs://gpt-2/models/{released}'
+    for name, released in {'117M': '124M', '345M': '355M'}.items():
+        assert TrainedModel(name).savedir == f'gs://gpt-2/models/{released}'
     # a directory of that name comes first
     (tmp_path / owner / 'gpt2').mkdir(parents=True)
     assert TrainedModel(f'{owner}gpt2').savedir == f'{owner}gpt2'

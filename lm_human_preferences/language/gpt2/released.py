@@ -12,6 +12,8 @@ RELEASED = {
 }
 # The same models by their names in Hugging Face's collection, also with its owner before them.
 OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
+# Names that they had at first, before their parameters were counted again.
+FIRST_NAMES = {'117M': '124M', '345M': '355M'}
 OWNER = 'openai-community/'
 # The tokens at which experiments end a response, and their texts.
 TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
@@ -19,7 +21,7 @@ TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
 
 def released_name(name: str) -> str | None:
     """Return the name of a model in RELEASED; None for any other name, and for a directory."""
-    released = OTHER_NAMES.get(name.removeprefix(OWNER), name)
+    released = FIRST_NAMES.get(name) or OTHER_NAMES.get(name.removeprefix(OWNER), name)
     return released if released in RELEASED and not storage.exists(name) else None
 
 
