@@ -64,9 +64,9 @@ def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
     return found
 
 
-def show_precision_notes(settings: Settings, comm: Comm) -> None:
-    """Print, once for the whole command, the notes of all hosts' processors."""
-    own = checks.precision_notes(settings) if comm.local_rank == 0 else []
+def show_notes(settings: Settings, comm: Comm) -> None:
+    """Print, once for the whole command, the notes on its settings, of all hosts' processors."""
+    own = checks.notes(settings) if comm.local_rank == 0 else []
     of_ranks = comm.all_gather_object(own)
     if comm.rank == 0:
         announce(*dict.fromkeys(itertools.chain.from_iterable(of_ranks)))

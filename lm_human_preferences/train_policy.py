@@ -150,7 +150,7 @@ def _train_both(
 ) -> None:
     """Train the reward models, if new ones are asked for, and the policy."""
     session.pin(hparams, comm)
-    session.show_precision_notes(hparams, comm)
+    session.show_notes(hparams, comm)
     plan = make_plan(hparams)
     assert plan.policy is not None
     # Check the policy's needs, too, before hours go into its reward model.

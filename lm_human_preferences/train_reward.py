@@ -58,7 +58,7 @@ def train(
         left = unfinished(plan, comm)
         prediction = None
         if left:
-            session.show_precision_notes(hparams, comm)
+            session.show_notes(hparams, comm)
             sizes = checks.check_start(plan, left[0], comm)
             records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
             clock = TimeLeft(plan.work(sizes.n_vocab))

@@ -24,7 +24,7 @@ def dry_run(
     save_dir = settings.run.save_dir
     place = f'would write to {save_dir}' if save_dir else 'would save nothing'
     lines = [_start(settings, ranks), place, *trial.query_notes, *_memory(trial)]
-    lines += checks.precision_notes(settings)
+    lines += checks.notes(settings)
     if trial.unchecked:
         names = ', '.join(trial.unchecked)
         lines.append(f'not checked, because it is not on this machine: {names}')

@@ -82,6 +82,12 @@ class RewardHParams(hyperparams.HParams):
         None, 'collect labels while the policy trains, and retrain the reward model as they come in'
     )
 
+    def note_on_kl(self) -> str | None:
+        """Return a note on a coefficient of 0 that is to adapt."""
+        if self.kl_coef or self.adaptive_kl is None:
+            return None
+        return f'note: {self.setting("kl_coef")} stays 0 however it adapts: the KL costs nothing'
+
     @property
     def given_name(self) -> str:
         """Name of a given reward model, with the class of a classifier."""
@@ -235,15 +241,10 @@ class HParams(hyperparams.HParams):
         )
 
     def _problems_of_kl_control(self) -> Iterator[tuple[object, str]]:
-        """Check that the coefficient stays above 0 where it adapts."""
+        """Check that a coefficient above 0 stays above 0 where it adapts."""
         adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
-        if adaptive is None:
+        if adaptive is None or self.rewards.kl_coef == 0:
             return
-        yield (
-            self.rewards.kl_coef == 0,
-            '{rewards.kl_coef=} stays 0 however it adapts: give {rewards.adaptive_kl} off, or a'
-            ' coefficient above 0',
-        )
         # The original accepts a single step of all episodes, after which nothing is adapted.
         is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
         yield (

@@ -95,11 +95,13 @@ def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
     return notes
 
 
-def precision_notes(settings: Settings) -> list[str]:
-    """Return lines for the user where this processor is slow in a precision of the command."""
+def notes(settings: Settings) -> list[str]:
+    """Return lines for the user on a precision that is slow here, and on a KL without a price."""
     names = dict.fromkeys(_precisions(settings))
-    notes = [products.note_on_bf16(name) for name in names]
-    return [note for note in notes if note]
+    found = [products.note_on_bf16(name) for name in names]
+    if settings.policy is not None:
+        found.append(settings.policy.rewards.note_on_kl())
+    return [note for note in found if note]
 
 
 def _precisions(settings: Settings) -> list[str]:

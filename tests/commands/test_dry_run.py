@@ -65,6 +65,14 @@ def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
     assert released.RELEASED['124M']['n_embd'] == 768
 
 
+def test_a_kl_that_costs_nothing_runs_and_is_noted(tmp_path):
+    """Whatever the horizon: the coefficient stays 0."""
+    words = 'train_policy test first --rewards.kl_coef 0'
+    note = 'note: --rewards.kl_coef 0.0 stays 0 however it adapts: the KL costs nothing'
+    assert note in told(f'{words} --rewards.adaptive_kl.horizon 1', tmp_path)
+    assert note not in told(f'{words} --rewards.adaptive_kl off', tmp_path)
+
+
 def write_labels(path, **changes):
     label = {'query': [1, 2, 3], **{f'sample{i}': [i] * 4 for i in range(4)}, 'best': 2, **changes}
     path.write_text(json.dumps([label] * 64))
