@@ -28,8 +28,7 @@ from lm_human_preferences.training import memory
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.core import ceil_div, default_device, set_seed
-from lm_human_preferences.utils.terminal import cut_mark
+from lm_human_preferences.utils.core import default_device, set_seed
 
 # What a line of --output has besides texts, and other columns of the file of queries
 OF_SAMPLES = ('query_tokens', 'response_tokens', 'tokens_after_end', 'score', 'score_std', 'kl')
@@ -82,18 +81,18 @@ def sample_policy(
                 print(note)
             if note := note_on_queries(save_dir, hparams):
                 print(note)
-        batch_size = min(batch_size, ceil_div(nsamples, comm.size) or batch_size)
+        count = nsamples or len(given) * per_query or None
         if given:
-            rounds = rounds_of(torch.tensor(encoded), per_query, nsamples, batch_size, comm)
+            rounds = rounds_of(torch.tensor(encoded), per_query, batch_size, comm)
         else:
             rounds = endless_rounds(hparams, encoder, per_query, batch_size, comm)
 
         reader = tokenisers.reader(encoder, task.chat)
-        samples = samples_of(rounds, policy, task, judge, comm)
-        for number, sample in enumerate(itertools.islice(samples, nsamples or None)):
+        samples = samples_of(rounds, count, policy, task, judge, comm)
+        for number, sample in enumerate(samples):
             columns = given[number // per_query % len(given)].columns if given else {}
             file.write({**columns, **sample})
-            _print_sample(sample, reader, stdout, is_whole=is_original)
+            _print_sample(sample, reader, stdout)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
 
@@ -117,19 +116,11 @@ def _prepare_to_sample(
     memory.check_sampling(estimate, comm, default_device())
 
 
-def _print_sample(
-    sample: Mapping[str, Any], encoder: Encoder, stdout: TextIO, *, is_whole: bool
-) -> None:
-    """Print query and response. is_whole: also what was sampled after the end of the response."""
-    response = sample['response_tokens']
-    cut = 0 if is_whole else sample.get('tokens_after_end', 0)
-    shown = response[: len(response) - cut]
-    lines = [encoder.decode(tokens) for tokens in (sample['query_tokens'], shown)]
-    if cut:
-        lines[1] += f' {cut_mark(cut)}'
+def _print_sample(sample: Mapping[str, Any], encoder: Encoder, stdout: TextIO) -> None:
+    """Print a query, and all that was sampled after it."""
     print('=' * 80, file=stdout)
-    for line in lines:
-        print(line.replace('\n', '⏎'), file=stdout, flush=True)
+    for tokens in (sample['query_tokens'], sample['response_tokens']):
+        print(encoder.decode(tokens).replace('\n', '⏎'), file=stdout, flush=True)
 
 
 def _policy(
@@ -209,14 +200,11 @@ def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Enc
 
 
 def rounds_of(
-    queries: torch.Tensor, per_query: int, nsamples: int, batch_size: int, comm: comms.Comm
+    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """Yield this rank's share of queries, each `per_query` times, batch by batch."""
-    count = nsamples or len(queries) * per_query
-    rows_of_all = batch_size * comm.size
-    for start in range(0, count, rows_of_all):
-        end = min(start + rows_of_all, count)
-        numbers = torch.arange(start, end)[comm.rank :: comm.size]
+    """Yield this rank's batches of queries, each `per_query` times, again and again."""
+    for start in itertools.count(step=batch_size * comm.size):
+        numbers = start + comm.rank + comm.size * torch.arange(batch_size)
         yield queries[numbers // per_query % len(queries)]
 
 
@@ -247,29 +235,43 @@ def endless_rounds(
 
 def samples_of(
     rounds: Iterator[torch.Tensor],
+    count: int | None,
     policy: Policy,
     task: lm_tasks.TaskHParams,
     judge: 'Judge | None',
     comm: comms.Comm,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the samples of all ranks, on every rank, in the order of their queries."""
+    """Yield `count` samples of all ranks (None: without end) on every rank, in their order.
+
+    Whole batches are sampled, so that a seed gives the same samples, however many are wanted.
+    """
+    left = math.inf if count is None else count
     truncate = None
     if task.truncates:
         truncate = lm_tasks.postprocess_fn_from_hparams(task, policy.padding_token, policy.encoder)
-    for queries in rounds:
-        own = _answered(queries, policy, task, judge, truncate) if len(queries) else []
-        for in_turn in itertools.zip_longest(*comm.all_gather_object(own)):
+    while left > 0:
+        queries = next(rounds)
+        wanted = int(min(left, len(queries) * comm.size))
+        left -= wanted
+        own = len(range(comm.rank, wanted, comm.size))
+        answered = _answered(queries, own, policy, task, judge, truncate)
+        for in_turn in itertools.zip_longest(*comm.all_gather_object(answered)):
             yield from filter(None, in_turn)
 
 
 def _answered(
     queries: torch.Tensor,
+    wanted: int,
     policy: Policy,
     task: lm_tasks.TaskHParams,
     judge: 'Judge | None',
     truncate: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> list[dict[str, Any]]:
+    """Answer all queries; return the first `wanted` samples, which alone are judged."""
+    if not wanted:
+        return []
     drawn = policy.respond(queries, length=task.response_length)
+    queries, drawn = queries[:wanted], {name: rows[:wanted] for name, rows in drawn.items()}
     responses = drawn['responses']
     ended = responses if truncate is None else truncate(responses)
     columns: dict[str, list[Any]] = {}

@@ -1,7 +1,6 @@
 """`./sample.py sample`: prompts, files of queries, --output, against independent computations."""
 
 import errno
-import itertools
 import json
 import re
 import shutil
@@ -120,8 +119,8 @@ def test_output_agrees_with_an_independent_computation(labelled_run, tmp_path, s
     assert scores.std() > 0.1
 
 
-def test_what_follows_the_end_of_a_response_is_not_shown(copied_run, tmp_path):
-    """`score` then gives the scores of the samples; what the original printed has all of it."""
+def test_what_follows_the_end_of_a_response_is_printed_and_not_saved_as_text(copied_run, tmp_path):
+    """`score` then gives the scores of the samples."""
     token = ENCODER.encode('really')[0]
     change_settings(copied_run, truncate_token=token, penalty_reward_value=-7)
     words = ['--per_query=30', '--batch_size=40', '--temperature=3', '--seed=1']
@@ -133,18 +132,15 @@ def test_what_follows_the_end_of_a_response_is_not_shown(copied_run, tmp_path):
         tokens = row['response_tokens']
         end = tokens.index(token) + 1 if token in tokens else len(tokens)
         assert row['tokens_after_end'] == len(tokens) - end
-        mark = {0: '', 1: ' [1 token cut]', 2: ' [2 tokens cut]'}[len(tokens) - end]
-        assert row['response'] == ENCODER.decode(tokens[:end]) and shown == row['response'] + mark
-        cut += bool(mark)
+        assert row['response'] == ENCODER.decode(tokens[:end])
+        assert shown == ENCODER.decode(tokens)
+        cut += end < len(tokens)
     assert 0 < cut < len(rows)
     scored = invoke(f'score {copied_run} {output}').stdout.splitlines()
     for row, line in zip(rows, scored, strict=True):
         assert (row['score'] == -7) == (token not in row['response_tokens'])
         if row['score'] != -7:
             assert json.loads(line)['score'] == pytest.approx(row['score'], abs=1e-5)
-    original = sampled(copied_run, *prompts(), *words, '--console=original').stdout
-    whole = [ENCODER.decode(row['response_tokens']) for row in rows]
-    assert [shown for _, shown in responses(original)] == whole
 
 
 def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):
@@ -180,25 +176,29 @@ def test_prompts_come_before_the_file_and_in_their_order(labelled_run, tmp_path)
     assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
 
 
-def test_prompts_are_gone_through_until_there_are_enough_samples():
-    queries = torch.tensor([[1], [2]])
-
-    def rows(nsamples, per_query, batch_size, ranks):
+@pytest.mark.parametrize('batch_size', [1, 3, 8])
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_prompts_are_gone_through_again_and_again(batch_size, ranks):
+    for per_query, expected in ((1, [1, 2, 1, 2, 1, 2]), (2, [1, 1, 2, 2, 1, 1])):
         found = []
         comms = [SimpleNamespace(rank=rank, size=ranks) for rank in range(ranks)]
-        shares = [rounds_of(queries, per_query, nsamples, batch_size, comm) for comm in comms]
-        for rounds in zip(*shares, strict=True):
-            assert all(len(part) <= batch_size for part in rounds)
-            for row in itertools.zip_longest(*(part.flatten().tolist() for part in rounds)):
-                found += [query for query in row if query is not None]
-        return found
+        shares = [
+            rounds_of(torch.tensor([[1], [2]]), per_query, batch_size, comm) for comm in comms
+        ]
+        while len(found) < len(expected):
+            batches = [next(rounds).flatten().tolist() for rounds in shares]
+            assert all(len(batch) == batch_size for batch in batches)
+            found += [query for row in zip(*batches, strict=True) for query in row]
+        assert found[: len(expected)] == expected
 
-    for batch_size in (1, 3, 8):
-        for ranks in (1, 2):
-            assert rows(5, 1, batch_size, ranks) == [1, 2, 1, 2, 1]
-            assert rows(5, 2, batch_size, ranks) == [1, 1, 2, 2, 1]
-            assert rows(0, 3, batch_size, ranks) == [1, 1, 1, 2, 2, 2]
-            assert rows(1, 3, batch_size, ranks) == [1]
+
+@pytest.mark.parametrize('words', [[], prompts()])
+def test_fewer_samples_are_the_beginning_of_more(direct_run, words):
+    """With the same seed; the original sampled whole batches, too."""
+    most = responses(sampled(direct_run, *words, '--seed=3', '--nsamples=6').stdout)
+    for count in (1, 2, 5):
+        found = responses(sampled(direct_run, *words, '--seed=3', f'--nsamples={count}').stdout)
+        assert found == most[:count]
 
 
 def test_several_responses_to_each_query_of_the_data_set(labelled_run):
