@@ -280,7 +280,8 @@ def make_query_sampler(
     labels: str | None = None,
 ) -> QuerySampler:
     """Return the sampler of a task's queries; labels: source that may stand in for the data set."""
-    seed = 0  # as in the original, files are read in the same order in every run
+    # As in the original, files are read in the same order in every run, unless the user asks.
+    seed = hparams.query_seed if mode == 'train' else 0
     if registry.info(hparams.query_dataset).seed_per_run:
         seed = int(torch.randint(2**31, ()))
         if comm:  # all ranks share one stream

@@ -68,6 +68,12 @@ class TaskHParams(hyperparams.HParams):
         f'where queries come from: {registry.choices()}, or a .jsonl or .csv file, a path or URL',
         path=True,
     )
+    query_seed: int = own_option(
+        0,
+        'seed of the order of the queries to train on, which the original never changed: it is the'
+        ' same for every --run.seed',
+        at_least=0,
+    )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')
     chat: bool = own_option(

@@ -81,6 +81,7 @@ WITHOUT_NUMBERS = set(OF_HOW.split())
 OF_OTHER_REWARDS = {'rewards.function', 'rewards.class_name', 'rewards.pessimism', 'features'}
 OF_TEXTS = {
     'task.query_dataset',
+    'task.query_seed',
     'task.chat',
     'task.special_tokens',
     'task.start_text',

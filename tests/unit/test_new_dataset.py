@@ -87,6 +87,19 @@ def test_each_run_may_read_it_in_another_order(add_poems):
     assert samplers[0].rules.seed != samplers[1].rules.seed
 
 
+def test_the_order_of_queries_to_train_on_has_a_seed_of_its_own(add_poems):
+    """A policy is tested on the same queries, whatever the seed."""
+    add_poems()
+    task = task_of_poems()
+    task.query_seed = 3
+    encoder = encodings.Test.get_encoder()
+    seeds = [
+        lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1, mode=mode).rules.seed
+        for mode in ('train', 'test')
+    ]
+    assert seeds == [3, 0]
+
+
 def test_every_entry_has_its_generator():
     for name, info in registry.DATASETS.items():
         assert info.name == name and info.summary
