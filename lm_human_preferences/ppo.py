@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.algorithm_options import PpoHParams
 
 # (queries (batch, query_length), responses (batch, response_length)) ->
-# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original; an
-# ensemble's scores also have 'score_std' (batch,): deviation over its models, penalty or not. With
+# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original; those
+# of a head on hidden states also have 'score_std' (batch,): how unsure it is, penalty or not. With
 # `blocks`, it also takes the 'states' that the reference's analysis has of these.
 ScoreFn = Callable[
     ...,
@@ -40,7 +40,7 @@ class Rollout(TensorBatch):
     scores: torch.Tensor  # (batch,), the reward model's r(x, y)
     scored_responses: torch.Tensor  # (batch, response_length), truncated
     rewards: torch.Tensor | None = None  # (batch, response_length), see compute_rewards
-    score_std: torch.Tensor | None = None  # (batch,), deviation over the models of an ensemble
+    score_std: torch.Tensor | None = None  # (batch,), standard deviation of a head's scores
     # (batch, response_length), True up to the end of a response, after which logprobs, values and
     # rewards are 0; None if all tokens count
     mask: torch.Tensor | None = None

@@ -191,7 +191,7 @@ class TrainedRewardModel(Scorer):
 
 
 class EnsembleReward:
-    """Mean of reward models trained on the same labels with different seeds, of equal deviation."""
+    """Mean of reward models that were trained on the same labels with different seeds."""
 
     def __init__(self, members: Sequence[Scorer]) -> None:
         self.members = tuple(members)
@@ -200,23 +200,10 @@ class EnsembleReward:
 
     def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Return the mean reward: (batch,) or (batch, n), see Scorer.get_rewards_op."""
-        return self.score_and_spread(queries, responses)[0]
+        rewards = [member.get_rewards(queries, responses) for member in self.members]
+        return torch.stack(rewards).mean(0)
 
     score = get_rewards
-
-    def score_and_spread(
-        self, queries: torch.Tensor, responses: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and biased standard deviation of the rewards over the models."""
-        rewards = torch.stack([member.get_rewards(queries, responses) for member in self.members])
-        return rewards.mean(0), rewards.std(0, correction=0)
-
-    def score_and_stats(
-        self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the mean reward, and its deviation; see score_and_spread."""
-        scores, spread = self.score_and_spread(queries, responses)
-        return scores, {'score_std': spread}
 
 
 def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:

@@ -1,13 +1,10 @@
 """Training a reward model from human labels: the command (paper, section 2.1)."""
 
 import dataclasses
-import itertools
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from lm_human_preferences import label_types, lm_tasks, session
@@ -20,7 +17,6 @@ from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
 from lm_human_preferences.labels.held_out import Prediction, prediction_of, rewards_of
 from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.language.weights import open_bundle
 from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.making import Plan, make_plan
 from lm_human_preferences.plan.phases import FitHead, TrainReward
@@ -37,10 +33,8 @@ from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft
-from lm_human_preferences.utils.core import exact_div, random_stream, set_seed
+from lm_human_preferences.utils.core import exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce
-
-NORM = ('reward_gain', 'reward_bias')
 
 
 def train(
@@ -118,8 +112,6 @@ def train_models(
             trainer.prepare()
             training_loop(trainer, reward_hooks(trainer, checkpointer, clock, phase))
             trainer.finish()
-            if phase.is_last and trainer.is_normalized:
-                _normalize_mean(phase, trainer)
         _save_finished(phase, trainer)
         prediction, last_step = trainer.prediction, trainer.total_steps - 1
         del trainer  # frees its memory for the next one
@@ -158,31 +150,6 @@ def _save_finished(phase: TrainReward, trainer: RewardModelTrainer) -> None:
     if trainer.comm.rank == 0 and finished and unfinished:
         checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _normalize_mean(phase: TrainReward, trainer: RewardModelTrainer) -> None:
-    """Scale all models so that their mean has the scale of one, before the last is saved.
-
-    A pure function of their weights: where it was interrupted, it is done again.
-    """
-    settings, directory = phase.settings, phase.settings.run.directory
-    if trainer.comm.rank != 0 or directory is None:
-        return
-    encoding = lm_tasks.initial_encoding(settings.task.policy.initial_model)
-    places = locations.locations_of(directory, settings.ensemble)[:-1]
-    earlier = (TrainedRewardModel(place.directory, encoding) for place in places)
-    with random_stream(settings.run.seed, 'mean of an ensemble'):
-        scales = trainer.scales_of_mean(itertools.chain(earlier, [trainer.reward_model]))
-    trainer.reward_model.set_scale(*scales.pop())
-    # By another name, as files of one checkpoint are replaced one after the other.
-    checkpoint = f'model.ckpt-{trainer.steps_done}'
-    for place, scale in zip(places, scales, strict=True):
-        bundle = open_bundle(place.directory)
-        variables = dict(bundle)
-        for name, value in zip(NORM, scale, strict=True):
-            variable = trainer.variable_names.name_of(f'{locations.SCOPE}/{name}')
-            variables[variable] = np.array(value, np.float32)
-        checkpoints.save(os.path.dirname(bundle.prefix), checkpoint, variables, max_to_keep=1)
 
 
 def build_trainer(

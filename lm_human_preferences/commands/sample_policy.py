@@ -343,7 +343,7 @@ class Judge:
     def __call__(
         self, queries: torch.Tensor, drawn: dict[str, torch.Tensor]
     ) -> dict[str, list[float | None]]:
-        """Return columns score, kl, and score_std of an ensemble, for (rows, length) queries."""
+        """Return columns score, kl, and score_std of a head, for (rows, length) queries."""
         responses = drawn['responses']
         scores = kls = torch.full([len(queries)], math.nan)
         stats: dict[str, torch.Tensor] = {}

@@ -16,7 +16,6 @@ from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
 from lm_human_preferences.trainers import head_training
-from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.logging import Logger, announce
@@ -75,15 +74,6 @@ class Retrainer:
         prediction = None if held_out is None else self.predict(held_out)
         return Outcome(sum(losses) / len(losses), prediction)
 
-    def _normalize_mean(self, trainer: RewardModelTrainer) -> None:
-        """Scale the models so that their mean has the scale of one, by samples of rank 0."""
-        if self.comm.rank == 0:
-            scales = trainer.scales_of_mean(self.reward_models)
-            for model, scale in zip(self.reward_models, scales, strict=True):
-                model.set_scale(*scale)
-        for model in self.reward_models:
-            self.comm.broadcast_([model.reward_gain, model.reward_bias])
-
     def _train(self, number: int, labels: Labels, held_out: Labels | None) -> float:
         """Train one of the models; return its loss, see Outcome."""
         reward_model, optimizer = self.reward_models[number], self.optimizers[number]
@@ -96,8 +86,6 @@ class Retrainer:
         while trainer.steps_done < trainer.total_steps:
             trainer.step()
         trainer.finish()
-        if 0 < number == len(self.reward_models) - 1 and trainer.is_normalized:
-            self._normalize_mean(trainer)
         optimizer.reset()
         return trainer.last_loss()
 

@@ -51,7 +51,7 @@ class TrainReward:
 
     @property
     def is_last(self) -> bool:
-        """True for the last model of an ensemble, whose training scales the mean of all."""
+        """True for the last model of an ensemble, after which their mean is measured."""
         return 0 < self.member == self.settings.ensemble - 1
 
     @property

@@ -16,7 +16,7 @@ OF_POLICY = [
         {'responses/ended': 'ended', 'responses/valid': 'with an end that counts'},
     ),
     ('Length of the responses', 'tokens', {'responses/length': 'tokens up to the end'}),
-    ('Spread of the reward models', 'standard deviation', {'objective/score_std': 'spread'}),
+    ('Spread of the scores', 'standard deviation', {'objective/score_std': 'spread'}),
     ('KL from the initial model', 'nats', {'objective/kl': 'KL'}),
     ('KL coefficient', 'coefficient', {'objective/kl_coef': 'KL coefficient'}),
     (

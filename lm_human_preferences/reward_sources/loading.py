@@ -28,7 +28,6 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 
 LearnedReward = TrainedRewardModel | EnsembleReward | FrozenReward
 FrozenRewardModel = KnownReward | TextReward | LearnedReward
-WITH_SPREAD = (EnsembleReward, FrozenReward)  # whose score_and_spread says how unsure they are
 
 
 def load_reward_model(

@@ -41,7 +41,6 @@ def policy_hooks(
 ) -> list[Hook]:
     """Return the hooks of a policy's training. clock: of the whole command, with 'policy'."""
     run = phase.run
-    has_spread = phase.source.members > 1 or bool(trainer.reward_blocks)
     clock.begin('policy', trainer.share_done)
     bar = ProgressBar(
         trainer,
@@ -55,7 +54,7 @@ def policy_hooks(
     return [
         Samples(trainer, encoder),
         bar,
-        PolicyTable(trainer, clock, has_spread=has_spread),
+        PolicyTable(trainer, clock, has_spread=bool(trainer.reward_blocks)),
         HealthMonitor(run.on_anomaly, trainer, checkpointer, FINITE, most_kl(phase.settings)),
         Checkpoints(trainer, checkpointer, run.save_interval, saves_end=True),
     ]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from lm_human_preferences.labels.held_out import Prediction, predict
 from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.rewards import RewardModel, Scorer
+from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
@@ -105,11 +105,6 @@ class RewardModelTrainer:
         steps = epoch * self.steps_of_epoch + learned / self.settings.batch_size
         lr = (1 - steps / (self.settings.epochs * self.steps_of_epoch)) * self.settings.lr
         return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
-
-    @property
-    def is_normalized(self) -> bool:
-        """True if rewards end with the scale of the initial policy's samples."""
-        return self.settings.normalize_after and self.settings.normalize_samples > 0
 
     @property
     def total_labels(self) -> int:
@@ -219,29 +214,6 @@ class RewardModelTrainer:
             if self.comm.rank == 0:
                 announce(f'after normalize: {mean} +- {std}')
 
-    def scales_of_mean(self, members: Iterable[Scorer]) -> list[tuple[float, float]]:
-        """Return (gain, bias) of an ensemble's models for which their mean reward is 0 +- 1.
-
-        They get the same deviation, above 1: errors that they do not share cancel in the mean. Not
-        collective: by samples of this rank, whose models are left with gain 1 and bias 0.
-        """
-        size = self.settings.micro_batch_size
-        batches = []
-        while sum(len(queries) for queries, _ in batches) < self.settings.normalize_samples:
-            queries = self.query_sampler()['tokens']
-            batches.append((queries, map_micro_batches(self._respond, size, queries)))
-        rows = []
-        for member in members:
-            member.set_scale(1, 0)
-            found = [map_micro_batches(member.get_rewards, size, *batch) for batch in batches]
-            rows.append(torch.cat(found).double().cpu())
-        rewards = torch.stack(rows)
-        std, mean = torch.std_mean(rewards, dim=1, correction=0, keepdim=True)
-        gain = 1 / (std * ((rewards - mean) / std).mean(0).std(correction=0))
-        if not gain.isfinite().all():
-            raise UserError('the rewards of an ensemble do not vary together: check the labels')
-        return list(zip(gain[:, 0].tolist(), (-gain * mean)[:, 0].tolist(), strict=True))
-
     def target_mean_std(self) -> tuple[float, float]:
         """Return the scale of rewards before training: that of the labels, if any, else 0 +- 1."""
         scales = self.label_type.target_scales(self.labels)
@@ -260,11 +232,9 @@ class RewardModelTrainer:
         return map_micro_batches(self._sample_and_score, self.settings.micro_batch_size, queries)
 
     def _sample_and_score(self, queries: torch.Tensor) -> torch.Tensor:
-        return self.reward_model.get_rewards(queries, self._respond(queries))
-
-    def _respond(self, queries: torch.Tensor) -> torch.Tensor:
         length = self.settings.task.response_length
-        return self.policy.respond(queries, length=length)['responses']
+        responses = self.policy.respond(queries, length=length)['responses']
+        return self.reward_model.get_rewards(queries, responses)
 
     @property
     def total_steps(self) -> int:

@@ -55,7 +55,7 @@ def reward_table() -> Table:
 
 
 def policy_table(*, has_spread: bool) -> Table:
-    """Return the table of a policy's training; has_spread: the reward is an ensemble's."""
+    """Return the table of a policy's training; has_spread: the reward is a head's."""
     less = int(has_spread)  # so that it fits in 80 columns as well
     columns = {'step': (11, ''), 'episodes': (9 - less, ''), 'score': (7 - less, '.2f')}
     if has_spread:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command_line import error_of, invoke, last_error_of, succeed
 from documentation import fenced
+from events import events_of
 from test_own_tokeniser import write_chat_model
 
 import sample
@@ -53,7 +54,9 @@ def test_there_is_no_network_but_the_policy_and_the_reference(run):
     folder, printed = run
     assert 'A head on frozen hidden states learned 11 labels' in printed
     assert 'By cross-validation: as the labeller in' in printed
-    assert 'spread' in printed
+    spread = events_of(folder / 'run/tb/ppo')['objective/score_std'][-1][1]
+    assert re.search(r'step +episodes +score +spread +KL ', printed)
+    assert re.search(rf' 1/1 +64 +\S+ +{spread:.2f} ', printed) and spread > 0
     scopes = {
         name.split('/')[0]
         for name in Bundle(checkpoints.latest(f'{folder}/run/policy/checkpoints'))
@@ -82,8 +85,10 @@ def test_commands_that_score_know_it(run, tmp_path):
     folder, _ = run
     words = f'sample --save_dir {folder}/run --nsamples 2 --mpi 1 --output {tmp_path}/samples.jsonl'
     invoke(words, sample.cli)
-    written = [json.loads(line) for line in (tmp_path / 'samples.jsonl').read_text().splitlines()]
-    assert all(line['score_std'] > 0 for line in written)
+    for path in (tmp_path / 'samples.jsonl', folder / 'run/samples.jsonl'):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert all(row['score_std'] > 0 for row in rows)
+        assert list(rows[0])[-3:] == ['score', 'score_std', 'kl']
     results = succeed(f'evaluate {folder}/run --queries 2 --samples 64 --judge {folder}/run')
     assert 'reward model' in results.stdout and 'judge' in results.stdout
     with pytest.raises(UserError, match="is of encoding .*, but the policy of 'test'"):

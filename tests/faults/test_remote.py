@@ -442,7 +442,6 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
         (tmp_path / 'texts.jsonl').write_text('{"query": "abc", "response": "defg"}')
         scored = invoke(f'score {STORE}/reward/run {tmp_path}/texts.jsonl')
         assert json.loads(scored.stdout)['score'], scored.output
-        assert ('score_std' in json.loads(scored.stdout)) == (seed == 2)
     exported = [(tmp_path / f'exported{seed}/model.safetensors').read_bytes() for seed in (1, 2)]
     assert exported[0] != exported[1]
 

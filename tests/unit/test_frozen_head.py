@@ -6,11 +6,13 @@ import math
 import pytest
 import torch
 
-from lm_human_preferences import label_types, lm_tasks
+from lm_human_preferences import label_types, lm_tasks, ppo, rewards
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import features, fitting, head, posterior, validation
 from lm_human_preferences.frozen_head.reward import FrozenReward, checked, features_of, probe_of
 from lm_human_preferences.label_types import TIED
+from lm_human_preferences.language import encodings
+from lm_human_preferences.lm_tasks import TaskHParams
 from lm_human_preferences.policy import Policy
 
 TYPES = {'best_of_2': 2, 'best_of_4': 4, 'scalar_rating': 1, 'scalar_compare': 2}
@@ -198,6 +200,27 @@ def random_head(reference):
             }
         )
     )
+
+
+class Unsure:
+    encoder = encodings.Test.get_encoder()
+    padding_token = encoder.padding_token
+
+    def score_and_stats(self, queries, responses, states=None):
+        return torch.tensor([3.0, 3.0]), {'score_std': torch.tensor([1.0, 2.0])}
+
+
+def test_the_deviations_of_scores_are_logged_of_penalties_too():
+    task = TaskHParams(query_length=1, response_length=1, penalty_reward_value=-7)
+    task.truncate_token = 1  # the second response has none
+    tokens, zeros = torch.tensor([[1], [2]]), torch.zeros(2, 1)
+    scores, scored, stats = rewards.make_score_fn(task, Unsure())(tokens, tokens)
+    logged = {'logprobs': zeros, 'ref_logprobs': zeros, 'values': zeros, 'scores': scores}
+    rollout = ppo.Rollout(tokens, tokens, scored_responses=scored, **logged)
+    assert 'objective/score_std' not in ppo.step_stats(rollout, 0.1, zeros, {})
+    rollout.score_std = stats['score_std']
+    found = ppo.step_stats(rollout, 0.1, zeros, {})
+    assert (found['objective/score_std'].item(), found['objective/score'].item()) == (1.5, -2)
 
 
 @pytest.mark.parametrize('same', [1, 2])

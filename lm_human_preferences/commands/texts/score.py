@@ -16,11 +16,12 @@ from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.evaluation.reward_on_labels import load, saved_model
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
+from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.tokenisers import text_encoder
-from lm_human_preferences.reward_sources.loading import WITH_SPREAD, LearnedReward
+from lm_human_preferences.reward_sources.loading import LearnedReward
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.synthetic.known_reward import KnownReward
@@ -72,7 +73,7 @@ def score(
     with warnings_only():
         # Last, as it may be a large download.
         model = KnownReward(encoding) if saved is None else load(saved)
-    has_spread = isinstance(model, WITH_SPREAD)
+    has_spread = isinstance(model, FrozenReward)
     scores = _scores(model, [tokens for tokens in questions if tokens], batch_size)
     show = _printer(has_spread=has_spread)
     for tokens, (where, record) in zip(questions, found, strict=True):
@@ -196,12 +197,12 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 def _scores(
     model: LearnedReward | KnownReward, questions: Sequence[Question], batch_size: int
 ) -> Iterator[tuple[float, float | None]]:
-    """Yield the score of each response to each query, with its spread over an ensemble."""
+    """Yield the score of each response to each query, with its standard deviation by a head."""
     pairs = [(query, response) for query, responses in questions for response in responses]
     for start in range(0, len(pairs), batch_size):
         queries, responses = zip(*pairs[start : start + batch_size], strict=True)
         padded = (_padded(queries, model.padding_token), _padded(responses, model.padding_token))
-        if isinstance(model, WITH_SPREAD):
+        if isinstance(model, FrozenReward):
             means, spreads = model.score_and_spread(*padded)
             yield from zip(means.tolist(), spreads.tolist(), strict=True)
         else:
