@@ -4,6 +4,7 @@ import functools
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -75,9 +76,10 @@ def _export_policy(
         policy.to_transformers().save_pretrained(output_dir)
     policy.encoding.write_tokeniser(output_dir)
     ends: list[int] = []
-    if run is not None and run.task is not None and run.task.stops:
-        ends = sorted(lm_tasks.truncate_tokens(run.task, policy.encoding.get_encoder()) or ())
-        _write_ends(ends, output_dir)
+    if run is not None and run.task is not None:
+        if run.task.stops:
+            ends = sorted(lm_tasks.truncate_tokens(run.task, policy.encoding.get_encoder()) or ())
+        _write_generation_config(run.task.policy.temperature, ends, output_dir)
     card = card_of(has_policy=True, has_tokenizer=_has_tokeniser(output_dir), ends=ends)
     model_card.write(card, output_dir)
 
@@ -107,12 +109,15 @@ def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.R
     return path
 
 
-def _write_ends(ends: list[int], output_dir: str) -> None:
-    """Let `generate` of transformers stop where the policy was trained to stop."""
-    path = os.path.join(output_dir, 'generation_config.json')
-    settings = storage.read_json(path) if os.path.exists(path) else {}
-    settings['eos_token_id'] = ends
-    storage.write_json(path, settings)
+def _write_generation_config(temperature: float, ends: list[int], output_dir: str) -> None:
+    """Let `generate` of transformers sample as the training did, not as the base's file says."""
+    from transformers import GenerationConfig
+
+    sampling: dict[str, Any] = {'do_sample': False}
+    if temperature > 0:
+        neutral = {'top_k': 0, 'top_p': 1.0, 'repetition_penalty': 1.0}
+        sampling = {'do_sample': True, 'temperature': temperature, **neutral}
+    GenerationConfig(**sampling, eos_token_id=ends or None).save_pretrained(output_dir)
 
 
 def _export_reward_models(

@@ -36,6 +36,11 @@ class BlockInputs:
         for block, states in self.states.items():
             self.states[block] = index_each(states, columns)
 
+    def reshape(self, *shape: int) -> None:
+        """Give each the leading dimensions `shape` in place of (batch, n)."""
+        for block, states in self.states.items():
+            self.states[block] = states.reshape(*shape, states.shape[-1])
+
     def stacked(self) -> torch.Tensor:
         """Return them as one tensor, (blocks, batch, n, n_embd)."""
         return torch.stack([self.states[block] for block in self.blocks])
@@ -85,7 +90,9 @@ class Network(nn.Module, ABC):
 
     def add_heads(self, names: Iterable[str]) -> None:
         """Add scalar heads: 'value' (starts at zero) or 'reward' (starts random)."""
-        self.heads = nn.ModuleDict({name: ScalarHead(self.sizes.n_embd) for name in names})
+        # Some families project what their blocks give before the output layer reads it.
+        width = self.output_layer()[0].shape[1]
+        self.heads = nn.ModuleDict({name: ScalarHead(width) for name in names})
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         named = self.named_parameters()
@@ -121,6 +128,10 @@ class Network(nn.Module, ABC):
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return weight (n_vocab, n_embd) and bias (n_vocab,) of the logits; None: no bias."""
 
+    def takes_row_of(self, columns: int) -> bool:
+        """Return whether completions may share a row of so many columns, more than a text has."""
+        return True
+
     @property
     def device(self) -> torch.device:
         return self.output_layer()[0].device
@@ -133,12 +144,13 @@ class Network(nn.Module, ABC):
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
         """Set the original's starting values of scalar heads, or of the parameters `names` only."""
-        stdevs = {'value.w': 0.0, 'reward.w': (self.sizes.n_embd + 1) ** -0.5}
         for name, parameter in self.heads.named_parameters():
             if names is not None and f'{HEADS}{name}' not in names:
                 continue
-            if name in stdevs:
-                parameter.normal_(std=stdevs[name])
+            if name == 'reward.w':
+                parameter.normal_(std=(len(parameter) + 1) ** -0.5)
+            elif name == 'value.w':
+                parameter.normal_(std=0.0)
             else:
                 parameter.zero_()
         return self
@@ -226,10 +238,16 @@ class Network(nn.Module, ABC):
         """Return outputs at `columns (batch, n, m)` of `rows (batch, n, start + length)`.
 
         The n rows have the same `start` tokens. All that follows these is computed in one row, in
-        which none of the n attends to another.
+        which none of the n attends to another, unless the network cannot take so long a row.
         """
         batch, n, total = rows.shape
         length = total - start
+        if n > 1 and not self.takes_row_of(start + n * length):
+            alone = [each.flatten(0, 1).unsqueeze(1) for each in (rows, columns)]
+            h = self._in_one_row(alone[0], start, alone[1], padding_token, kept)
+            if kept is not None:
+                kept.reshape(batch, -1)
+            return h.view(batch, n, *h.shape[2:])
         tokens, mask = self.mask_padding(rows, padding_token)
         self.check_positions(mask)
         device = self.device

@@ -144,6 +144,7 @@ class TokeniserEncoding(Encoding):
         for name in run_files.TOKENISER_FILES:
             source = self.file(name)
             if storage.exists(source):
+                _check_own(source)
                 with open(storage.cached_path(source), 'rb') as file:
                     storage.write_bytes(os.path.join(directory, name), file.read())
 
@@ -152,6 +153,24 @@ class TokeniserEncoding(Encoding):
 
     def rules(self) -> dict[str, Any]:
         return without_prefix_space(storage.read_json(self.file(TOKENISER)))
+
+
+def _check_own(path: str) -> None:
+    """Raise UserError for a link to a file elsewhere, which nobody has meant to be copied.
+
+    The links of the hub's cache lead from its snapshots to its blobs.
+    """
+    directory = os.path.dirname(os.path.abspath(path))
+    snapshots = os.path.dirname(directory)
+    allowed = [directory]
+    if os.path.basename(snapshots) == 'snapshots':
+        allowed.append(os.path.join(os.path.dirname(snapshots), 'blobs'))
+    if storage.is_remote(path) or any(storage.is_within(path, each) for each in allowed):
+        return
+    raise UserError(
+        f'{path} is a link to {os.path.realpath(path)}, outside of its directory: it would be'
+        ' copied with the model; put the file itself in its place'
+    )
 
 
 def find(name: Any, directory: str) -> Encoding:

@@ -98,7 +98,9 @@ class SafetensorsWeights:
         self._file_of: dict[str, str] = {}  # {name of a tensor in the files: name of its file}
         for name in files:
             with self._explained(name):
-                file: Any = safe_open(os.path.join(self.local_path, name), 'pt')
+                # Not a pipe, for which safe_open would wait for ever
+                path = storage.cached_path(os.path.join(self.local_path, name))
+                file: Any = safe_open(path, 'pt')
                 self._open_files[name] = file
                 self._file_of.update(dict.fromkeys(file.keys(), name))
         # GPT2Model of transformers leaves out the prefix of names.
@@ -149,7 +151,7 @@ class SafetensorsWeights:
 
         try:
             yield
-        except (OSError, SafetensorError) as e:
+        except (OSError, SafetensorError, storage.StorageError) as e:
             path = storage.join(self._directory, file)
             raise UserError(f'{path} is damaged or missing: {e}') from e
 

@@ -121,6 +121,8 @@ RENDERED_TEST = {f'[user] {text}{END}[assistant]' for text in ('It was late. Why
 
 
 def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
+    of_base = {'repetition_penalty': 1.1, 'top_p': 0.8, 'min_p': 0.1, 'temperature': 0.6}
+    (chat_model / 'generation_config.json').write_text(json.dumps(of_base))
     reward = tmp_path / 'reward.py'
     reward.write_text(
         'def score(queries, responses):\n    return [len(each) for each in responses]'
@@ -128,7 +130,8 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     started = succeed(
         f'train_policy chat run --mpi 1 --save_dir {tmp_path} --task.policy.initial_model'
         f' {chat_model} --task.query_dataset {queries} --task.query_length 40'
-        f' --task.response_length 20 --ppo.total_episodes 64 --rewards.function {reward}:score'
+        f' --task.policy.temperature 0.7 --task.response_length 20 --ppo.total_episodes 64'
+        f' --rewards.function {reward}:score'
     )
     assert f'A response ends with {END!r} (0), or after 20 tokens' in started.stdout
     assert set(contexts) == {RENDERED}
@@ -150,8 +153,17 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     succeed(f'evaluate {tmp_path}/run --queries 2 --samples 64')
     assert set(contexts) == RENDERED_TEST
     succeed(f'export {tmp_path}/run {tmp_path}/exported')
-    settings = json.loads((tmp_path / 'exported' / 'generation_config.json').read_text())
-    assert settings['eos_token_id'] == [0]
+    samples_as_trained(tmp_path / 'exported')
+
+
+def samples_as_trained(exported):
+    """`generate` of transformers: at the training's temperature, with nothing of the base's."""
+    from transformers import AutoModelForCausalLM
+
+    found = AutoModelForCausalLM.from_pretrained(exported).generation_config
+    assert found.eos_token_id == [0]
+    assert (found.do_sample, found.temperature, found.top_k, found.top_p) == (True, 0.7, 0, 1.0)
+    assert (found.repetition_penalty, found.min_p) == (1.0, None)
 
 
 def test_labellers_of_a_chat_see_no_marks(tmp_path):

@@ -12,6 +12,7 @@ from command_line import invoke, last_error_of, succeed
 from label_folders import make_folder
 from label_page import served, write_texts
 from launched import eventually
+from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import errors, storage
@@ -21,6 +22,7 @@ from lm_human_preferences.external_rewards.texts import Texts
 from lm_human_preferences.labels.page import server as page_server
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
+from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.storage import blobs, paths
 from lm_human_preferences.utils import time_limit
 
@@ -96,6 +98,38 @@ def test_folders_of_a_run_do_not_lead_to_another_run(tmp_path):
     own.rename(kept)
     own.symlink_to('kept')  # within the run
     succeed(['resume', f'{tmp_path}/mine', '--ppo.total_episodes=128'])
+
+
+def test_weights_are_not_read_from_a_pipe(tmp_path):
+    save(tiny('llama'), tmp_path)
+    storage.write_json(f'{tmp_path}/encoding', 'test')
+    (tmp_path / 'model.safetensors').unlink()
+    os.mkfifo(tmp_path / 'model.safetensors')
+    with pytest.raises(
+        UserError, match=r'model\.safetensors is damaged or missing: .* is not a file'
+    ):
+        TrainedModel(str(tmp_path)).build(scope='policy')
+
+
+@pytest.mark.parametrize('name', ['chat_template.jinja', 'generation_config.json'])
+def test_no_file_of_this_machine_is_copied_with_a_model(tmp_path, name):
+    """Behind a link in a model of others; the hub's cache has links of its own."""
+    (tmp_path / 'private').write_text('{}')
+    model = tmp_path / 'models--a--b/snapshots/123'
+    encoding = tokenisers.read(write_byte_level(model))
+    (model / name).symlink_to(tmp_path / 'private')
+    with pytest.raises(
+        UserError, match=f'^{model / name} is a link to {tmp_path}/private, outside'
+    ):
+        encoding.copy_files(str(tmp_path / 'run'))
+    assert not (tmp_path / 'run' / name).exists()
+    (model / name).unlink()
+    blobs_of_cache = tmp_path / 'models--a--b/blobs'
+    blobs_of_cache.mkdir()
+    (tmp_path / 'private').rename(blobs_of_cache / 'f00')
+    (model / name).symlink_to('../../blobs/f00')
+    encoding.copy_files(str(tmp_path / 'run'))
+    assert (tmp_path / 'run' / name).read_text() == '{}'
 
 
 def test_what_is_longer_than_declared_is_not_downloaded(monkeypatch, cache, server):

@@ -11,7 +11,7 @@ from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.language.gpt2.sizes import HParams
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.network import BlockInputs, Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.policy import Policy
@@ -22,6 +22,8 @@ TAKEN = (
     ' hunyuan_v1_dense llama mistral mixtral nemotron olmo2 opt phi phi3 qwen2 qwen3 qwen3_moe'
     ' seed_oss smollm3 stablelm starcoder2'
 ).split()
+
+PADDING = 99
 
 
 def network_of(family, **settings):
@@ -37,6 +39,33 @@ def test_families_that_are_taken(family):
         found = [difference for difference, _ in probe.differences(network)]
     assert len(found) == 5 and max(found) < 1e-5
     assert_gradients_ignore_padding(network)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('family', TAKEN)
+def test_responses_that_fill_a_row_beyond_the_window_are_as_if_alone(family):
+    """Also beyond the model's positions: GPT-Neo limits attention by columns."""
+    network = network_of(family, sliding_window=16, window_size=16, use_sliding_window=True)
+    prompt, responses = torch.arange(8).unsqueeze(0), torch.arange(96).reshape(1, 16, 6) % N_VOCAB
+    states = BlockInputs([1])
+    together = network.completion_hidden(prompt, responses, PADDING, states)
+    for number, response in enumerate(responses[0]):
+        own = BlockInputs([1])
+        row = torch.cat([prompt[0], response]).unsqueeze(0)
+        columns = torch.arange(7, 14)
+        alone = network.hidden(row, None, None, columns, own)
+        torch.testing.assert_close(together[:, number], alone, rtol=1e-4, atol=1e-5)
+        kept = states.states[1].unflatten(1, (16, 7))[:, number]
+        torch.testing.assert_close(kept, own.states[1], rtol=1e-4, atol=1e-5)
+
+
+def test_heads_read_what_the_output_layer_reads():
+    """OPT-350m projects it to another width than that of its blocks."""
+    network = network_of('opt', word_embed_proj_dim=16)
+    with torch.no_grad():
+        assert max(difference for difference, _ in probe.differences(network)) < 1e-5
+    h = network.hidden(torch.arange(6).reshape(1, 6))
+    assert h.shape == (1, 6, 16) and network.heads['value'](h).shape == (1, 6)
 
 
 def assert_gradients_ignore_padding(network):
@@ -111,6 +140,14 @@ def test_families_without_attention_are_refused(family, tmp_path):
     storage.write_json(str(tmp_path / 'config.json'), {'model_type': family})
     refused = f'models of the family {family} are not supported: they have'
     with pytest.raises(UserError, match=refused):
+        trained_models.architecture_of(str(tmp_path), N_VOCAB).sizes()
+
+
+def test_a_model_of_more_than_texts_is_named(tmp_path):
+    config = {'model_type': 'gemma3', 'text_config': {'num_hidden_layers': 2}}
+    storage.write_json(str(tmp_path / 'config.json'), config)
+    told = r'is of a model of more than texts \(gemma3\): only .* is taken, as gemma3_text is'
+    with pytest.raises(UserError, match=told):
         trained_models.architecture_of(str(tmp_path), N_VOCAB).sizes()
 
 

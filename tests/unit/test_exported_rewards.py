@@ -64,11 +64,16 @@ def families(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'family, has_constant', [('test', False), ('gpt2', False), ('gpt_neox', False), ('llama', True)]
+    'family, has_constant',
+    [('test', False), ('gpt2', False), ('gpt_neox', False), ('llama', True), ('opt', True)],
 )
 def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family, has_constant):
-    """Of any lengths, padded on the right; a norm without a bias has no place for the constant."""
-    saved = save_reward_model(tmp_path / 'reward_model', families(family))
+    """Of any lengths, padded on the right; a norm without a bias has no place for the constant.
+
+    Nor has a projection, as of OPT-350m.
+    """
+    settings = {'word_embed_proj_dim': 16} if family == 'opt' else {}
+    saved = save_reward_model(tmp_path / 'reward_model', families(family, **settings))
     model = classifier_in(exported(saved.savedir, tmp_path / 'out'))
     n_vocab = saved.encoding.n_vocab
     rows, padded, mask = batch_of(100, min(20, saved.sizes().n_ctx - 1), n_vocab)

@@ -154,9 +154,13 @@ FACTS = [
     ('suffix', 'card', "between 'P\\\\n' and \"'S\""),
     # As in training; a BOS would be part of the prefix.
     ('suffix', 'card', 'generate("P\\nThe beginning of a text\'S", max_new_tokens=40,\n'),
-    ('suffix', 'card', 'temperature=0.7, top_k=0, top_p=1.0, add_special_tokens=False)'),
+    (
+        'suffix',
+        'card',
+        'temperature=0.7, top_k=0, top_p=1.0, repetition_penalty=1.0, add_special_tokens=False)',
+    ),
     ('chat', 'card', "generate([{'role': 'user', 'content': 'A question'}], max_new_tokens=40,\n"),
-    ('chat', 'card', 'temperature=0.7, top_k=0, top_p=1.0)'),
+    ('chat', 'card', 'temperature=0.7, top_k=0, top_p=1.0, repetition_penalty=1.0)'),
     ('chat', 'card', 'sampled up to its end'),
     ('chat', 'reward card', 'dialogue'),
     ('lora', 'card', 'rank 8 (LoRA) learned'),

@@ -86,6 +86,12 @@ def _config_of(content: Any, path: str) -> Any:
         raise UserError(
             f'{path}: {config.model_type} is not a causal language model of transformers'
         )
+    text = config.get_text_config()
+    if text is not config:
+        raise UserError(
+            f'{path} is of a model of more than texts ({config.model_type}): only a model of texts'
+            f' alone is taken, as {text.model_type} is; use one that was published as such'
+        )
     if not getattr(config, 'num_attention_heads', None):
         raise UserError(
             f'{path}: models of the family {config.model_type} are not supported: they have no'

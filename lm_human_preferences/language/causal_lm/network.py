@@ -63,6 +63,7 @@ class TransformersNetwork(Network):
         self.takes_rows: bool | None = None if rows.prepare(causal_lm) else False
         # Whether its last layer can then go on with the tokens whose outputs are read.
         self.leaves_out_unread = True
+        self._takes_rows_of: dict[int, bool] = {}  # by the number of columns
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
         self.constants = frozenset(constants)
         self.add_heads(scalar_heads)
@@ -130,6 +131,33 @@ class TransformersNetwork(Network):
         if len(layer.weight) == n_vocab:
             return layer.weight, layer.bias
         return layer.weight[:n_vocab], None if layer.bias is None else layer.bias[:n_vocab]
+
+    def takes_row_of(self, columns: int) -> bool:
+        """Return whether completions may share a row: see Network.
+
+        By rows, attention is ours. Families like GPT-Neo limit their own by columns, whatever the
+        positions are.
+        """
+        if columns <= self.sizes.n_ctx or self._computes_by_rows():
+            return True
+        if columns not in self._takes_rows_of:
+            self._takes_rows_of[columns] = self._is_exact_in_row_of(columns)
+        return self._takes_rows_of[columns]
+
+    @torch.no_grad()
+    def _is_exact_in_row_of(self, columns: int) -> bool:
+        """Return whether a completion at the end of so long a row is as if it stood alone."""
+        n_vocab = self.sizes.n_vocab
+        prompt = torch.arange(2).unsqueeze(0) % n_vocab
+        completions = torch.arange(columns - 2).view(1, -1, 1) % n_vocab
+        self._takes_rows_of[columns] = True  # for the first of these two
+        try:
+            with precision.plain():
+                together = self.last_hidden(prompt, completions, n_vocab)[:, -1]
+                alone = self.last_hidden(prompt, completions[:, -1:], n_vocab)[:, 0]
+        except Exception:  # whatever a family's own code raises for what it does not know
+            return False
+        return bool((together - alone).abs().max() <= ROWS_TOLERANCE * alone.abs().max())
 
     def _computes_by_rows(self) -> bool:
         if self.takes_rows is None:
