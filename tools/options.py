@@ -158,7 +158,7 @@ def _datasets() -> str:
 def _row(name: str, field: dataclasses.Field) -> str:
     default = option_help.default_text(field)
     shown = 'required' if default is None else f'`{default}`'
-    text = option_help.help_text(field).replace('|', r'\|')
+    text = field.metadata['help'].replace('|', r'\|')
     return f'| `--{name}` | {shown} | {text} |'
 
 

@@ -2,13 +2,14 @@
 
 import ast
 import contextlib
-import difflib
 import os
 import re
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from typing import Any
+
+import click
 
 from lm_human_preferences import shell
 from lm_human_preferences.errors import UserError
@@ -18,16 +19,12 @@ from lm_human_preferences.utils.hyperparams import (
     group_class,
     members,
     parse,
-    renamed,
 )
 
 _SWITCHES = {
     **dict.fromkeys(('on', 't', 'true'), 'on'),
     **dict.fromkeys(('off', 'f', 'false', 'none', ''), 'off'),
 }
-# Likeness from which on one word may be meant by another: of words, and of names of options.
-_ALIKE, _ALMOST = 0.66, 0.8
-_SPELT_OUT = {'lr': 'learning_rate', 'noptepochs': 'epochs', 'lam': 'lambda'}
 Fields = Mapping[str, Field]
 Given = dict[str, str | tuple[str, ...]]
 
@@ -40,13 +37,11 @@ def read_words(
     *,
     rest: str | None = None,
     example: str = '',
-    elsewhere: Mapping[str, Sequence[str]] | None = None,
 ) -> Given:
     """Return {name: text, or texts if repeatable} in the order of a command's words; or UserError.
 
     arguments: {name: name shown} of what has to be given, by position or as `--name`; positionals:
     options that may follow by position; rest: the argument that takes all words that are left.
-    elsewhere: {option: other commands that have it}.
     """
     given: Given = {}
     by_position: list[tuple[str, str | None]] = []
@@ -63,7 +58,7 @@ def read_words(
             bare_flag = None
             continue
         name, equals, text = word[2:].partition('=')
-        key, negated = _known(name, fields, arguments, not equals, elsewhere or {})
+        key, negated = _known(name, fields, arguments, not equals)
         waiting = len(words)
         if negated:
             text = 'False'
@@ -131,62 +126,17 @@ def _converts(key: str, field: Field, word: str) -> bool:
 
 
 def _known(
-    name: str,
-    fields: Fields,
-    arguments: Mapping[str, str],
-    may_negate: bool,
-    elsewhere: Mapping[str, Sequence[str]],
+    name: str, fields: Fields, arguments: Mapping[str, str], may_negate: bool
 ) -> tuple[str, bool]:
     """Return the option of that `name`, and whether a `no` before it switches it off."""
     key = name.replace('-', '_')
-    former_names = renamed(fields)
-    current = former_names.get(key, key)
-    if current in fields or current in arguments:
-        return current, False
-    if may_negate and key.startswith('no'):
-        flag = key.removeprefix('no')
-        flag = former_names.get(flag, flag)
-        if flag in fields and _is_flag(fields[flag]):
-            return flag, True
-    names = {**{key: key for key in fields}, **former_names}
-    meant = _with_the_same_end(key, names)
-    if meant is None and key in elsewhere:
-        raise UserError(f'no such option: --{name}, which is one of {" and ".join(elsewhere[key])}')
-    meant = meant or _spelt_alike(key, names)
-    raise UserError(f'no such option: --{name}' + (f' (did you mean --{meant}?)' if meant else ''))
-
-
-def did_you_mean(word: str, choices: Collection[str]) -> str:
-    """Return a hint for an error message: the choice that is spelt like `word`, or nothing."""
-    close = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=_ALIKE)
-    return f' (did you mean {close[0]}?)' if close else ''
-
-
-def _with_the_same_end(key: str, names: Mapping[str, str]) -> str | None:
-    """Return the option of {name: option} whose name ends in `key`, or in whose name `key` ends."""
-    found = [name for name in names if name.endswith(f'.{key}') or key.endswith(f'.{name}')]
-    return names[min(found, key=len)] if found else None
-
-
-def _spelt_alike(key: str, names: Mapping[str, str]) -> str | None:
-    """Return the option that an unknown dotted name may mean; names: see `_with_the_same_end`."""
-    group, _, leaf = key.rpartition('.')
-    text = key.replace('.', '_')
-    same_leaf = [name for name in names if name.endswith(f'.{leaf}')]
-    options = {}  # by the text that is compared
-    near = []  # texts of which less likeness is enough: parts of names, and names that go on
-    for name in sorted(same_leaf or names, key=len):
-        its_group, _, its_leaf = name.rpartition('.')
-        for word in (its_leaf, _SPELT_OUT.get(its_leaf, its_leaf)):
-            whole = f'{its_group}_{word}'.replace('.', '_')
-            compared = (whole,) if group else (whole, word)
-            for each in compared:
-                options.setdefault(each, names[name])
-            if not group or whole.startswith(text):
-                near.append(compared[-1])
-    close = difflib.get_close_matches(text, options, n=1, cutoff=0 if same_leaf else _ALMOST)
-    close = close or difflib.get_close_matches(text, near, n=1, cutoff=_ALIKE)
-    return options[close[0]] if close else None
+    if key in fields or key in arguments:
+        return key, False
+    flag = key.removeprefix('no')
+    if may_negate and key != flag and flag in fields and _is_flag(fields[flag]):
+        return flag, True
+    known = [f'--{option}' for option in (*fields, *arguments)]
+    raise click.NoSuchOption(f'--{name}', possibilities=known)
 
 
 def _is_flag(field: Field) -> bool:

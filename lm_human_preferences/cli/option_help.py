@@ -70,15 +70,6 @@ def value_text(field: dataclasses.Field) -> str:
     return '|'.join(choices(field) or [_TYPES[ty] for ty in members(field.type)])
 
 
-def help_text(field: dataclasses.Field) -> str:
-    """Return the help text of an option, with its other names if it has any."""
-    text = field.metadata['help'] or ''
-    for kind in ('formerly', 'also'):
-        if other := field.metadata.get(kind):
-            text += f' ({kind} called {other})'
-    return text
-
-
 def default_text(field: dataclasses.Field) -> str | None:
     """Return the default as text; None for a required option."""
     if field.default is None and types.NoneType not in members(field.type):

@@ -56,8 +56,10 @@ class Program(click.Group):
         except UserError as e:
             _fail(str(e))
         except (click.NoSuchCommand, click.NoSuchOption) as e:
-            # An unknown option after the command is reported by arguments.py.
             told = e.format_message()
+            is_of_a_command = e.ctx is None
+            if is_of_a_command:
+                _fail(told)
             if args[0] in OTHER_SCRIPTS and args[0] not in self.commands:
                 told += f' It is one of {OTHER_SCRIPTS[args[0]]}.'
             _fail(f'{told} The command comes first: {", ".join(self.commands)}')
@@ -147,7 +149,6 @@ class Command(click.Command):
             self.positionals,
             rest=self.rest,
             example=self.example,
-            elsewhere=_options_of_all(ctx),
         )
         return []
 
@@ -200,23 +201,13 @@ class Command(click.Command):
             formatter.write_dl(list(records.values()))
 
 
-def _options_of_all(ctx: click.Context) -> dict[str, list[str]]:
-    """Return {option: the commands that have it} of the whole program."""
-    program = ctx.parent.command if ctx.parent is not None else None
-    found: dict[str, list[str]] = {}
-    for name, command in program.commands.items() if isinstance(program, Program) else ():
-        for key in command.fields if isinstance(command, Command) else ():
-            found.setdefault(key, []).append(name)
-    return found
-
-
 def _click_option(key: str, field: dataclasses.Field) -> click.Option:
     default = option_help.default_text(field)
     remark = '[required]' if default is None else f'[default:{_UNBROKEN}{default}]'
     return click.Option(
         [f'--{key}', _identifier(key)],
         metavar=option_help.value_text(field),
-        help=f'{option_help.help_text(field)}  {remark}',
+        help=f'{field.metadata["help"] or ""}  {remark}',
         shell_complete=completion(option_help.choices(field)),
         hidden=not option_help.is_shown(field),
     )

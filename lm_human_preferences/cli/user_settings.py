@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.cli import option_help
-from lm_human_preferences.cli.arguments import did_you_mean
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import completion, policy_options
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -32,8 +31,7 @@ def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str
     """Return {dotted name: value} of the experiment `name`, which has one trial; or UserError."""
     if name not in experiments:
         raise UserError(
-            f'no experiment {name!r} for {command}: choose from'
-            f' {", ".join(experiments)}{did_you_mean(name, experiments)}'
+            f'no experiment {name!r} for {command}: choose from {", ".join(experiments)}'
         )
     (trial,) = experiments[name]
     binds: dict[str, Any] = {}

@@ -150,7 +150,7 @@ def _export_reward_models(
 def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: bool) -> None:
     """Save the initial model with the head on its hidden states."""
     if is_adapter:
-        raise UserError(f'--as adapter: {directory} is a head on a model as it was; leave it out')
+        raise UserError(f'--form adapter: {directory} is a head on a model as it was; leave it out')
     with warnings_only():
         reward = load_frozen(directory)
     model = reward.reference.trained_model

@@ -166,7 +166,7 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
     if name is None:
         raise UserError(
             f'{directory} has several classes, {listed}: name the one whose log odds are the'
-            f' reward, by --rewards.class, or as {directory}#{names[-1]}'
+            f' reward, by --rewards.class_name, or as {directory}#{names[-1]}'
         )
     if name not in names:
         raise UserError(f'{directory} has no class {name!r:.60}, but {listed}')

@@ -15,7 +15,6 @@ class ExportHParams(hyperparams.HParams):
         'model: all weights, as transformers loads them; adapter: only the adapters of a run with'
         ' --task.policy.lora, as PEFT loads them',
         one_of=('model', 'adapter'),
-        also='as',
     )
 
 

@@ -51,7 +51,6 @@ class RewardHParams(hyperparams.HParams):
         None,
         'of a trained_model that is a classifier with several classes: the one whose log odds are'
         ' the reward',
-        also='class',
     )
 
     function: str | None = own_option(

@@ -82,7 +82,7 @@ def reward_model_dir(path: str) -> str:
         raise OptionError(
             '--rewards.trained_model',
             f'{path} is an adapter, which no reward is read from: merge it into its classifier'
-            " (PEFT's merge_and_unload; `export` without --as adapter) and give that",
+            " (PEFT's merge_and_unload; `export` without --form adapter) and give that",
         )
     advice = f'train one with {shell.typed("./launch.py train_reward")}'
     policy = storage.join(path, run_files.POLICY.network)

@@ -50,8 +50,6 @@ class Marks(TypedDict, total=False):
     lasting: bool
     of_command: bool
     path: bool
-    formerly: str
-    also: str
 
 
 def option(
@@ -68,8 +66,7 @@ def option(
     reads. lasting: False for an option of this start of the program only, which a resumed run does
     not go on with. of_command: True for an option of a whole command, which a training that is part
     of another command does not have. path: True where a typed value may begin with ~ for a home
-    directory. formerly, also: another name that is read and never written; groups cannot be
-    renamed.
+    directory.
     """
     metadata = {'help': help, 'ours': ours, **marks}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
@@ -135,7 +132,6 @@ class HParams:
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
         """Override from {'x.y': 1}; 'on' makes a fresh group; AttributeError in one that is off."""
-        flat_dict = {self._current(key): value for key, value in flat_dict.items()}
         groups = {key: group_class(self._field(key).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -167,9 +163,8 @@ class HParams:
 
         keep_unknown: names that no field has become `unknown`; otherwise they are errors.
         """
-        for key, value in nested_dict.items():
-            name = self._current(key)
-            if keep_unknown and not self.has(key):
+        for name, value in nested_dict.items():
+            if keep_unknown and not self.has(name):
                 self.unknown = {**self.unknown, name: value}
                 continue
             group = group_class(self._field(name).type)
@@ -263,16 +258,12 @@ class HParams:
                 value.check_values()
 
     def has(self, key: str) -> bool:
-        """Return whether a dotted name is that of a setting or group, or a former one."""
-        return self._current(key) in fields(type(self))
-
-    def _current(self, key: str) -> str:
-        """Return the present name of the field `key`, which may be a former one."""
-        return _former_names(type(self)).get(key, key)
+        """Return whether a dotted name is that of a setting or group."""
+        return key in fields(type(self))
 
     def _field(self, key: str) -> dataclasses.Field:
         try:
-            return fields(type(self))[self._current(key)]
+            return fields(type(self))[key]
         except KeyError:
             raise UnknownFieldError(
                 f'{type(self).__module__}.{type(self).__name__} has no field {key!r}'
@@ -311,21 +302,6 @@ def fields(cls: type[HParams]) -> dict[str, dataclasses.Field]:
             for key, field in fields(group).items():
                 by_name[f'{f.name}.{key}'] = field
     return by_name
-
-
-@functools.cache
-def _former_names(cls: type[HParams]) -> dict[str, str]:
-    return renamed(fields(cls))
-
-
-def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
-    """Return {other dotted name: the one that is written} of fields {dotted name: field}."""
-    names = {}
-    for name, field in fields.items():
-        for kind in ('formerly', 'also'):
-            if other := field.metadata.get(kind):
-                names[name.removesuffix(field.name) + other] = name
-    return names
 
 
 def is_of_another_command(name: str, field: dataclasses.Field) -> bool:

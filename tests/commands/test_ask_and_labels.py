@@ -182,7 +182,7 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     def error(line):
         return error_of(invoke(f'ask {line}'))
 
-    assert 'did you mean test?' in error(f'tests {tmp_path}/f')
+    assert "no experiment 'tests' for ask" in error(f'tests {tmp_path}/f')
     assert '--policy or --against' in error(f'test {tmp_path}/f --policy {tmp_path}/none')
     assert 'name another policy' in error(f'test {tmp_path}/f --against initial')
     assert 'cannot share equally' in error(

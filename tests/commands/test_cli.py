@@ -210,17 +210,15 @@ train_policy --name nm
 export /tmp/save/train_policy/first
     OUTPUT_DIR missing; example: ./launch.py export /tmp/save/train_policy/first ./my-policy
 train_policy sentimnt nm
-    no experiment 'sentimnt' for train_policy: choose from {NAMES} (did you mean sentiment?)
+    no experiment 'sentimnt' for train_policy: choose from {NAMES}
 train_policy sentiment nm --ppo-lr=1
-    no such option: --ppo-lr (did you mean --ppo.lr?)
+    No such option '--ppo-lr'. (Did you mean one of: '--ppo.cliprange', '--ppo.lam', '--ppo.lr'?)
 train_policy sentiment nm --noppo.whiten_rewards=true
-    no such option: --noppo.whiten_rewards (did you mean --ppo.whiten_rewards?)
-train_policy sentiment nm --task.temperature 1
-    no such option: --task.temperature (did you mean --task.policy.temperature?)
-train_policy sentiment nm --run.andom off
-    no such option: --run.andom (did you mean --run.on_anomaly?)
-train_policy sentiment nm --xyz
-    no such option: --xyz
+    No such option '--noppo.whiten_rewards'. Did you mean '--ppo.whiten_rewards'?
+train_policy sentiment nm --temperature 1
+    No such option '--temperature'. Did you mean '--task.policy.temperature'?
+train_policy sentiment nm --wxyz
+    No such option '--wxyz'.
 train_policy sentiment nm -ppo.lr=1e-6
     -ppo.lr=1e-6: options begin with two dashes: --ppo.lr=1e-6
 train_policy sentiment nm False 1 local /s more

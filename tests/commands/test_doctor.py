@@ -153,7 +153,10 @@ def test_the_hub(hub_server, monkeypatch):
 @pytest.mark.parametrize(
     'change, said',
     [
-        (('STEP', ['train_policy', 'test', 'x', '--ppo.nosuch=1']), 'no such option: --ppo.nosu'),
+        (
+            ('STEP', ['train_policy', 'test', 'x', '--ppo.nosuch=1']),
+            "No such option '--ppo.nosuch'",
+        ),
         (('PATIENCE', 0.01), 'not done after 0.01 s'),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_wrong_option_is_told_once(name, request, tmp_path):
     by_signal = {128 + signal.SIGTERM} if name.startswith('srun') else set()
     assert run.returncode in {2} | by_signal
     errors = [line for line in run.stderr.splitlines() if line.startswith('error: ')]
-    assert errors == ['error: no such option: --ppo.batch (did you mean --ppo.batch_size?)']
+    assert len(errors) == 1 and errors[0].startswith("error: No such option '--ppo.batch'. ")
 
 
 def on_this_machine(script, directory):
@@ -96,9 +96,9 @@ def test_torchrun_tells_a_wrong_option_once(tmp_path):
     failed = Launch(tmp_path, '--ppo.batch=8', started_by=TORCHRUN)
     assert failed.wait() == 1
     lines = failed.errors().splitlines()
-    told = 'no such option: --ppo.batch (did you mean --ppo.batch_size?)'
-    assert lines.count(f'error: {told}') == 1
-    assert lines.count(f'  traceback : {told}') == 1
+    told = "No such option '--ppo.batch'. "
+    assert sum(line.startswith(f'error: {told}') for line in lines) == 1
+    assert sum(line.startswith(f'  traceback : {told}') for line in lines) == 1
     assert re.search(r'exitcode  : 2 \(pid: \d+\)', failed.errors())
 
 

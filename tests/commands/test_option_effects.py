@@ -72,20 +72,13 @@ def test_all_labels_may_be_asked_for_while_they_are_collected():
 def test_options_of_the_command_are_no_options_of_the_reward_model_in_it(option):
     name = option.split()[0]
     error = error_of(invoke(f'train_policy test run --{NEW}.{option}'))
-    assert error == f'no such option: --{NEW}.{name} (did you mean --{name}?)'
+    assert error.startswith(f"No such option '--{NEW}.{name}'.")
 
 
-@pytest.mark.parametrize(
-    'words, fact',
-    [
-        ('train_reward test run --run.evaluate on', 'is one of train_policy and resume'),
-        ('resume /somewhere --run.save_dir /q', 'is one of train_reward and train_policy'),
-        ('train_reward test run --labels.num_train 64 --labels.too_long cut', 'holds no texts, '),
-    ],
-)
-def test_an_option_in_the_wrong_place_says_where_it_belongs(words, fact):
+def test_an_option_of_texts_is_refused_for_labels_without_any():
+    words = 'train_reward test run --labels.num_train 64 --labels.too_long cut'
     told = error_of(invoke(words))
-    assert words.split(' --')[-1].split()[0] in told and fact in told
+    assert '--labels.too_long' in told and 'holds no texts, ' in told
 
 
 def test_the_directory_of_a_new_reward_model_is_not_its_own_and_the_command_says_so(monkeypatch):

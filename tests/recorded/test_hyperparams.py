@@ -310,9 +310,21 @@ def test_batches_that_ranks_cannot_share(settings, ranks, fact):
     assert str(caught.value).startswith(f'--{option} {value} ') and fact in str(caught.value)
 
 
+@dataclass
+class Inner(hyperparams.HParams):
+    flag: bool = option(False, 'a flag')
+
+
+@dataclass
+class Counts(hyperparams.HParams):
+    count: int = option(0, 'a number')
+    inner: Inner = field(default_factory=Inner)
+    group: Inner | None = option(None, 'a group that may be off')
+
+
 def test_dump_goes_where_standard_output_goes(capsys):
     """Original-defects 36: it was bound when the module was imported."""
-    hyperparams.dump(Renamed(count=2), name='counts')
+    hyperparams.dump(Counts(count=2), name='counts')
     assert capsys.readouterr().out == (
         'counts:\n  count: 2\n  group: None\n  inner:\n    flag: False\n'
     )
@@ -328,38 +340,6 @@ def test_every_leaf_has_a_line_of_help(cls):
     for key, known in fields(cls).items():
         if not group_class(known.type) or known.default is None:
             assert 3 < len(known.metadata['help']) < 120, key
-
-
-@dataclass
-class Inner(hyperparams.HParams):
-    flag: bool = option(False, 'a flag', formerly='switch')
-
-
-@dataclass
-class Renamed(hyperparams.HParams):
-    count: int = option(0, 'a number', formerly='number')
-    inner: Inner = field(default_factory=Inner)
-    group: Inner | None = option(None, 'a group that may be off')
-
-
-@pytest.mark.parametrize(
-    'method, overrides',
-    [
-        (
-            'override_from_dict',
-            {'number': 3, 'inner.switch': True, 'group': 'on', 'group.switch': True},
-        ),
-        (
-            'override_from_nested_dict',
-            {'number': 3, 'inner': {'switch': True}, 'group': {'switch': True}},
-        ),
-    ],
-)
-def test_former_names_are_understood_and_not_written(method, overrides):
-    hparams = Renamed()
-    getattr(hparams, method)(overrides)
-    flag = {'flag': True}
-    assert hparams.to_nested_dict() == {'count': 3, 'inner': flag, 'group': flag}
 
 
 def option_classes():

@@ -169,8 +169,8 @@ def test_embeddings_may_be_trained_in_full(model, tmp_path):
     (name,) = (name for name in own if 'lora' not in name and 'heads' not in name)
     assert re.fullmatch(IN_FULL, name.removesuffix('.weight'))
     assert not torch.equal(own[name], begun.get_parameter(name))
-    refused = error_of(invoke(f'export {tmp_path}/run {tmp_path}/adapter --as adapter'))
-    assert 'was trained in full; an export without --as' in refused
+    refused = error_of(invoke(f'export {tmp_path}/run {tmp_path}/adapter --form adapter'))
+    assert 'was trained in full; an export without --form' in refused
     refused = error_of(invoke(line(model, tmp_path / 'none', '--task.policy.lora.full nothing')))
     assert refused == '--task.policy.lora.full nothing matches no module'
 
@@ -366,7 +366,7 @@ def test_peft_loads_an_exported_reward_model(model, trained, tmp_path):
     import peft  # takes seconds
     from transformers import AutoModelForSequenceClassification
 
-    succeed(f'export {trained}/reward_model {tmp_path}/out --as adapter')
+    succeed(f'export {trained}/reward_model {tmp_path}/out --form adapter')
     base = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / 'out')
     scorer = TrainedRewardModel(str(trained), TrainedModel(str(model)).encoding)
@@ -493,7 +493,7 @@ def assert_peft_gives_the_policy(run, out, atol=1e-5):
     import peft  # takes seconds
     from transformers import AutoModelForCausalLM
 
-    succeed(f'export {run} {out} --as adapter')
+    succeed(f'export {run} {out} --form adapter')
     config = json.loads((out / 'adapter_config.json').read_text())
     assert config['revision'] is None
     base = AutoModelForCausalLM.from_pretrained(config['base_model_name_or_path'])

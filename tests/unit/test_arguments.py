@@ -19,7 +19,6 @@ class Options(hyperparams.HParams):
     flag: bool = option(False, 'a flag')
     n: int = option(0, 'a number')
     text: str = option('', 'a text')
-    current: bool = option(False, 'a flag with another name than before', formerly='old_name')
 
 
 @pytest.mark.parametrize(
@@ -36,8 +35,6 @@ class Options(hyperparams.HParams):
         ('--text -x a', {'text': '-x'}),
         ('--text=--n a', {'text': '--n'}),
         ('--n=1 --n=2 a', {'n': '2'}),
-        ('--old_name a', {'current': 'True'}),
-        ('--old_name t --current f a', {'current': 'f'}),
         ('-5', {'arg': '-5'}),
     ],
 )
@@ -46,41 +43,6 @@ def test_words(words, given):
         words.split(), hyperparams.fields(Options), {'arg': 'ARG'}, ('flag', 'n')
     )
     assert read == {'arg': 'a', **given}
-
-
-NAMES = (
-    'ppo.batch_size',
-    'ppo.lr',
-    'ppo.lam',
-    'run.log_interval',
-    'task.log_internals',
-    'rewards.train_new_model.rollout_batch_size',
-    'seed',
-)
-
-
-@pytest.mark.parametrize(
-    'name, meant',
-    [
-        ('batchsize', 'ppo.batch_size'),  # the group is left out
-        ('log_intervals', 'run.log_interval'),  # the likest of two
-        ('tsk.log_intervals', 'task.log_internals'),
-        ('qqq.log_intervals', None),  # another group
-        ('qqq.batch_size', 'ppo.batch_size'),  # but the very name
-        ('run_log_intervall', 'run.log_interval'),  # nearly the same as a whole
-        ('ppo.lambda', 'ppo.lam'),
-        ('rollout_batch_sizes', 'rewards.train_new_model.rollout_batch_size'),  # and no shorter one
-        ('ppo.batch', 'ppo.batch_size'),  # the beginning of a name
-        ('ppo.b', None),
-        ('sede', 'seed'),
-    ],
-)
-def test_what_an_unknown_option_may_have_meant(name, meant):
-    fields = dict.fromkeys(NAMES, hyperparams.fields(Options)['n'])
-    with pytest.raises(UserError) as caught:
-        arguments.read_words([f'--{name}', '1'], fields, {}, ())
-    hint = f' (did you mean --{meant}?)' if meant else ''
-    assert str(caught.value) == f'no such option: --{name}{hint}'
 
 
 def test_a_file_whose_name_begins_with_a_dash_is_not_taken_for_an_option(tmp_path, monkeypatch):

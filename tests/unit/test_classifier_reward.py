@@ -206,7 +206,7 @@ def train(folder, *words):
 
 
 def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
-    words = (f'--rewards.trained_model={classes}', '--rewards.class=good')
+    words = (f'--rewards.trained_model={classes}', '--rewards.class_name=good')
     told = last_error_of(train(tmp_path, words[0]))
     assert told.startswith(f'{classes} has several classes, bad, good: name the one')
     result = train(tmp_path, *words)

@@ -279,11 +279,11 @@ def write(
     of_base = read(saved.savedir)
     options = None if of_base is None else of_base.options(scope)
     if of_base is None or options is None:
-        raise UserError(f'--as adapter: {saved.name} was not trained with --task.policy.lora on')
+        raise UserError(f'--form adapter: {saved.name} was not trained with --task.policy.lora on')
     if options.full is not None:
         raise UserError(
-            f'--as adapter: {options.full} of {saved.name} was trained in full; an export without'
-            ' --as is a whole model'
+            f'--form adapter: {options.full} of {saved.name} was trained in full; an export without'
+            ' --form is a whole model'
         )
     network = saved.create([])
     names = {name for name, _ in network.named_parameters()}
