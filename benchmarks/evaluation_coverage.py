@@ -10,10 +10,7 @@ same KL on each query all the same, which is not the best use of it, so its shar
 
 exact: the same of normal rewards that are spread, where all responses are enumerated.
 
-best: best of 4, 16 and 64, from samples of both models.
-
-trust: percent of the trials that trust a reward by a judge that knows nothing of it, that see a
-fall of one that never falls, and that find one that falls beyond a KL of .5.
+best: best of 4 and 16, from samples of both models.
 """
 
 from __future__ import annotations
@@ -214,10 +211,10 @@ def truth_of_best(kind: str, n: int) -> dict[str, float]:
 def best(trials: int, rng: np.random.Generator) -> None:
     trials, kinds = min(trials, 200), ('normal', 'exponential', '0/1')
     print(f'{trials} trials, of 200 queries half\n')
-    heads = [f'{name} of {n}' for n in (4, 16, 64) for name in ('reward', 'KL', 'share', 'bias')]
+    heads = [f'{name} of {n}' for n in report.BEST_OF for name in ('reward', 'KL', 'share', 'bias')]
     print_heads('rewards', 'samples', 'queries', *heads)
     for kind, samples, queries in itertools.product(kinds, SAMPLES, QUERIES):
-        truth = {f'best_of_{n}': truth_of_best(kind, n) for n in (4, 16, 64)}
+        truth = {f'best_of_{n}': truth_of_best(kind, n) for n in report.BEST_OF}
         draws = []
         for _ in range(max(1, trials // (2 if queries == QUERIES[-1] else 1))):
             drawn = (normal if kind == 'normal' else skewed)(kind, queries, samples, rng)
@@ -231,21 +228,3 @@ def best(trials: int, rng: np.random.Generator) -> None:
             if number.endswith('share'):
                 row.append(f'{100 * np.mean(errors):+.2f}' if errors else '-')
         print_row(kind, samples, queries, *row)
-
-
-def trust(trials: int, rng: np.random.Generator) -> None:
-    trials, samples = min(trials, 200), 512
-    print(f'{trials} trials, {samples} samples of the reference\n')
-    print_heads('queries', 'knows nothing: trusted', 'never falls: fall seen', 'falls: seen')
-    for queries in (3, 10, 30):
-        counts = np.zeros(3)
-        for _ in range(trials):
-            rewards, noise = torch.from_numpy(rng.standard_normal((2, queries, samples)))
-            uniform, _ = optimum.mixture(torch.zeros_like(rewards))
-            bent = rewards - 4 * (rewards - 1).clamp(min=0)
-            for kind, judge in enumerate((noise, rewards + noise, 2 * bent + noise)):
-                curve = comparison.own_optimum(uniform, rewards, judge, exact=False)
-                assert curve is not None
-                fall = curve['trusted_up_to'] is not None
-                counts[kind] += curve['rises'] if kind == 0 else fall
-        print_row(queries, *(f'{100 * count / trials:.1f}' for count in counts))

@@ -40,7 +40,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from evaluation_coverage import best, evaluation, exact, percent, print_heads, print_row, trust
+from evaluation_coverage import best, evaluation, exact, percent, print_heads, print_row
 
 from lm_human_preferences.evaluation import report
 from lm_human_preferences.labels.report.agreement import (
@@ -193,7 +193,6 @@ SECTIONS = {
     'evaluation': evaluation,
     'exact': exact,
     'best': best,
-    'trust': trust,
 }
 
 

@@ -1,7 +1,6 @@
 """Policy, reference and best of n beside a frontier; tensors are (queries,), float64."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +11,6 @@ from lm_human_preferences.utils import student
 
 WIDEST_SHARE = 0.5  # half of a 95 % interval; a wider one says nothing
 MOST_REPEATS = 0.5  # of one response among the policy's samples to a query
-# Of a t test for each fall from the highest point of a curve: of all falls on a curve that only
-# rises, one in fifty is then taken for a turn, see benchmarks/interval_coverage.py.
-SURE_OF_A_TURN = 0.995
 
 Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}}
 
@@ -261,28 +257,18 @@ def _with_spread(
 
 
 def own_optimum(
-    ref_logprobs: torch.Tensor,
-    rewards: torch.Tensor,
-    judge: torch.Tensor,
-    *,
-    exact: bool,
-    with_errors: bool = False,
-) -> dict[str, Any] | None:
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, *, exact: bool
+) -> dict[str, list[float]] | None:
     """Return KLs and rewards by `judge` of the best policies for `rewards`, for JSON.
 
     ref_logprobs, rewards, judge: (queries, responses). Where these are samples, also standard
-    errors and effective samples. with_errors: whether the queries alone are a sample. 'rises':
-    whether the judge clearly rises where the KL begins to. 'trusted_up_to' is the KL with the
-    highest reward by `judge`; None where it does not clearly fall beyond. 'least_fall': one that
-    would have been clear; None without errors. No curve, but None, if all responses to a query are
-    equally good.
+    errors and effective samples. No curve, but None, if all responses to a query are equally good.
     """
     betas = optimum.beta_grid(rewards).tolist()
     if betas[0] == 0:
         return None
     names = ['kl', 'reward'] if exact else ['kl', 'reward', 'standard_errors', 'effective_samples']
-    curve: dict[str, Any] = {name: [] for name in names}
-    of_queries = []  # where there are samples enough
+    curve: dict[str, list[float]] = {name: [] for name in names}
     for beta in betas:
         kl, reward = optimum.judged(ref_logprobs, rewards, judge, beta)
         curve['kl'].append(kl.mean().item())
@@ -291,44 +277,7 @@ def own_optimum(
             effective = optimum.effective_samples(ref_logprobs, rewards, beta)
             curve['standard_errors'].append(optimum.standard_error(reward).item())
             curve['effective_samples'].append(effective)
-            if min(curve['effective_samples']) < report.FEW_SAMPLES:
-                continue  # also where they are enough again, near the policy, beyond a gap
-        of_queries.append(reward)
-    rounding = ROUNDING * judge.abs().max().item()
-
-    def clear(values: torch.Tensor, probability: float) -> float:
-        """Return the mean above which one of `values (queries,)` is not noise."""
-        if exact and not with_errors:
-            return rounding
-        times = student.quantile(len(values) - 1, probability)
-        return max(rounding, times * optimum.standard_error(values).item())
-
-    # The slope of the judge in 1 / beta where the KL is 0, as of every mean under pi*.
-    slope = optimum.expected(ref_logprobs, rewards.double() * judge)
-    slope -= optimum.expected(ref_logprobs, rewards) * optimum.expected(ref_logprobs, judge)
-    slope /= betas[0] * 10**1.5  # the deviation of the rewards, see beta_grid
-    curve['rises'] = slope.mean().item() > clear(slope, student.UPPER_95)
-    best, least = _turn(of_queries, lambda fall: clear(fall, SURE_OF_A_TURN))
-    curve['least_fall'] = least if with_errors or not exact else None
-    curve['trusted_up_to'] = None
-    if curve['rises'] and best is not None:
-        high, low = betas[max(best - 1, 0)], betas[best + 1]
-        curve['trusted_up_to'] = optimum.trusted_kl(ref_logprobs, rewards, judge, low, high)
     return curve
-
-
-def _turn(
-    rewards: list[torch.Tensor], clear: Callable[[torch.Tensor], float]
-) -> tuple[int | None, float]:
-    """Return the index of the highest mean before the first clear fall, and the least clear one."""
-    best = 0
-    for index, reward in enumerate(rewards):
-        fall = rewards[best] - reward
-        if fall.mean() > clear(fall):
-            return best, clear(fall)
-        if fall.mean() < 0:
-            best = index
-    return None, max([clear(reward - rewards[-1]) for reward in rewards], default=math.inf)
 
 
 def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]:

@@ -307,9 +307,7 @@ def measure(
             'frontier': _frontier(responses.ref_logprobs, scores, exact),
         }
         if chooser is not None:
-            curve = comparison.own_optimum(
-                responses.ref_logprobs, chooser, scores, exact=exact, with_errors=with_errors
-            )
+            curve = comparison.own_optimum(responses.ref_logprobs, chooser, scores, exact=exact)
             if curve is not None:
                 results['rewards'][name][report.OWN_OPTIMUM] = curve
     return results

@@ -88,25 +88,6 @@ def judged(
     return torch.stack(results, dim=1)
 
 
-def trusted_kl(
-    ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, low: float, high: float
-) -> float:
-    """Return the mean KL where pi* for `rewards` is best by `judge`, between two betas."""
-
-    def reward_at(log_beta: float) -> float:
-        return judged(ref_logprobs, rewards, judge, math.exp(log_beta))[1].mean().item()
-
-    below, above = math.log(low), math.log(high)
-    for _ in range(12):
-        third = (above - below) / 3
-        if reward_at(below + third) > reward_at(above - third):
-            above -= third
-        else:
-            below += third
-    kl, _ = judged(ref_logprobs, rewards, judge, math.exp((below + above) / 2))
-    return kl.mean().item()
-
-
 def beta_grid(rewards: torch.Tensor) -> torch.Tensor:
     """Return decreasing betas, from almost no KL to almost only the best response."""
     return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, 50, dtype=torch.float64)

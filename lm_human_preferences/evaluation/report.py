@@ -10,7 +10,7 @@ import jinja2
 from lm_human_preferences.labels.report.wording import aligned, environment
 from lm_human_preferences.utils import student
 
-BEST_OF = (4, 16, 64)
+BEST_OF = (4, 16)
 JUDGE = 'judge'  # in results, the reward that --judge names
 OWN_OPTIMUM = 'own_optimum'  # curve of a reward that the policy was not trained on
 CURVES = ('frontier', OWN_OPTIMUM)  # entries of a reward that are not points
@@ -166,8 +166,8 @@ def tables(results: dict[str, Any]) -> list[Table]:
 
 
 def _remarks(results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]) -> list[str]:
-    """Return lines about a table: the optimum, the trust in a reward, why there are dashes."""
-    policy, curve, control = points['policy'], points.get(OWN_OPTIMUM), results.get('kl_control')
+    """Return lines about a table: its judge, the optimum, and why there are dashes."""
+    policy, control = points['policy'], results.get('kl_control')
     trained_on = _trained_on(results)
     missed = moved = False
     if 'kl_to_optimum' in policy and policy['kl'] is not None and control is not None:
@@ -179,10 +179,7 @@ def _remarks(results: dict[str, Any], name: str, points: dict[str, dict[str, Any
         'remarks',
         results=results,
         judge=name,
-        trained_on=trained_on,
         policy=policy,
-        curve=curve,
-        seen=0.0 if curve is None else max([0.0, *well_sampled(curve)['kl']]),
         missed=missed,
         moved=moved,
         broken=broken,

@@ -3,10 +3,9 @@
 import dataclasses
 import os
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import LocalComm
@@ -14,11 +13,11 @@ from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.classifier import Classifier
 from lm_human_preferences.external_rewards.texts import TextReward
-from lm_human_preferences.label_types import LabelType, PickBest
+from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFolder
-from lm_human_preferences.labels.held_out import Labels, Rewards, parted, predict, rewards_of
+from lm_human_preferences.labels.held_out import Labels, Rewards, parted, predict
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
@@ -28,9 +27,6 @@ from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.training import precision
 
 BATCH = 64  # labels that are scored at a time
-# Of calibration: groups of responses, by how likely they are to be chosen, and scales to try.
-GROUPS, LEAST_IN_GROUP = 10, 12
-SCALES = torch.logspace(-2, 2, 401)
 
 
 def saved_model(run: str) -> TrainedModel:
@@ -199,44 +195,3 @@ def _answers(folder: LabelFolder, labeller: str) -> list[Answer]:
         for answer in last
         if answer.value is not None and folder.questions[answer.question].kind != GOLD
     ]
-
-
-class Calibration(NamedTuple):
-    """Predicted and observed choices, each the mean of a group of responses."""
-
-    labels: int
-    held_out: bool  # whether the labels were held out of the training
-    scale: float  # by which rewards were multiplied
-    predicted: list[float]
-    observed: list[float]
-
-
-def calibration(folder: LabelFolder, run: str, without: Collection[str]) -> Calibration | None:
-    """Return the calibration of a reward model whose scale is fitted here; None without choices."""
-    label_type = folder.label_type
-    if not isinstance(label_type, PickBest):
-        return None
-    model, _, parts = parts_of(folder, run, without)
-    is_held_out = len(label_type.without_ties(parts['held_out'])['best']) > 0
-    labels = label_type.without_ties(parts['held_out' if is_held_out else 'trained_on'])
-    best = labels['best']
-    if len(best) == 0:
-        return None
-    get_rewards = rewards_by(model)
-    rewards = rewards_of(get_rewards, labels, label_type, BATCH)
-    return Calibration(len(best), is_held_out, *calibrated(rewards, best))
-
-
-def calibrated(rewards: torch.Tensor, best: torch.Tensor) -> tuple[float, list[float], list[float]]:
-    """Return (likeliest scale, predicted, observed) of rewards (labels, n), choices (labels,)."""
-    losses = [F.cross_entropy(scale * rewards, best).item() for scale in SCALES]
-    scale = SCALES[losses.index(min(losses))].item()
-    predicted = torch.softmax(scale * rewards, dim=1)
-    chosen = F.one_hot(best, rewards.shape[1]).float().flatten()
-    order = predicted.flatten().argsort()
-    groups = order.tensor_split(max(1, min(GROUPS, len(order) // LEAST_IN_GROUP)))
-    expected, observed = [], []
-    for group in groups:
-        expected.append(predicted.flatten()[group].mean().item())
-        observed.append(chosen[group].mean().item())
-    return scale, expected, observed

@@ -60,7 +60,3 @@ class ReportHParams(hyperparams.HParams):
         path=True,
     )
     names: bool = own_option(True, 'name the labellers')
-    rewards: bool = own_option(
-        False,
-        'also show how well reward models predict the labels of their folders, which takes longer',
-    )

@@ -39,7 +39,6 @@ def write_report(
     experiments: Experiments,
     output: str | None = None,
     names: bool = True,
-    rewards: bool = False,
 ) -> None:
     """Write the page of `runs`, paths or URLs. For the options see ReportHParams."""
     runs = list(dict.fromkeys(run.rstrip('/') or run for run in runs))
@@ -48,7 +47,7 @@ def write_report(
         raise OptionError('--output', f'{path}: give a file on this machine')
     if os.path.isdir(path):
         raise OptionError('--output', f'{path} is a directory: give a file in it')
-    text = page(runs, experiments, has_names=names, calibrate=rewards)
+    text = page(runs, experiments, has_names=names)
     with about_option('--output'):
         outputs.write_file(path, text.encode(errors='replace'))
     click.echo(f'The report is in {path}')
@@ -61,22 +60,13 @@ def _usual_path(runs: Sequence[str]) -> str:
     return os.path.join(runs[0], REPORT)
 
 
-def page(
-    runs: Sequence[str],
-    experiments: Experiments,
-    *,
-    has_names: bool = True,
-    calibrate: bool = False,
-) -> str:
+def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = True) -> str:
     """Return the page of `runs`, paths or URLs. UserError where one of them is not a run."""
     found = [_facts(run) for run in runs]
     names = _names(runs)
     stories = []
     for place, (name, each) in enumerate(zip(names, found, strict=True)):
         identity = f'r{place}'
-        labels = label_section.labels(
-            each, has_names=has_names, calibrate=calibrate, identity=identity
-        )
         stories.append(
             {
                 'name': name,
@@ -85,7 +75,7 @@ def page(
                 'evaluation': frontier.evaluation(each.evaluation or {}, identity),
                 'samples': sample_choice.choices(each.directory, name),
                 'charts': training_curves.charts_of_training(each, identity),
-                'labels': labels,
+                'labels': label_section.labels(each, has_names=has_names),
                 'provenance': provenance.provenance(each, experiments, has_names=has_names),
             }
         )

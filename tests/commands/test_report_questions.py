@@ -33,7 +33,12 @@ QUESTIONS = [
     ('birch', 'How far from the best is it?', UNKNOWN, 'How close the policy comes to the best'),
     # cedar games its reward.
     ('cedar', 'Does it do well?', HAPPENED, r'99\.0 % of the gain .* known reward.* -7\.8 %'),
-    ('cedar', 'From what KL on is its reward wrong?', EVALUATION, r'trusted up to KL 1\.2'),
+    (
+        'cedar',
+        'How good was it before?',
+        EVALUATION,
+        r'known reward.* base 0\.000 -0\.197',
+    ),
     (
         'cedar',
         'What does it write for its score?',

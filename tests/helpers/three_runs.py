@@ -21,8 +21,6 @@ from run_folders import (
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.trainers.health import Alarm
-from lm_human_preferences.trainers.policy_hooks import EXPLOITING, FAR_FROM_START
 
 QUERIES = [f'the {noun} was' for noun in 'acting plot cast script score film pace ending'.split()]
 LABELLERS = ('hedda', 'ivo')
@@ -95,7 +93,7 @@ def birch(run):
         write_lines(run / 'labels/used.jsonl', [{**batch, 'digest': 'd' * 64}, trained])
     curves = _curves(12, 64, kl=(0.5, 64.5), score=(0.4, -0.9), kl_coef=(0.15, 0.17))
     write_curves(run / 'tb/ppo', curves)
-    write_alarm(run / 'tb/ppo', 12, Alarm('objective/kl', 64.5, 60, FAR_FROM_START))
+    write_alarm(run / 'tb/ppo', 12, 'the policy is far from the initial model')
     for step, model, accuracy in ((0, 1, 0.25), (6, 2, 0.625)):
         told = {'model': model, 'labels': 4 * model, 'held_out_accuracy': accuracy}
         told |= {'policy_wins': 0.4, 'comparisons': 10 * model}
@@ -130,7 +128,7 @@ def cedar(run):
     )
     curves = _curves(200, 256, kl=(0.1, 5.41), score=(-0.02, 3.12), kl_coef=(0.05, 0.05))
     write_curves(run / 'tb/ppo', curves)
-    write_alarm(run / 'tb/ppo', 110, Alarm('objective/kl', 3.01, 3, EXPLOITING))
+    write_alarm(run / 'tb/ppo', 110, 'the policy is far from the initial model')
     write_curves(run / 'tb/reward_model', {'train_reward/held_out/accuracy': [0.5625]})
     last = _samples('odd odd odd', 1, score=3.1, kl=5.2)
     last[5] = (QUERIES[5], 'vast vast vast', 3.94, 9.71)
@@ -138,8 +136,8 @@ def cedar(run):
     write_samples(run, {200: last})
     by_model = {'kl': 5.41, 'reward': 3.118, 'frontier': 3.149, 'share': 0.99}
     by_known = {'kl': 5.41, 'reward': -0.612, 'frontier': 5.104, 'share': -0.078}
-    trust = {'kl': [0.1, 0.6, 1.2, 3.0, 6.0], 'reward': [0.1, 0.5, 0.66, 0.2, -0.5]}
-    of_known = {'frontier': _frontier(5.3), 'own_optimum': {**trust, 'trusted_up_to': 1.2}}
+    own_curve = {'kl': [0.1, 0.6, 1.2, 3.0, 6.0], 'reward': [0.1, 0.5, 0.66, 0.2, -0.5]}
+    of_known = {'frontier': _frontier(5.3), 'own_optimum': own_curve}
     _evaluate(
         run,
         {

@@ -1,13 +1,10 @@
-"""Parts of the page that tells what runs were: charts, samples, texts, calibration."""
+"""Parts of the page that tells what runs were: charts, samples, texts."""
 
 import hashlib
 import json
 import re
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
-import torch
 from page_rules import sections_of
 from run_folders import (
     EVALUATION,
@@ -16,14 +13,9 @@ from run_folders import (
     write_samples,
     write_settings,
 )
-from three_runs import birch, cedar
-from torch.nn import functional as F
+from three_runs import cedar
 
-from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.evaluation.reward_on_labels import calibrated, calibration
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.label_types import PickBest
 from lm_human_preferences.report_page import (
     charts,
     compared_runs,
@@ -212,50 +204,6 @@ def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
     assert [answer.step for answer in found['best'][0].three()] == [0, 5, 10]
     assert found['best'][0].answers[-1].parts[-1] == ('10', True)
     assert found['worst'][1].answers[-1].cut == '[7 tokens cut]'
-
-
-def test_calibration_of_choices_that_are_made_as_predicted():
-    """Choices are drawn at three times the rewards: that scale is found, and fits."""
-    torch.manual_seed(1)
-    rewards = torch.randn(4000, 4)
-    best = torch.multinomial(F.softmax(3 * rewards, dim=1), 1)[:, 0]
-    scale, predicted, observed = calibrated(rewards, best)
-    assert scale == pytest.approx(3, rel=0.05)
-    assert len(predicted) == 10 and predicted == sorted(predicted)
-    assert observed == pytest.approx(predicted, abs=0.03)
-
-
-@pytest.mark.parametrize('held_out', [3, 0])
-def test_labels_that_were_held_out_tell_calibration_where_there_are_any(monkeypatch, held_out):
-    def labels(count):
-        tokens = torch.zeros((count, 4), dtype=torch.int64)
-        return {'query': tokens, 'sample0': tokens, 'sample1': tokens, 'best': tokens[:, 0]}
-
-    parts = {'held_out': labels(held_out), 'trained_on': labels(5)}
-    monkeypatch.setattr(reward_on_labels, 'parts_of', lambda *_: (None, None, parts))
-    monkeypatch.setattr(
-        reward_on_labels, 'rewards_by', lambda _: lambda _, samples: samples.sum(-1)
-    )
-    found = calibration(SimpleNamespace(label_type=PickBest(2)), 'run', ())
-    assert (found.labels, found.held_out) == ((3, True) if held_out else (5, False))
-
-
-FITTED = reward_on_labels.Calibration(5, True, 2.5, [0.1, 0.9], [0.2, 0.8])
-
-
-@pytest.mark.parametrize(
-    'found, fact',
-    [
-        (FITTED, 'observed 0.2 at 0.1, 0.8 at 0.9; .* 5 labels held out .* multiplied by 2.5,'),
-        (None, 'labels are not choices'),
-        (UserError('no network'), 'cannot be computed: no network'),
-    ],
-)
-def test_a_calibration_is_on_the_page_or_why_there_is_none(tmp_path, monkeypatch, found, fact):
-    measured = mock.Mock(side_effect=[found])
-    monkeypatch.setattr(reward_on_labels, 'calibration', measured)
-    page = render.page([str(birch(tmp_path / 'run'))], EXPERIMENTS, calibrate=True)
-    assert re.search(fact, sections_of(page)['Labels'])
 
 
 def test_a_page_has_the_checksums_of_what_a_run_learned_from_and_made(tmp_path):

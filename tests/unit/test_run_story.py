@@ -426,7 +426,7 @@ def test_all_sources_of_labels_are_told(tmp_path):
     labels = label_facts.labels_of_training(str(tmp_path), hparams)
     found = facts.RunFacts(str(tmp_path), reward=hparams, labels=labels)
     assert 'of the folder first and of the folder second.' in told('labels', labels)
-    page = label_section.labels(found, has_names=True, calibrate=False, identity='')
+    page = label_section.labels(found, has_names=True)
     assert [row[:3] for row in [page['heads'], *page['rows']]] == [
         ['labeller', 'answers', 'ties'],
         ['anna', '2', '0'],
