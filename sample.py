@@ -8,7 +8,7 @@ For example:
       --prompt 'the film was' --per_query 4
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lm_human_preferences import shell
 
@@ -17,6 +17,7 @@ shell.require('click')
 from lm_human_preferences.cli import launch
 from lm_human_preferences.cli.program import Program
 from lm_human_preferences.errors import about_option
+from lm_human_preferences.hparams.command_options import RewardOfRunHParams
 from lm_human_preferences.hparams.reward_options import PRECISIONS
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.storage import outputs
@@ -58,6 +59,7 @@ class SampleHParams(launch.RankHParams):
         'new .jsonl file for the samples: text and tokens of query and response, score, KL',
         path=True,
     )
+    rewards: RewardOfRunHParams = field(default_factory=RewardOfRunHParams)
     precision: str = option(
         'fp32', 'number format of matrix products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS
     )

@@ -194,8 +194,7 @@ def start(
     """Return the trainer of a run before its next step; see session.start."""
     settings = phase.settings
     console.dump(settings)
-    source = phase.source.pinned(settings.run.directory, comm, is_resumed=settings.run.resume)
-    phase = dataclasses.replace(phase, source=source)
+    phase = dataclasses.replace(phase, source=phase.source.pinned(comm))
     commands = [run_files.POLICY.command]
     records = run_settings.records(
         settings, experiment=experiment, ranks=comm.size, commands=commands

@@ -170,7 +170,7 @@ class Job:
 
     def command(self, name: str, **attrs: Any) -> Command:
         """Return `name ARGUMENT ... [--option ...]`; attrs: of the click command."""
-        fields = hyperparams.fields(self.options)
+        fields = user_settings.settable(self.options)
         return Command(name, self.start, fields, self.arguments, **attrs)
 
 

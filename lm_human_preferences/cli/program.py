@@ -12,7 +12,6 @@ from lm_human_preferences.cli import option_help
 from lm_human_preferences.cli.arguments import convert, expanded, read_words
 from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError, disks_are_told
-from lm_human_preferences.runs import reward_function
 from lm_human_preferences.utils import streams
 from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.terminal import printable
@@ -164,9 +163,6 @@ class Command(click.Command):
         for param in self.params[: len(self.arguments)]:
             word = ctx.params[param.name]
             arguments.append(expanded(word) if isinstance(param.type, click.Path) else word)
-        # The one place that tells what was typed from what is read from files, of runs above all.
-        for word in (*settings.values(), *arguments):
-            reward_function.note_if_one(word)
         return self.callback(settings, *arguments)
 
     def get_help(self, ctx: click.Context) -> str:

@@ -99,7 +99,7 @@ def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -
 
     chat = bool(folder.task['task'].get('chat'))
     with option_renamed('--simulate.reward'), warnings_only():
-        model = load_reward_model(reward, folder.encoding(), chat=chat)
+        model = load_reward_model(reward, folder.encoding(), chat=chat, may_be_code=True)
     # It sees no samples, and its answers depend on the seed alone: no key.
     with Labeller(folder, labeller) as writer:
         _show_notes(writer)

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import torch
 
-from lm_human_preferences import lm_tasks, rewards, storage
+from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets.jsonl import Query, read_queries
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
@@ -22,7 +22,8 @@ from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.reward_sources.sources import source_of
+from lm_human_preferences.reward_sources.sources import source_of, source_of_run
+from lm_human_preferences.rewards import ScoringModel, make_score_fn
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.training import memory
 from lm_human_preferences.training import precision as precisions
@@ -47,6 +48,7 @@ def sample_policy(
     queries: str | None = None,
     per_query: int = 1,
     output: str | None = None,
+    rewards: Mapping[str, str | None] | None = None,
     console: str = 'summary',
     comm: comms.Comm | None = None,
 ) -> None:
@@ -72,7 +74,10 @@ def sample_policy(
         given = given_queries(prompt, queries)
         encoded = [encoded_query(query.where, query.text, task, encoder) for query in given]
 
-        judge = None if output is None else Judge(save_dir, hparams, scopes, encoded, given)
+        judge = None
+        if output is not None:
+            function = (rewards or {}).get('function')
+            judge = Judge(save_dir, hparams, function, scopes, encoded, given)
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = _policy(trained_model, task, temperature)
@@ -308,11 +313,15 @@ class Judge:
         self,
         save_dir: str,
         hparams: HParams,
+        function: str | None,
         scopes: Sequence[str],
         encoded: Sequence[Sequence[int]],
         given: Sequence[Query],
     ) -> None:
-        """scopes: see _checked_scopes. given: the queries named; encoded: their tokens."""
+        """function: see source_of_run. scopes: see _checked_scopes. given: the queries named;
+
+        encoded: their tokens.
+        """
         policy_dir = storage.join(save_dir, 'policy')
         model = trained_models.TrainedModel('judge', policy_dir, 'ref_policy')
         self.reference = self.score_fn = None
@@ -321,19 +330,22 @@ class Judge:
                 self.reference = _policy(model, hparams.task, temperature=None)
             else:
                 print(f'note: {policy_dir} has no ref_policy, so kl is null', file=sys.stderr)
-            reward_model = self._reward_model(save_dir, hparams, model.encoding)
+            reward_model = self._reward_model(save_dir, hparams, function, model.encoding)
             if reward_model is not None:
                 rows = zip(encoded, given, strict=True)
                 loading.give_more_columns(reward_model, [row for row in rows if row[1].columns])
-                self.score_fn = rewards.make_score_fn(hparams.task, reward_model)
+                self.score_fn = make_score_fn(hparams.task, reward_model)
 
     def _reward_model(
-        self, save_dir: str, hparams: HParams, encoding: Encoding
-    ) -> rewards.ScoringModel | None:
+        self, save_dir: str, hparams: HParams, function: str | None, encoding: Encoding
+    ) -> ScoringModel | None:
         """Load the run's reward, or the copy beside the policy; None with a note if that fails."""
         try:
-            return source_of(hparams).for_evaluation(save_dir, encoding, self.reference)
+            source = source_of_run(hparams, save_dir, function)
+            return source.for_evaluation(save_dir, encoding, self.reference)
         except UserError as e:
+            if function is not None:
+                raise
             error = e
         with contextlib.suppress(UserError):
             return loading.load_reward_model(storage.join(save_dir, 'policy'), encoding)

@@ -22,7 +22,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.command_options import MOST_SAMPLES
 from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
 from lm_human_preferences.machine.hardware import hardware
-from lm_human_preferences.reward_sources.sources import source_of
+from lm_human_preferences.reward_sources.sources import source_of_run
 from lm_human_preferences.runs import command_record, curves
 from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
@@ -44,7 +44,8 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     """Compare a run's policy with the best one possible; return and write the results."""
     ends_training = directory is not None
     directory = directory or save_dir
-    options = HParams(**settings)
+    options = HParams()
+    options.override_from_nested_dict(settings)
     hparams = load_run_hparams(directory)
     names = file_names(options)
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
@@ -78,7 +79,8 @@ def _results(
     save_dir: str, directory: str, hparams: policy_options.HParams, options: HParams
 ) -> dict[str, Any]:
     """Return the measurements of a run's policy with hyperparameters `hparams`, for JSON."""
-    task, source = hparams.task, source_of(hparams)
+    task = hparams.task
+    source = source_of_run(hparams, directory, options.rewards.function)
     models = measure.load_models(directory, source, options.judge)
     # Whatever the run was trained in.
     precision.configure_for(models.policy.model.sizes.n_embd, 'fp32')
@@ -139,7 +141,7 @@ def file_names(options: HParams) -> tuple[str, str]:
     words = [NAME]
     for field in dataclasses.fields(HParams):
         value = getattr(options, field.name)
-        if field.name != 'output_dir' and value != getattr(defaults, field.name):
+        if field.name not in ('rewards', 'output_dir') and value != getattr(defaults, field.name):
             words.append(f'{field.name}_{_in_a_name(value)}')
     name = '-'.join(words)
     return f'{name}.json', f'{name}.png'

@@ -3,20 +3,21 @@
 import os
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import OptionError
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextScorer
 from lm_human_preferences.runs import reward_function, run_files
 
 
-def text_scorer(name: str, *, chat: bool, may_be_code: bool = True) -> TextScorer | None:
+def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScorer | None:
     """Return the reward called `name`, or of the run, if it reads texts; None if it does not.
 
-    may_be_code: the user has given the name now, rather than a file that was read.
+    may_be_code: True if `name` was typed in this command, for an option that takes a function. A
+    directory that is called like a function is a directory nevertheless.
     """
-    is_code = reward_function.is_one(name) or (name.endswith('.py') and os.path.isfile(name))
-    if is_code and may_be_code:
+    is_code = reward_function.is_one(name) or name.endswith('.py')
+    if may_be_code and is_code and not os.path.isdir(name):
         return FunctionScorer(reward_function.read(name))
     directory, class_name = _split_class(name)
     if storage.model_path(directory) is not None:
@@ -31,7 +32,11 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = True) -> TextScore
             f'{class_name}: {directory} is not a classifier of transformers, which has classes',
         )
     if not storage.is_remote(name) and run_files.has_reward_function(name):
-        return FunctionScorer(reward_function.function_of_run(name))
+        copy = os.path.join(name, run_files.FUNCTION)
+        raise UserError(
+            f'{name} learned from a function, and code runs only where a command names it: give'
+            f' FILE.py:FUNCTION in place of the run (it keeps a copy to read, {copy})'
+        )
     return None
 
 

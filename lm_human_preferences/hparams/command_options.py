@@ -1,6 +1,6 @@
 """Options of `./launch.py export`, `evaluate` and `report`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
@@ -19,7 +19,17 @@ class ExportHParams(hyperparams.HParams):
 
 
 @dataclass
+class RewardOfRunHParams(hyperparams.HParams):
+    function: str | None = option(
+        None,
+        'function of your own that the run learned from, FILE.py:FUNCTION; it runs only if you name'
+        ' it here',
+    )
+
+
+@dataclass
 class EvaluationHParams(hyperparams.HParams):
+    rewards: RewardOfRunHParams = field(default_factory=RewardOfRunHParams)
     queries: int | None = option(
         None,
         'queries from the test part; None: all of them for reviews, else 64, or as many as fit into'

@@ -305,7 +305,8 @@ class Evaluate:
         run = self.settings.run
         assert run.save_dir is not None and run.directory is not None, 'see make_plan'
         if has_trained or not os.path.exists(os.path.join(run.directory, run_files.RESULTS)):
-            evaluate.evaluate(run.save_dir, directory=run.directory)
+            rewards = {'function': self.settings.rewards.function}
+            evaluate.evaluate(run.save_dir, directory=run.directory, rewards=rewards)
 
 
 Training = TrainReward | TrainPolicy

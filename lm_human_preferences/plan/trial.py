@@ -147,9 +147,7 @@ class Trial:
         elsewhere = source.elsewhere()
         self.unchecked += elsewhere
         if not elsewhere:
-            run = self.plan.policy.run
-            own = source.pinned(run.directory, LocalComm(), is_resumed=run.resume)
-            own.check_scoring(self)
+            source.pinned(LocalComm()).check_scoring(self)
 
     def ask(self, scorer: TextScorer) -> None:
         """Ask a reward about the first two queries of each file here, as their responses."""

@@ -124,12 +124,11 @@ def _digests(run: str) -> list[tuple[str, str]]:
     learned = json_object(storage.join(run, run_files.LEARNED))
     if isinstance(learned.get('digest'), str):
         found.append(('the labels', learned['digest']))
-    function = json_object(storage.join(run, run_files.FUNCTION_RECORD))
-    for key, value in function.items():
-        if key in ('digest', 'sha256') and isinstance(value, str):
-            found.append(("the reward's file", value))
     if storage.is_remote(run):
         return found
+    with contextlib.suppress(OSError):
+        function = pathlib.Path(run, run_files.FUNCTION).read_bytes()
+        found.append(("the reward's file", hashlib.sha256(function).hexdigest()))
     for files in run_files.COMMANDS.values():
         indices = pathlib.Path(run, files.finished).glob('*.index')
         with contextlib.suppress(OSError, ValueError):  # where there is none, or no longer one

@@ -37,7 +37,7 @@ def load_reward_model(
     chat: bool = False,
     members: int | None = None,
     base: TrainedModel | None = None,
-    may_be_code: bool = True,
+    may_be_code: bool = False,
 ) -> FrozenRewardModel:
     """Return the reward called `name`: 'mock', FILE.py:FUNCTION, a model's directory or ORG/NAME.
 
@@ -109,7 +109,7 @@ def give_more_columns(reward: ScoringModel, queries: Iterable[tuple[Sequence[int
 def load_judge(name: str, encoding: Encoding, task: lm_tasks.TaskHParams) -> FrozenRewardModel:
     """Return the reward called `name`, with which --judge judges responses of `task`."""
     try:
-        judge = load_reward_model(name, encoding, chat=task.chat)
+        judge = load_reward_model(name, encoding, chat=task.chat, may_be_code=True)
         if isinstance(judge, TextReward):
             _give_columns(judge.scorer, judge, task)
         return judge

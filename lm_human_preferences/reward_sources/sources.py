@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError
 from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
@@ -78,8 +79,8 @@ class RewardSource(ABC):
         scopes = (*getattr(POLICY_NETWORKS, self.role), *rewards.scopes_of(self.members))
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
-    def pinned(self, directory: str | None, comm: Comm, *, is_resumed: bool) -> Self:
-        """Return the same source as rank 0 reads it for the training in a run's directory."""
+    def pinned(self, comm: Comm) -> Self:
+        """Return the same source as rank 0 reads it for a training."""
         return self
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
@@ -100,9 +101,7 @@ class RewardSource(ABC):
         self, name: str, encoding: Encoding, base: TrainedModel | None = None
     ) -> loading.FrozenRewardModel:
         chat, members = self.task.chat, self.members
-        return loading.load_reward_model(
-            name, encoding, chat=chat, members=members, base=base, may_be_code=False
-        )
+        return loading.load_reward_model(name, encoding, chat=chat, members=members, base=base)
 
     def blocks(self, reference: Policy) -> Sequence[int]:
         """Return the blocks of the reference by whose inputs the reward scores."""
@@ -154,18 +153,15 @@ class KnownSource(RewardSource):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSource(RewardSource):
-    """A function of the user's; code: what is in its file, once a training has read it."""
+    """A function of the user's; code: what is in its file, once the user has named it."""
 
     code: reward_function.Source | None = None
 
-    def pinned(self, directory: str | None, comm: Comm, *, is_resumed: bool) -> Self:
+    def pinned(self, comm: Comm) -> Self:
         """Return it with the code that rank 0 reads."""
-        parts: tuple[str, ...] = ()
-        if comm.rank == 0:
-            own = reward_function.function_of_training(self.name, directory, is_resumed=is_resumed)
-            parts = own.name, own.text, own.place
-        code = reward_function.Source(*comm.all_gather_object(parts)[0])
-        return dataclasses.replace(self, code=code)
+        text = reward_function.read(self.name).text if comm.rank == 0 else ''
+        text = comm.all_gather_object(text)[0]
+        return dataclasses.replace(self, code=reward_function.Source(self.name, text))
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the reward by the code."""
@@ -175,10 +171,9 @@ class FunctionSource(RewardSource):
     def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> loading.FrozenRewardModel:
-        """Return the reward by the run's copy of the code."""
-        return loading.reward_of_function(
-            reward_function.function_of_run(save_dir), encoding, self.task
-        )
+        """Return the reward by the code, see source_of_run."""
+        assert self.code is not None, 'see source_of_run'
+        return loading.reward_of_function(self.code, encoding, self.task)
 
     def place_in(self, save_dir: str) -> str:
         return save_dir
@@ -193,7 +188,7 @@ class FunctionSource(RewardSource):
 
     def records(self) -> dict[str, Any]:
         assert self.code is not None, 'see pinned'
-        return reward_function.records(self.code)
+        return {run_files.FUNCTION: self.code.text}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,6 +364,17 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
             raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
         return SavedHeadSource(name, task, members, given.pessimism)
     return SavedSource(name, task, members)
+
+
+def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSource:
+    """Return the source of the reward of a run; function: named by the user, where it is one."""
+    source = source_of(settings)
+    if isinstance(source, FunctionSource):
+        reward_function.check_named(run, source.name, function)
+        return dataclasses.replace(source, name=function).pinned(LocalComm())
+    if function is not None:
+        raise OptionError(reward_function.OPTION, f'{function}: {run} learned from {source.name}')
+    return source
 
 
 def _is_here(name: str) -> bool:

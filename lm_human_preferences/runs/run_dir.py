@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences import shell, storage
+from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
@@ -85,7 +85,7 @@ def refuse_existing(hparams: Training) -> None:
                 f'{directory} holds what this run had saved before torchrun or Slurm started it'
                 ' again: give --run.resume on, so that it goes on from there'
             )
-        command = shell.typed('./launch.py resume', directory)
+        command = run_settings.resume_command(hparams)
         raise UserError(
             f'{directory} holds a run already: go on with it by `{command}`,'
             ' use another NAME, or give --overwrite to delete it and start anew'
@@ -236,11 +236,9 @@ def _uploaded(hparams: Training, process: str) -> contextlib.AbstractContextMana
 def resume_hint(hparams: Training) -> str:
     """Return lines on the saved part of an interrupted run, and the command that resumes it."""
     directory = hparams.run.directory
-    save_dir = hparams.run.save_dir
     if directory is None:
         return 'Nothing is saved, because --save_dir is None.'
-    assert save_dir is not None
-    command = shell.typed('./launch.py resume', save_dir)
+    command = run_settings.resume_command(hparams)
     if hparams.command == POLICY.command:
         saved = names.resumable(os.path.join(directory, POLICY.unfinished))
         if saved:

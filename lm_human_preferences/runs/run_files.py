@@ -24,8 +24,7 @@ LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # by whose name a file in `answer
 # Ends the names of what belongs to a member of an ensemble of reward models, but for the first.
 _MEMBER = r'(?:_[1-9]\d*)?'
 LEARNED = 'reward_model/labels.json'  # says which labels it learned from
-# Of a run whose reward is a function of the user's, see runs/reward_function.py
-FUNCTION, FUNCTION_RECORD = 'reward_function.py', 'reward_function.json'
+FUNCTION = 'reward_function.py'  # copy of a reward function of the user's
 # What belongs to a tokeniser: copied beside a model that is saved with it, where it exists.
 TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
 CHAT_TEMPLATE = 'chat_template.jinja'
@@ -126,9 +125,7 @@ POLICY = CommandFiles(
     'train_policy',
     network='policy',
     events='tb/ppo',
-    more='|'.join(
-        [f'{LABELS}/{_LABEL_FILES}', *map(re.escape, (SAMPLES, FUNCTION, FUNCTION_RECORD))]
-    ),
+    more='|'.join([f'{LABELS}/{_LABEL_FILES}', *map(re.escape, (SAMPLES, FUNCTION))]),
 )
 COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 
@@ -163,4 +160,4 @@ def has_reward_model(directory: str, member: int = 0) -> bool:
 
 def has_reward_function(directory: str) -> bool:
     """Return whether the run in a local directory learns from a function of the user's."""
-    return os.path.exists(os.path.join(directory, FUNCTION_RECORD))
+    return os.path.exists(os.path.join(directory, FUNCTION))

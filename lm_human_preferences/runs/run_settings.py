@@ -245,6 +245,10 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     """Raise UserError where a resumed run's settings differ, unless they are `explicitly_set`."""
     directory = hparams.run.directory
     assert directory is not None
+    function = None if hparams.policy is None else hparams.policy.rewards.function
+    if function is not None:
+        named = function if 'rewards.function' in explicitly_set else None
+        reward_function.check_named(directory, function, named)
     recorded = as_recorded(hparams)
     if recorded is hparams:
         return
@@ -253,11 +257,10 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     _refuse_ineffective(hparams, changes, explicitly_set)
     implicit = [text for key, text in changes.items() if not _covers(explicitly_set, key)]
     if implicit:
-        save_dir = str(hparams.run.save_dir)
         raise UserError(
-            f'{save_dir} was started with other settings than {", ".join(implicit)}: pass the'
-            ' options that are to change, or keep all settings with'
-            f' `{shell.typed("./launch.py resume", save_dir)}`'
+            f'{hparams.run.save_dir} was started with other settings than {", ".join(implicit)}:'
+            ' pass the options that are to change, or keep all settings with'
+            f' `{resume_command(hparams)}`'
         )
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)
@@ -270,10 +273,14 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
                 f' {shlex.join(shell.option_words(name, settings[name]))} to go on with what it is'
                 ' now'
             )
-    function = None if hparams.policy is None else hparams.policy.rewards.function
-    if function is not None:
-        is_given = _covers(explicitly_set, 'rewards.function')
-        reward_function.check_resumed(directory, function, is_given=is_given)
+
+
+def resume_command(hparams: Training) -> str:
+    """Return the command that goes on with a run, which has to name a function of the user's."""
+    words = [str(hparams.run.save_dir)]
+    if hparams.policy is not None and hparams.policy.rewards.function is not None:
+        words += shell.option_words('rewards.function', hparams.policy.rewards.function)
+    return shell.typed('./launch.py resume', *words)
 
 
 def _given_settings(hparams: Training) -> dict[str, Any]:

@@ -154,7 +154,9 @@ def announce_policy(hparams: policy_options.HParams) -> None:
     path = shlex.quote(save_dir)
     commands = {'sample_from_it': f'./sample.py sample --save_dir {path} --nsamples 8'}
     if not hparams.run.evaluate:
-        commands['evaluate_it'] = f'./launch.py evaluate {path}'
+        function = hparams.rewards.function
+        more = [] if function is None else shell.option_words('rewards.function', function)
+        commands['evaluate_it'] = shlex.join(['./launch.py', 'evaluate', save_dir, *more])
     events = shlex.quote(storage.join(save_dir, 'tb'))
     commands['look_at_its_curves'] = f'tensorboard --logdir {events}'
     commands['write_a_report'] = f'./launch.py report {path}'

@@ -456,6 +456,7 @@ def test_sample(started, run):
         'seed': 3,
         'batch_size': 4,
         'nsamples': 6,
+        'rewards': {'function': None},
         'precision': 'fp32',
     }
     job = 'lm_human_preferences.commands.sample_policy:sample_policy'

@@ -113,11 +113,12 @@ def test_a_reward_of_ones_own_that_sees_the_table(project, tmp_path, monkeypatch
         '    short = [-len(each) / 10 for each in responses]\n'
         "    return {'short': short, 'late': [float(each) for each in id]}\n"
     )
-    words = f'./launch.py train_policy chat first {TASK} --rewards.function reward.py:score'
+    function = f'--rewards.function {project}/reward.py:score'
+    words = f'./launch.py train_policy chat first {TASK} {function}'
     run(f'{words} --dry_run')
     run(f'{words} {SMALL} --save_dir {tmp_path}/runs')
     save_dir = tmp_path / 'runs/first'
-    line = f'./launch.py resume {save_dir} --ppo.total_episodes 64'
+    line = f'./launch.py resume {save_dir} {function} --ppo.total_episodes 64'
     output = run_elsewhere(line, tmp_path, monkeypatch)
     assert 'ended' in output
     finish(output, tmp_path, monkeypatch)
@@ -128,7 +129,8 @@ def test_a_reward_of_ones_own_that_sees_the_table(project, tmp_path, monkeypatch
     lines = [json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()]
     assert [line['id'] for line in lines] == [str(each) for each in range(len(PROMPTS))]
     (project / 'new.csv').write_text('id;prompt\n7;Others\n')
-    run(f'./sample.py sample --save_dir {save_dir} --mpi 1 --queries new.csv --output new.jsonl')
+    rows = f'--queries new.csv --output new.jsonl {function}'
+    run(f'./sample.py sample --save_dir {save_dir} --mpi 1 {rows}')
     assert json.loads((project / 'new.jsonl').read_text())['score'] is not None
     (project / 'prompts.csv').write_text('id;prompt\n1;Other\n')
     result = invoke(shlex.split(line)[1:])

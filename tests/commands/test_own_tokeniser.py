@@ -127,16 +127,17 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     reward.write_text(
         'def score(queries, responses):\n    return [len(each) for each in responses]'
     )
+    function = f'--rewards.function {reward}:score'
     started = succeed(
         f'train_policy chat run --mpi 1 --save_dir {tmp_path} --task.policy.initial_model'
         f' {chat_model} --task.query_dataset {queries} --task.query_length 40'
         f' --task.policy.temperature 0.7 --task.response_length 20 --ppo.total_episodes 64'
-        f' --rewards.function {reward}:score'
+        f' {function}'
     )
     assert f'A response ends with {END!r} (0), or after 20 tokens' in started.stdout
     assert set(contexts) == {RENDERED}
     contexts.clear()
-    succeed(f'resume {tmp_path}/run --ppo.total_episodes 128')
+    succeed(f'resume {tmp_path}/run {function} --ppo.total_episodes 128')
     assert set(contexts) == {RENDERED}
     contexts.clear()
     printed = invoke(
@@ -150,7 +151,7 @@ def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
     assert all(END not in line['response'] for line in saved)
     assert set(contexts) == RENDERED_TEST
     contexts.clear()
-    succeed(f'evaluate {tmp_path}/run --queries 2 --samples 64')
+    succeed(f'evaluate {tmp_path}/run {function} --queries 2 --samples 64')
     assert set(contexts) == RENDERED_TEST
     succeed(f'export {tmp_path}/run {tmp_path}/exported')
     samples_as_trained(tmp_path / 'exported')

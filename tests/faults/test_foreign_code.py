@@ -1,8 +1,7 @@
-"""Code that comes with a run: it is run only if this user has named it on this machine."""
+"""Code that comes with a run: none of it is run that the very command does not name."""
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,15 +15,10 @@ import sample
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.runs import reward_function
+from lm_human_preferences.runs import run_files
 
 SCORE = '\ndef score(queries, responses):\n return [float(len(r)) for r in responses]\n'
 QUICK = ['--mpi=1', '--run.console=original', '--run.evaluate=off', '--ppo.total_episodes=64']
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_named_here(tmp_path, monkeypatch):
-    monkeypatch.setenv('LMHP_CACHE', f'{tmp_path}/cache')
 
 
 @pytest.fixture(scope='module')
@@ -54,10 +48,7 @@ class Given:
         path = Path(function.rpartition(':')[0])
         path.parent.mkdir(exist_ok=True)
         path.write_text(code or self.code)
-        source = reward_function.Source(function, code or self.code)
-        for name, record in reward_function.records(source).items():
-            text = record if isinstance(record, str) else json.dumps(record)
-            (self.run / name).write_text(text)
+        (self.run / run_files.FUNCTION).write_text(code or self.code)
         self.sets(**{'rewards.function': function, **settings})
 
     def sets(self, **options):
@@ -101,7 +92,6 @@ def given(whole_run, tmp_path):
 PLACES = {
     "the run's copy": '{run}/reward_function.py',
     'a file that is there': '{folder}/elsewhere/any.py',
-    'a file in the cache': '{folder}/cache/any.py',
 }
 
 
@@ -115,13 +105,29 @@ def test_no_command_runs_code_that_a_run_names(given, place):
     assert len(refused) == len(results) - 2  # report tells of it, sample says that score is null
     for result in refused:
         assert result.exit_code == 2, result.output
-    assert sum('code that comes with a run is not run: read' in each.output for each in results) > 6
-    # ... until the user, who has read the file, names it.
-    named = f'{given.run}/reward_function.py:score'
-    few = ['--queries=2', '--samples=64']
-    assert invoke(['evaluate', str(given.run), *few, f'--judge={named}']).exit_code == 0
+    told = 'code runs only where a command names it'
+    assert sum(told in each.output for each in results) == len(results) - 1
+    # The user, who has read the file, names it, which holds for that command alone.
+    named = f'--rewards.function={given.run}/reward_function.py:score'
+    evaluate = ['evaluate', str(given.run), '--queries=2', '--samples=64']
+    assert invoke([*evaluate, named]).exit_code == 0
     assert given.mark.exists()
-    assert invoke(['evaluate', str(given.run), *few]).exit_code == 0
+    assert invoke(evaluate).exit_code == 2
+
+
+def test_a_directory_that_is_called_like_a_function_is_no_function(given, monkeypatch):
+    """Whether a command takes a directory in its place, or either."""
+    code = given.folder / 'shared/a.py'
+    given.says(f'{code}:score')
+    given.run.rename(f'{code}:score')
+    monkeypatch.chdir(given.folder)
+    texts = given.folder / 'texts.jsonl'
+    texts.write_text('{"query": "abc", "sample0": "b", "sample1": "c"}\n')
+    for words in (['evaluate'], ['report'], ['evaluate', 'shared/a.py:score', '--judge']):
+        invoke([*words, 'shared/a.py:score'])
+    invoke(['score', 'shared/a.py:score', str(texts)])
+    invoke(['resume', 'shared/a.py:score'])
+    assert not given.mark.exists()
 
 
 SETTINGS = {
@@ -135,8 +141,7 @@ SETTINGS = {
 def test_recorded_settings_name_no_code(given, settings):
     for name in ('evil.py', 'x#evil.py'):
         (given.folder / name).write_text(given.code)
-    for name in ('reward_function.py', 'reward_function.json'):
-        (given.run / name).unlink()
+    (given.run / run_files.FUNCTION).unlink()
     named = {key: value.format(given.folder) for key, value in settings.items()}
     given.sets(**{'rewards.function': None, **named})
     more = json.loads((given.run / 'train_policy_more_hparams.json').read_text())
@@ -158,43 +163,6 @@ def test_typed_as_a_reward_model_it_is_refused(given):
     assert 'is a function of your own: give it as --rewards.function' in result.stderr
 
 
-def test_the_mark_is_of_what_is_run(tmp_path):
-    """Not of another function of the same file, and not of what others put into the cache."""
-    path = tmp_path / 'own.py'
-    path.write_text(f'from os import system\n{SCORE}')
-    own = reward_function.read(f'{path}:score')
-    (mark,) = (tmp_path / 'cache').glob('reward_functions*/*')
-    assert mark.stat().st_mode & 0o777 == 0o600
-    (tmp_path / 'run').mkdir()
-
-    def learned_from(source):
-        for name, record in reward_function.records(source).items():
-            text = record if isinstance(record, str) else json.dumps(record)
-            (tmp_path / 'run' / name).write_text(text)
-
-    moved = reward_function.Source('/elsewhere/x.py:score', own.text)
-    learned_from(moved)
-    found = reward_function.function_of_run(f'{tmp_path}/run')
-    assert found.text == own.text and found.path == str(path)  # beside which it may read files
-    other = reward_function.Source('/elsewhere/x.py:system', own.text)
-    learned_from(other)
-    with pytest.raises(UserError, match='you have not named on this machine'):
-        reward_function.function_of_run(f'{tmp_path}/run')
-    forged = mark.with_name(other.key)
-    for content, mode in ((mark.read_text(), 0o600), (f'{other.key} /x.py', 0o666)):
-        forged.write_text(content)
-        forged.chmod(mode)
-        with pytest.raises(UserError, match='you have not named on this machine'):
-            reward_function.function_of_run(f'{tmp_path}/run')
-    forged.chmod(0o600)
-    # As its owner could write it
-    assert reward_function.function_of_run(f'{tmp_path}/run').path == '/x.py'
-    if os.geteuid() == 0:
-        os.chown(forged, 12345, 12345)
-        with pytest.raises(UserError, match='you have not named on this machine'):
-            reward_function.function_of_run(f'{tmp_path}/run')
-
-
 def test_modules_beside_a_function_are_not_imported(tmp_path):
     """Neither those that it needs, of which a line tells, nor any that is imported later."""
     (tmp_path / 'beside').mkdir()
@@ -202,11 +170,11 @@ def test_modules_beside_a_function_are_not_imported(tmp_path):
         (tmp_path / 'beside' / name).parent.mkdir(exist_ok=True)
         (tmp_path / 'beside' / name).write_text('raise SystemError("it was run")')
     before = list(sys.path)
-    for text in ('', 'import needed\n', 'import package.part\n'):
-        path = tmp_path / 'beside/own.py'
+    for number, text in enumerate(('', 'import needed\n', 'import package.part\n')):
+        path = tmp_path / f'beside/own{number}.py'
         path.write_text(text + SCORE)
         try:
-            loading.load_reward_model(f'{path}:score', encodings.Reviews)
+            loading.load_reward_model(f'{path}:score', encodings.Reviews, may_be_code=True)
         except UserError as error:
             name = 'package' if 'package' in text else 'needed'
             assert f"ModuleNotFoundError: No module named '{name}'" in str(error)

@@ -209,12 +209,15 @@ def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
 def test_a_page_has_the_checksums_of_what_a_run_learned_from_and_made(tmp_path):
     (tmp_path / 'reward_model').mkdir()
     (tmp_path / run_files.LEARNED).write_text(json.dumps({'digest': 'a' * 64}))
-    (tmp_path / run_files.FUNCTION_RECORD).write_text(json.dumps({'digest': 'b' * 64, 'x': 'c'}))
+    (tmp_path / run_files.FUNCTION).write_bytes(b'code')
     checkpoints = tmp_path / run_files.POLICY.finished
     checkpoints.mkdir(parents=True)
     (checkpoints / 'model.ckpt-3.index').write_bytes(b'index')
     what, digests = zip(*provenance._digests(str(tmp_path)), strict=True)
-    assert digests == ('a' * 64, 'b' * 64, hashlib.sha256(b'index').hexdigest())
+    assert digests == (
+        'a' * 64,
+        *(hashlib.sha256(each).hexdigest() for each in (b'code', b'index')),
+    )
     assert what[:2] == ('the labels', "the reward's file") and what[2].startswith('policy, ')
 
 

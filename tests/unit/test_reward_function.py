@@ -1,6 +1,5 @@
 """A reward that is a function of the user's: --rewards.function."""
 
-import json
 import re
 import sys
 from types import SimpleNamespace
@@ -188,7 +187,7 @@ def test_a_run_is_the_same_by_the_door_of_the_function(write, tmp_path):
     assert train(tmp_path, 'known', '--rewards.trained_model=mock').exit_code == 0
     with failing(TRAIN_MINIBATCH, 7, KeyboardInterrupt):
         assert train(tmp_path, 'function', f'--rewards.function={name}').exit_code == 130
-    result = invoke(['resume', f'{tmp_path}/function'])
+    result = invoke(['resume', f'{tmp_path}/function', f'--rewards.function={name}'])
     assert result.exit_code == 0 and 'Going on from' in result.stdout, result.output
 
     known, found = saved(tmp_path / 'known'), saved(tmp_path / 'function')
@@ -196,8 +195,6 @@ def test_a_run_is_the_same_by_the_door_of_the_function(write, tmp_path):
     for variable, value in known.items():
         np.testing.assert_array_equal(found[variable], value)
     assert (tmp_path / 'function/reward_function.py').read_text() == MOCK
-    record = json.loads((tmp_path / 'function/reward_function.json').read_text())
-    assert record == {'function': name, 'digest': reward_function.read(name).digest}
 
 
 def test_ranks_score_their_own_shares_alike(write):
@@ -211,7 +208,7 @@ def test_ranks_score_their_own_shares_alike(write):
     responses = torch.tensor([encode('not very good')])
 
     def work(comm):
-        source = source_of(hparams).pinned(hparams.run.directory, comm, is_resumed=False)
+        source = source_of(hparams).pinned(comm)
         reward = source.for_training(comm, SimpleNamespace(trained_model=model))
         return rewards.make_score_fn(hparams.task, reward)(queries, responses)[0]
 
@@ -219,29 +216,25 @@ def test_ranks_score_their_own_shares_alike(write):
     assert all(torch.equal(scores, known) for scores in on_ranks(2, work))
 
 
-def test_a_run_that_is_resumed_keeps_its_function(write, tmp_path):
-    """Another one is taken only if it is named again; the copy in the run can be."""
+def test_a_run_goes_on_with_the_function_that_is_named_again(write, tmp_path):
+    """Its own name is not enough, and a line tells of another content of the file."""
     name = write(MOCK)
     argv = [f'--rewards.function={name}', '--ppo.total_episodes=256']
     assert train(tmp_path, 'run', *argv).exit_code == 0
-    resume = ['resume', f'{tmp_path}/run']
-    path, copy = tmp_path / 'my_reward.py', f'{tmp_path}/run/reward_function.py:score'
-
-    path.write_text(f'{MOCK} # another one')
-    told = error_of(invoke(resume))
-    assert told.startswith(f'{path} has changed since this run began')
-    assert f'--rewards.function {name} ' in told and f'--rewards.function {copy} ' in told
-    result = succeed([*resume, '--rewards.function', name])
-    assert f'going on with --rewards.function {name}, another reward function' in result.stderr
-    result = invoke([*resume, '--rewards.function', copy])
-    assert result.exit_code == 0 and 'another reward function' not in result.stderr
-
-    path.unlink()
-    assert invoke(resume).exit_code == 0  # by the copy
-    (tmp_path / 'run/reward_function.py').write_text('something else')
-    told = 'reward_function.py is not the reward function that this run learned from'
-    assert told in error_of(invoke(resume))
-    assert error_of(invoke([*resume, '--rewards.function', name])).endswith(f'no such file: {path}')
+    run = f'{tmp_path}/run'
+    for words in (['resume', run], ['evaluate', run]):  # tests/faults tries more commands
+        told = error_of(invoke(words))
+        assert f'repeat --rewards.function {name} (the run keeps a copy to read, ' in told
+        assert told.endswith(f'{run}/reward_function.py)')
+    resume = ['resume', run, '--rewards.function', name]
+    assert 'is not what it was' not in succeed(resume).stderr
+    (tmp_path / 'my_reward.py').write_text(f'{MOCK} # another one')
+    reward_function.read.cache_clear()  # as in another command
+    result = succeed(resume)
+    assert f'note: {name} is not what it was when this run began; see {run}' in result.stderr
+    (tmp_path / 'my_reward.py').unlink()
+    reward_function.read.cache_clear()
+    assert f'no such file: {tmp_path}/my_reward.py' in error_of(invoke(resume))
 
 
 def test_it_judges_a_run(write, tmp_path, capsys):
@@ -346,7 +339,7 @@ def test_columns_reach_a_function_by_the_tokens_of_their_query(tmp_path):
 def test_columns_of_queries_that_are_given_come_first(write):
     """Before those of the run's own file, when samples are scored."""
     name = write('def score(queries, responses, answer):\n    return [*map(int, answer)]')
-    reward = loading.load_reward_model(name, encodings.Test)
+    reward = loading.load_reward_model(name, encodings.Test, may_be_code=True)
     reward.columns = {(1, 2): {'answer': '1'}, (1, 3): {'answer': '2'}}
     given = [((1, 2), jsonl.Query('here', 'ab', {'answer': '5'}))]
     loading.give_more_columns(reward, given)

@@ -45,7 +45,7 @@ def score(
     """Print the scores of texts by a run's reward: a table on a terminal, else JSON lines."""
     found = records.read(file)
     with option_renamed('RUN'), warnings_only():
-        scorer = text_scorer(run, chat=True)
+        scorer = text_scorer(run, chat=True, may_be_code=True)
     if scorer is not None:
         for name, value in (('query_length', query_length), ('response_length', response_length)):
             if value is not None:
