@@ -321,7 +321,10 @@ def query_columns(
     rules = make_query_sampler(hparams, encoder=encoder, batch_size=1).rules
     for file in filter(None, (name, jsonl.file_of_test_part(name))):
         for query in jsonl.read_queries(file):
-            of_one = datasets.Dataset(name, lambda mode, text=query.text, **_: iter([text]))
+            texts = [query.text]
+            of_one = datasets.Dataset(
+                name, lambda mode, texts=texts, **_: iter(texts), is_new=False
+            )
             sequences = of_one.sequences(rules, repeat_count=1)
             found += [(tokens, query) for tokens in sequences]
     return columns_by_tokens(found)

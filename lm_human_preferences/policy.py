@@ -15,7 +15,7 @@ from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.language.network import HEADS, BlockInputs
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import default_device, digest_of
+from lm_human_preferences.utils.core import TokenIds, default_device, digest_of, token_ids
 
 if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
@@ -75,16 +75,20 @@ class Policy:
         """Return logits and values of `h (rows, n_embd)`."""
         return {'logits': self.model.logits(h), 'values': self.model.heads['value'](h)}
 
+    def get_params(self) -> list[nn.Parameter]:
+        """Return the network's own parameters."""
+        return list(self.parameters_by_name().values())
+
     @torch.no_grad()
     def respond(
-        self, queries: torch.Tensor, length: int, samples_per_query: int = 1
+        self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
         """Return responses, logprobs and values (batch, length); padding and 0 after the end.
 
         samples_per_query: number of neighbouring rows of `queries (batch, query_length)` that
         repeat one query, which is computed once.
         """
-        contexts = self.embed_queries(queries.cpu()[::samples_per_query])
+        contexts = self.embed_queries(token_ids(queries)[::samples_per_query])
         with precision.autocast(self.device):
             rows = Decoding(self.model, contexts, self.padding_token, length)
             rows.repeat(samples_per_query)
@@ -106,8 +110,8 @@ class Policy:
 
     def analyze_responses_op(
         self,
-        queries: torch.Tensor,
-        responses: torch.Tensor,
+        queries: TokenIds,
+        responses: TokenIds,
         samples_per_query: int = 1,
         blocks: Sequence[int] = (),
     ) -> dict[str, torch.Tensor]:
@@ -118,7 +122,7 @@ class Policy:
         """
         kept = BlockInputs(blocks)
         # In host memory, where a layout is computed without waiting for a GPU.
-        responses = responses.cpu()
+        responses = token_ids(responses)
         real = responses != self.padding_token
         longest = int(np.flatnonzero(real.numpy().any(0)).max()) + 1
         left_out = responses.shape[1] - longest
@@ -159,7 +163,7 @@ class Policy:
 
     def _hidden_before(
         self,
-        queries: torch.Tensor,
+        queries: TokenIds,
         responses: torch.Tensor,
         samples_per_query: int,
         kept: BlockInputs,
@@ -168,7 +172,7 @@ class Policy:
 
         responses: in host memory.
         """
-        contexts = self.embed_queries(queries.cpu())
+        contexts = self.embed_queries(token_ids(queries))
         # A token is predicted at the position before it.
         together = responses_in_a_row(samples_per_query)
         if together > 1:

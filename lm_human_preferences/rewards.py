@@ -17,7 +17,7 @@ from lm_human_preferences.language.weights import Weights, check_size, load_para
 from lm_human_preferences.ppo import ScoreFn
 from lm_human_preferences.reward_models.locations import SCOPE, reward_model_dir
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.core import TokenIds, default_device, token_ids
 from lm_human_preferences.utils.logging import log_as_original
 
 
@@ -66,20 +66,21 @@ class Scorer(nn.Module):
         """Return all parameters."""
         return list(self.parameters_by_name().values())
 
-    def get_rewards_op(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    def get_rewards_op(self, queries: TokenIds, responses: TokenIds) -> torch.Tensor:
         """Return differentiable rewards (batch[, n]) of `responses (batch[, n], length)`."""
+        # In host memory, where a layout is computed without waiting for a GPU.
+        queries, responses = token_ids(queries), token_ids(responses)
         several = responses.reshape(len(responses), -1, responses.shape[-1])
-        # From host memory, where a layout is computed without waiting for a GPU.
-        h = self.model.last_hidden(queries.cpu(), several.cpu(), self.padding_token)
+        h = self.model.last_hidden(queries, several, self.padding_token)
         rewards = self.reward_gain * self.model.heads['reward'](h) + self.reward_bias
         return rewards.reshape(responses.shape[:-1])
 
     @torch.no_grad()
-    def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    def get_rewards(self, queries: TokenIds, responses: TokenIds) -> torch.Tensor:
         """Return rewards without gradients; see get_rewards_op."""
         return self.get_rewards_op(queries, responses)
 
-    def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    def score(self, queries: TokenIds, responses: TokenIds) -> torch.Tensor:
         """Return rewards (batch,) of responses (batch, length) to queries (batch, query_length)."""
         return self.get_rewards(queries, responses)
 

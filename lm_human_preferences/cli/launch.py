@@ -191,7 +191,7 @@ def experiment_command(
     def start(settings: dict[str, Any], exp: str, name_of_run: str) -> None:
         """Start the training, or print what would start."""
         binds = user_settings.bindings(experiments, exp, name)
-        name_of_run = _checked_name(name_of_run)
+        name_of_run = _checked_name(user_settings.run_name(name_of_run, experiments[exp][0]))
         if _nothing_is_saved(settings):
             settings.pop('run.save_dir', None)
         launch_settings = {key: settings.pop(key) for key in launch_fields if key in settings}

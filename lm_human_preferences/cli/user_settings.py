@@ -33,7 +33,13 @@ def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str
         raise UserError(
             f'no experiment {name!r} for {command}: choose from {", ".join(experiments)}'
         )
-    (trial,) = experiments[name]
+    trials = experiments[name]
+    if len(trials) != 1:
+        raise UserError(
+            f'experiment {name!r} has {len(trials)} trials: list each of them in launch.py under a'
+            ' name of its own'
+        )
+    (trial,) = trials
     binds: dict[str, Any] = {}
     for var, value, _ in trial:
         if var in binds:
@@ -41,6 +47,12 @@ def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str
         if var is not None:
             binds[var] = value
     return binds
+
+
+def run_name(name: str, trial: Trial) -> str:
+    """Return NAME, followed by the descriptors of its trial: NAME/lx1-2, as in the original."""
+    descriptors = [str(extra['descriptor']) for _, _, extra in trial if 'descriptor' in extra]
+    return f'{name}/{"-".join(descriptors)}' if descriptors else name
 
 
 def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:

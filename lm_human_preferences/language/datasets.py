@@ -87,12 +87,20 @@ class QueryRules:
 
 @dataclasses.dataclass
 class Dataset:
-    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a part."""
+    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a part.
+
+    is_new: it is listed by its name, as in the original, which `--task.query_dataset` then takes.
+    """
 
     name: str
     generator: Callable[..., Iterator[str] | Iterator[str | list[int]]]
     is_file: bool = False  # of the user's, whose generator also takes `seen`, see jsonl
     texts_read: int = 0  # in the current epoch
+    is_new: dataclasses.InitVar[bool] = True
+
+    def __post_init__(self, is_new: bool) -> None:
+        if is_new:
+            registry.add(self.name, self.generator)
 
     def sequences(
         self,
@@ -181,7 +189,7 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
     if name in registry.DATASETS:
         if info.labels_stand_in:
             generator = functools.partial(generator, labels=labels)
-        return Dataset(name, generator)
+        return Dataset(name, generator, is_new=False)
     jsonl.refuse_parquet(str(name))
     if not str(name).endswith('.jsonl') and not storage.is_table(str(name)):
         raise UserError(
@@ -192,4 +200,4 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
         storage.cached_path(name)
     except storage.NotFound as e:
         raise OptionError('--task.query_dataset', str(e)) from e
-    return Dataset(name, functools.partial(generator, name), is_file=True)
+    return Dataset(name, functools.partial(generator, name), is_file=True, is_new=False)

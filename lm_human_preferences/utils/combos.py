@@ -21,6 +21,28 @@ def bind(var: str | None, val: Any, descriptor: str | int | None = '') -> list[T
     return [((var, val, extra),)]
 
 
+def each(*xs: Sequence[Trial]) -> list[Trial]:
+    """Return the trials of all lists, one after the other."""
+    return [trial for trials in xs for trial in trials]
+
+
+def label(descriptor: str | int) -> list[Trial]:
+    """Return one trial that sets nothing, for its descriptor in the name of the run."""
+    return bind(None, None, descriptor)
+
+
+def options_shortdesc(var: str, desc: str, opts: Sequence[Any]) -> list[Trial]:
+    """Return a trial for each value of a variable, described as in `lx1` for desc l and .1."""
+    return each(*[bind(var, value, desc + _short(value)) for value in opts])
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    text = f'{value:.3}'
+    return text.lstrip('0').replace('.', 'x') if '.' in text else text
+
+
 def bind_all(prefix: str = '', /, **values: Any) -> list[Trial]:
     """Return one trial that sets the variables `prefix.name` for names and values."""
     trials = combos()

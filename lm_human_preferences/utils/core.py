@@ -41,11 +41,22 @@ class Schema:
     shape: tuple
 
 
+TokenIds = torch.Tensor | np.ndarray
+
+
+def token_ids(ids: TokenIds) -> torch.Tensor:
+    """Return token ids as int64 in host memory; the original took arrays of int32."""
+    return torch.as_tensor(ids, dtype=torch.int64, device='cpu')
+
+
 def set_seed(seed: int | None, rank: int = 0) -> None:
     """Seed numpy and torch for this rank, as the original's set_mpi_seed; None: fresh entropy."""
     seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
     numpy_random.seed(seed and seed % 2**32)  # it takes no others
     torch.seed() if seed is None else torch.manual_seed(seed)
+
+
+set_mpi_seed = set_seed  # the original's name
 
 
 @contextlib.contextmanager

@@ -130,6 +130,21 @@ class HParams:
             self.check_values()
         note_unknown(filename, tuple(self.unknown_names()))
 
+    def override_from_str(self, hparam_str: str) -> None:
+        """Override from 'x.y=1,name=text', in which no text holds a comma."""
+        flat_dict = {}
+        for setting in hparam_str.split(','):
+            key, is_setting, text = setting.partition('=')
+            if not is_setting:
+                raise ValueError(f'{setting!r} is not NAME=VALUE')
+            flat_dict[key] = text
+        self.override_from_str_dict(flat_dict)
+
+    def override_from_str_dict(self, flat_dict: Mapping[str, str]) -> None:
+        """Override from {'x.y': '1'}: the texts are read as the types of the fields."""
+        parsed = {key: parse(self._field(key).type, text) for key, text in flat_dict.items()}
+        self.override_from_dict(parsed)
+
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
         """Override from {'x.y': 1}; 'on' makes a fresh group; AttributeError in one that is off."""
         groups = {key: group_class(self._field(key).type) for key in flat_dict}
@@ -229,8 +244,13 @@ class HParams:
         """Yield (applies, message); {name} becomes the option, {name=} also its value."""
         yield from ()
 
-    def validate(self) -> None:
-        """Run `check_values`; raise InvalidOptions for the first of the `problems`."""
+    def validate(self, *, prefix: str = '') -> None:
+        """Run `check_values`; raise InvalidOptions for the first of the `problems`.
+
+        prefix: of the options' names in messages, such as 'ppo.', where these are not in a group.
+        """
+        if prefix:
+            self.name_group(prefix)
         self.check_values()
         for f in dataclasses.fields(self):
             if isinstance(value := getattr(self, f.name), HParams):

@@ -38,7 +38,7 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
 from lm_human_preferences.plan import checks
 from lm_human_preferences.runs import run_dir
-from lm_human_preferences.utils.combos import bind, combos
+from lm_human_preferences.utils.combos import bind, combos, each, label, options_shortdesc
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -347,14 +347,25 @@ def test_run_save_dir_is_overruled_and_says_so(started):
     assert result.stderr.startswith('note: --run.save_dir has no effect: ')
 
 
-def test_a_key_that_an_experiment_sets_twice_is_noted(started):
-    trials = combos(launch.reward_experiments['test'], bind('lr', 0.5))
+def train(trials):
     command = jobs.experiment_command(
         'train', 'module:train', reward_options.HParams, {'sweep': trials}, help='Train.'
     )
-    result = invoke('train sweep nm', program.Program(commands=[command]))
+    return invoke('train sweep nm --save_dir /q', program.Program(commands=[command]))
+
+
+def test_a_key_that_an_experiment_sets_twice_is_noted(started):
+    result = train(combos(launch.reward_experiments['test'], bind('lr', 0.5)))
     assert hparams_of(started).lr == 0.5
     assert result.stderr == 'WARNING: overriding key lr from 0.001 to 0.5\n'
+
+
+def test_descriptors_of_a_trial_are_a_part_of_the_name_of_its_run(started, monkeypatch):
+    test = launch.reward_experiments['test']
+    train(combos(test, label('a'), options_shortdesc('batch_size', 'b', [16])))
+    assert hparams_of(started).run.save_dir == '/q/nm/a-b16'
+    several = train(combos(test, each(label('a'), label('b'))))
+    assert error_of(several).startswith("experiment 'sweep' has 2 trials: list each of them")
 
 
 @pytest.fixture

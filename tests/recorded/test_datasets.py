@@ -193,7 +193,7 @@ def test_stories_are_where_recorded():
 )
 def test_how_texts_are_cut(encoder, text, start, end, expected):
     start_token, end_token = (x and encoder.encode(x)[0] for x in (start, end))
-    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter([text]))
+    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter([text]), is_new=False)
     options = dict(start_token=start_token, end_token=end_token, repeat_count=1)
     sequences = list(sequences_of(dataset, 8, mode='train', encoder=encoder, **options))
     padded = []
@@ -204,7 +204,9 @@ def test_how_texts_are_cut(encoder, text, start, end, expected):
 
 
 def test_several_tokens_may_begin_and_end_a_query(encoder):
-    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter(['xya.yb.c', 'bxab']))
+    dataset = datasets.Dataset(
+        'x', lambda mode, seed, shuffle: iter(['xya.yb.c', 'bxab']), is_new=False
+    )
     options = dict(mode='train', encoder=encoder, repeat_count=1)
     starts, ends = ({*encoder.encode(texts)} for texts in ('yx', '.b'))
     sequences = sequences_of(dataset, 5, start_token=starts, end_token=ends, **options)
@@ -372,7 +374,7 @@ def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
 def test_cuts_are_counted_where_something_is_lost(text, counts):
     """Texts of three letters at most, after x if there is one, up to the last full stop."""
     encoder = encodings.Test.get_encoder()
-    dataset = datasets.Dataset('one', lambda mode, **settings: iter([text]))
+    dataset = datasets.Dataset('one', lambda mode, **settings: iter([text]), is_new=False)
     (start,) = encoder.encode('x') if 'x' in text else (None,)
     (end,) = encoder.encode('.') if '.' in text else (None,)
     rules = datasets.QueryRules(3, 'train', encoder, start_token=start, end_token=end)

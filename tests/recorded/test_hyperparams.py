@@ -55,16 +55,12 @@ def _settings(call):
 
 
 def _override(hparams, method, argument):
-    """Make a recorded call; texts are parsed as the command line parses them."""
+    """Make a recorded call."""
     if method in ('override_from_nested_dict', 'parse_json'):
         nested = json.loads(argument) if method == 'parse_json' else argument
         hparams.override_from_nested_dict(nested)
         return
-    settings = dict(_settings((method, argument)))
-    if method != 'override_from_dict':
-        for key, text in settings.items():
-            settings[key] = hyperparams.parse(hparams._field(key).type, text)
-    hparams.override_from_dict(settings)
+    getattr(hparams, method)(argument)
 
 
 def _unknown(cls, nested):
@@ -87,8 +83,8 @@ def _defect(case):
         if len(call) > 2:
             return 'no caller has another separator'
         settings = _settings(call)
-        if call[0] == 'override_from_str' and any(len(setting) < 2 for setting in settings):
-            return 'no caller has a text that is not NAME=VALUE'
+        if any(len(setting) < 2 for setting in settings):
+            continue  # a text that is not NAME=VALUE
         if call[0] == 'override_from_str_dict' and any(type(v) is dict for _, v in settings):
             return 'no caller has another value than a text'
         for key, value in settings:
@@ -366,3 +362,22 @@ def test_every_class_of_options_checks_their_values(cls, name, least):
     setattr(hparams, name, least - 1)
     with pytest.raises((TypeError, ValueError), match=' must be '):
         hparams.validate()
+
+
+def test_a_class_of_a_fork_checks_itself_as_in_the_original():
+    """Its fields need no option(), and its validate passes the prefix on."""
+
+    @dataclass
+    class Scaling(hyperparams.HParams):
+        factor: float = 2.0
+
+        def validate(self, *, prefix=''):
+            super().validate(prefix=prefix)
+            assert self.factor, f'{prefix}factor'
+
+    scaling = Scaling()
+    scaling.override_from_str('factor=0.5')
+    scaling.validate()
+    scaling.factor = 'x'
+    with pytest.raises(TypeError, match='--ppo.factor must be a number'):
+        scaling.validate(prefix='ppo.')

@@ -105,3 +105,24 @@ def test_every_entry_has_its_generator():
         assert info.name == name and info.summary
         assert callable(info.load().generator)
     assert len(registry.info('reviews').all_queries()) == 32
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    """Leave the list of data sets as it was."""
+    monkeypatch.setattr(registry, 'DATASETS', dict(registry.DATASETS))
+
+
+def test_a_dataset_lists_itself_as_in_the_original(listed):
+    def mine(mode, seed=0, shuffle=False, comm=None):
+        yield from ('abc', 'de')
+
+    datasets.Dataset('mine', generator=mine)
+    task = lm_tasks.TaskHParams(query_length=3, query_dataset='mine', start_text=None)
+    encoder = encodings.Test.get_encoder()
+    sampler = lm_tasks.make_query_sampler(hparams=task, encoder=encoder, batch_size=2)
+    assert sampler()['tokens'].tolist() == [[0, 1, 2], [3, 4, encoder.padding_token]]
+    assert registry.choices().endswith('reviews, mine')
+    for name in ('mine', 'books'):
+        with pytest.raises(ValueError, match=f"there is a data set '{name}' already"):
+            datasets.Dataset(name, generator=mine)
