@@ -25,7 +25,6 @@ from lm_human_preferences.hparams.online_options import OnlineHParams, Schedule
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online.collection import Collection
 from lm_human_preferences.plan.making import policy_phase
-from lm_human_preferences.training.time_left import TimeLeft
 
 RATES = {
     '5,000 labels in 2,000,000 episodes': 5_000 / 2_000_000,
@@ -82,7 +81,7 @@ def measure(args):
     checkpointer = Checkpointer(None, world, resume=False)
     checkpointer.set_seed(1)
     steps, asked, idle = [], [], []
-    collection = Collection(trainer, policy_phase(hparams), checkpointer, TimeLeft({'policy': 1}))
+    collection = Collection(trainer, policy_phase(hparams), checkpointer)
     collection.schedule = AlternateSchedule(**vars(collection.schedule))
     with checkpointer, collection:
         collection.labels.schedule = collection.schedule

@@ -30,7 +30,6 @@ from lm_human_preferences.training.kl_control import FixedKLController as FixedK
 from lm_human_preferences.training.kl_control import make_kl_controller
 from lm_human_preferences.training.loop import Hook, training_loop
 from lm_human_preferences.training.model_sizes import Sizes
-from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce
 
@@ -158,19 +157,18 @@ def _train_both(
     if comm.rank == 0:
         plan.check_disk_space(sizes)
         session.show_start(plan, comm)
-    clock = TimeLeft(plan.work(sizes.n_vocab))
     bases = Bases()
     with session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
         phase = plan.policy
         if plan.rewards:
             plan, phase = in_directory(phase, directory)
-            _train_rewards(plan, sizes, comm, experiment, clock, bases)
+            _train_rewards(plan, sizes, comm, experiment, bases)
         trainer = start(phase, checkpointer, comm, experiment, bases)
-    take_steps(trainer, phase, checkpointer, clock)
+    take_steps(trainer, phase, checkpointer)
 
 
 def _train_rewards(
-    plan: Plan, sizes: Sizes, comm: Comm, experiment: str | None, clock: TimeLeft, bases: Bases
+    plan: Plan, sizes: Sizes, comm: Comm, experiment: str | None, bases: Bases
 ) -> None:
     """Train those reward models of a policy's run that are not finished."""
     from lm_human_preferences import train_reward  # its labels are needed here alone
@@ -180,7 +178,7 @@ def _train_rewards(
     if left:
         checks.check_memory(left[0], sizes, comm)
         records = run_settings.records(plan.settings, experiment=experiment, ranks=comm.size)
-        train_reward.train_models(left, plan, comm, records, clock, bases)
+        train_reward.train_models(left, plan, comm, records, bases)
     comm.barrier()
 
 
@@ -213,32 +211,27 @@ def take_steps(
     trainer: PPOTrainer,
     phase: TrainPolicy,
     checkpointer: Checkpointer,
-    clock: TimeLeft,
     more: Sequence[Hook] = (),
 ) -> None:
-    """Take the remaining steps. clock: of the whole command, with a phase 'policy'; more: hooks."""
+    """Take the remaining steps; more: hooks."""
     reader = tokenisers.reader(trainer.policy.encoder, phase.settings.task.chat)
     hooks = [
-        *_plugged_in(trainer, phase, checkpointer, clock, reader),
-        *policy_hooks(trainer, phase, checkpointer, clock, reader),
+        *_plugged_in(trainer, phase, checkpointer, reader),
+        *policy_hooks(trainer, phase, checkpointer, reader),
         *more,
     ]
     training_loop(trainer, hooks)
 
 
 def _plugged_in(
-    trainer: PPOTrainer,
-    phase: TrainPolicy,
-    checkpointer: Checkpointer,
-    clock: TimeLeft,
-    reader: Encoder,
+    trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, reader: Encoder
 ) -> list[Hook]:
     """Return the hooks of rooms that only a run which asks for them loads."""
     found: list[Hook] = []
     if phase.retraining is not None:
         from lm_human_preferences.online.collection import Collection
 
-        found.append(Collection(trainer, phase, checkpointer, clock))
+        found.append(Collection(trainer, phase, checkpointer))
     if phase.run.sample_queries:
         from lm_human_preferences import tracked_samples
 

@@ -32,7 +32,6 @@ from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce
 
@@ -53,10 +52,9 @@ def train(
         prediction = None
         if left:
             session.show_notes(hparams, comm)
-            sizes = checks.check_start(plan, left[0], comm)
+            checks.check_start(plan, left[0], comm)
             records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
-            clock = TimeLeft(plan.work(sizes.n_vocab))
-            prediction = train_models(left, plan, comm, records, clock, Bases())
+            prediction = train_models(left, plan, comm, records, Bases())
     if comm.rank == 0:
         save_dir = hparams.run.save_dir
         console.announce_reward_model(save_dir, experiment, task_options or {}, prediction)
@@ -84,7 +82,6 @@ def train_models(
     plan: Plan,
     comm: Comm,
     records: Mapping[str, Any],
-    clock: TimeLeft,
     bases: Bases,
 ) -> Prediction | None:
     """Train the reward models that are `left`, one after another, or resume the first.
@@ -110,7 +107,7 @@ def train_models(
             _show_start(phase, plan, labels, comm)
             labels.record(is_begun=phase.member > 0 or checkpointer.prefix is not None)
             trainer.prepare()
-            training_loop(trainer, reward_hooks(trainer, checkpointer, clock, phase))
+            training_loop(trainer, reward_hooks(trainer, checkpointer, phase))
             trainer.finish()
         _save_finished(phase, trainer)
         prediction, last_step = trainer.prediction, trainer.total_steps - 1

@@ -31,7 +31,6 @@ from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training.loop import Hook
-from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.logging import progress
 
@@ -220,8 +219,7 @@ def measured_steps(
     with Checkpointer(None, LocalComm(), resume=False) as checkpointer:
         trainer = train_policy.start(phase, checkpointer, LocalComm())
         curve = KnownRewardCurve(trainer, phase.run.save_interval, known)
-        clock = TimeLeft({'policy': 1})
-        train_policy.take_steps(trainer, phase, checkpointer, clock, [curve])
+        train_policy.take_steps(trainer, phase, checkpointer, [curve])
     return trainer, curve.points
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from lm_human_preferences import lm_tasks, shell, storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.names import step_of
-from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import measure, picture, report
 from lm_human_preferences.hparams import policy_options
@@ -28,7 +28,6 @@ from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import memory, precision
-from lm_human_preferences.training.time_left import as_text
 from lm_human_preferences.utils.core import ceil_div, set_seed
 from lm_human_preferences.utils.logging import announce
 
@@ -212,32 +211,19 @@ def fitted(
         len(queries), settings.samples, DEFAULT_SECONDS / seconds, may_cut=settings.queries is None
     )
     usual = (len(queries), settings.samples or MOST_SAMPLES)
+    duration = tqdm.format_interval(count * samples * seconds)
     width = 1.96 * spread / count**0.5
     announce(
         f'A sample of both models takes {seconds:.2g} s: {count} queries with {samples} samples'
-        f' each, in about {as_text(count * samples * seconds)}, give mean rewards within about'
-        f' ± {width:.2g} (95 %)'
+        f' each, in about {duration}, give mean rewards within about ± {width:.2g} (95 %)'
     )
     if (count, samples) != usual:
         announce(
             f'--queries {usual[0]} --samples {usual[1]} would take'
-            f' {as_text(usual[0] * usual[1] * seconds)}, within about'
+            f' {tqdm.format_interval(usual[0] * usual[1] * seconds)}, within about'
             f' ± {1.96 * spread / usual[0] ** 0.5:.2g}',
         )
     chosen = torch.randperm(len(queries), generator=torch.Generator().manual_seed(settings.seed))
     if count < len(queries):
         queries = queries[chosen[:count]]
     return queries, dataclasses.replace(settings, samples=samples)
-
-
-def tokens_to_compute(task: lm_tasks.TaskHParams, n_vocab: int) -> int:
-    """Return the number of tokens computed in an evaluation with default settings."""
-    tokens = task.query_length + task.response_length
-    if n_vocab**task.response_length > measure.MOST_RESPONSES:
-        # Both models sample, each reads the other's responses, the reward model those of both.
-        passes = 6
-        return passes * tokens * measure.QUERIES * MOST_SAMPLES
-    all_queries = registry.info(task.query_dataset).all_queries()
-    queries = measure.QUERIES if all_queries is None else len(all_queries)
-    beginnings = queries * n_vocab ** (task.response_length - 1)
-    return beginnings * (2 * (tokens - 1) + tokens - 1 + n_vocab)

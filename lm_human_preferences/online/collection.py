@@ -26,7 +26,6 @@ from lm_human_preferences.utils.logging import announce
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
-    from lm_human_preferences.training.time_left import TimeLeft
 
 POLL_SECONDS = 1.0  # between two looks for answers
 HOUR = 3600.0
@@ -38,14 +37,12 @@ STEPS_TO_REACT = 2
 class Collection(Hook):
     """Collects labels while `trainer` trains a policy; entered on every rank."""
 
-    def __init__(
-        self, trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, clock: TimeLeft
-    ) -> None:
+    def __init__(self, trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -> None:
         self.phase, online = phase, phase.settings.rewards.online
         assert online is not None and phase.retraining is not None
         assert checkpointer.seed is not None
         self.trainer, self.checkpointer, self.comm = trainer, checkpointer, trainer.comm
-        self.clock, self.online, self.seed = clock, online, checkpointer.seed
+        self.online, self.seed = online, checkpointer.seed
         self.schedule = online.schedule(trainer.total_steps)
         self.retrainer = self._retrainer(phase.retraining, checkpointer.seed)
         self.labels: RunLabels | None = None  # of rank 0
@@ -82,8 +79,7 @@ class Collection(Hook):
         """Ask and wait for the labels of `step`, and train if due; UserError when patience ends."""
         if self.labels is not None:
             self.labels.ask(step)
-        with self.clock.pause():
-            self._wait(step)
+        self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
         elif not self.retrainer.is_trained:

@@ -33,12 +33,11 @@ class Plan:
         """All trainings, one after another."""
         return [*self.rewards, *([] if self.policy is None else [self.policy])]
 
-    def work(self, n_vocab: int) -> dict[str, float]:
-        """Return the work of each phase, by name: tokens passed forward."""
-        work = {phase.name: phase.work() for phase in self.trainings}
-        if self.evaluation is not None:
-            work[self.evaluation.name] = self.evaluation.work(n_vocab)
-        return work
+    @property
+    def names(self) -> list[str]:
+        """Names of all phases, in their order."""
+        names = [phase.name for phase in self.trainings]
+        return names if self.evaluation is None else [*names, self.evaluation.name]
 
     def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
         """Estimate the memory of each part of the command, on one of `ranks`."""

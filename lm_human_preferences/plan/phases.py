@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from lm_human_preferences.reward_sources.sources import RewardSource
     from lm_human_preferences.training.model_sizes import Sizes
 
-UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on
+UNKNOWN_LABELS = 5000  # for the number of checkpoints, where all labels of a file are trained on
 # Between the seeds of two models. Like that of ranks: no seed of a run comes near it
 MEMBER_SEED_STRIDE = 1_000_003
-# Forward, and backward as two; as one, without gradients of the base's weights.
-PASSES, PASSES_OF_ADAPTERS = 3, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +112,6 @@ class TrainReward:
         finished = os.path.join(directory, self.files.finished)
         return checkpoints.Planned(finished, 1, checkpoint_size(self.networks, sizes))
 
-    def work(self) -> float:
-        """Return the tokens passed forward, a backward pass counting as two."""
-        labels = self.settings.labels.num_train or UNKNOWN_LABELS
-        return _passes(self.settings.task.policy.lora) * self._row * self.settings.epochs * labels
-
     @property
     def _row(self) -> int:
         """Tokens of a label: of its query, and its responses."""
@@ -169,11 +162,6 @@ class FitHead(TrainReward):
     def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
         return checkpoints.Planned(os.path.join(directory, self.files.network), 0, 0)
 
-    def work(self) -> float:
-        settings, task = self.settings, self.settings.task
-        labels = self._row * (settings.labels.num_train or UNKNOWN_LABELS)
-        return labels + (task.query_length + task.response_length) * settings.normalize_samples
-
     def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
         """Estimate the memory of sampling."""
         rows = exact_div(self.settings.rollout_batch_size, ranks)
@@ -221,14 +209,6 @@ class TrainPolicy:
         unfinished = os.path.join(directory, self.files.unfinished)
         size = checkpoint_size(self.networks, sizes)
         return checkpoints.Planned(unfinished, self.saves(), size)
-
-    def work(self) -> float:
-        """Return the tokens passed forward, a backward pass counting as two."""
-        task, ppo = self.settings.task, self.settings.ppo
-        tokens = task.query_length + task.response_length
-        # Sampling, the reference and the reward; forward and backward in each epoch.
-        passes = 2 + self.source.members + _passes(task.policy.lora) * ppo.noptepochs
-        return passes * tokens * ppo.nupdates * ppo.batch_size
 
     def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
         """Estimate the memory of a step on one of `ranks`, and before that of retraining."""
@@ -285,12 +265,6 @@ class Evaluate:
 
     name: ClassVar[str] = 'evaluation'
 
-    def work(self, n_vocab: int) -> float:
-        """Return the tokens passed forward."""
-        from lm_human_preferences.evaluation import evaluate
-
-        return evaluate.tokens_to_compute(self.settings.task, n_vocab)
-
     def check_queries(self, encoder: Encoder) -> None:
         """Raise UserError if the user's own file of queries has none to evaluate on."""
         from lm_human_preferences.evaluation import measure
@@ -322,7 +296,3 @@ def checkpoint_size(networks: Networks, sizes: Sizes) -> int:
 def responses_of(settings: reward_options.HParams) -> int:
     """Return the number of responses of a label."""
     return len(label_types.get(settings.labels.type).samples)
-
-
-def _passes(lora: LoraHParams | None) -> int:
-    return PASSES if lora is None else PASSES_OF_ADAPTERS

@@ -7,7 +7,6 @@ from types import TracebackType
 
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.training.loop import Hook, Trainer
-from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.logging import progress
 
 
@@ -20,7 +19,6 @@ class ProgressBar(Hook):
     def __init__(
         self,
         trainer: Trainer,
-        clock: TimeLeft,
         *,
         name: str,
         unit: str,
@@ -28,8 +26,6 @@ class ProgressBar(Hook):
         shown: Mapping[str, tuple[str, str]],
         done: int | None = None,
     ) -> None:
-        self.clock = clock
-        self.paused_seconds = clock.paused_seconds  # up to the last step
         self.per_step = per_step
         self.shown = shown
         if done is None:
@@ -41,14 +37,6 @@ class ProgressBar(Hook):
             desc=name,
             unit=unit,
         )
-
-    def before_step(self, step: int) -> None:
-        """Leave out the pauses since the last step."""
-        seconds = self.clock.paused_seconds - self.paused_seconds
-        self.paused_seconds = self.clock.paused_seconds
-        if not self.bar.disable:
-            self.bar.start_t += seconds
-            self.bar.last_print_t += seconds
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Advance the bar."""

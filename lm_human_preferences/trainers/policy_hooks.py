@@ -14,7 +14,6 @@ from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import Hook
-from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils.logging import (
     ENDED,
     LENGTH,
@@ -33,19 +32,13 @@ FINITE = ('ppo/loss/total', KL, 'objective/score')
 
 
 def policy_hooks(
-    trainer: PPOTrainer,
-    phase: TrainPolicy,
-    checkpointer: Checkpointer,
-    clock: TimeLeft,
-    encoder: Encoder,
+    trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, encoder: Encoder
 ) -> list[Hook]:
-    """Return the hooks of a policy's training. clock: of the whole command, with 'policy'."""
+    """Return the hooks of a policy's training."""
     run = phase.run
-    clock.begin('policy', trainer.share_done)
     bar = ProgressBar(
         trainer,
-        clock,
-        name='policy',
+        name=phase.name,
         unit='episode',
         done=trainer.episodes_done,
         per_step=trainer.ppo.batch_size,
@@ -54,7 +47,7 @@ def policy_hooks(
     return [
         Samples(trainer, encoder),
         bar,
-        PolicyTable(trainer, clock, has_spread=bool(trainer.reward_blocks)),
+        PolicyTable(trainer, has_spread=bool(trainer.reward_blocks)),
         HealthMonitor(run.on_anomaly, trainer, checkpointer, FINITE, most_kl(phase.settings)),
         Checkpoints(trainer, checkpointer, run.save_interval, saves_end=True),
     ]
@@ -113,11 +106,11 @@ class Samples(Hook):
 
 
 class PolicyTable(Hook):
-    """Prints a line of the policy's table when one is due. clock: with a phase 'policy'."""
+    """Prints a line of the policy's table when one is due."""
 
-    def __init__(self, trainer: PPOTrainer, clock: TimeLeft, *, has_spread: bool) -> None:
+    def __init__(self, trainer: PPOTrainer, *, has_spread: bool) -> None:
         self.trainer = trainer
-        self.clock = clock
+        self.speed = console.Speed(trainer.episodes_done)
         self.table = console.policy_table(has_spread=has_spread)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
@@ -126,17 +119,17 @@ class PolicyTable(Hook):
         is_printed = console.is_due(step, steps, self.trainer.logger.log_interval)
         if self.trainer.comm.rank != 0 or not is_printed:
             return
-        share = self.trainer.share_done
+        episodes = self.trainer.episodes_done
         self.table.add(
             step=f'{step}/{steps}',
-            episodes=self.trainer.episodes_done,
+            episodes=episodes,
             score=stats['objective/score'],
             spread=stats.get('objective/score_std', 0.0),
             KL=stats['objective/kl'],
             KL_coef=stats['objective/kl_coef'],
             loss=stats['ppo/loss/total'],
-            episodes_per_second=self.clock.per_second(share, self.trainer.total_episodes),
-            time_left=as_text(self.clock.seconds(share)),
+            episodes_per_second=self.speed.per_second(episodes),
+            time_left=self.speed.time_left(episodes, self.trainer.total_episodes),
         )
 
 

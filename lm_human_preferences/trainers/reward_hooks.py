@@ -9,21 +9,19 @@ from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
 from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import Hook
-from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils.logging import announce
 
 
 def reward_hooks(
-    trainer: RewardModelTrainer, checkpointer: Checkpointer, clock: TimeLeft, phase: TrainReward
+    trainer: RewardModelTrainer, checkpointer: Checkpointer, phase: TrainReward
 ) -> list[Hook]:
-    """Return the hooks of a reward model's training. clock: of the command, with this phase."""
-    clock.begin(phase.name, trainer.labels_done / trainer.total_labels)
+    """Return the hooks of a reward model's training."""
     shown = {'loss': ('loss', '.3f')}
     # The finished model is saved once it is normalised.
     interval = phase.settings.run.save_interval
     return [
-        ProgressBar(trainer, clock, name=phase.name, unit='batch', per_step=1, shown=shown),
-        RewardTable(trainer, clock),
+        ProgressBar(trainer, name=phase.name, unit='batch', per_step=1, shown=shown),
+        RewardTable(trainer),
         HealthMonitor(phase.run.on_anomaly, trainer, checkpointer, ['loss']),
         HeldOut(trainer),
         Checkpoints(trainer, checkpointer, interval, saves_end=False),
@@ -33,9 +31,9 @@ def reward_hooks(
 class RewardTable(Hook):
     """Prints a line of the reward model's table when one is due: the mean loss since the last."""
 
-    def __init__(self, trainer: RewardModelTrainer, clock: TimeLeft) -> None:
+    def __init__(self, trainer: RewardModelTrainer) -> None:
         self.trainer = trainer
-        self.clock = clock
+        self.speed = console.Speed(trainer.labels_done)
         self.table = console.reward_table()
         self.printed = 0  # batches
 
@@ -45,13 +43,12 @@ class RewardTable(Hook):
         is_printed = console.is_due(step, steps, trainer.logger.log_interval)
         if trainer.comm.rank != 0 or not is_printed:
             return
-        share = trainer.labels_done / trainer.total_labels
         self.table.add(
             step=f'{step}/{steps}',
             labels=trainer.labels_done,
             loss=mean_loss(trainer.batches[self.printed :]),
-            labels_per_second=self.clock.per_second(share, trainer.total_labels),
-            time_left=as_text(self.clock.seconds(share)),
+            labels_per_second=self.speed.per_second(trainer.labels_done),
+            time_left=self.speed.time_left(trainer.labels_done, trainer.total_labels),
         )
         self.printed = len(trainer.batches)
 

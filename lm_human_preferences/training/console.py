@@ -3,9 +3,11 @@
 import os
 import shlex
 import textwrap
+import time
 from collections.abc import Mapping
 
 import torch
+from tqdm import tqdm
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
@@ -39,6 +41,21 @@ class Table:
             log_in_summary('', ' '.join(heads))
             self.has_head = True
         log_in_summary(' '.join(cells))
+
+
+class Speed:
+    """Speed of a training in this process; done: episodes or labels of processes before."""
+
+    def __init__(self, done: int) -> None:
+        self.began, self.before = time.monotonic(), done
+
+    def per_second(self, done: int) -> float:
+        """Return the mean speed, by what is done now."""
+        return (done - self.before) / max(time.monotonic() - self.began, 1e-9)
+
+    def time_left(self, done: int, total: int) -> str:
+        """Return the time that is left of this training at that speed, as text."""
+        return tqdm.format_interval((total - done) / self.per_second(done))
 
 
 def reward_table() -> Table:

@@ -11,9 +11,8 @@ from experiments import resolved
 from trainers import rollout_of
 
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.trainers import hooks, policy_hooks
-from lm_human_preferences.training import console, time_left
-from lm_human_preferences.training.time_left import TimeLeft
+from lm_human_preferences.trainers import policy_hooks
+from lm_human_preferences.training import console
 from lm_human_preferences.utils import logging
 
 NEW = '--rewards.train_new_model'
@@ -37,7 +36,8 @@ def test_summary(tmp_path):
     rows = re.findall(r'^ +(\d+/[58]) +(\d+) ', shown, re.M)
     assert rows[:3] == [('1/8', '32'), ('4/8', '128'), ('8/8', '256')]
     assert rows[3:] == [('1/5', '64'), ('2/5', '128'), ('4/5', '256'), ('5/5', '320')]
-    assert re.search(r'^ +5/5 .* 0:00$', shown, re.M)
+    assert 'phases: reward model, then policy\n' in shown
+    assert len(re.findall(r'^ +(?:5/5|8/8) .* 00:00$', shown, re.M)) == 2
     assert shown.count('(score ') == 4  # two samples of the first step and of the last
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
     assert lines[-5] == f'The policy is in {tmp_path}/first/policy'
@@ -108,67 +108,24 @@ def test_the_seed_of_the_reward_model_is_its_own(tmp_path):
     assert notes(f'{NEW} off --rewards.trained_model test') == []
 
 
-def test_time_left():
-    """The speed of the present phase, 2 units a second, tells how long the later ones take."""
-    now = [100.0]
-    clock = TimeLeft({'reward model': 20, 'policy': 60, 'evaluation': 10}, clock=lambda: now[0])
-    clock.begin('reward model')
-    assert clock.seconds(0.0) is None
-    now[0] += 5
-    assert clock.seconds(0.5) == pytest.approx(5 + 30 + 5)
-    assert clock.per_second(0.5, 4000) == pytest.approx(400)
-    clock.begin('policy', share=0.25)  # it goes on after an interruption
-    now[0] += 10
-    assert clock.seconds(0.5) == pytest.approx((30 + 10) / 1.5)
-    assert clock.per_second(0.5, 1000) == pytest.approx(25)
-
-
 def trainer_of(**more):
     logger = SimpleNamespace(is_due=lambda step: True, log_interval=2)
     return SimpleNamespace(comm=LocalComm(), logger=logger, **more)
 
 
-def test_a_line_of_the_policy_has_its_speed(capsys):
+def test_a_line_of_the_policy_has_its_speed_and_the_time_left(capsys, monkeypatch):
     """After an interruption: 128 episodes in 8 seconds, and 256 are left."""
     logging.configure_console('summary')
     now = [100.0]
-    clock = TimeLeft({'policy': 4}, clock=lambda: now[0])
-    clock.begin('policy', share=0.25)
-    done = {'episodes_done': 256, 'total_episodes': 512, 'share_done': 0.5}
-    table = policy_hooks.PolicyTable(trainer_of(total_steps=4, **done), clock, has_spread=False)
+    monkeypatch.setattr(console, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    trainer = trainer_of(total_steps=4, episodes_done=128, total_episodes=512)
+    table = policy_hooks.PolicyTable(trainer, has_spread=False)
     now[0] += 8
+    trainer.episodes_done = 256
     names = 'objective/score', 'objective/kl', 'objective/kl_coef', 'ppo/loss/total'
     table.after_step(2, dict.fromkeys(names, 0.5))
     row = capsys.readouterr().out.splitlines()[-1].split()
-    assert row[:2] == ['2/4', '256'] and row[-2:] == ['16', '0:16']
-
-
-def test_pauses_are_no_part_of_the_time_left(monkeypatch):
-    monkeypatch.setattr(sys.stderr, 'isatty', lambda: True)
-    now = [100.0]
-    clock = TimeLeft({'policy': 60}, clock=lambda: now[0])
-    clock.begin('policy')
-    trainer = trainer_of(total_steps=10, steps_done=0)
-    settings = dict(name='policy', unit='episode', per_step=4, shown={})
-    with hooks.ProgressBar(trainer, clock, **settings) as bar:
-        started = bar.bar.start_t
-        now[0] += 5
-        with clock.pause():
-            now[0] += 3600
-        for _ in range(2):
-            bar.before_step(0)
-        now[0] += 1
-        assert bar.bar.start_t == pytest.approx(started + 3600)
-    assert clock.seconds(0.5) == pytest.approx(6)
-    assert clock.per_second(0.5, 1200) == pytest.approx(100)
-
-
-@pytest.mark.parametrize(
-    'seconds, text',
-    [(None, '?'), (6.6, '0:07'), (59.7, '1:00'), (3599.9, '1:00:00'), (11109, '3:05:09')],
-)
-def test_durations(seconds, text):
-    assert time_left.as_text(seconds) == text
+    assert row[:2] == ['2/4', '256'] and row[-2:] == ['16', '00:16']
 
 
 @pytest.mark.parametrize('words', ['train_policy test x --dry_run', 'train_reward test x'])

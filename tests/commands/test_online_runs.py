@@ -46,7 +46,6 @@ from lm_human_preferences.language import encodings
 from lm_human_preferences.online import collection, run_labels
 from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.train_reward import RewardModelTrainer
-from lm_human_preferences.training.time_left import TimeLeft
 
 PEOPLE = {
     'rewards__online__source': 'people',
@@ -218,14 +217,10 @@ def answer_in_terminal(directory, done):
             time.sleep(0.01)
 
 
-def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick, monkeypatch):
+def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick):
     """A labeller who goes their own way, in a thread of their own, beside a run that waits."""
-    clocks = []
-    pause = TimeLeft.pause
-    monkeypatch.setattr(TimeLeft, 'pause', lambda clock: (clocks.append(clock), pause(clock))[1])
     with meanwhile(answer_in_terminal, tmp_path / 'run'):
         said = train(tmp_path / 'run', **{**ALIKE, **PEOPLE})
-    assert clocks[0].paused_seconds > 0.5  # see folder_when_asked
     assert 'waiting for 24 of 24 labels; active: nobody; to answer: ./launch.py label' in said
     assert_same(alike(tmp_path / 'run'), alike(simulated))
 

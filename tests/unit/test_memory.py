@@ -1,6 +1,5 @@
 """Less memory for the same gradients, and what training is expected to take."""
 
-import copy
 import importlib
 import math
 import os
@@ -437,49 +436,6 @@ def test_what_both_trainings_of_a_run_share(monkeypatch, tmp_path):
     started.clear()
     invoke(f'{command} --{NEW}.run.precision fp32')
     assert hparams_of(started).rewards.train_new_model.run.precision == 'fp32'
-
-
-def test_work_of_each_phase():
-    """Tokens that pass forward through a network, counted by hand."""
-    hparams = resolved('train_policy', 'test')
-    task = {'query_length': 5, 'response_length': 2}
-    hparams.override_from_nested_dict(
-        {
-            'task': task,
-            'run': {'save_dir': '/run', 'evaluate': True},
-            'rewards': {
-                'train_new_model': {'labels': {'type': 'best_of_4', 'num_train': 100}, 'task': task}
-            },
-            'ppo': {'batch_size': 20, 'total_episodes': 60, 'noptepochs': 4},
-        }
-    )
-
-    def work(settings, n_vocab=10):
-        changed = copy.deepcopy(hparams)
-        changed.override_from_dict(settings)
-        return make_plan(changed).work(n_vocab)
-
-    # Labels of 5 + 4 * 2 tokens. 60 episodes of 7: sampled, read by the reference and the reward
-    # model, and learned from 4 times. 64 queries with each of 10 first tokens: 6 tokens read by
-    # both policies and the reward model, which also reads each of 10 second ones.
-    every = {
-        'reward model': 3 * 13 * 100,
-        'policy': (3 + 4 * 3) * 60 * 7,
-        'evaluation': 64 * 10 * (3 * 6 + 10),
-    }
-    assert work({}) == every
-    # With adapters a backward pass counts as one.
-    adapted = {**every, 'reward model': 2 * 13 * 100, 'policy': (3 + 4 * 2) * 60 * 7}
-    assert work({'task.policy.lora': 'on', f'{NEW}.task.policy.lora': 'on'}) == adapted
-    new = 'rewards.train_new_model'
-    assert work({f'{new}.labels.num_train': None})['reward model'] == 3 * 13 * 5000
-    assert work({f'{new}.labels.type': 'scalar_compare'})['reward model'] == 3 * 9 * 100
-    assert work({'task.query_dataset': 'reviews'})['evaluation'] == every['evaluation'] / 2
-    assert work({}, n_vocab=1000)['evaluation'] == 6 * 7 * 64 * 1024
-    for settings in ({new: 'off'}, {'rewards.online': 'on'}):
-        assert list(work(settings)) == ['policy', 'evaluation']
-    for settings in ({'run.evaluate': False}, {'run.save_dir': None}):
-        assert list(work(settings)) == ['reward model', 'policy']
 
 
 def test_products_of_many_shapes_are_not_all_kept(monkeypatch):
