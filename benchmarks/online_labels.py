@@ -107,8 +107,6 @@ class Run:
                 'rewards.online.labels': scale.labels,
                 'rewards.online.initial': scale.initial if self.retrainings else scale.labels,
                 'rewards.online.retrainings': self.retrainings,
-                'rewards.online.ahead': 0,
-                'rewards.online.validation': 0.0,
                 'rewards.online.source': 'mock',
                 'rewards.online.error': self.error,
             }

@@ -60,7 +60,7 @@ def hparams_of(args):
     hparams.rewards.trained_model = None
     hparams.rewards.online = OnlineHParams()
     hparams.rewards.online.override_from_dict(
-        {'labels': OnlineHParams.asked_at_once * args.steps, 'source': 'test', 'validation': 0.0}
+        {'labels': OnlineHParams.asked_at_once * args.steps, 'source': 'test'}
     )
     new_model = hparams.rewards.train_new_model = train_reward.HParams()
     new_model.labels.type = 'best_of_4'

@@ -31,7 +31,6 @@ from lm_human_preferences.online.questions import (
     Queries,
     QuestionSampler,
     are_equal,
-    labellers_wanted,
 )
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.run_story.commands import Experiments
@@ -263,7 +262,8 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
 
 def _labellers(options: AskHParams, number: int) -> int:
     """Return how many are to answer the training question of this number, from 0."""
-    return labellers_wanted(number, options.repeated, options.labellers)
+    is_for_several = int((number + 1) * options.repeated) > int(number * options.repeated)
+    return options.labellers if is_for_several else 1
 
 
 def _go_on(queries: Queries, folder: LabelFolder, part: str) -> None:

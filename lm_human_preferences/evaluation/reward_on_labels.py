@@ -22,7 +22,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.loading import LearnedReward
-from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.training import precision
 
@@ -45,14 +45,6 @@ def load(saved: TrainedModel) -> LearnedReward:
     return loading.load_learned(saved.name, saved.encoding)
 
 
-def _is_online(run: str) -> bool:
-    """Return whether the reward model of a run was retrained while its policy trained."""
-    for directory in _directories(run):
-        if storage.exists(storage.join(directory, run_files.POLICY.settings)):
-            return run_settings.load_run_hparams(directory).rewards.online is not None
-    return False
-
-
 def _directories(run: str) -> tuple[str, str]:
     run = run.rstrip('/')
     return run, os.path.dirname(run)
@@ -62,14 +54,14 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     """Return the accuracy of the reward model of `run` on labels, for JSON.
 
     'held_out': on labels that its training held out, None without any; 'trained_on': on others;
-    'comparisons': on those of two policies, from which only an online run learns; 'labellers': on
-    the answers of each but gold ones, where there are any only on those held out. What the model
-    may have 'learned' tests nothing, and has no interval.
+    'comparisons': on those of two policies, from which nothing learns; 'labellers': on the answers
+    of each but gold ones, where there are any only on those held out. What the model may have
+    'learned' tests nothing, and has no interval.
     """
     model, share, parts = parts_of(folder, run, without, may_be_code=True)
     label_type = folder.label_type
     learns = isinstance(model, LearnedReward) or _is_exported(model)
-    learned = {'held_out': False, 'trained_on': learns, 'comparisons': learns and _is_online(run)}
+    learned = {'held_out': False, 'trained_on': learns, 'comparisons': False}
     found, labellers = {}, {}
     for name, part in parts.items():
         found[name] = _prediction(model, part, label_type, learned=learned[name])
@@ -126,10 +118,6 @@ def parts_of(
     learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
     compared = label_files.tensors_of(folder, folder.counted(VALIDATION, without))
     held_out, trained_on = _parted(folder, learned, share)
-    if isinstance(model, LearnedReward) and _is_online(run):
-        compared_aside, compared = _parted(folder, compared, share)
-        for field, values in compared_aside.items():
-            held_out[field] = torch.cat([held_out[field], values])
     parts = {'held_out': held_out, 'trained_on': trained_on, 'comparisons': compared}
     return model, share, parts
 

@@ -11,7 +11,6 @@ from lm_human_preferences.utils.integers import ceil_div
 
 PEOPLE = 'people'
 SOURCES = (PEOPLE, 'mock', 'test')
-INITIAL_SHARE, AHEAD_SHARE = 4, 50  # labels are divided by these where the options do not say
 
 
 @dataclass(frozen=True)
@@ -20,9 +19,8 @@ class Schedule:
 
     Before `step` of `steps`, from 0, it needs l(n) = initial + (labels - initial) * (1 - (1 -
     step / steps)^2) labels. The reward model is trained before the first step, and again
-    `retrainings` times at evenly spaced l(n). ahead: questions asked beyond l(n). validation:
-    comparisons of the policy with the initial model, at a constant rate. All in integers: a step
-    is the same on every machine.
+    `retrainings` times at evenly spaced l(n). ahead: questions asked beyond l(n), so that people
+    need not wait. All in integers: a step is the same on every machine.
     """
 
     initial: int
@@ -30,7 +28,6 @@ class Schedule:
     retrainings: int
     steps: int
     ahead: int = 0
-    validation: int = 0
 
     def _progress(self, step: int) -> int:
         """Return 1 - (1 - step / steps)^2, times steps^2."""
@@ -46,10 +43,6 @@ class Schedule:
         wanted = self.labels_at(step) + self.ahead
         batch = OnlineHParams.asked_at_once
         return min(self.labels, ceil_div(wanted, batch) * batch)
-
-    def validation_at(self, step: int) -> int:
-        """Return the number of comparisons with the initial model asked before `step`."""
-        return self.validation * step // self.steps
 
     def models_at(self, step: int) -> int:
         """Return the number of trainings of the reward model before `step`: 1 at the first."""
@@ -80,7 +73,7 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    asked_at_once: ClassVar[int] = 16  # training questions, so that few steps wait for sampling
+    asked_at_once: ClassVar[int] = 16  # questions, so that few steps wait for sampling
 
     labels: int = option(
         None, 'labels that the reward model has learned from by the end', at_least=1
@@ -94,23 +87,6 @@ class OnlineHParams(hyperparams.HParams):
         ' labels',
         at_least=0,
         at_most=1000,
-    )
-    ahead: int | None = option(
-        None,
-        'questions asked beyond the labels that are wanted, so that people need not wait; None: one'
-        ' for every 50 labels',
-        at_least=0,
-    )
-    repeated: float = option(
-        0.0, 'share of the questions that several labellers answer', at_least=0, at_most=1
-    )
-    labellers: int = option(5, 'labellers who answer such a question', at_least=2)
-    validation: float = option(
-        0.05,
-        'comparisons of the policy with the initial model that are asked for beside the labels, as'
-        ' a share of their number',
-        at_least=0,
-        at_most=1,
     )
     source: str = option(
         PEOPLE,
@@ -138,6 +114,11 @@ class OnlineHParams(hyperparams.HParams):
     )
 
     @property
+    def ahead(self) -> int:
+        """Questions asked beyond the labels that are wanted: one for every 50 labels."""
+        return ceil_div(self.labels, 50)
+
+    @property
     def asks_people(self) -> bool:
         """True if people answer, not a simulated labeller."""
         return self.source == PEOPLE
@@ -162,16 +143,13 @@ class OnlineHParams(hyperparams.HParams):
 
     def schedule(self, steps: int) -> Schedule:
         """Return the schedule for a policy that trains for `steps` steps."""
-        initial, ahead = self.initial, self.ahead
+        initial = self.initial
         if initial is None:
-            initial = ceil_div(self.labels, INITIAL_SHARE)
-        if ahead is None:
-            ahead = ceil_div(self.labels, AHEAD_SHARE)
+            initial = ceil_div(self.labels, 4)
         return Schedule(
             initial=initial,
             labels=self.labels,
             retrainings=self.retrainings,
             steps=steps,
-            ahead=ahead,
-            validation=round(self.validation * self.labels),
+            ahead=self.ahead,
         )

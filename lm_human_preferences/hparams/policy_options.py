@@ -222,16 +222,10 @@ class HParams(hyperparams.HParams):
             ' {ppo.total_episodes}; use fewer',
         )
         label_type = label_types.get(new_model.labels.type)
-        samples = len(label_type.samples)
         yield (
             online.ties and not label_type.can_tie,
             f'{{rewards.online.ties}}: labels of the type {label_type.name} have no ties; leave it'
             ' out',
-        )
-        yield (
-            online.validation and samples % 2,
-            f'{{rewards.online.validation=}}: {{{NEW_MODEL}.labels.type=}} shows {samples}'
-            ' sample(s), which two policies cannot share equally; use 0',
         )
         yield (
             is_asking_people and self.run.save_dir is None,

@@ -155,7 +155,6 @@ class Collection(Hook):
                 loss=outcome.loss,
                 held_out=outcome.held_out,
                 previous=previous,
-                wins=self.labels.wins,
                 kl_coef=self.trainer.kl_ctl.value,
             )
             statistics = report.statistics()

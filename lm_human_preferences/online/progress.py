@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from lm_human_preferences import shell
 from lm_human_preferences.labels.held_out import Prediction
@@ -23,7 +21,6 @@ class Report:
     loss: float
     held_out: Prediction | None
     previous: Prediction | None  # of the previous model, on the labels since its training
-    wins: Mapping[str, Any] | None
     kl_coef: float
 
     def statistics(self) -> dict[str, float]:
@@ -36,10 +33,6 @@ class Report:
             'held_out_accuracy': self.held_out and self.held_out.accuracy,
             'held_out_effective_labels': self.held_out and self.held_out.effective,
             'own_accuracy': self.previous and self.previous.accuracy,
-            'policy_wins': self.wins['win_rate'] if self.wins else None,
-            'policy_wins_low': self.wins['low'] if self.wins else None,
-            'policy_wins_high': self.wins['high'] if self.wins else None,
-            'comparisons': self.wins['n'] if self.wins else 0,
             'kl_coef_before': self.kl_coef,
         }
         return {name: value for name, value in numbers.items() if value is not None}
@@ -56,12 +49,6 @@ class Report:
         if self.previous is not None:
             labels, prediction = self.previous.labels, _short(self.previous)
             parts.append(f'the previous model on the {labels} new ones: {prediction}')
-        if self.wins is not None:
-            wins, low, high = (self.wins[name] for name in ('wins_of_against', 'low', 'high'))
-            parts.append(
-                f'the policy beats the initial model in {wins} of {self.wins["n"]}'
-                f' ({in_words(low, high)})'
-            )
         parts.append(f'KL coef {self.kl_coef:.4g}')
         if later is None:
             parts.append('the last one')

@@ -9,15 +9,14 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.answers import Answer
-from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
+from lm_human_preferences.labels.folder import TRAIN, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller, names_in
-from lm_human_preferences.labels.report.label_report import comparisons
 from lm_human_preferences.labels.task_file import new_task
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
@@ -61,35 +60,27 @@ class RunLabels:
         self.decisions = stack.enter_context(contextlib.closing(Decisions(self.folder.path)))
         self.source = QuestionSource(
             policy=trainer.policy,
-            ref_policy=trainer.ref_policy,
             writer=writer,
             phase=phase,
             seed=seed,
         )
-        self.labellers: list[Labeller] = []  # simulated ones
+        self.labeller: Labeller | None = None  # a simulated one
         if not online.asks_people:
-            count = online.labellers if online.repeated else 1
-            for number in range(1, count + 1):
-                labeller = Labeller(self.folder, f'{online.source}{number}')
-                self.labellers.append(stack.enter_context(labeller))
+            self.labeller = stack.enter_context(Labeller(self.folder, online.source))
         self.judge = simulated.small_tokens
         if online.source == 'mock':
             self.judge = simulated.judge_by(KnownReward(encoding).score)
         serve(self.folder.path, phase, stack)
-        self.wins: dict[str, Any] | None = None  # of the policy, before the last training
         self.answered = 0  # questions, when they were last counted
         self.reported = -REPORT_SECONDS  # when a line was last printed
 
     def ask(self, step: int) -> None:
-        """Ask what is due before `step`, and have simulated labellers answer."""
-        counts = {
-            TRAIN: self.schedule.questions_at(step) + self.decisions.asked_again(step),
-            VALIDATION: self.schedule.validation_at(step),
-        }
-        added = self.source.ask(step, counts)
+        """Ask what is due before `step`, and have a simulated labeller answer."""
+        count = self.schedule.questions_at(step) + self.decisions.asked_again(step)
+        added = self.source.ask(step, count)
         is_first = self.answered == 0  # a kill may have left questions without an answer
-        for labeller in self.labellers if added or is_first else ():
-            simulated.simulate(labeller, self.judge, error=self.online.error)
+        if self.labeller is not None and (added or is_first):
+            simulated.simulate(self.labeller, self.judge, error=self.online.error)
 
     def missing(self, step: int) -> int:
         """Return how many labels `step` lacks; others are asked in place of skipped questions."""
@@ -116,7 +107,7 @@ class RunLabels:
         )
 
     def learn(self, step: int) -> tuple[Labels, Labels | None]:
-        """Return the labels to learn from, and the new ones on the policy's samples; set `wins`."""
+        """Return the labels to learn from, and the new ones on the policy's samples."""
         decided = self.decisions.batches.get(step)
         lines = decided.answers if decided else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
@@ -140,11 +131,9 @@ class RunLabels:
         before = self.decisions.last_batch_before(step)
         if before is not None:
             new = newer(folder, answers, before.answers)
-        self.wins = policy_wins(folder, new)
-        of_policy = [answer for answer in new if folder.questions[answer.question].kind == TRAIN]
         is_new = {answer.uuid for answer in new}
         learned = {answer.question for answer in answers if answer.uuid not in is_new}
-        of_policy = [answer for answer in of_policy if answer.question not in learned]
+        of_policy = [answer for answer in new if answer.question not in learned]
         new_labels = label_files.tensors_of(folder, of_policy) if of_policy else None
         return label_files.tensors_of(folder, answers), new_labels
 
@@ -190,7 +179,7 @@ def collected(folder: LabelFolder) -> list[Answer]:
     """Return the answers to learn from, in the order of the questions."""
     found: list[Answer] = []
     for question in folder.questions.values():
-        if question.kind in (TRAIN, VALIDATION):
+        if question.kind == TRAIN:
             found += folder.answers_that_count(question)
     return found
 
@@ -208,10 +197,3 @@ def newer(folder: LabelFolder, answers: Iterable[Answer], lines: dict[str, int])
         for answer in answers
         if folder.logs[answer.labeller].line_of[answer.uuid] > lines.get(answer.labeller, 0)
     ]
-
-
-def policy_wins(folder: LabelFolder, answers: Iterable[Answer]) -> dict[str, Any] | None:
-    """Return how often `answers` prefer the policy to the initial model; None for no preference."""
-    compared = [each for each in answers if folder.questions[each.question].kind == VALIDATION]
-    found = comparisons(folder, compared)
-    return found[0] if found and found[0]['n'] else None

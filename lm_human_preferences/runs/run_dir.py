@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Collection, Iterator
@@ -96,12 +95,12 @@ def refuse_to_delete_answers(hparams: Training) -> None:
     """Raise UserError if --overwrite would delete what people have answered."""
     save_dir = hparams.run.save_dir
     assert save_dir is not None
-    simulated = _simulated_labellers(save_dir)
+    simulated = _simulated_labeller(save_dir)
     people: set[str] = set()
     folders: set[str] = set()  # two for a run that is uploaded
     for path in own_files(hparams):
         labeller = run_files.labeller_of(path)
-        if labeller is None or simulated.fullmatch(labeller):
+        if labeller is None or labeller == simulated:
             continue
         if storage.read_text(path).strip():
             people.add(labeller)
@@ -113,14 +112,14 @@ def refuse_to_delete_answers(hparams: Training) -> None:
         )
 
 
-def _simulated_labellers(save_dir: str) -> re.Pattern[str]:
-    """Return a pattern for the simulated labellers of the run in `save_dir`."""
+def _simulated_labeller(save_dir: str) -> str | None:
+    """Return the name of the simulated labeller of the run in `save_dir`; None without one."""
     online = None
     with contextlib.suppress(UserError):
         online = run_settings.load_run_hparams(save_dir).rewards.online
     if online is None or online.asks_people:
-        return re.compile('(?!)')  # no name matches
-    return re.compile(rf'{re.escape(online.source)}\d+')
+        return None
+    return online.source
 
 
 def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:

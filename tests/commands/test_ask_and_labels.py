@@ -23,7 +23,7 @@ from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels import label_files
-from lm_human_preferences.labels.folder import EVERYBODY, VALIDATION, LabelFolder, QuestionWriter
+from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.report.agreement import (
     clustered_interval,
@@ -33,8 +33,8 @@ from lm_human_preferences.labels.report.agreement import (
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.online.run_labels import policy_wins
 from lm_human_preferences.rewards import TrainedRewardModel
+from lm_human_preferences.runs import run_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -302,7 +302,7 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
     ):
         options = LabelHParams(source=str(source), type='best_of_4', held_out=share)
         monkeypatch.setattr(
-            reward_on_labels.run_settings,
+            run_settings,
             'read_settings',
             lambda hparams, directory, options=options: setattr(hparams, 'labels', options),
         )
@@ -385,8 +385,6 @@ def test_a_comparison_whose_answers_are_all_ties_is_shown(tmp_path, label_type, 
     assert (comparison['n'], comparison['ties'], comparison['win_rate']) == (0, 3, None)
     told = 'run and initial: no answer prefers one to the other.\n  3 answers prefer neither'
     assert told in printed
-    folder = LabelFolder(str(path))
-    assert policy_wins(folder, folder.counted(VALIDATION)) is None
 
 
 def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):

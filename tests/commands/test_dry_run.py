@@ -130,7 +130,7 @@ def test_what_would_fail(words, message, tmp_path):
         ('--ppo.gamma 5', 'from 0 to 1'),
         ('--task.policy.temperature 0', 'above 0'),
         (f'{NEW}.labels.type best_of_1', 'at least 2'),
-        ('--rewards.online.validation -1 --rewards.online.labels 50', 'from 0 to 1'),
+        ('--rewards.online.error 2 --rewards.online.labels 50', 'from 0 to 1'),
         ('--task.truncate_token 999999', '0 to 26'),
         ('--task.truncate_after 4 --task.truncate_token 5', 'below --task.response_length 4'),
         ('--task.response_length 600', 'are 603, more than the 8 of --task.policy.initial_model'),

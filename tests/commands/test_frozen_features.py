@@ -155,7 +155,7 @@ def test_a_head_is_fitted_again_while_the_policy_trains(run, tmp_path):
     done = succeed(
         f'train_policy chat run --mpi 1 --save_dir {tmp_path} {task} {SIZES} --run.save_interval 3'
         f' {NEW}features frozen {NEW}labels.type best_of_2 {online}'
-        ' --rewards.online.source test --rewards.online.validation 0 --rewards.online.repeated 0'
+        ' --rewards.online.source test'
         ' --ppo.total_episodes 256'
     )
     assert 'reward model 2 of 2' in done.stdout
@@ -180,8 +180,7 @@ def test_answers_that_prefer_nothing_end_no_run(tmp_path):
     begun = invoke(
         f'train_policy test run --mpi 1 --save_dir {tmp_path} {NEW}features frozen'
         ' --rewards.online.labels 12 --rewards.online.initial 6 --rewards.online.retrainings 1'
-        ' --rewards.online.validation 0 --rewards.online.ties true'
-        ' --rewards.online.patience 0.0001 --ppo.total_episodes 128'
+        ' --rewards.online.ties true --rewards.online.patience 0.0001 --ppo.total_episodes 128'
     )
     assert '6 of 6 labels are still missing; step 0 is saved' in last_error_of(begun)
     succeed(

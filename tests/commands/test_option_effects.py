@@ -43,7 +43,7 @@ def test_every_option_is_read():
 
 ONLINE = (
     '--rewards.online.labels 16 --rewards.online.initial 16 --rewards.online.retrainings 0'
-    ' --rewards.online.source test --rewards.online.validation 0 --rewards.online.repeated 0.1'
+    ' --rewards.online.source test'
 )
 
 

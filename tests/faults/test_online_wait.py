@@ -16,9 +16,6 @@ SETTINGS = {
     'rewards.online.error': 0.0,
     'rewards.online.labels': 32,
     'rewards.online.initial': 16,
-    'rewards.online.ahead': 0,
-    'rewards.online.repeated': 0.0,
-    'rewards.online.validation': 0.0,
     'rewards.online.retrainings': 1,
     'rewards.online.patience': 0.05,
     'run.rank_timeout': SHORTEST_TIMEOUT,
@@ -27,13 +24,14 @@ SETTINGS = {
 
 
 def answer_late(directory, done):
-    """Answer the first questions at once, and those that follow when every timeout is over."""
+    """Answer 16 questions at once, and the others when every timeout is over."""
     eventually((directory / 'labels/task.json').exists, 60)
     with Labeller(LabelFolder(str(directory / 'labels')), 'anna') as anna:
-        for asked in (16, 17):
-            while len(anna.folder.questions) < asked and not done.wait(0.05):
-                anna.folder.refresh()
+        while len(anna.log.uuids) < 16 and not done.wait(0.05):
             simulate(anna, small_tokens, answers=16 - len(anna.log.uuids))
+        used = directory / 'labels/used.jsonl'
+        while '"trained"' not in used.read_text() and not done.wait(0.05):
+            pass
         done.wait(1.3 * SHORTEST_TIMEOUT)
         simulate(anna, small_tokens)
 

@@ -348,10 +348,10 @@ def test_labels_that_are_collected(store, monkeypatch, tmp_path):
     assert result.exit_code == 0 and f'Going on from {staged()}' in result.stdout, result.output
     downloaded(store, tmp_path / 'store')
     found = online_result(tmp_path / 'store/run')
-    assert len(found['answers']) == 2
+    assert len(found['answers']) == 1
     assert_same(found, online_result(tmp_path / 'run'))
     path = 'run/labels/answers/anna.jsonl'
-    store[path] = store['run/labels/answers/test1.jsonl']
+    store[path] = store['run/labels/answers/test.jsonl']
     message = error_of(invoke(f'{words} {STORE} --overwrite'))
     assert message.startswith(f'--overwrite would delete what anna answered in {RUN}/labels')
     assert path in store

@@ -96,7 +96,6 @@ def birch(run):
     write_alarm(run / 'tb/ppo', 12, 'the policy is far from the initial model')
     for step, model, accuracy in ((0, 1, 0.25), (6, 2, 0.625)):
         told = {'model': model, 'labels': 4 * model, 'held_out_accuracy': accuracy}
-        told |= {'policy_wins': 0.4, 'comparisons': 10 * model}
         tags = {f'online/{name}': [value] for name, value in told.items()}
         write_curves(run / 'tb/ppo', tags, step)
     write_samples(run, {step: _samples('abc', step / 12) for step in (0, 10)})

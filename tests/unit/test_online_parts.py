@@ -19,8 +19,6 @@ from lm_human_preferences.hparams.online_options import ServeHParams
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
-    TRAIN,
-    VALIDATION,
     LabelFolder,
     QuestionWriter,
 )
@@ -301,10 +299,9 @@ def test_what_is_not_worth_asking_is_left_out_and_counted():
 
 
 def asked_by_a_run(path, while_interrupted=None):
-    """Return a run's questions, (id, texts read, labellers), if need be interrupted in step 2."""
-    settings = {'labels': 96, 'repeated': 0.3, 'labellers': 3}
-    online = {f'rewards.online.{name}': value for name, value in settings.items()}
-    hparams = resolved('train_policy', 'test', {'rewards.online': 'on', **online})
+    """Return a run's questions, (id, texts read), if need be interrupted in step 2."""
+    online = {'rewards.online': 'on', 'rewards.online.labels': 96}
+    hparams = resolved('train_policy', 'test', online)
     task = {**TASK, 'task': hparams.task.to_nested_dict()}
     set_seed(1)
     phase = policy_phase(hparams)
@@ -313,12 +310,11 @@ def asked_by_a_run(path, while_interrupted=None):
     def ask(writer, step, count):
         source = QuestionSource(
             policy=trainer.policy,
-            ref_policy=trainer.ref_policy,
             writer=writer,
             phase=phase,
             seed=3,
         )
-        source.ask(step, {TRAIN: count, VALIDATION: 2 * step})
+        source.ask(step, count)
 
     with QuestionWriter(str(path), task) as writer:
         ask(writer, 0, 8)
@@ -329,7 +325,7 @@ def asked_by_a_run(path, while_interrupted=None):
         ask(writer, 2, 24)
         questions = writer.folder.questions.values()
     own = [each for each in questions if each.episode is not None]
-    return [(each.id, each.texts_read, each.labellers) for each in own]
+    return [(each.id, each.texts_read) for each in own]
 
 
 def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
@@ -340,8 +336,7 @@ def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
             writer.add([next(others) for _ in range(3)], [{**HEADER, **header}] * 3)
 
     alone = asked_by_a_run(tmp_path / 'alone')
-    assert len(alone) == 24 + 4 and len({texts_read for _, texts_read, _ in alone}) == 28
-    assert [labellers for _, _, labellers in alone].count(3) == 7  # 0.3 of 24
+    assert len(alone) == 24 and len({texts_read for _, texts_read in alone}) == 24
     assert asked_by_a_run(tmp_path / 'both', add_others) == alone
 
 
@@ -379,25 +374,17 @@ def test_answers_in_the_order_of_questions(folder):
         ('ben', 0),
         ('anna', 1),
         ('ben', 2),
-        ('anna', 3),
     ]
     assert run_labels.count_answered(folder) == (2, 0)
-    wins = run_labels.policy_wins(folder, answers)
-    assert (wins['wins_of_against'], wins['n'], wins['win_rate']) == (1, 1, 1.0)
-    assert run_labels.policy_wins(folder, answers[:3]) is None
     assert folder.lines_read() == {'anna': 2, 'ben': 2}
 
 
 def test_a_folder_as_it_was(folder):
-    earlier = LabelFolder(folder.path, {'anna': 1})
+    earlier = LabelFolder(folder.path, {'anna': 2})
     answers = run_labels.collected(earlier)
-    assert [answer.value for answer in answers] == [3]
-    new = run_labels.newer(folder, run_labels.collected(folder), {'anna': 1})
-    assert [(answer.labeller, answer.value) for answer in new] == [
-        ('ben', 0),
-        ('anna', 1),
-        ('ben', 2),
-    ]
+    assert [answer.value for answer in answers] == [1]
+    new = run_labels.newer(folder, run_labels.collected(folder), {'anna': 2})
+    assert [(answer.labeller, answer.value) for answer in new] == [('ben', 0), ('ben', 2)]
     assert run_labels.digest(answers) != run_labels.digest(run_labels.collected(folder))
 
 
@@ -477,14 +464,12 @@ def test_the_line_of_a_training():
         loss=1.25,
         held_out=best_of_four(0.5, 10),
         previous=best_of_four(0.75, 4),
-        wins={'wins_of_against': 3, 'n': 4, 'win_rate': 0.75, 'low': 0.0, 'high': 1.0},
         kl_coef=0.15,
     )
     line = report.line(3, (9, 13))
     for fact in (
         'reward model 2 of 3, before step 6: 9 labels (8 wanted)',
         'held out: 50 % right (95 % interval 23.7 to 76.3 %, for these',
-        'the policy beats the initial model in 3 of 4 (no interval: ',
         'next before step 10, from 13 labels',
     ):
         assert fact in line
@@ -496,10 +481,6 @@ def test_the_line_of_a_training():
         'held_out_accuracy': 0.5,
         'held_out_effective_labels': 10,
         'own_accuracy': 0.75,
-        'policy_wins': 0.75,
-        'policy_wins_low': 0.0,
-        'policy_wins_high': 1.0,
-        'comparisons': 4,
         'kl_coef_before': 0.15,
     }
 

@@ -56,7 +56,7 @@ def test_models_and_what_comes_next():
     assert [schedule.next_training(step) for step in (0, 2, 3)] == [(3, 16), (3, 16), None]
 
 
-def test_shares_of_the_labels_where_no_option_says():
+def test_shares_of_the_labels():
     """A quarter at first, and a fiftieth ahead, of 130 labels; both rounded up."""
     schedule = OnlineHParams(labels=130).schedule(steps=100)
     assert (schedule.initial, schedule.ahead) == (33, 3)
@@ -78,8 +78,3 @@ def test_there_are_always_questions_for_the_labels_that_are_wanted(ahead):
     for step, count in enumerate(counts):
         wanted = schedule.labels_at(step)
         assert min(333, wanted + ahead) <= count <= min(333, wanted + ahead + 15)
-
-
-def test_validation_is_asked_at_a_constant_rate():
-    schedule = Schedule(initial=8, labels=64, retrainings=2, steps=10, validation=20)
-    assert [schedule.validation_at(step) for step in range(10)] == list(range(0, 20, 2))
