@@ -54,8 +54,8 @@ def test_by_default_an_evaluation_fits_into_ten_minutes_and_says_what_more_would
     assert torch.equal(torch.rand(1), expected)  # of the samples that follow
     assert (len(queries), settings.samples) == (42, 64) and len(queries.unique()) == 42
     assert capsys.readouterr().out.splitlines() == [
-        'A sample of both models takes 0.22 s: 42 queries with 64 samples each, in about 09:51, give'
-        ' mean rewards within about ± 0.3 (95 %)',
+        'A sample of both models takes 0.22 s: 42 queries with 64 samples each, in about 09:51,'
+        ' give mean rewards within about ± 0.3 (95 %)',
         '--queries 64 --samples 1024 would take 4:00:17, within about ± 0.24',
     ]
 

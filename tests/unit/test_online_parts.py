@@ -156,19 +156,7 @@ def test_members_of_an_ensemble_are_retrained_one_after_another(retrainer):
     ensemble = retrainer_of(members, retrainer.ref_policy, retrainer.settings)
     retrainer.settings.labels.held_out = 0.0
     outcome = ensemble.train(labels, step=3)
-    first, second = ensemble.reward_models
-    gains = [model.reward_gain.item() for model in (retrainer.reward_models[0], first)]
-    assert gains[0] != gains[1]  # so that the mean has the deviation that one model has
-    norm = ('reward_gain', 'reward_bias')
-    found, expected = (
-        {name: each for name, each in of_model.items() if name not in norm}
-        for of_model in (parameters(ensemble), expected)
-    )
-    assert_equal(found, expected)
-    queries = torch.randint(26, (512, 3))
-    responses = retrainer.ref_policy.respond(queries, length=4)['responses']
-    rewards = ensemble.reward.get_rewards(queries, responses)
-    assert rewards.std().item() == pytest.approx(1, abs=0.3)
+    assert_equal(parameters(ensemble), expected)
     assert not torch.equal(parameters(ensemble, 1)['heads.reward.w'], expected['heads.reward.w'])
     assert not any(optimizer.state for optimizer in ensemble.optimizers)
     assert outcome.loss != alone.loss and outcome.held_out is None
