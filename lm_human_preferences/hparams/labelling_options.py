@@ -77,15 +77,9 @@ class ScoreHParams(hyperparams.HParams):
     batch_size: int = option(64, 'responses that are scored at a time', at_least=1)
     too_long: str = option(
         'refuse',
-        'treatment of longer texts: refuse, cut (the end), cut_start (the beginning of a query,'
-        ' the end of a response) or skip (its scores are null)',
+        'treatment of texts that are longer than those that the run was trained on: refuse, cut'
+        ' (the end, but the beginning of a dialogue) or skip (its scores are null)',
         one_of=TOO_LONG,
-    )
-    query_length: int | None = option(
-        None, 'the most tokens of a query; None: as the run was trained', at_least=1
-    )
-    response_length: int | None = option(
-        None, 'the most tokens of a response; None: as the run was trained', at_least=1
     )
 
 

@@ -20,7 +20,7 @@ TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward
 SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
 COLLECTED = 'online'  # in place of a source, where labels come in while the policy trains
 CONSOLES = ('summary', 'original')
-TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
+TOO_LONG = ('refuse', 'cut', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 MOST_MEMBERS = 100  # of an ensemble
 LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
@@ -48,8 +48,8 @@ class LabelHParams(hyperparams.HParams):
     )
     too_long: str = own_option(
         'refuse',
-        'texts of labels, or ids of another encoding, that are too long: refuse, skip, cut,'
-        ' cut_start (docs/labelling.md)',
+        'texts of labels, or ids of another encoding, that are too long: refuse, skip, or cut'
+        ' (the end, but the beginning of a dialogue)',
         one_of=TOO_LONG,
     )
     held_out: float = own_option(

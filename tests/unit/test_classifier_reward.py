@@ -243,8 +243,6 @@ def test_texts_are_scored(tmp_path, classes):
     pairs = [joined(WORDS[3], record[name]) for name in ('sample0', 'sample1')]
     expected = Classifier(classes, 'good').score(pairs)
     torch.testing.assert_close(torch.tensor(list(json.loads(result.stdout).values())), expected)
-    told = error_of(invoke(f'score {classes}#good {texts} --query_length 3'))
-    assert told == '--query_length 3: this reward reads texts as they are; leave it out'
     odd = shutil.copytree(classes, tmp_path / 'a#b')
     assert invoke(['score', f'{odd}#good', str(texts)]).stdout == result.stdout
     told = error_of(invoke(f'score {tmp_path}#good {texts}'))

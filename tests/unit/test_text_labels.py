@@ -424,7 +424,6 @@ SHORT = {'prompt': 'ab', 'chosen': 'x', 'rejected': 'y'}
     'too_long, queries, samples, note',
     [
         ('cut', ['abc', 'ab'], ['wx', 'y'], 'Cut: 1 queries to 3 tokens, 1 responses to 2'),
-        ('cut_start', ['cde', 'ab'], ['wx', 'y'], 'Cut: 1 queries to 3 tokens, 1 responses to 2'),
         ('skip', ['ab'], ['y'], 'Skipped: 1 records with longer texts'),
     ],
 )
@@ -442,6 +441,18 @@ def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
     assert labels['best'].tolist() == [0] * len(queries)
     assert note in notes and notes[0] == f'Num labels found in source: {len(queries)}'
     assert any(line.startswith('Padded: 1 queries to 3 tokens') for line in notes)
+
+
+@pytest.mark.parametrize(
+    'query', ['user: a\n\nassistant: b\n\nuser: cde', '\n\nHuman: a\n\nAssistant: b\n\nHuman: cde']
+)
+def test_a_dialogue_that_is_too_long_keeps_its_end(query):
+    class Letters:
+        padding_token = 0
+        encode = staticmethod(lambda text: [ord(letter) for letter in text])
+
+    tokens = tokenise.Tokeniser(Letters(), 3, 2, 'cut', '--too_long').query(query, 'here')
+    assert ''.join(map(chr, tokens)) == 'cde'
 
 
 def test_pairs_that_prefer_nothing_are_left_out_and_counted():

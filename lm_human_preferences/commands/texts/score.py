@@ -19,60 +19,42 @@ from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
-from lm_human_preferences.language import encodings
 from lm_human_preferences.language.tokenisers import text_encoder
 from lm_human_preferences.reward_sources.loading import LearnedReward
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
-from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.terminal import printable
 
 # Prints {name: score} of a record with its query and its responses {name: text}.
 Printer = Callable[[Mapping[str, float | None], str, Mapping[str, str]], None]
 Question = tuple[list[int], list[list[int]]]  # tokens of a query and of each response
 _RESPONSES = ('response', 'completion', 'sample')  # names of a single one
-KNOWN_REWARD = 'mock'  # as in --rewards.trained_model
 
 
-def score(
-    run: str,
-    file: str,
-    batch_size: int,
-    too_long: str,
-    query_length: int | None = None,
-    response_length: int | None = None,
-) -> None:
+def score(run: str, file: str, batch_size: int, too_long: str) -> None:
     """Print the scores of texts by a run's reward: a table on a terminal, else JSON lines."""
     found = records.read(file)
     with option_renamed('RUN'), warnings_only():
         scorer = text_scorer(run, chat=True, may_be_code=True)
     if scorer is not None:
-        for name, value in (('query_length', query_length), ('response_length', response_length)):
-            if value is not None:
-                raise UserError(
-                    f'--{name} {value}: this reward reads texts as they are; leave it out'
-                )
         _score_texts(scorer, found, batch_size)
         return
-    is_known = run == KNOWN_REWARD
-    saved = None if is_known else saved_model(run)
-    lengths = _lengths(run, query_length, response_length)
-    if saved is not None and sum(lengths) > saved.sizes().n_ctx:
-        raise UserError(
-            f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
-            f' {saved.sizes().limit} tokens that the reward model takes'
-        )
-    encoding = encodings.Reviews if saved is None else saved.encoding
-    # As the reward model has learned to read texts
-    settings = None if is_known else reward_settings_of(run)
-    has_special = settings is not None and settings.task.special_tokens
-    encoder = text_encoder(encoding.get_encoder(), has_special)
-    tokeniser = Tokeniser(encoder, *lengths, too_long, option='--too_long')
+    saved = saved_model(run)
+    settings = reward_settings_of(run)
+    if settings is None:
+        raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
+    task, encoding = settings.task, saved.encoding
+    tokeniser = Tokeniser(
+        # As the reward model has learned to read texts
+        text_encoder(encoding.get_encoder(), task.special_tokens),
+        task.query_length,
+        task.response_length,
+        too_long,
+        option='--too_long',
+    )
     questions = [_tokens(record, where, tokeniser, encoding.n_vocab) for where, record in found]
-    model: LearnedReward | KnownReward
     with warnings_only():
-        # Last, as it may be a large download.
-        model = KnownReward(encoding) if saved is None else load(saved)
+        model = load(saved)  # last, as it may be a large download
     has_spread = isinstance(model, FrozenReward)
     scores = _scores(model, [tokens for tokens in questions if tokens], batch_size)
     show = _printer(has_spread=has_spread)
@@ -138,20 +120,6 @@ def _fitted(text: str, width: int) -> str:
     return shown if len(shown) <= width else f'{shown[: width - 1]}…'
 
 
-def _lengths(run: str, query_length: int | None, response_length: int | None) -> tuple[int, int]:
-    """Return the most tokens of a query and of a response: as given, else of the run's task."""
-    if query_length is None or response_length is None:
-        settings = reward_settings_of(run)
-        if settings is None:
-            raise UserError(
-                f'{run} has no {REWARD.settings}, which says how long texts may be: give'
-                ' --query_length and --response_length'
-            )
-        query_length = query_length or settings.task.query_length
-        response_length = response_length or settings.task.response_length
-    return query_length, response_length
-
-
 def _tokens(record: Any, where: str, tokeniser: Tokeniser, n_vocab: int) -> Question | None:
     query, responses = texts_of(record, where)
     # A sample may hold tokens after its end, which no reward has seen.
@@ -195,7 +163,7 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 
 
 def _scores(
-    model: LearnedReward | KnownReward, questions: Sequence[Question], batch_size: int
+    model: LearnedReward, questions: Sequence[Question], batch_size: int
 ) -> Iterator[tuple[float, float | None]]:
     """Yield the score of each response to each query, with its standard deviation by a head."""
     pairs = [(query, response) for query, responses in questions for response in responses]

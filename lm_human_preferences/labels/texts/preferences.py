@@ -8,6 +8,7 @@ from typing import Any
 
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text
+from lm_human_preferences.datasets.messages import is_dialogue as begins_with_role
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.texts import people
 
@@ -59,6 +60,11 @@ def _parse_strings(
             ' out, or all of them but the answers'
         )
     return fields.after_system(record, chosen[:end]), (chosen[end:], rejected[end:])
+
+
+def is_dialogue(text: str) -> bool:
+    """Return whether a text is several messages, or a transcript as those of hh-rlhf."""
+    return begins_with_role(text) or _is_dialogue(text)
 
 
 def _is_dialogue(text: str) -> bool:

@@ -41,8 +41,8 @@ class Skipped(Exception):
 class Tokeniser:
     """Converter of texts to token ids that fit a task, with counts of what did not fit.
 
-    too_long: for longer texts, 'refuse', 'cut' (the end, as the task cuts its own queries),
-    'cut_start' (the beginning of a query, the end of a response), or 'skip'. option: its name, for
+    too_long: for longer texts, 'refuse', 'skip', or 'cut': the end, as the task cuts its own
+    queries, but the beginning of a dialogue, whose end is what is answered. option: its name, for
     errors. An empty query becomes the token that ends a text, if the encoding has one.
     """
 
@@ -65,7 +65,7 @@ class Tokeniser:
             if self.encoder.eot_token is None:
                 raise UserError(f'{where} has an empty query: the model needs at least one token')
             return [self.encoder.eot_token]
-        return self._fitted(tokens, 'query', where)
+        return self._fitted(tokens, 'query', where, keeps_end=preferences.is_dialogue(text))
 
     def response(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
         """Return the tokens of a response, which may be empty; see `query`."""
@@ -138,22 +138,22 @@ class Tokeniser:
         except UserError as e:
             raise UserError(f'{where}: {e}') from e
 
-    def _fitted(self, tokens: list[int], kind: str, where: str) -> list[int]:
+    def _fitted(
+        self, tokens: list[int], kind: str, where: str, *, keeps_end: bool = False
+    ) -> list[int]:
         most = self.lengths[kind]
         if len(tokens) <= most:
             return tokens
         if self.too_long == 'refuse':
             raise UserError(
                 f'{where}: a {kind} has {len(tokens)} tokens, more than {most}; give'
-                f' {self.option} cut, cut_start or skip'
+                f' {self.option} cut or skip'
             )
         if self.too_long == 'skip':
             self.counts['skipped'] += 1
             raise Skipped
         self.counts[f'cut {kind}'] += 1
-        if kind == 'query' and self.too_long == 'cut_start':
-            return tokens[-most:]
-        return tokens[:most]
+        return tokens[-most:] if keeps_end else tokens[:most]
 
     def _padded(self, tokens: list[int], kind: str) -> list[int]:
         missing = self.lengths[kind] - len(tokens)
