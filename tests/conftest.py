@@ -5,8 +5,9 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import traceback
+
+import surroundings  # first: libraries take caches from the environment
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 # Ranks that wait for each other sleep meanwhile: there are more of them than processors.
@@ -45,16 +46,9 @@ hypothesis.settings.load_profile(
     'ci'
 )  # the same inputs each time; `--hypothesis-profile default` draws new ones
 
-# For the language model of the reviews, which is trained once for all tests: the processes of
-# pytest-xdist, and those that they start, have that of the process that started them.
-if 'PYTEST_XDIST_WORKER' not in os.environ:
-    _cache = tempfile.TemporaryDirectory()
-    os.environ['LMHP_CACHE'] = _cache.name
-    os.environ['HF_HOME'] = os.path.join(_cache.name, 'hub')
-
 # No test asks the real hub: nobody answers here. The fixture hub_server is one that does.
 os.environ['HF_ENDPOINT'] = 'http://127.0.0.1:9'
-for _name in ('HF_TOKEN', 'HF_HUB_OFFLINE', 'HF_HUB_CACHE', 'TRANSFORMERS_OFFLINE'):
+for _name in ('HF_TOKEN', 'HF_HUB_OFFLINE', 'TRANSFORMERS_OFFLINE'):
     os.environ.pop(_name, None)
 
 if bpe_directory() is not None:
@@ -97,6 +91,15 @@ os.register_at_fork(
 )  # preexec_fn comes here as well
 
 
+@pytest.fixture(autouse=True, scope='session')
+def nowhere_of_the_users():
+    """Let tests stand in an empty folder, and find nothing that another test has left there."""
+    before = os.getcwd()
+    os.chdir(surroundings.HERE)
+    yield
+    os.chdir(before)
+
+
 @pytest.fixture(autouse=True)
 def ordinary_process():
     """What a test has set up of this process, as a training in it does, ends with the test."""
@@ -108,6 +111,7 @@ def ordinary_process():
         yield
     torch.set_num_threads(1)
     configure_console('summary')
+    surroundings.empty()
 
 
 @pytest.fixture

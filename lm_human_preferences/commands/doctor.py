@@ -16,7 +16,7 @@ from lm_human_preferences.distributed.libraries import horovod_build, mpi_librar
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.machine import processors
-from lm_human_preferences.runs.run_files import SIZES
+from lm_human_preferences.runs.run_files import SIZES, usual_directory
 from lm_human_preferences.training import memory
 
 PACKAGES = (
@@ -37,7 +37,7 @@ PACKAGES = (
 )
 # Pipfile.lock has wheels for these and what is between; tools/ knows the same versions.
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
-SAVES = Path('/tmp/save')  # where runs are kept by default
+SAVES = Path(usual_directory())
 # GiB that a 124M run takes, with two checkpoints and micro-batches of 8.
 LEAST_DISK = 10
 LEAST_MEMORY = 6

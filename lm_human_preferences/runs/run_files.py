@@ -103,9 +103,9 @@ class CommandFiles:
         )
 
 
-def usual_directory(command: str, name: str = '') -> str:
-    """Return the folder that a command keeps its runs in by default, or its run of this name."""
-    return os.path.join('/tmp/save', command, name).rstrip('/')
+def usual_directory(*names: str) -> str:
+    """Return the folder of all runs by default, of those of a command, or of COMMAND and NAME."""
+    return os.path.join(os.environ.get('LMHP_SAVE_DIR') or '/tmp/save', *names)
 
 
 def member_name(name: str, number: int) -> str:

@@ -9,29 +9,23 @@ import time
 from pathlib import Path
 
 import pytest
+import surroundings
 
 # Where MPICH's processes leave files if they are killed outright.
 OF_MPICH = {'/tmp': 'hydra_hwloc_xmlfile_*', '/dev/shm': 'mpich_shm_*'}
 MPICH_PROGRAMS = ('mpiexec', 'hydra_pmi_proxy')
-IS_MAIN = 'PYTEST_XDIST_WORKER' not in os.environ
 BEGAN = time.time()
-OUTSIDE = tempfile.gettempdir()
-
-if IS_MAIN:
-    # pytest itself keeps the files of the last sessions, for who looks for a failure.
-    os.environ.setdefault('PYTEST_DEBUG_TEMPROOT', OUTSIDE)
-    FOLDER = tempfile.mkdtemp(prefix='lmhp-tests-')
-    os.environ['TMPDIR'] = tempfile.tempdir = FOLDER
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish():
     """Remove them after all other plugins: pytest-xdist ends its processes here."""
     result = yield
-    if IS_MAIN:
+    if surroundings.IS_MAIN:
         multiprocessing.util._exit_function()  # its folder is in this one
-        shutil.rmtree(FOLDER, ignore_errors=True)
-        os.environ['TMPDIR'] = tempfile.tempdir = OUTSIDE  # on_mpi.py goes on with another session
+        shutil.rmtree(surroundings.FOLDER, ignore_errors=True)
+        # on_mpi.py goes on with another session
+        os.environ['TMPDIR'] = tempfile.tempdir = surroundings.OUTSIDE
         _remove_files_of_mpich()
     return result
 

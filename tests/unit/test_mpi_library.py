@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mpi4py
 import pytest
-from launched import set_launcher
+from launched import REPOSITORY, set_launcher
 
 from lm_human_preferences.distributed import engines, launcher
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
@@ -114,7 +114,9 @@ def test_the_library_beside_the_launcher_comes_first(launched, tmp_path, folder)
         'print(*mpi_library._library_folders())'
     )
     command = f'sh -c \'{sys.executable} -c "{code}"; true\'; true'
-    run = subprocess.run([program, '-c', command], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [program, '-c', command], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     assert run.stdout.split() == [str(tmp_path / folder), str(Path(sys.prefix, 'lib'))]
 
 

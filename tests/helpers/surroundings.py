@@ -1,0 +1,39 @@
+"""Folders of the session's own in place of the user's, for tests and the processes they start.
+
+conftest.py imports this before anything else.
+"""
+
+import os
+import shutil
+import tempfile
+
+IS_MAIN = 'PYTEST_XDIST_WORKER' not in os.environ
+OUTSIDE = tempfile.gettempdir()
+
+if IS_MAIN:
+    # pytest itself keeps the files of the last sessions, for who looks for a failure.
+    os.environ.setdefault('PYTEST_DEBUG_TEMPROOT', OUTSIDE)
+    FOLDER = tempfile.mkdtemp(prefix='lmhp-tests-')
+    os.environ['TMPDIR'] = tempfile.tempdir = FOLDER
+    # The processes of pytest-xdist, and those that they start, share the caches: the language
+    # model of the reviews is trained once for all tests.
+    for _name, _folder in {'HOME': 'home', 'LMHP_CACHE': 'cache', 'HF_HOME': 'hub'}.items():
+        os.environ[_name] = os.path.join(FOLDER, _folder)
+        os.mkdir(os.environ[_name])
+    for _name in list(os.environ):
+        if _name.startswith('XDG_') or _name in ('MPLCONFIGDIR', 'TORCH_HOME', 'HF_HUB_CACHE'):
+            del os.environ[_name]
+
+# Emptied after each test: where runs are kept by default, and where tests stand.
+SAVES = os.environ['LMHP_SAVE_DIR'] = tempfile.mkdtemp(prefix='save-')
+HERE = tempfile.mkdtemp(prefix='here-')
+
+
+def empty() -> None:
+    """Remove what is in the folders that every test finds empty."""
+    for folder in (SAVES, HERE):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)
