@@ -24,6 +24,7 @@ from command_line import (
     told,
 )
 from experiments import CLASSES, EXPERIMENTS, resolved
+from surroundings import SAVES
 
 import launch
 import lm_human_preferences
@@ -117,7 +118,7 @@ def test_a_token_that_users_name_goes_before_the_text_of_a_run(given, expected):
         '--ppo.lr 3 sentiment nm --mpi=1',
         '--name nm --mpi 1 sentiment --ppo.lr 3',
         '--nodry_run sentiment nm 1 --ppo.lr=3',
-        'sentiment nm f 1 local /tmp/save/train_policy --ppo.lr=1 --ppo.lr=3',
+        'sentiment nm f 1 local /some/folder --ppo.lr=1 --ppo.lr=3',
     ],
 )
 def test_order_does_not_matter(words, started):
@@ -125,7 +126,8 @@ def test_order_does_not_matter(words, started):
     ((_, _, mpi),) = started
     hparams = hparams_of(started)
     assert (hparams.ppo.lr, mpi) == (3.0, 1)
-    assert hparams.run.save_dir == '/tmp/save/train_policy/nm'
+    folder = '/some/folder' if 'local' in words else f'{SAVES}/train_policy'
+    assert hparams.run.save_dir == f'{folder}/nm'
 
 
 def test_number_at_the_end_without_a_value_is_1_and_says_so(started):
@@ -326,7 +328,7 @@ def test_mistakes_of_sampling(argv, message, started):
 @pytest.mark.parametrize(
     'words, save_dir',
     [
-        ('nm', '/tmp/save/train_reward/nm'),
+        ('nm', 'USUAL/train_reward/nm'),
         ('a/b --save_dir /s', '/s/a/b'),
         ('nm/ --save_dir=/s/', '/s/nm'),
         ('nm --save_dir az://account/box', 'az://account/box/nm'),
@@ -338,12 +340,13 @@ def test_mistakes_of_sampling(argv, message, started):
 def test_save_dir(words, save_dir, started, monkeypatch):
     monkeypatch.setattr(run_dir, 'prepare_run_dir', lambda *_, **__: None)  # it asks the store
     result = invoke(f'train_reward sentiment {words}')
-    assert (hparams_of(started).run.save_dir, result.stderr) == (save_dir, '')
+    wanted = save_dir and save_dir.replace('USUAL', SAVES)
+    assert (hparams_of(started).run.save_dir, result.stderr) == (wanted, '')
 
 
 def test_run_save_dir_is_overruled_and_says_so(started):
     result = invoke('train_reward sentiment nm --run.save_dir /q')
-    assert hparams_of(started).run.save_dir == '/tmp/save/train_reward/nm'
+    assert hparams_of(started).run.save_dir == f'{SAVES}/train_reward/nm'
     assert result.stderr.startswith('note: --run.save_dir has no effect: ')
 
 

@@ -1,13 +1,17 @@
 """The experiments of launch.py, resolved, and what was recorded of the original's."""
 
+import json
+
 from golden_data import json_if_there
+from surroundings import SAVES
 
 import launch
 from lm_human_preferences.hparams import policy_options, reward_options
 
-RECORDED = json_if_there(
+_RECORDED = json_if_there(
     'experiments.json', default={'experiments': {}, 'names': {}, 'dry_run': {}, 'cli': []}
 )
+RECORDED = json.loads(json.dumps(_RECORDED).replace('/tmp/save', SAVES))
 EXPERIMENTS = {'train_reward': launch.reward_experiments, 'train_policy': launch.policy_experiments}
 CLASSES = {'train_reward': reward_options.HParams, 'train_policy': policy_options.HParams}
 # What the original's experiments meant by the field rewards.whiten, which it has not.
