@@ -84,6 +84,13 @@ def test_readme_is_short_and_its_first_command_installs():
     assert blocks[0] == f'    {FIRST}\n' and blocks[1] == f'    {TESTS}\n'
 
 
+@pytest.mark.parametrize('path', ['.ci/run', '.github/workflows/tests.yml'])
+def test_both_commands_of_readme_run_in_ci_in_their_order(path):
+    script = (ROOT / path).read_text(encoding='utf-8')
+    assert script.count(FIRST) == script.count(TESTS) == 1
+    assert script.index(FIRST) < script.index(TESTS)
+
+
 def test_memory_in_readme_is_what_the_program_estimates():
     hparams = resolved('train_policy', 'sentiment')
     hparams.ppo.micro_batch_size = 8
