@@ -95,6 +95,7 @@ os.register_at_fork(
 def nowhere_of_the_users():
     """Let tests stand in an empty folder, and find nothing that another test has left there."""
     before = os.getcwd()
+    surroundings.make()
     os.chdir(surroundings.HERE)
     yield
     os.chdir(before)

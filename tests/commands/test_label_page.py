@@ -19,7 +19,7 @@ import command_line
 import pytest
 from label_folders import TASK, make_folder
 from label_page import answers_of, served, web_options, write_texts, written
-from launched import eventually
+from launched import REPOSITORY, eventually
 from page_client import Client, Server, id_of_token
 
 from lm_human_preferences.commands import answer_questions
@@ -612,7 +612,7 @@ def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
     Client(command.links['anna']).close()
     printed, complaints = command.end(signal.SIGINT)
     assert printed.startswith('\nSaved: anna 0, bob 0. 6 questions are open. ')
-    assert printed.endswith(f': ./launch.py labels {path}\n')
+    assert printed.endswith(f': {REPOSITORY}/launch.py labels {path}\n')
     assert (complaints, command.process.returncode) == ('', 0)
 
 

@@ -61,7 +61,7 @@ OTHER_TOOLS = set(
     ' --gpus-per-node --gpus-per-task --nproc-per-node --nnodes --node-rank --master-addr'
     ' --master-port --rdzv-backend --rdzv-id --rdzv-endpoint --rdzv-conf --max-restarts --mca'
     ' --shutdown-timeout --signals-to-handle --standalone --signal --initial --ends --quick'
-    ' --seeds --trials'.split()
+    ' --seeds --trials --picture'.split()
 )
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
 

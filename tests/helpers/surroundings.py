@@ -24,13 +24,20 @@ if IS_MAIN:
         if _name.startswith('XDG_') or _name in ('MPLCONFIGDIR', 'TORCH_HOME', 'HF_HUB_CACHE'):
             del os.environ[_name]
 
-# Emptied after each test: where runs are kept by default, and where tests stand.
-SAVES = os.environ['LMHP_SAVE_DIR'] = tempfile.mkdtemp(prefix='save-')
-HERE = tempfile.mkdtemp(prefix='here-')
+# Of this process, and empty when a test begins: where runs are kept by default, and where it stands.
+SAVES = os.path.join(tempfile.gettempdir(), f'saves-{os.getpid()}')
+HERE = os.path.join(tempfile.gettempdir(), f'here-{os.getpid()}')
+os.environ['LMHP_SAVE_DIR'] = SAVES
+
+
+def make() -> None:
+    """Make both folders, for each session of a process."""
+    for folder in (SAVES, HERE):
+        os.makedirs(folder, exist_ok=True)
 
 
 def empty() -> None:
-    """Remove what is in the folders that every test finds empty."""
+    """Remove what a test has left in them."""
     for folder in (SAVES, HERE):
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
