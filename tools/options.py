@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -13,6 +14,8 @@ import click
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+if __name__ == '__main__':
+    os.environ.pop('LMHP_SAVE_DIR', None)  # the page shows what is so everywhere
 
 import launch  # noqa: E402
 import sample  # noqa: E402

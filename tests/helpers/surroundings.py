@@ -24,7 +24,7 @@ if IS_MAIN:
         if _name.startswith('XDG_') or _name in ('MPLCONFIGDIR', 'TORCH_HOME', 'HF_HUB_CACHE'):
             del os.environ[_name]
 
-# Of this process: where runs are kept by default, and where tests stand. Each test finds them empty.
+# Of this process, and empty for each test: where runs are kept by default, and where tests stand.
 SAVES = os.path.join(tempfile.gettempdir(), f'saves-{os.getpid()}')
 HERE = os.path.join(tempfile.gettempdir(), f'here-{os.getpid()}')
 os.environ['LMHP_SAVE_DIR'] = SAVES
