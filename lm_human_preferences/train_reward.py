@@ -1,6 +1,5 @@
 """Training a reward model from human labels: the command (paper, section 2.1)."""
 
-import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -234,7 +233,6 @@ def _measure_mean(
         model = TrainedRewardModel(place.directory, encoding, scope=place.scope)
         found.append(rewards_of(model.get_rewards, labels, label_type, size))
     prediction = prediction_of(torch.stack(found).mean(0), labels, label_type)
-    prediction = dataclasses.replace(prediction, is_selected=settings.keeps_best)
     logger = Logger(
         directory,
         run_files.REWARD.network,

@@ -65,7 +65,6 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     found, labellers = {}, {}
     for name, part in parts.items():
         found[name] = _prediction(model, part, label_type, learned=learned[name])
-    record = reward_settings_of(run) if isinstance(model, LearnedReward) else None
     learns = learns and found['held_out'] is None
     for name in folder.logs:
         if name in without:
@@ -78,7 +77,6 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
         'run': run,
         'held_out_share': share,
         'is_of_folder': _has_learned_from(folder, run),
-        'is_selected': record is not None and record.keeps_best,
         **found,
         'labellers': labellers,
     }

@@ -24,7 +24,6 @@ _OFFLINE = {
     'run.log_interval': '--rewards.online.retrainings: each of them is logged',
     'run.save_interval': '--run.save_interval',
     'run.precision': '--run.precision',
-    'keep': 'the last epoch',
 }
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 

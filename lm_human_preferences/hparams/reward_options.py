@@ -15,7 +15,6 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import check_multiple
 
 ON_ANOMALY = ('warn', 'stop')
-LAST, BEST = 'last', 'best'  # epoch whose reward model is kept
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
 SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
 COLLECTED = 'online'  # in place of a source, where labels come in while the policy trains
@@ -217,12 +216,6 @@ class HParams(hyperparams.HParams):
     epochs: int = own_option(
         1, 'passes over the labels, each in another order; few labels need several', at_least=1
     )
-    keep: str = own_option(
-        LAST,
-        'epoch whose reward model is kept: last, or best on held-out labels, whose accuracy is then'
-        ' too high',
-        one_of=(LAST, BEST),
-    )
     ensemble: int = own_option(
         1,
         'reward models to train on the same labels with other seeds; the reward is their mean',
@@ -266,11 +259,6 @@ class HParams(hyperparams.HParams):
     )
 
     @property
-    def keeps_best(self) -> bool:
-        """True if the epoch that is best on held-out labels is kept, not the last."""
-        return self.keep == BEST
-
-    @property
     def is_head(self) -> bool:
         """True if the reward model is a head on the initial model's hidden states."""
         return self.features == FROZEN
@@ -287,15 +275,10 @@ class HParams(hyperparams.HParams):
                 '{ensemble=}: {features=} has one solution, and says itself how unsure it is',
             )
             yield (
-                self.keeps_best or self.epochs > 1,
-                '{keep=} {epochs=}: {features=} has no epochs; leave them out',
+                self.epochs > 1,
+                '{epochs=}: {features=} has no epochs; leave it out',
             )
             yield (self.lora is not None, '{lora}: {features=} trains no network; leave it out')
-        yield (
-            self.keeps_best and not self.labels.held_out,
-            '{keep=} chooses an epoch by labels that are held out: give {labels.held_out} a share,'
-            ' such as 0.1',
-        )
         yield (
             (self.normalize_before or self.normalize_after)
             and self.normalize_samples == self.rollout_batch_size == 1,

@@ -102,7 +102,6 @@ class Prediction:
     chance: float | None
     agreement: float  # see label_types
     is_undefined: bool = False  # a correlation of rewards or ratings that are all the same
-    is_selected: bool = False  # the maximum of several epochs
 
     def interval(self) -> tuple[float, float]:
         """Return the 95 % confidence interval of the accuracy; of the agreement for ratings."""
@@ -118,15 +117,14 @@ class Prediction:
         return numbers
 
     def __str__(self) -> str:
-        warning = agreement.SELECTED if self.is_selected else ''
         if self.is_undefined:
             return f'no correlation with {self.labels} labels: rewards or labels are all the same'
         if self.accuracy is None or self.chance is None:
-            return f'correlation {self.agreement:.3f} with {self.labels} labels{warning}'
+            return f'correlation {self.agreement:.3f} with {self.labels} labels'
         low, high = self.interval()
         return (
             f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels'
-            f' ({agreement.in_words(low, high)}); chance is {100 * self.chance:.1f} %{warning}'
+            f' ({agreement.in_words(low, high)}); chance is {100 * self.chance:.1f} %'
         )
 
 

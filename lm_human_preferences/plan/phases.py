@@ -88,11 +88,6 @@ class TrainReward:
                 f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
                 ' collect more of them, about other queries, or hold fewer out'
             )
-        if settings.keeps_best and len(label_type.without_ties(held_out)['query']) == 0:
-            raise UserError(
-                f'{settings.setting("keep")}: none of {left} labels is held out to choose an epoch'
-                f' by: collect more of them, or raise {settings.labels.option_name("held_out")}'
-            )
         note = f'Held out: {count} of {count + left} labels; training on {left}'
         queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]
         note += f' ({queries[0]} of {queries[1]} queries are held out)'
@@ -124,10 +119,9 @@ class TrainReward:
         labels = settings.labels.num_train or UNKNOWN_LABELS
         steps = settings.epochs * ceil_div(labels, settings.batch_size)
         is_saved = settings.run.save_dir is not None and steps > settings.run.save_interval
-        best = int(settings.keeps_best)
         estimate = MemoryEstimate(
             sizes,
-            networks=len(self.networks.scopes) + best,
+            networks=len(self.networks.scopes),
             learning=len(self.networks.learning),
             rows=exact_div(settings.batch_size, ranks),
             tokens=self._row,
@@ -141,7 +135,7 @@ class TrainReward:
             ),
             gradient_checkpointing=settings.run.gradient_checkpointing,
             reduced=settings.run.precision == 'bf16',
-            snapshot=3 + best if is_saved else 0,
+            snapshot=3 if is_saved else 0,
         )
         return [estimate]
 

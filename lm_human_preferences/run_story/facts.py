@@ -31,7 +31,6 @@ OF_MEAN = 'train_reward/held_out_of_mean/'
 CROSS_VALIDATED = 'train_reward/cross_validated/'
 HELD_OUT = (
     OF_MEAN,
-    'train_reward/held_out_of_kept/',
     'train_reward/held_out/',
     'online/held_out_',
     CROSS_VALIDATED,
@@ -48,7 +47,6 @@ class HeldOut(NamedTuple):
     members: int  # of its ensemble; 1 for a single reward model
     is_of_mean: bool  # False: of the first member, as in logs of earlier versions
     is_cross_validated: bool  # each by a head that had not learned from its query
-    is_selected: bool  # True where an epoch was selected by the same labels
     gain: float | None  # of a head, in nats for each label over guessing, and its margin
     margin: float | None
 
@@ -204,7 +202,6 @@ class RunFacts:
             members=1 if settings is None or is_online else settings.members,
             is_of_mean=prefix == OF_MEAN,
             is_cross_validated=prefix == CROSS_VALIDATED,
-            is_selected=self.reward is not None and self.reward.keeps_best,
             gain=self.last(f'{prefix}gain'),
             margin=self.last(f'{prefix}gain_margin'),
         )

@@ -9,7 +9,6 @@ import jinja2
 from markupsafe import Markup
 
 from lm_human_preferences.labels.report import wording
-from lm_human_preferences.labels.report.agreement import SELECTED
 from lm_human_preferences.run_story.commands import shortened, shown
 from lm_human_preferences.runs import run_lock
 
@@ -38,7 +37,6 @@ def environment(
         **filters,
     }
     found.globals = plain.globals | {
-        'SELECTED': SELECTED,
         'is_held': run_lock.is_held,
         'shown': shown,
     }

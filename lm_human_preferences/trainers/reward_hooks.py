@@ -75,25 +75,21 @@ class HeldOut(Hook):
         trainer.prediction = prediction
         trainer.logger.log(prediction.statistics(), step - 1, tag_prefix='train_reward/held_out/')
         if ends_epoch:
-            trainer.end_epoch(prediction)
+            accuracy = prediction.accuracy
+            measured = prediction.agreement if accuracy is None else accuracy
+            trainer.held_out_by_epoch.append(measured)
         if step == trainer.total_steps:
-            self._end(step)
+            self._end()
 
-    def _end(self, step: int) -> None:
-        """Choose the epoch, and print how well it predicts; collective."""
-        trainer, kept = self.trainer, 'the last is kept'
-        if trainer.settings.keeps_best:
-            kept = f'that of epoch {trainer.best_epoch} is kept'
-            trainer.restore_best()
-            assert trainer.prediction is not None
-            numbers = trainer.prediction.statistics()
-            trainer.logger.log(numbers, step - 1, tag_prefix='train_reward/held_out_of_kept/')
+    def _end(self) -> None:
+        """Print how well the model predicts, on rank 0."""
+        trainer = self.trainer
         if trainer.comm.rank != 0:
             return
         announce(f'held out: {trainer.prediction}')
         if trainer.settings.epochs > 1:
             measured = ', '.join(format(number, '.3f') for number in trainer.held_out_by_epoch)
             announce(
-                f'held out, after each epoch: {measured}; {kept}, and differences within the'
-                ' interval are chance'
+                f'held out, after each epoch: {measured}; differences within the interval are'
+                ' chance'
             )

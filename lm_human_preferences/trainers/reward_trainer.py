@@ -73,7 +73,6 @@ class RewardModelTrainer:
         self.steps_done = self.labels_done = 0  # labels of all epochs
         self.order: np.ndarray | None = None  # of the labels, one epoch after the other
         self.held_out_by_epoch: list[float] = []  # accuracy, or agreement
-        self.best: dict[str, torch.Tensor] = {}  # parameters after the best epoch so far
         self.prediction: Prediction | None = None  # the last on held-out labels
         self.batches: list[LearnedBatch] = []  # learned by this process
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
@@ -149,31 +148,6 @@ class RewardModelTrainer:
         size = self.settings.micro_batch_size or self.settings.batch_size
         get_rewards = self.reward_model.get_rewards
         return predict(get_rewards, self.held_out, self.label_type, size, self.comm)
-
-    def end_epoch(self, prediction: Prediction) -> None:
-        """Note the prediction of held-out labels; with --keep best, copy what is the best."""
-        accuracy = prediction.accuracy
-        self.held_out_by_epoch.append(prediction.agreement if accuracy is None else accuracy)
-        if self.settings.keeps_best and self.best_epoch == len(self.held_out_by_epoch):
-            self.best = self._copy()
-
-    @property
-    def best_epoch(self) -> int:
-        """Epoch, counted from 1, that predicts held-out labels best; of equals the earlier."""
-        return 1 + self.held_out_by_epoch.index(max(self.held_out_by_epoch))
-
-    def restore_best(self) -> None:
-        """Go back to the best epoch, after the last one, and measure it; collective."""
-        for name, parameter in self.optimizer.parameters.items():
-            parameter.detach().copy_(self.best[name])
-        self.best = {}
-        prediction = self.predict_held_out()
-        assert prediction is not None
-        self.prediction = dataclasses.replace(prediction, is_selected=True)
-
-    def _copy(self) -> dict[str, torch.Tensor]:
-        learning = self.optimizer.parameters
-        return {name: parameter.detach().clone() for name, parameter in learning.items()}
 
     def _differentiable_rewards(
         self, queries: torch.Tensor, responses: torch.Tensor
@@ -264,7 +238,6 @@ class RewardModelTrainer:
         return {
             **REWARD_NETWORKS.parameters(self.networks),
             **self.optimizer.moments(),
-            **{f'best_{name}': tensor for name, tensor in self.best.items()},
             'train_reward/optimizer_steps': torch.tensor(self.optimizer.steps),
             'train_reward/step': torch.tensor(self.steps_done),
         }
@@ -287,7 +260,5 @@ class RewardModelTrainer:
         self.steps_done, self.labels_done = state['step'], state['labels']
         self.order = np.array(state['order'])
         self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]
-        if self.settings.keeps_best and 0 < len(self.held_out_by_epoch) < self.settings.epochs:
-            self.best = self._copy()  # to be filled in
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])

@@ -191,9 +191,7 @@ def test_answers_that_prefer_nothing_end_no_run(tmp_path):
     assert 'labels are still missing; step ' in waiting and 'step 0' not in waiting
 
 
-@pytest.mark.parametrize(
-    'more', ['--ensemble 2', '--epochs 2', '--keep best --labels.held_out 0.1']
-)
+@pytest.mark.parametrize('more', ['--ensemble 2', '--epochs 2'])
 def test_what_a_head_does_not_have_is_refused(more):
     words = f'train_reward test run {more} --features frozen --dry_run'
     assert '--features frozen' in error_of(invoke(words))

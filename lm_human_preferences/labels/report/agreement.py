@@ -55,7 +55,6 @@ def _pairs(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 # Warning of a measurement of a reward model of which an epoch was chosen by the same labels
-SELECTED = '; its epoch was selected by these labels, so this is too high'
 
 
 def krippendorff_alpha(counts: np.ndarray) -> float:
