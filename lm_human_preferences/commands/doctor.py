@@ -187,18 +187,15 @@ def _store() -> str:
 
 
 def _hub() -> str:
-    try:
-        if not storage.is_reachable():
-            return (
-                'not asked, as LMHP_OFFLINE=1 or HF_HUB_OFFLINE=1: only what is in its cache can be'
-                ' used'
-            )
-    except storage.StorageError as e:
-        raise UserError(
-            f'{e}: name your proxy by https_proxy, or a mirror by HF_ENDPOINT; without it, only'
-            ' models and data of hf:// and ORG/NAME are missing'
-        ) from e
-    return 'models ORG/NAME can be downloaded'
+    reason = storage.hub_problem()
+    if reason is None:
+        return 'models ORG/NAME can be downloaded'
+    if reason.endswith('OFFLINE=1'):
+        return f'not asked, as {reason}: only what is in its cache can be used'
+    raise UserError(
+        f'{reason}: name your proxy by https_proxy, or a mirror by HF_ENDPOINT; without it, only'
+        ' models and data of hf:// and ORG/NAME are missing'
+    )
 
 
 def _mpi() -> str:

@@ -206,20 +206,19 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
             with lock_file:
                 if killed:
                     print(f'note: {killed}, was writing {directory} and is gone', file=sys.stderr)
-                process = run_lock.describe_process(comm.size)
-                run_lock.name_holder(lock_file, process)
+                run_lock.name_holder(lock_file, run_lock.describe_process(comm.size))
                 if not hparams.run.resume:
                     refuse_existing(hparams)
                 for path in own_files(hparams):
                     if path.endswith('.part'):
                         os.remove(path)
-                with _uploaded(hparams, process), command_record.ended(directory, command):
+                with _uploaded(hparams), command_record.ended(directory, command):
                     yield
         finally:
             run_lock.release(directory, and_directory=is_new)
 
 
-def _uploaded(hparams: Training, process: str) -> contextlib.AbstractContextManager[None]:
+def _uploaded(hparams: Training) -> contextlib.AbstractContextManager[None]:
     """Within the block, upload what is written if SAVE_DIR is remote."""
     directory = hparams.run.directory
     save_dir = hparams.run.save_dir
@@ -229,7 +228,7 @@ def _uploaded(hparams: Training, process: str) -> contextlib.AbstractContextMana
     from lm_human_preferences.runs import uploads
 
     pattern = run_files.uploaded_by(hparams.commands)
-    return uploads.uploaded(save_dir, directory, pattern, process)
+    return uploads.uploaded(save_dir, directory, pattern)
 
 
 def resume_hint(hparams: Training) -> str:

@@ -1,7 +1,8 @@
 """Upload of a run from a staging directory to a remote one, where listed checkpoints stay whole.
 
-REMOTE/writer is a lease: the staging directory that wrote last, and the process that writes now.
-That staging directory has everything in the store; any other one is out of date.
+The staging directory keeps in UPLOADED the MD5 of each list of checkpoints that it has uploaded. If
+the store has another list, somebody else has gone on with the run, and this directory is out of
+date.
 """
 
 import contextlib
@@ -9,7 +10,6 @@ import hashlib
 import io
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -18,83 +18,120 @@ from pathlib import Path
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs.run_files import LABELS
 from lm_human_preferences.storage import local_files
 from lm_human_preferences.utils.logging import announce
 
-LEASE = 'writer'
-POLL_SECONDS = 1  # between two looks for a new checkpoint
-# Between two uploads of TensorBoard's files; a lease that is half as old is renewed then.
-SYNC_SECONDS = 120
-LEASE_TIMEOUT = 5 * SYNC_SECONDS  # a lease that is older belongs to a dead process
-RETRY_SECONDS = 20  # between tries while the store cannot be reached
+UPLOADED = 'uploaded'
+SYNC_SECONDS = 20  # between two looks for what has changed
 CLOSE_TIMEOUT = 600  # seconds of tries when the run is done
 
 
-class LeaseLost(UserError):
-    """Another process writes the remote directory."""
-
-
-def last_writer(url: str) -> tuple[str, str, float]:
-    """Return (lease id or '', process that writes now or '', age in seconds) of a lease."""
-    path = storage.join(url, LEASE)
-    try:
-        age = time.time() - storage.stat(path).mtime
-        lease_id, _, process = storage.read_text(path).partition(' ')
-    except storage.NotFound:
-        return '', '', 0
-    return lease_id, process, age
-
-
 def is_up_to_date(url: str, directory: str) -> bool:
-    """Return whether a staging directory has everything in the store; LeaseLost if it is in use."""
-    storage.check_access(url)
-    lease_id, process, age = last_writer(url)
-    path = os.path.join(directory, LEASE)  # with those under which it was uploaded or fetched
-    own_leases = storage.read_text(path).split() if os.path.exists(path) else []
-    if lease_id in own_leases or (own_leases and not lease_id):
-        return True
-    if process and age < LEASE_TIMEOUT:
-        minutes = (LEASE_TIMEOUT - age) / 60
-        raise LeaseLost(
-            f'{url}: {process} is writing this run: wait for its end, or use another NAME; if it'
-            f' was killed, try again in {minutes:.0f} minutes'
-        )
-    return False
+    """Return whether a staging directory has everything that the store has."""
+    lists = _lists_in(url, storage.listing(url))
+    return os.path.isdir(directory) and _has_uploaded(directory, lists.values())
 
 
-def _record_lease(directory: str, lease_id: str) -> None:
+def _lists_in(url: str, remote: Iterable[str]) -> dict[str, bytes]:
+    """Return {path: text} of the lists of checkpoints among the files of the store."""
+    lists = {}
+    for path in filter(_is_list, remote):
+        lists[path] = Path(storage.cached_path(storage.join(url, path))).read_bytes()
+    return lists
+
+
+def _has_uploaded(directory: str, lists: Iterable[bytes]) -> bool:
+    """Return whether all of these lists of checkpoints are from this staging directory."""
+    record = Path(directory, UPLOADED)
+    uploaded = record.read_text().split() if record.exists() else []
+    return all(_md5(text) in uploaded for text in lists)
+
+
+def _record(directory: str, text: bytes) -> None:
+    """Note in a staging directory that the store may have this list of checkpoints."""
     os.makedirs(directory, exist_ok=True)
-    with open(os.path.join(directory, LEASE), 'a', encoding='utf-8') as file:
-        file.write(f'{lease_id}\n')
+    with open(os.path.join(directory, UPLOADED), 'a', encoding='utf-8') as file:
+        file.write(f'{_md5(text)}\n')
+
+
+def _md5(text: bytes) -> str:
+    return hashlib.md5(text, usedforsecurity=False).hexdigest()
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     """Download a run's files that match `pattern`; values of the latest checkpoints only."""
-    lease_id, *_ = last_writer(url)
     for path in local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
-    listed = set()
     with_values = set()
-    for path in remote:
-        if _is_list(path):
-            stems = _listed(path, storage.read_text(storage.join(url, path)))
-            resumable = [stem for stem in stems if stem + names.RESUME in remote]
-            listed.update(stems)
-            with_values.update(stems[-1:], resumable[-1:])
+    for path, text in _lists_in(url, remote).items():
+        _record(directory, text)
+        stems = _listed(path, text)
+        resumable = [stem for stem in stems if stem + names.RESUME in remote]
+        with_values.update(stems[-1:], resumable[-1:])
     wanted = []
     for path in remote:
-        stem = _stem(path)
-        without_values = stem in listed and not path.endswith(names.DATA)
-        if stem is None or stem in with_values or without_values:
+        if not path.endswith(names.DATA) or _stem(path) in with_values:
             wanted.append(path)
     copies = storage.cached_paths([storage.join(url, path) for path in wanted])
     for path, copy in zip(wanted, copies, strict=True):
         target = os.path.join(directory, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.replace(copy, target)
-    _record_lease(directory, lease_id)
+
+
+def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
+    """Upload new files that match `pattern`, and delete old ones.
+
+    Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at
+    any point leaves those that are listed whole. FileNotFoundError if a file is deleted meanwhile.
+    """
+    remote = storage.listing(url)
+    in_store = _lists_in(url, remote)
+    if not _has_uploaded(directory, in_store.values()):
+        raise storage.StorageError(f'{url} was changed by another process')
+    local = local_files(directory, pattern)
+    lists = {path: Path(directory, path).read_bytes() for path in local if _is_list(path)}
+    kept = set()
+    for path, text in lists.items():
+        kept.update(_listed(path, text))
+    # Looked for after the lists: a checkpoint may be saved, or deleted, at any moment.
+    files = []
+    for path in local_files(directory, pattern):
+        if not _is_list(path) and _stem(path) in (None, *kept):
+            files.append(path)
+    for stem in kept:
+        for path in (stem + names.DATA, stem + names.INDEX):
+            if path not in files and path not in remote:
+                raise FileNotFoundError(path)
+
+    changed = [path for path in files if _version(directory, path) != remote.get(path)]
+    # A run that was resumed with other settings saves some checkpoints once more.
+    if any(_stem(path) is not None and path in remote for path in changed):
+        for path in in_store:
+            storage.remove(storage.join(url, path))
+        in_store.clear()
+    for path in sorted(changed, key=lambda path: _stem(path) is not None):
+        with open(os.path.join(directory, path), 'rb') as file:
+            storage.write(storage.join(url, path), file)
+    for path, text in lists.items():
+        if text != in_store.get(path):
+            _record(directory, text)
+            storage.write(storage.join(url, path), io.BytesIO(text))
+
+    gone = []
+    for path in remote:
+        is_kept = path in lists or path in files or _stem(path) in kept
+        if pattern.fullmatch(path) and not is_kept:
+            gone.append(path)
+    for path in sorted(gone, key=lambda path: not _is_list(path)):
+        storage.remove(storage.join(url, path))
+
+
+def _version(directory: str, path: str) -> tuple[int, str]:
+    """Return (size, MD5) of a file in a local directory."""
+    local = os.path.join(directory, path)
+    return os.path.getsize(local), storage.md5(local)
 
 
 def _is_list(path: str) -> bool:
@@ -108,77 +145,37 @@ def _stem(path: str) -> str | None:
     return match and os.path.join(os.path.dirname(path), match[1])
 
 
-def _listed(path: str, text: str) -> list[str]:
+def _listed(path: str, text: bytes) -> list[str]:
     """Return the checkpoints in the list at `path` with this text, the latest last."""
     directory = os.path.dirname(path)
-    return [os.path.join(directory, name) for name in names.parse_checkpoint_file(text)]
+    return [os.path.join(directory, name) for name in names.parse_checkpoint_file(text.decode())]
 
 
-class DirectoryUploader:
-    """Upload of files that match `pattern` to `url`. process: description of this process."""
+class Uploader:
+    """Thread that uploads the files of a directory as they change. Arguments: those of `sync`."""
 
-    def __init__(self, url: str, directory: str, pattern: re.Pattern[str], process: str) -> None:
+    def __init__(self, url: str, directory: str, pattern: re.Pattern[str]) -> None:
         self.url = url
         self.directory = directory
         self.pattern = pattern
-        self.process = process
-        self.lease_id = secrets.token_hex(8)
-        # {name: (size, MD5)} of what the store has, if that is known
-        self.remote_files: dict[str, tuple[int, str | None]] | None = None
         self.last_error: Exception | None = None  # None when all was uploaded
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._sync_repeatedly, daemon=True)
-
-    def start(self) -> None:
-        """Take the lease and begin; UserError if another process has it, or without access."""
-        is_up_to_date(self.url, self.directory)
-        # Recorded here first: a lease in the store is always known to its staging directory.
-        _record_lease(self.directory, self.lease_id)
-        try:
-            self._renew_lease(self.process)
-        except storage.StorageError as e:
-            raise UserError(f'--save_dir: {e}') from e
         self.thread.start()
 
-    def _renew_lease(self, process: str) -> None:
-        self._write(LEASE, f'{self.lease_id} {process}'.encode())
-
-    def _write(self, path: str, data: bytes) -> tuple[int, str]:
-        return storage.write(storage.join(self.url, path), io.BytesIO(data), len(data))
-
     def _sync_repeatedly(self) -> None:
-        """Upload after each checkpoint, and at intervals, until closing."""
-        seen = None
-        due = 0.0
-        while not self.closing.wait(POLL_SECONDS):
-            with contextlib.suppress(FileNotFoundError):  # deleted while this looks
-                now = self._modification_times()
-                has_changed = now != seen and not self.last_error
-                if has_changed or time.monotonic() > due:
-                    start = time.monotonic()
-                    delay = SYNC_SECONDS if self.try_sync() else RETRY_SECONDS
-                    due = start + delay
-                    seen = now
+        while not self.closing.wait(SYNC_SECONDS):
+            self._try_to_sync()
 
-    def _modification_times(self) -> list[int]:
-        """Return the times of files, except checkpoints (see their list), events and labels."""
-        times = []
-        for path in local_files(self.directory, self.pattern):
-            if _stem(path) is None and not path.startswith(('tb/', f'{LABELS}/')):
-                times.append(os.stat(os.path.join(self.directory, path)).st_mtime_ns)
-        return times
-
-    def try_sync(self) -> bool:
+    def _try_to_sync(self) -> bool:
         """Upload, and return whether all is there now; print a failure, but not its repetitions."""
         try:
-            self.sync()
-        except FileNotFoundError:  # deleted meanwhile, for a newer checkpoint
-            self.remote_files = None
+            sync(self.url, self.directory, self.pattern)
+        except FileNotFoundError:
             return False
-        except (LeaseLost, storage.StorageError, OSError) as e:
+        except (storage.StorageError, OSError) as e:
             if not self.last_error:
                 announce(f'WARNING: uploads are delayed, and tried again: {e}')
-            self.remote_files = None
             self.last_error = e
             return False
         if self.last_error:
@@ -186,108 +183,31 @@ class DirectoryUploader:
             self.last_error = None
         return True
 
-    def sync(self) -> None:
-        """Upload new files, and delete old ones; an error at any point leaves listed ones whole."""
-        self._check_lease()
-        if self.remote_files is None:
-            self.remote_files = storage.listing(self.url)
-        lists = {}
-        for path in local_files(self.directory, self.pattern):
-            if _is_list(path):
-                lists[path] = Path(self.directory, path).read_bytes()
-        kept = set()
-        for path, text in lists.items():
-            kept.update(_listed(path, text.decode()))
-        # Looked for after the lists: a checkpoint may be saved, or deleted, at any moment.
-        files = []
-        for path in local_files(self.directory, self.pattern):
-            if not _is_list(path) and _stem(path) in (None, *kept):
-                files.append(path)
-        for stem in kept:
-            for path in (stem + names.DATA, stem + names.INDEX):
-                if path not in files and path not in self.remote_files:
-                    raise FileNotFoundError(path)
-        changed = [path for path in files if self._differs(path)]
-        for path, text in lists.items():
-            self._unlist(path, text.decode(), changed)
-        for path in sorted(changed, key=lambda path: _stem(path) is not None):
-            with open(os.path.join(self.directory, path), 'rb') as file:
-                size = os.fstat(file.fileno()).st_size
-                self.remote_files[path] = storage.write(storage.join(self.url, path), file, size)
-        for path, text in lists.items():
-            if self.remote_files.get(path) != (len(text), hashlib.md5(text).hexdigest()):
-                self.remote_files[path] = self._write(path, text)
-        gone = []
-        for path in self.remote_files:
-            is_ours = self.pattern.fullmatch(path)
-            if is_ours and path not in (*lists, *files) and _stem(path) not in kept:
-                gone.append(path)
-        self._remove(gone)
-
-    def _check_lease(self) -> None:
-        """Renew the lease in time; LeaseLost if another process has taken it."""
-        lease_id, process, age = last_writer(self.url)
-        if lease_id not in ('', self.lease_id):
-            raise LeaseLost(f'{self.url} was taken over by {process or "another run"}')
-        if not lease_id or age > SYNC_SECONDS / 2:
-            self._renew_lease(self.process)
-
-    def _differs(self, path: str) -> bool:
-        """Return whether the store lacks a local file, or has another version."""
-        assert self.remote_files is not None
-        if path not in self.remote_files:
-            return True
-        local = os.path.join(self.directory, path)
-        return (os.path.getsize(local), storage.md5(local)) != self.remote_files[path]
-
-    def _unlist(self, path: str, text: str, changed: list[str]) -> None:
-        """Remove checkpoints to be replaced from the remote list; text: of the local list."""
-        assert self.remote_files is not None
-        if path not in self.remote_files:
-            return
-        stems = _listed(path, text)
-        replaced = {_stem(file) for file in changed if file in self.remote_files}
-        if not replaced.intersection(stems):
-            return
-        changing = {_stem(file) for file in changed}
-        safe = [os.path.basename(stem) for stem in stems if stem not in changing]
-        if safe:
-            self.remote_files[path] = self._write(path, names.format_checkpoint_file(safe))
-        else:
-            self._remove([path])
-
-    def _remove(self, paths: Iterable[str]) -> None:
-        """Delete files in the store, lists before what they name."""
-        assert self.remote_files is not None
-        for path in sorted(paths, key=lambda path: not _is_list(path)):
-            storage.remove(storage.join(self.url, path))
-            del self.remote_files[path]
-
     def close(self, timeout: float) -> None:
-        """Upload the rest and give the lease back; UserError if `timeout` seconds pass."""
+        """Upload the rest; UserError if that takes more than `timeout` seconds of tries."""
         self.closing.set()
         self.thread.join()
         deadline = time.monotonic() + timeout
         if self.last_error and timeout:
             announce(f'note: trying to upload the rest, for up to {timeout / 60:.0f} minutes')
-        while not self.try_sync():
-            if isinstance(self.last_error, LeaseLost) or time.monotonic() > deadline:
-                reason = self.last_error or 'a file is missing'
+        while not self._try_to_sync():
+            if time.monotonic() > deadline:
                 command = shell.typed('./launch.py resume', self.url)
                 raise UserError(
-                    f'{self.url} is not complete: {reason}; all of the run is in'
+                    f'{self.url} is not complete: {self.last_error}; all of the run is in'
                     f' {self.directory}, and `{command}` here uploads the rest'
                 ) from self.last_error
-            time.sleep(RETRY_SECONDS)
-        with contextlib.suppress(storage.StorageError):
-            self._renew_lease('')
+            time.sleep(SYNC_SECONDS)
 
 
 @contextlib.contextmanager
-def uploaded(url: str, directory: str, pattern: re.Pattern[str], process: str) -> Iterator[None]:
+def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[None]:
     """Upload a directory during the block, and delete it afterwards unless something failed."""
-    uploader = DirectoryUploader(url, directory, pattern, process)
-    uploader.start()
+    try:
+        storage.check_access(storage.join(url, UPLOADED))
+    except storage.StorageError as e:
+        raise UserError(f'--save_dir: {e}') from e
+    uploader = Uploader(url, directory, pattern)
     try:
         yield
     except BaseException:
@@ -297,8 +217,9 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str], process: str) -
             announce(f'WARNING: {e}')
         raise
     uploader.close(CLOSE_TIMEOUT)
-    for path in [*local_files(directory, pattern), LEASE]:
+    for path in local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
+    Path(directory, UPLOADED).unlink(missing_ok=True)
     for folder, *_ in os.walk(directory, topdown=False):
         with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(folder)

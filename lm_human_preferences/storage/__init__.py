@@ -35,8 +35,8 @@ from lm_human_preferences.storage.files import (
 )
 from lm_human_preferences.storage.hub import (
     cached_directory,
+    hub_problem,
     is_pin_of,
-    is_reachable,
     model_path,
     pinned,
 )

@@ -1,15 +1,14 @@
-"""Blobs on a server, by blobfile; every error is a StorageError of one line with the URL."""
+"""Blobs of Azure and Google, by blobfile; errors are StorageErrors of one line with the URL."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
 import functools
-import hashlib
 import os
 import re
+import shutil
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -31,15 +30,11 @@ if TYPE_CHECKING:
 Answer = TypeVar('Answer')
 
 ANSWER_TIMEOUT = 8  # seconds in which a server must give its first answer, retries included
-UNREACHABLE_SECONDS = 30  # until a server that gave none is asked again
 MAX_CONNECTIONS = 16
 RETRIES = 5
 CONNECT_TIMEOUT = 5  # seconds, of one request
 READ_TIMEOUT = 20  # seconds, of one request
 BLOCK_SIZE = 8 << 20  # bytes of one request
-
-# account, or endpoint of a hub -> (time until which it is not asked again, reason)
-unreachable: dict[str, tuple[float, str]] = {}
 
 
 def stat(path: str) -> Stat:
@@ -50,12 +45,7 @@ def stat(path: str) -> Stat:
 def stat_blob(blob: Blob) -> Stat:
     """Ask a server about a blob, before any other question; NotFound if there is none."""
     if is_offline():
-        is_damaged = os.path.exists(blob.cached)
-        problem = 'damaged since it was fetched' if is_damaged else 'not in the cache'
-        raise blob.error(f'{problem}, and LMHP_OFFLINE=1')
-    until, reason = unreachable.get(blob.account, (0, ''))
-    if time.monotonic() < until:
-        raise blob.error(reason)
+        raise blob.error('not in the cache, and LMHP_OFFLINE=1')
     with translate_errors(blob):
         try:
             return first_answer(lambda: _client(blob).stat(blob.path), blob.account)
@@ -64,7 +54,10 @@ def stat_blob(blob: Blob) -> Stat:
 
 
 def first_answer(question: Callable[[], Answer], server: str) -> Answer:
-    """Return the result of `question`; TimeoutError if it takes longer than ANSWER_TIMEOUT."""
+    """Return the result of `question`; TimeoutError if it takes longer than ANSWER_TIMEOUT.
+
+    The library's own timeouts leave out the look-up of the server's name.
+    """
     answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
     def ask() -> None:
@@ -85,34 +78,23 @@ def open_for_reading(blob: Blob, stat: Stat) -> BinaryIO:
 
 
 def check_access(path: str) -> None:
-    """Raise StorageError without credentials to write a remote file; the server is not asked."""
-    with _writing(path):
-        pass
-
-
-def write(path: str, source: BinaryIO, size: int) -> tuple[int, str]:
-    """Upload `size` bytes of `source`, or nothing; return (size, MD5) as they are on the server."""
-    digest = hashlib.md5(usedforsecurity=False)
+    """Write and delete an empty file at `path`; StorageError if that is not allowed."""
     with _writing(path) as (blob, client):
-        target = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
+        client.write_bytes(blob.path, b'')
+        client.remove(blob.path)
+
+
+def write(path: str, source: BinaryIO) -> None:
+    """Upload what can be read from `source`, or nothing."""
+    with _writing(path) as (blob, client):
+        target: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
         try:
-            while target.tell() < size:
-                block = source.read(min(BLOCK_SIZE, size - target.tell()))
-                if not block:
-                    break
-                digest.update(block)
-                target.write(block)
-            sent = target.tell(), digest.hexdigest()
+            shutil.copyfileobj(source, target, BLOCK_SIZE)
             target.close()
         except BaseException:
-            _discard(target)
+            target.had_exception = True  # else the garbage collector would upload it, at any time
+            target.close()
             raise
-        arrived = client.stat(blob.path)
-        if (arrived.size, arrived.md5) != sent:
-            raise blob.error(
-                f'damaged on the way, {arrived.size} of {sent[0]} bytes and MD5 {arrived.md5}'
-            )
-    return sent
 
 
 def remove(path: str) -> None:
@@ -139,21 +121,17 @@ def listing(directory: str) -> dict[str, tuple[int, str | None]]:
 
 @contextlib.contextmanager
 def _writing(path: str) -> Iterator[tuple[Blob, Context]]:
-    """Yield (blob, client) for an operation that needs credentials; StorageError without them."""
+    """Yield (blob, client) for an operation on a directory of the user's own."""
     blob = Blob(join(path), for_reading=False)
     if is_offline():
         raise blob.error('LMHP_OFFLINE=1, so nothing can be stored there')
     with translate_errors(blob):
-        if blob.account != GOOGLE and not _has_credentials():
-            raise blob.error(
-                'no credentials to write there: run `az login`, or set AZURE_STORAGE_KEY'
-            )
         yield blob, _client(blob)
 
 
 @contextlib.contextmanager
 def translate_errors(blob: Blob) -> Iterator[None]:
-    """Raise errors of blobfile and urllib3 as StorageErrors; remember a silent server."""
+    """Raise errors of blobfile and urllib3 as StorageErrors."""
     import blobfile
     import urllib3
 
@@ -167,8 +145,6 @@ def translate_errors(blob: Blob) -> Iterator[None]:
         else:
             message = getattr(e, 'message', str(e))
             reason = re.sub(r'^request failed with exception (\w+\(.*?\): )?', '', message)
-        if type(e) is TimeoutError or getattr(e, 'response_status', None) == 0:
-            unreachable[blob.account] = (time.monotonic() + UNREACHABLE_SECONDS, reason)
         raise blob.error(reason) from e
 
 
@@ -182,7 +158,7 @@ def _make_client(account: str, container: str, pid: int) -> Context:
     """Make a client with limited retries, proxies, and no credentials for the public account."""
     import blobfile
 
-    if account == PUBLIC or (account != GOOGLE and not _has_credentials()):
+    if account == PUBLIC:
         _use_anonymous_access(account, container)
     host = 'storage.googleapis.com' if account == GOOGLE else f'{account}.blob.core.windows.net'
     pool = _connection_pool(host)
@@ -211,26 +187,13 @@ def _connection_pool(host: str) -> PoolManager:
     return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=MAX_CONNECTIONS)
 
 
-# --- Private names of blobfile; tests/unit/test_storage.py checks each of them ---
-
-
-def _has_credentials() -> bool:
-    """Return whether blobfile finds credentials for Azure in the environment or from `az`."""
-    from blobfile import _azure
-
-    return bool(_azure._load_credentials())
-
-
 def _use_anonymous_access(account: str, container: str) -> None:
-    """Have blobfile read a container of Azure without credentials: it has no option for that."""
+    """Have blobfile read a container of Azure without the user's credentials.
+
+    It has no option for that, so names of its own are used; tests/unit/test_storage.py checks them.
+    """
     from blobfile import _azure
 
     manager: Any = _azure.access_token_manager
     manager._tokens[account, container] = (_azure.ANONYMOUS, '')
     manager._expirations[account, container] = float('inf')
-
-
-def _discard(target: Any) -> None:
-    """Close a blob without the upload that the garbage collector would start at any time."""
-    target.had_exception = True
-    target.close()

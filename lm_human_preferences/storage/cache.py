@@ -1,7 +1,7 @@
 """Reading of local and remote files. Blobs are kept in $LMHP_CACHE, files of the hub in its cache.
 
 Blobs of openaipublic do not change; for any other, the server is asked each time. A copy gets its
-name once its size and MD5 are those on the server, and is fetched again if damaged since.
+name once its size and MD5 are those on the server.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.storage import blobs, hub
-from lm_human_preferences.storage.files import atomic_write, free_bytes, md5
+from lm_human_preferences.storage.files import atomic_write, md5
 from lm_human_preferences.storage.paths import (
     Blob,
     NotFound,
@@ -31,10 +31,7 @@ from lm_human_preferences.storage.paths import (
 if TYPE_CHECKING:
     from blobfile import Stat
 
-MD5_ATTRIBUTE = 'user.lmhp.md5'
 NO_PROGRESS_BELOW = 1 << 16  # bytes: it ends before anybody has read a progress bar
-# A larger copy is not hashed again: it is a checkpoint, which has checksums of its own.
-MAX_HASHED_AGAIN = 256 << 20  # bytes
 
 
 def read_text(path: str) -> str:
@@ -147,16 +144,11 @@ def check_cached(paths: Iterable[str]) -> None:
     )
 
 
-def cached_path(path: str) -> str:
+def cached_path(path: str, *, show_progress: bool = True) -> str:
     """Return a local path itself, or the copy of a remote file; NotFound if there is none."""
-    local = path
     if is_hub(path):
         return hub.cached_path(path)
-    if is_remote(path):
-        blob = Blob(path)
-        local = blob.cached
-        if blob.may_change or not _is_intact(local):
-            _fetch(blob)
+    local = _fetched(Blob(path), show_progress) if is_remote(path) else path
     if not os.path.exists(local):
         raise NotFound(f'{path}: no such file or directory')
     if not os.path.isfile(local):  # a pipe would block for ever, and a device has no end
@@ -164,22 +156,20 @@ def cached_path(path: str) -> str:
     return local
 
 
-def cached_paths(paths: Collection[str]) -> list[str]:
+def cached_paths(paths: Sequence[str]) -> list[str]:
     """Return cached_path of each path; fetch over several connections with one progress bar."""
     from tqdm.contrib.concurrent import thread_map
 
-    remote = [Blob(path) for path in paths if is_remote(path) and not is_hub(path)]
-    missing = [blob for blob in remote if not os.path.exists(blob.cached)]
-    if missing:
-        thread_map(
-            functools.partial(_fetch, show_progress=False),
-            missing,
-            max_workers=blobs.MAX_CONNECTIONS,
-            unit='file',
-            leave=False,
-            **_progress_of(f'fetching {missing[0].url} ...'),
-        )
-    return [cached_path(path) for path in paths]
+    if all(is_here(path) for path in paths):
+        return [cached_path(path) for path in paths]
+    return thread_map(
+        functools.partial(cached_path, show_progress=False),
+        paths,
+        max_workers=blobs.MAX_CONNECTIONS,
+        unit='file',
+        leave=False,
+        **_progress_of(f'fetching {paths[0]} ...'),
+    )
 
 
 def _progress_of(what: str) -> dict[str, Any]:
@@ -203,42 +193,37 @@ def make_cache_folder(path: str) -> None:
         ) from e
 
 
-def _fetch(blob: Blob, show_progress: bool = True) -> None:
-    """Download a blob into the cache, unless the copy there is intact and current."""
+def _fetched(blob: Blob, show_progress: bool = True) -> str:
+    """Return the copy of a blob in the cache, fetched unless it is there and current."""
     import filelock
 
+    if not blob.may_change and os.path.exists(blob.cached):
+        return blob.cached
     # Asked before locking: without a network, all processes find out at the same time.
     stat = blobs.stat_blob(blob)
-    if _is_current(blob, stat):
-        return
     make_cache_folder(os.path.dirname(blob.cached))
-    # The kernel frees the lock when its holder dies.
-    with blobs.translate_errors(blob), filelock.FileLock(blob.cached + '.lock') as lock:
+    with blobs.translate_errors(blob), filelock.FileLock(f'{blob.cached}.lock') as lock:
         try:
             if not _is_current(blob, stat):
                 _download(blob, stat, show_progress)
         finally:
             os.remove(lock.lock_file)
+    return blob.cached
 
 
 def _is_current(blob: Blob, stat: Stat) -> bool:
-    """Return whether the copy is intact, and the version that `stat` describes."""
-    if not _is_intact(blob.cached):
+    """Return whether the copy is the version that `stat` describes."""
+    if not os.path.exists(blob.cached):
         return False
-    return not blob.may_change or _md5_when_fetched(blob.cached) == stat.md5
+    return not blob.may_change or md5(blob.cached) == stat.md5
 
 
 def _download(blob: Blob, stat: Stat, show_progress: bool) -> None:
     """Download a blob and verify it before it becomes visible. stat: from the server."""
     from tqdm import tqdm
 
-    if free_bytes(blob.cached) < stat.size:
-        raise blob.error(
-            f'no room for its {stat.size / 2**20:.0f} MiB in the cache, which LMHP_CACHE moves'
-        )
-    is_shown = show_progress and stat.size >= NO_PROGRESS_BELOW
     progress: dict[str, Any] = {'disable': True}
-    if is_shown:
+    if show_progress and stat.size >= NO_PROGRESS_BELOW:
         progress = _progress_of(f'fetching {blob.url}')
     with (
         blobs.open_for_reading(blob, stat) as source,
@@ -248,34 +233,13 @@ def _download(blob: Blob, stat: Stat, show_progress: bool) -> None:
         tqdm(total=stat.size, unit='B', unit_scale=True, **progress) as bar,
     ):
         digest = hashlib.md5(usedforsecurity=False)
-        while block := source.read(blobs.BLOCK_SIZE):
+        # A body that is longer than announced may have no end.
+        while file.tell() <= stat.size and (block := source.read(blobs.BLOCK_SIZE)):
             digest.update(block)
             bar.update(file.write(block))
-            if file.tell() > stat.size:
-                break  # a body longer than announced may have no end
         computed = digest.hexdigest()
         expected = stat.md5 or computed  # a server need not say
         if file.tell() != stat.size or computed != expected:
             raise blob.error(
                 f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {computed}'
             )
-        with contextlib.suppress(OSError):
-            os.setxattr(file.fileno(), MD5_ATTRIBUTE, computed.encode())
-
-
-def _is_intact(path: str) -> bool:
-    """Return whether there is a copy, as it was fetched or put there by hand."""
-    if not os.path.exists(path):
-        return False
-    try:
-        return os.path.getsize(path) > MAX_HASHED_AGAIN or md5(path) == _md5_when_fetched(path)
-    except OSError:  # it cannot be read, and whoever opens it gets that error
-        return True
-
-
-def _md5_when_fetched(path: str) -> str:
-    """Return the MD5 recorded with a copy; if it was put there by hand, its MD5 now."""
-    try:
-        return os.getxattr(path, MD5_ATTRIBUTE).decode()
-    except OSError:
-        return md5(path)

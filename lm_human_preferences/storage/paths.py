@@ -104,7 +104,6 @@ class HubPath(Remote):
         self.revision = urllib.parse.unquote(match['revision'] or 'main')
         self.name = name
         self.is_commit = _COMMIT.fullmatch(self.revision) is not None  # which never changes
-        self.key = (self.kind, self.repository, self.revision)
 
     def at(self, commit: str) -> str:
         """Return the same path with `commit` as its revision."""

@@ -5,6 +5,8 @@ import types
 
 import pytest
 from command_line import invoke
+from hub_server import forget
+from huggingface_hub import constants
 
 from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import launcher
@@ -142,11 +144,13 @@ def test_store_that_answers(server, blobs):
 
 def test_the_hub(hub_server, monkeypatch):
     assert doctor._hub() == 'models ORG/NAME can be downloaded'
-    assert hub_server.log == ['GET /api/models/openai-community/gpt2/revision/main']
-    hub_server.status = 503
-    with pytest.raises(UserError, match='answers with HTTP 503: .* a mirror by HF_ENDPOINT; '):
+    assert hub_server.log == ['HEAD /']
+    monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
+    forget()
+    with pytest.raises(UserError, match='Connection refused: .* a mirror by HF_ENDPOINT; '):
         doctor._hub()
     monkeypatch.setenv('LMHP_OFFLINE', '1')
+    forget()
     assert doctor._hub().startswith('not asked')
 
 

@@ -1,9 +1,9 @@
 """Runs that are kept in a remote directory, against a loopback imitation of Azure's storage."""
 
+import contextlib
 import json
 import os
 import re
-import types
 
 import pytest
 from blobfile import _azure
@@ -39,11 +39,9 @@ DIRECT = (
 HASTY = {
     f'lm_human_preferences.{name}': value
     for name, value in {
-        'runs.uploads:POLL_SECONDS': 0.01,
-        'runs.uploads:RETRY_SECONDS': 0.05,
+        'runs.uploads:SYNC_SECONDS': 0.02,
         'runs.uploads:CLOSE_TIMEOUT': 0.3,
         'storage.blobs:RETRIES': 1,
-        'storage.blobs:UNREACHABLE_SECONDS': 0,
     }.items()
 }
 
@@ -72,9 +70,8 @@ def anywhere(directory, name):
 
 def downloaded(store, directory):
     for name, data in store.items():
-        if name != 'run/writer':
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_bytes(data)
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(data)
     return anywhere(directory / 'run', STORE)
 
 
@@ -99,6 +96,12 @@ def after_steps(monkeypatch, actions, method=(train_policy.PPOTrainer, 'step')):
     monkeypatch.setattr(place, name, wrapper)
 
 
+@pytest.fixture
+def staging(tmp_path):
+    (tmp_path / 'staging').mkdir()
+    return tmp_path / 'staging'
+
+
 def interrupt():
     raise KeyboardInterrupt
 
@@ -109,18 +112,18 @@ def on_another_machine(monkeypatch, tmp_path):
 
 def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch):
     """The staging directory's, byte by byte, which is deleted then; and those of a local run."""
-    close, compared = uploads.DirectoryUploader.close, []
+    close, compared = uploads.Uploader.close, []
 
     def compare(uploader, timeout):
         close(uploader, timeout)
         names = uploads.local_files(uploader.directory, uploader.pattern)
-        assert {f'run/{name}' for name in names} == store.keys() - {'run/writer'}
+        assert {f'run/{name}' for name in names} == store.keys()
         for name in names:
             with open(os.path.join(uploader.directory, name), 'rb') as file:
                 assert file.read() == store[f'run/{name}']
         compared.extend(names)
 
-    monkeypatch.setattr(uploads.DirectoryUploader, 'close', compare)
+    monkeypatch.setattr(uploads.Uploader, 'close', compare)
     result = succeed(f'{WORDS} {STORE}')
     assert f'saving to {RUN}\n' in result.stdout and len(compared) > 20
     assert f'"save_dir": "{RUN}"'.encode() in store['run/train_policy_hparams.json']
@@ -128,20 +131,23 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
     assert_same(downloaded(store, tmp_path), reference)
 
 
-def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp_path, monkeypatch):
+def save(directory, step, content=b'x'):
+    for suffix in (checkpoints.DATA, checkpoints.INDEX):
+        (directory / f'model.ckpt-{step}{suffix}').write_bytes(content)
+
+
+def list_steps(directory, *steps):
+    names = checkpoints.format_checkpoint_file([f'model.ckpt-{step}' for step in steps])
+    (directory / 'checkpoint').write_bytes(names)
+
+
+def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, staging):
     """Such as one of a run that was resumed and has reached the same step by other numbers."""
-    uploader = uploads.DirectoryUploader(
-        RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me'
-    )
-
-    def save(step, content):
-        (tmp_path / f'model.ckpt-{step}.index').write_bytes(content)
-        (tmp_path / f'model.ckpt-{step}.data-00000-of-00001').write_bytes(content)
-
-    save(1, b'one'), save(2, b'two')
-    both = checkpoints.format_checkpoint_file(['model.ckpt-1', 'model.ckpt-2'])
-    (tmp_path / 'checkpoint').write_bytes(both)
-    uploader.sync()
+    upload = (RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'))
+    save(staging, 1, b'one')
+    save(staging, 2, b'two')
+    list_steps(staging, 1, 2)
+    uploads.sync(*upload)
     states = []
 
     def note_state():
@@ -149,64 +155,49 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
         states.append((listed(store, 'run/checkpoint'), *files))
 
     server.on_change = note_state
-    save(2, b'another two')
-    uploader.sync()
+    save(staging, 2, b'another two')
+    uploads.sync(*upload)
     assert states[-1] == (['model.ckpt-1', 'model.ckpt-2'], b'another two', b'another two')
-    meanwhile = [names for names, *files in states[1:-1] if len(set(files)) > 1]
-    assert meanwhile and all(names == ['model.ckpt-1'] for names in meanwhile)
+    meanwhile = [names for names, *files in states[:-1] if len(set(files)) > 1]
+    assert meanwhile and not any(meanwhile)
 
 
-def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, tmp_path):
+def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, staging):
     names = [
         'train_policy_hparams.json',
         'policy/checkpoints/model.ckpt-1.data-00000-of-00001',
         'policy/checkpoints/model.ckpt-1.index',
         'policy/checkpoints/checkpoint',
     ]
-    (tmp_path / 'policy/checkpoints').mkdir(parents=True)
+    (staging / 'policy/checkpoints').mkdir(parents=True)
     for name in names:
-        (tmp_path / name).write_bytes(checkpoints.format_checkpoint_file(['model.ckpt-1']))
-    uploads.DirectoryUploader(RUN, str(tmp_path), re.compile('.*'), 'me').sync()
+        (staging / name).write_bytes(checkpoints.format_checkpoint_file(['model.ckpt-1']))
+    uploads.sync(RUN, str(staging), re.compile('policy/.*|.*json'))
     uploaded = [name.removeprefix('run/') for name in store]
-    assert [name for name in uploaded if name in names] == names
-
-
-@pytest.mark.parametrize('age, is_renewed', [(0.4, False), (0.6, True)])
-def test_a_lease_is_renewed_once_it_is_half_an_interval_old(
-    store, tmp_path, monkeypatch, age, is_renewed
-):
-    """age: of the lease, in intervals between uploads."""
-    uploader = uploads.DirectoryUploader(RUN, str(tmp_path), re.compile('no file'), 'me')
-    lease = uploader.lease_id, 'me', age * uploads.SYNC_SECONDS
-    monkeypatch.setattr(uploads, 'last_writer', lambda url: lease)
-    uploader.sync()
-    assert ('run/' + uploads.LEASE in store) == is_renewed
+    assert uploaded == names
 
 
 @pytest.mark.parametrize('moment', range(3))
-def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monkeypatch, moment):
+def test_what_is_saved_or_deleted_during_an_upload(server, store, staging, monkeypatch, moment):
     """It is not named before it is whole, and uploaded, or deleted, next time."""
-    uploader = uploads.DirectoryUploader(
-        RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me'
-    )
     look, looks = uploads.local_files, []
 
-    def save(step):
+    def save_the_second():
+        save(staging, 2)
         for suffix in (checkpoints.DATA, checkpoints.INDEX):
-            (tmp_path / f'model.ckpt-{step}{suffix}').write_bytes(b'x')
-            (tmp_path / f'model.ckpt-{step - 1}{suffix}').unlink(missing_ok=True)
-        names = checkpoints.format_checkpoint_file([f'model.ckpt-{step}'])
-        (tmp_path / 'checkpoint').write_bytes(names)
+            (staging / f'model.ckpt-1{suffix}').unlink(missing_ok=True)
+        list_steps(staging, 2)
 
     def look_and_save(*args):
         if len(looks) == moment:
-            save(2)
+            save_the_second()
         looks.append(look(*args))
         if len(looks) == moment:
-            save(2)
+            save_the_second()
         return looks[-1]
 
-    save(1)
+    save(staging, 1)
+    list_steps(staging, 1)
     monkeypatch.setattr(uploads, 'local_files', look_and_save)
     torn = []
 
@@ -216,9 +207,11 @@ def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monk
             torn.extend(files - store.keys())
 
     server.on_change = note_torn
-    while not (uploader.try_sync() and listed(store, 'run/checkpoint') == ['model.ckpt-2']):
+    while listed(store, 'run/checkpoint') != ['model.ckpt-2']:
+        with contextlib.suppress(FileNotFoundError):
+            uploads.sync(RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'))
         assert len(looks) < 9
-    assert not torn and uploader.last_error is None
+    assert not torn
 
 
 def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch):
@@ -244,7 +237,7 @@ def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch)
     assert message.startswith(f'{RUN} is not complete: ') and 'status 503' in message
     assert f'; all of the run is in {staged()}, and `./launch.py resume {RUN}` here ' in message
     found = anywhere(staged(), STORE)
-    found.pop('writer')
+    found.pop('uploaded')
     assert_same(found, reference)
     server.faults.clear()
     assert 'model.ckpt-4' not in listed(store)
@@ -275,13 +268,9 @@ def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
     """On the same machine from the staging directory, on another one from the store."""
     killed_run(tmp_path / 'out', method, step)
     words = f'{WORDS} {STORE} --run.resume on' if method == TRAIN_BATCH else f'resume {RUN}'
-    patches = HASTY
     if not here:
         on_another_machine(monkeypatch, tmp_path)
-        refusal = rf'{RUN}: process \d+ on .* is writing this run: .* try again in (10|9) minutes'
-        assert re.fullmatch(refusal, error_of(invoke(words)))
-        patches = {**HASTY, 'lm_human_preferences.runs.uploads:LEASE_TIMEOUT': -5}
-    status = run(words.split(), tmp_path / 'out', patches=patches)
+    status = run(words.split(), tmp_path / 'out', patches=HASTY)
     output = (tmp_path / 'out').read_text()
     assert status == 0 and f'Going on from {staged()}' in output, output
     assert_same(downloaded(store, tmp_path), reference)
@@ -357,8 +346,8 @@ def test_labels_that_are_collected(store, monkeypatch, tmp_path):
     assert path in store
 
 
-def test_two_at_once(store, monkeypatch, tmp_path):
-    """The second is refused: on the same machine by the lock, on another one by the lease."""
+def test_two_at_once_on_a_machine(store, tmp_path):
+    """The second is refused."""
     pause = {'moment': STEP, 'count': 1, 'call': 'time:sleep', 'arguments': [600]}
     process = start(
         f'{DIRECT} 64'.split(), tmp_path / 'out', moments=(), patches=HASTY, calls=[pause]
@@ -367,20 +356,21 @@ def test_two_at_once(store, monkeypatch, tmp_path):
     for words in (f'{DIRECT} 64', f'{DIRECT} 64 --overwrite', f'resume {RUN}'):
         refusal = error_of(invoke(words))
         assert re.search(rf'process {process} on .* is writing this run', refusal), words
-    on_another_machine(monkeypatch, tmp_path)
-    for words in (f'{DIRECT} 64', f'{DIRECT} 64 --overwrite', f'resume {RUN}'):
-        assert error_of(invoke(words)).startswith(f'{RUN}: process {process} on '), words
 
 
-def test_a_run_that_was_taken_over_ends(server, store, monkeypatch):
+def test_a_run_with_which_another_machine_went_on_is_left_to_it(server, store, monkeypatch):
+    name = 'run/policy/checkpoints/checkpoint'
+    others = checkpoints.format_checkpoint_file(['model.ckpt-9'])
+
     def take_over():
-        store['run/writer'] = b'other process 1 on another, since today'
+        eventually(lambda: name in store)
+        store[name] = others
         server.properties.clear()
 
     after_steps(monkeypatch, {2: take_over})
-    taken_over = f'{RUN} was taken over by process 1 on another, since today; all of the run is in '
+    taken_over = f'{RUN} was changed by another process; all of the run is in '
     assert taken_over in last_error_of(invoke(f'{DIRECT} 256'))
-    assert 'model.ckpt-4' not in listed(store)
+    assert store[name] == others
     assert os.path.exists(staged('policy/checkpoints/model.ckpt-4.index'))
 
 
@@ -394,12 +384,14 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
         return error_of(invoke(f'{DIRECT} 64 --save_dir {directory}'))
 
     server.faults.append(Fault('status', 403, times=None, method='PUT'))
-    place = 'https://private.blob.core.windows.net/runs/run/writer'
+    place = 'https://private.blob.core.windows.net/runs/run/uploaded'
     assert error() == f'--save_dir: {place}: unexpected status 403'
     server.faults[:] = [Fault('status', 503, times=None)]
     assert 'unexpected status 503' in error()
     server.faults.clear()
-    missing = "No such file or container/account does not exist: 'az://private/nowhere/run/writer'"
+    missing = (
+        "No such file or container/account does not exist: 'az://private/nowhere/run/uploaded'"
+    )
     assert missing in error('az://private/nowhere')
     assert 'one of * ? [ ] in its name' in error(f'{STORE}/a*')
     monkeypatch.setenv('LMHP_OFFLINE', '1')
@@ -446,12 +438,16 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
     assert exported[0] != exported[1]
 
 
-def test_a_list_of_checkpoints_is_deleted_before_what_it_names(monkeypatch):
+def test_a_list_of_checkpoints_is_deleted_before_what_it_names(store, staging, monkeypatch):
     """So that nobody who reads it finds less than it names."""
+    save(staging, 1)
+    list_steps(staging, 1)
+    upload = (RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'))
+    uploads.sync(*upload)
+    for path in staging.glob('*c*kpt*'):
+        path.unlink()
+    (staging / 'checkpoint').unlink()
     deleted = []
     monkeypatch.setattr(storage, 'remove', deleted.append)
-    paths = ['policy/a', 'policy/checkpoint', 'policy/model.ckpt-1.index']
-    uploader = types.SimpleNamespace(url='az://a/b/run', remote_files=dict.fromkeys(paths))
-    uploads.DirectoryUploader._remove(uploader, paths)
-    assert deleted[0] == 'az://a/b/run/policy/checkpoint' and len(deleted) == 3
-    assert uploader.remote_files == {}
+    uploads.sync(*upload)
+    assert deleted[0] == f'{RUN}/checkpoint' and len(deleted) == 3

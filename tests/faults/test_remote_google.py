@@ -71,7 +71,7 @@ def bucket(cache, monkeypatch):
     found = Bucket()
     monkeypatch.setattr(_common, 'execute_request', found.request)
     monkeypatch.setenv('BLOBFILE_FORCE_GOOGLE_ANONYMOUS_AUTH', '1')
-    monkeypatch.setattr(uploads, 'POLL_SECONDS', 0.01)
+    monkeypatch.setattr(uploads, 'SYNC_SECONDS', 0.01)
     return found
 
 

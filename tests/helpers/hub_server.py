@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from lm_human_preferences.storage import blobs, hub
+from lm_human_preferences.storage import hub
 
 API = re.compile(r'/api/(models/|datasets/)([^/]+/[^/]+)/(revision|tree)/(.+)')
 FILE = re.compile(r'/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)')
@@ -94,6 +94,8 @@ class Handler(BaseHTTPRequestHandler):
     def refuse(self, status, code):
         self.send_response(status)
         self.send_header('X-Error-Code', code)
+        if code == 'EntryNotFound':
+            self.send_header('X-Repo-Commit', self.commit)
         self.send_header('Content-Length', '0')
         self.end_headers()
 
@@ -108,9 +110,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def forget():
-    hub._commits.clear()
-    hub._answered.clear()
-    blobs.unreachable.clear()
+    hub._fetched.cache_clear()
+    hub.hub_problem.cache_clear()
 
 
 @pytest.fixture

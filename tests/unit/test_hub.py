@@ -1,8 +1,6 @@
 """storage's hf:// paths, and models called ORG/NAME, against a loopback imitation of the hub."""
 
 import os
-import shutil
-import time
 import types
 from unittest import mock
 
@@ -11,12 +9,11 @@ import pytest
 from blobserver.server import BlackHole
 from hub_server import commit_of, files_in, forget
 from huggingface_hub import constants
-from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.storage import blobs, hub
+from lm_human_preferences.storage import blobs
 
 WANTED = {
     'config.json': b'{"model_type": "gpt2"}',
@@ -77,14 +74,15 @@ def test_a_commit_is_fetched_once_and_never_asked_about_again(hub_server):
     assert hub_server.requests('.safetensors') == 2  # the index; weights wait until they are used
     directory = storage.cached_directory(path)
     assert hub_server.requests('GET /org/model/resolve') == len(WANTED)
-    asked = len(hub_server.log)
+    assert not storage.exists(storage.join(path, 'hparams.json'))
+    hub_server.log.clear()
     forget()
     assert storage.pinned(path) == path
     assert storage.cached_directory(path) == directory
     assert storage.read_json(storage.join(path, 'config.json')) == {'model_type': 'gpt2'}
     assert storage.exists(storage.join(path, 'config.json'))
     assert not storage.exists(storage.join(path, 'hparams.json'))
-    assert len(hub_server.log) == asked
+    assert set(hub_server.log) <= {'HEAD /'}  # whether there is a network at all
 
 
 def test_a_branch_that_moves_is_followed_by_the_next_process(hub_server):
@@ -106,13 +104,13 @@ def test_what_was_interrupted_is_completed(hub_server):
     assert files_in(storage.cached_directory(path)) == WANTED
     os.remove(os.path.join(storage.cached_directory(path), 'model-00002-of-00002.safetensors'))
     os.remove(os.path.join(storage.cached_directory(path), 'tokenizer.json'))
+    forget()
     assert files_in(storage.cached_directory(path)) == WANTED
 
 
 def test_a_file_of_a_data_set(hub_server):
     assert storage.is_remote(LABELS) and not storage.is_here(LABELS)
     assert storage.exists(LABELS)
-    assert hub_server.requests('GET /datasets') == 0
     assert storage.read_json(LABELS) == [1]
     assert storage.is_here(LABELS)
     assert storage.cached_paths([LABELS]) == [storage.cached_path(LABELS)]
@@ -142,7 +140,7 @@ def test_unusable_paths(path):
 
 def test_nothing_is_written_to_the_hub():
     with open(os.devnull, 'rb') as nothing:
-        told = failure(storage.write, 'hf://org/model/x', nothing, 0)
+        told = failure(storage.write, 'hf://org/model/x', nothing)
     assert told == 'hf://org/model/x: the hub is only read from; give a local path, az:// or gs://'
     assert 'only read from' in failure(storage.staging_dir, 'hf://org/model')
 
@@ -200,7 +198,6 @@ def refused(monkeypatch, hole):
 
 def silent(monkeypatch, hole):
     monkeypatch.setattr(blobs, 'ANSWER_TIMEOUT', 0.3)
-    monkeypatch.setattr(blobs, 'READ_TIMEOUT', 1)
     monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{hole.port}')
 
 
@@ -209,11 +206,11 @@ def silent(monkeypatch, hole):
     [
         (lmhp_offline, 'not in the cache, and LMHP_OFFLINE=1'),
         (hub_offline, 'not in the cache, and HF_HUB_OFFLINE=1'),
-        (refused, '[Errno 111] Connection refused'),
-        (silent, 'no answer within 0.3 s, is there a network?'),
+        (refused, 'not in the cache, and the hub cannot be reached: [Errno 111] Connection re'),
+        (silent, 'not in the cache, and the hub gives no answer within 0.3 s, is there a netwo'),
     ],
 )
-def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, network, reason):
+def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, network, reason):
     with BlackHole() as hole:
         network(monkeypatch, hole)
         path = storage.pinned('hf://org/model')
@@ -222,44 +219,8 @@ def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, netw
         assert storage.is_here(LABELS) and storage.exists(LABELS)
         assert storage.read_json(LABELS) == [1]
         assert not storage.exists('hf://datasets/org/labels/sentiment/offline.test.jsonl')
-        note = f'note: hf://org/model: {reason}; going on with what the cache has'
-        notes = capsys.readouterr().err.splitlines()
-        test_part = 'datasets/org/labels/sentiment/offline.test.jsonl'
-        told = [note, note.replace('org/model', test_part)]
-        assert [*notes[:1], *notes[-1:]] == ([] if 'OFFLINE' in reason else told)
-        assert failure(storage.pinned, 'hf://org/other') == f'hf://org/other: {reason}'
-        at_commit = 'hf://org/model@' + 40 * 'a'
-        assert failure(storage.pinned, at_commit) == f'{at_commit}: {reason}'
-        os.remove(os.path.join(storage.cached_directory(path), 'tokenizer.json'))
-        assert failure(storage.cached_directory, path) == f'{path}: {reason}'
-
-
-def test_a_model_of_which_no_list_of_files_is_cached_is_used_offline(in_cache, monkeypatch):
-    path = storage.pinned('hf://org/model')
-    error = CachedRepoTreeNotFoundError('no list')
-    monkeypatch.setattr(huggingface_hub, 'get_cached_repo_tree', mock.Mock(side_effect=error))
-    monkeypatch.setenv('LMHP_OFFLINE', '1')
-    assert files_in(storage.cached_directory(path)) == WANTED
-
-
-def test_a_silent_hub_is_asked_once(hub_server, monkeypatch):
-    """About another model, it is known already; a while later it is asked again."""
-    asked = []
-
-    def no_answer(ask, whom):
-        asked.append(whom)
-        raise storage.paths.HubPath('hf://org/a').error('no answer', hub.Unreachable)
-
-    monkeypatch.setattr(blobs, 'first_answer', no_answer)
-    for name in 'ab':
-        with pytest.raises(hub.Unreachable, match=f'hf://org/{name}: no answer'):
-            hub._require(storage.paths.HubPath(f'hf://org/{name}'))
-    assert len(asked) == 1
-    later = time.monotonic() + blobs.UNREACHABLE_SECONDS + 1
-    monkeypatch.setattr(time, 'monotonic', lambda: later)
-    with pytest.raises(hub.Unreachable):
-        hub._require(storage.paths.HubPath('hf://org/b'))
-    assert len(asked) == 2
+        for missing in ('hf://org/other', 'hf://org/model@' + 40 * 'a'):
+            assert failure(storage.pinned, missing).startswith(f'{missing}: {reason}')
 
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch):
@@ -277,23 +238,24 @@ def test_what_the_hub_refuses(hub_server):
     assert f'accept its terms at {hub_server.url}/org/model, and set HF_TOKEN' in told
     hub_server.status = 403
     forget()
-    assert 'the hub refuses it (HTTP 403): set HF_TOKEN' in failure(storage.read_json, LABELS)
+    assert '403 Forbidden' in failure(storage.read_json, LABELS)
     hub_server.status = 503
-    assert failure(storage.read_json, LABELS) == f'{LABELS}: the hub answers with HTTP 503'
+    assert '503' in failure(storage.read_json, LABELS)
 
 
 @pytest.mark.parametrize(
     'files, told',
     [
-        ({'config.json': b'{}', 'pytorch_model.bin': b'x'}, 'it has no model.safetensors but pyto'),
-        ({'config.json': b'{}'}, 'it has no model.safetensors: pickles and other formats are not'),
-        ({'model.safetensors': b'x'}, 'it has no config.json'),
+        ({'config.json': b'{"model_type": "gpt2"}', 'pytorch_model.bin': b'x'}, 'no model.safete'),
+        ({'model.safetensors': b'x'}, 'so it is not a model'),
     ],
 )
 def test_what_is_no_model_that_can_be_read(hub_server, files, told):
     hub_server.holds['org/model']['main'] = files
-    for _ in range(2):
-        assert failure(storage.pinned, 'hf://org/model').startswith(f'hf://org/model: {told}')
+    with pytest.raises(UserError) as e:
+        TrainedModel('org/model').checked_weights()
+    print(e.value)
+    assert told in str(e.value)
 
 
 def test_what_is_not_a_hub(hub_server):
@@ -309,7 +271,7 @@ def test_a_file_that_ends_early(hub_server, monkeypatch):
     patient = types.SimpleNamespace(sleep=lambda seconds: None)
     monkeypatch.setattr('huggingface_hub.file_download.time', patient)
     told = failure(storage.cached_directory, 'hf://org/model')
-    assert told.startswith('hf://org/model: peer closed connection')
+    assert told.startswith('hf://org/model: the hub: peer closed connection')
     assert hub_server.requests('GET /org/model/resolve') <= 8
     hub_server.ends.clear()
     assert len(files_in(storage.cached_directory('hf://org/model'))['model.safetensors']) == 1000
@@ -317,15 +279,9 @@ def test_a_file_that_ends_early(hub_server, monkeypatch):
 
 def test_a_disk_without_room(monkeypatch):
     path = storage.pinned('hf://org/model')
-    with monkeypatch.context() as patch:
-        usage = types.SimpleNamespace(free=2999)
-        patch.setattr(shutil, 'disk_usage', lambda folder: usage)
-        told = failure(storage.cached_directory, path)
-    assert f'no room for its 0 MiB in {constants.HF_HUB_CACHE}, which HF_HOME moves' in told
-    with monkeypatch.context() as patch:
-        full = mock.Mock(side_effect=OSError(28, 'No space left on device'))
-        patch.setattr(huggingface_hub, 'snapshot_download', full)
-        told = failure(hub._snapshot, storage.paths.HubPath(path), commit_of(MODEL))
+    full = mock.Mock(side_effect=OSError(28, 'No space left on device'))
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', full)
+    told = failure(storage.cached_directory, path)
     assert told.endswith('cannot be written (No space left on device): HF_HOME moves it')
 
 

@@ -9,11 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 from blobserver.fixtures import KEY
-from blobserver.server import BlackHole, BlobServer, Fault, redirect
+from blobserver.server import BlackHole, Fault, redirect
 from launched import eventually
 
 from lm_human_preferences import storage
@@ -262,7 +261,7 @@ def test_an_upload_that_failed_is_not_made_later(server, blobs, monkeypatch, fau
     monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
     server.faults.append(Fault('status', 403, times=None, method='PUT', path=fault))
     with pytest.raises(storage.StorageError, match='unexpected status 403') as error:
-        storage.write('az://private/runs/old', io.BytesIO(b'old'), 3)
+        storage.write('az://private/runs/old', io.BytesIO(b'old'))
     assert server.count('PUT')
     server.faults.clear()
     server.log.clear()
@@ -271,74 +270,15 @@ def test_an_upload_that_failed_is_not_made_later(server, blobs, monkeypatch, fau
     assert not server.log and not blobs['private/runs']
 
 
-def test_a_file_that_grows_is_sent_as_far_as_it_was(server, blobs, monkeypatch):
-    """In several blocks, of which the last is not a whole one."""
-    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
-    monkeypatch.setattr(storage.blobs, 'BLOCK_SIZE', 2)
-    storage.write('az://private/runs/new', io.BytesIO(b'new, and what was added'), 3)
-    assert blobs['private/runs'] == {'new': b'new'}
-
-
-def test_an_upload_that_is_damaged_on_the_way_is_noticed(server, monkeypatch):
-    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
-    monkeypatch.setattr(BlobServer, 'commit', lambda state, place, body: body[:-1])
-    with pytest.raises(storage.StorageError, match='damaged on the way, 2 of 3 bytes'):
-        storage.write('az://private/runs/new', io.BytesIO(b'new'), 3)
-
-
 def test_a_server_without_md5(server):
     server.with_md5 = False
     assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
-
-
-def test_full_disk(server, cache, monkeypatch):
-    nearly_full = types.SimpleNamespace(free=9)
-    monkeypatch.setattr(storage.files.shutil, 'disk_usage', lambda path: nearly_full)
-    assert 'no room for its 5 MiB in the cache' in failure()
 
 
 def test_unwritable_cache(server, tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('')
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'file'))
     assert 'Not a directory' in failure()
-
-
-@pytest.fixture
-def damaged(server, cache):
-    place = storage.cached_path(BASE + '/labels/a.json')
-    if storage.cache.MD5_ATTRIBUTE not in os.listxattr(place):
-        pytest.skip('this disk keeps no attributes of files')
-    with open(place, 'r+b') as file:
-        file.write(b'[2')
-    return place
-
-
-def test_a_copy_damaged_later_is_fetched_again(server, damaged):
-    assert storage.read_json(BASE + '/labels/a.json') == [1] and server.count('GET') == 2
-    assert storage.cached_paths([BASE + '/labels/a.json']) == [damaged] and server.count('GET') == 2
-
-
-def test_a_copy_damaged_later_offline(damaged, monkeypatch):
-    monkeypatch.setenv('LMHP_OFFLINE', '1')
-    told = failure(BASE + '/labels/a.json')
-    assert 'labels/a.json: damaged since it was fetched, and LMHP_OFFLINE=1; ' in told
-
-
-def test_a_copy_replaced_by_hand_is_used(server, damaged):
-    os.remove(damaged)
-    with open(damaged, 'w', encoding='utf-8') as file:
-        file.write('[3]')
-    assert storage.read_json(BASE + '/labels/a.json') == [3] and server.count('GET') == 1
-
-
-def test_a_disk_without_attributes(server, monkeypatch):
-    def refuse(*args):
-        raise OSError(95, 'Operation not supported')
-
-    monkeypatch.setattr(os, 'setxattr', refuse)
-    monkeypatch.setattr(os, 'getxattr', refuse)
-    assert [storage.read_json(BASE + '/labels/a.json') for _ in range(2)] == [[1]] * 2
-    assert server.count('GET') == 1
 
 
 def test_own_credentials_stay_at_home(server, monkeypatch):
@@ -361,7 +301,6 @@ def test_a_proxy_is_used(cache, monkeypatch):
             assert 'no answer within 0.3 s' in failure()
         monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 60)
         monkeypatch.setenv('NO_PROXY', '.blob.core.windows.net')
-        storage.blobs.unreachable.clear()
         storage.blobs._make_client.cache_clear()
         with redirect(None):
             assert 'name resolution' in failure()
@@ -380,13 +319,3 @@ def test_no_names_resolve(cache):
     assert message.startswith(f"{BASE}/big: Failed to resolve 'openaipublic.blob.core.windows.net'")
     assert message.endswith(f'to do without it, put the file at {cache}/{CONTAINER}/big')
     assert time.monotonic() - start < storage.blobs.ANSWER_TIMEOUT
-
-
-def test_a_server_is_asked_again_later(server, monkeypatch):
-    clock = time.monotonic
-    with redirect(None):
-        failure()
-    failure()
-    assert not server.log
-    monkeypatch.setattr(time, 'monotonic', lambda: clock() + storage.blobs.UNREACHABLE_SECONDS)
-    assert storage.cached_path(BASE + '/big')

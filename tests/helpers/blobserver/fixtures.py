@@ -56,7 +56,6 @@ def cache(tmp_path, monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
-    storage.blobs.unreachable.clear()
     yield str(tmp_path / 'cache')
     # A question that was given up goes on being asked, of the next test's server.
     for thread in threading.enumerate():
