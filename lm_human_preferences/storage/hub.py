@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,11 +123,13 @@ def hub_problem() -> str | None:
     endpoint = library.constants.ENDPOINT
     try:
         blobs.first_answer(lambda: library.get_session().head(endpoint), 'the hub')
+        return None
     except TimeoutError:
-        return f'the hub gives no answer within {blobs.ANSWER_TIMEOUT} s, is there a network?'
+        reason = f'the hub gives no answer within {blobs.ANSWER_TIMEOUT} s, is there a network?'
     except Exception as e:  # an error of any of four libraries
-        return f'the hub cannot be reached: {_first_line(e)}'
-    return None
+        reason = f'the hub cannot be reached: {_first_line(e)}'
+    print(f'note: {reason}; its cache is used', file=sys.stderr)
+    return reason
 
 
 @functools.cache  # a branch that moves while this process runs is not followed

@@ -210,7 +210,7 @@ def silent(monkeypatch, hole):
         (silent, 'not in the cache, and the hub gives no answer within 0.3 s, is there a netwo'),
     ],
 )
-def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, network, reason):
+def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, network, reason):
     with BlackHole() as hole:
         network(monkeypatch, hole)
         path = storage.pinned('hf://org/model')
@@ -221,6 +221,8 @@ def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, network, rea
         assert not storage.exists('hf://datasets/org/labels/sentiment/offline.test.jsonl')
         for missing in ('hf://org/other', 'hf://org/model@' + 40 * 'a'):
             assert failure(storage.pinned, missing).startswith(f'{missing}: {reason}')
+        notes = capsys.readouterr().err.count('; its cache is used\n')
+        assert notes == (0 if 'OFFLINE' in reason else 1)
 
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch):
