@@ -37,7 +37,6 @@ def project(tmp_path, monkeypatch):
     (folder / 'prompts.csv').write_text('\ufeffid;prompt\n' + '\n'.join(rows) + '\n')
     (folder / 'prompts.test.csv').write_text('id;prompt\n9;Who is late?\n')
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(launch.run_files, 'usual_directory', lambda *words: str(tmp_path / 'none'))
     return folder
 
 
