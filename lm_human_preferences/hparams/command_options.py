@@ -24,6 +24,7 @@ class RewardOfRunHParams(hyperparams.HParams):
         None,
         'function of your own that the run learned from, FILE.py:FUNCTION; it runs only if you name'
         ' it here',
+        path=True,
     )
 
 
