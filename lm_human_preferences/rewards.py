@@ -136,6 +136,9 @@ class RewardModel(Scorer):
         self.set_scale(gain, new_mean - gain * old_mean)
 
 
+RewardModelTrainer = RewardModel  # the original's name
+
+
 def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
     """Raise OptionError unless the reward model in `directory` has the policy's encoding."""
     if name != encoding.name:

@@ -81,12 +81,6 @@ class RewardHParams(hyperparams.HParams):
         None, 'collect labels while the policy trains, and retrain the reward model as they come in'
     )
 
-    def note_on_kl(self) -> str | None:
-        """Return a note on a coefficient of 0 that is to adapt."""
-        if self.kl_coef or self.adaptive_kl is None:
-            return None
-        return f'note: {self.setting("kl_coef")} stays 0 however it adapts: the KL costs nothing'
-
     @property
     def given_name(self) -> str:
         """Name of a given reward model, with the class of a classifier."""

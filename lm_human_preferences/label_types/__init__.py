@@ -247,6 +247,7 @@ def find(name: str) -> LabelType | None:
         if all(number <= MAX_RESPONSES for number in numbers):
             found = label_type(*numbers)
             found.name = str(name)
+            found.complete()
             return found
     return None
 

@@ -6,9 +6,8 @@ import dataclasses
 import heapq
 import math
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from lm_human_preferences.errors import UserError
 
@@ -45,8 +44,12 @@ class Control:
         return are_choices and are_distinct and len(numbers) <= self.keys
 
 
-class LabelType(ABC):
-    """A question about responses to a query, its answers, and the loss that they give."""
+class LabelType:
+    """A question about responses to a query, its answers, and the loss that they give.
+
+    A class with a name and the original's four methods alone, which are `label_schemas`,
+    `question_schemas`, `loss` and `target_scales`, learns from labels in files: see `complete`.
+    """
 
     name: str  # as --labels.type; in a class, an N in it is a number, which the constructor takes
     samples: tuple[str, ...]  # fields that hold the responses
@@ -54,12 +57,29 @@ class LabelType(ABC):
     shape: tuple[int, ...] = ()  # of an answer: () is one number, (4,) a list of four
     is_numeric: bool = False  # of such answers two agree if they are close, of others if equal
     expected: str  # what a valid answer is, for errors
-    instructions: str  # for labellers, where nobody says otherwise
-    control: Control
+    instructions: str = ''  # for labellers, where nobody says otherwise
+    control: Control = Control('choose', 2, '')
     chance: float | None = None  # share of answers that guessing gets right; None: see `matches`
     can_tie: bool = False  # whether "no preference" can be an answer
     ties: bool = False  # whether it may be given, see `allow_ties`
     tied: float | None = None  # the answer in a tensor that has no preference, if there is one
+
+    def complete(self) -> None:
+        """Set what the schemas say of a class that defines these, as in the original."""
+        if type(self).question_schemas is not LabelType.question_schemas:
+            questions = self.question_schemas(query_length=1, response_length=1)
+            self.samples = tuple(field for field in questions if field != 'query')
+        if type(self).label_schemas is not LabelType.label_schemas:
+            ((self.field, schema),) = self.label_schemas().items()
+            self.is_numeric = schema.dtype.is_floating_point
+            self.expected = 'a number' if self.is_numeric else 'a whole number'
+
+    def lacks(self, method: str) -> NoReturn:
+        """Raise UserError for a use that needs more than the original's methods."""
+        raise UserError(
+            f'--labels.type {self.name} can only learn from labels in files: its class has no'
+            f' method {method}, see CONTRIBUTING.md'
+        )
 
     def allow_ties(self) -> Self:
         """Have TIE be an answer too, where it can be one; returns the label type itself."""
@@ -70,9 +90,9 @@ class LabelType(ABC):
 
     # ------------------------------------------------------------ what people answer
 
-    @abstractmethod
     def is_valid(self, value: Any) -> bool:
-        """Return whether a value of JSON is an answer."""
+        """Return whether a value of JSON is an answer: by default, one number."""
+        return is_number(value) and (self.is_numeric or type(value) is int)
 
     def read(self, value: Any) -> Value | None:
         """Return the answer in a value of JSON; None if there is none."""
@@ -82,9 +102,9 @@ class LabelType(ABC):
             return None
         return value
 
-    @abstractmethod
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> Value:
         """Return the answer of somebody who has pressed `numbers`, as many as `control` wants."""
+        self.lacks('answer_of')
 
     def preferred(self, value: Value) -> int | None:
         """Return the sample that an answer likes best; None if it has no such preference."""
@@ -113,12 +133,12 @@ class LabelType(ABC):
 
     # ------------------------------------------------------------ what somebody simulated answers
 
-    @abstractmethod
     def by_rewards(self, rewards: Sequence[float]) -> Value:
         """Return the answer of somebody who judges by these rewards of the samples.
 
         Of equal rewards the first may count for more: `judged` sees to it that none does.
         """
+        self.lacks('by_rewards')
 
     def judged(self, rewards: Sequence[float], rng: random.Random) -> Value:
         """Return the answer by rewards, TIE or one of k at random where k are equally good."""
@@ -130,9 +150,9 @@ class LabelType(ABC):
         order = rng.sample(range(len(rewards)), len(rewards))
         return self.moved(self.by_rewards([rewards[sample] for sample in order]), order)
 
-    @abstractmethod
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> Value:
         """Return a random answer; a number is about as large as by these rewards."""
+        self.lacks('by_chance')
 
     def simulate(
         self, scores: torch.Tensor, rng: random.Random | None = None
@@ -179,11 +199,20 @@ class LabelType(ABC):
         )
         return {**questions, **self.label_schemas()}
 
-    @abstractmethod
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return scalar statistics of a batch; 'loss', a differentiable mean, is minimised."""
+        """Return scalar statistics of a batch; 'loss', a differentiable mean, is minimised.
+
+        rewards: (batch, n samples). By default they are what `loss` is told of the samples.
+        """
+
+        def reward_model(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+            of_sample = [labels[sample] is responses for sample in self.samples]
+            return rewards[:, of_sample.index(True)]
+
+        on_device = {self.field: labels[self.field].to(rewards.device)}
+        return self.loss(reward_model, labels | on_device)
 
     def loss(
         self,
@@ -205,13 +234,13 @@ class LabelType(ABC):
             return labels
         return {field: values[is_choice] for field, values in labels.items()}
 
-    @abstractmethod
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
         """Return the mean loss over `labels` of the best constant rewards."""
+        self.lacks('guessing_loss')
 
-    @abstractmethod
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return how often rewards order the samples as labels do: 1 always, 0 chance, -1 never."""
+        self.lacks('agreement')
 
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]

@@ -44,8 +44,11 @@ def new_task(
     experiment: str | None = None,
 ) -> dict[str, Any]:
     """Return the content of task.json of a new folder, but for its format and encoding."""
+    asked = label_types.get(label_type)
+    if not asked.instructions:
+        asked.lacks('answer_of')
     if instructions is None:
-        instructions = label_types.get(label_type).instructions
+        instructions = asked.instructions
     record: dict[str, Any] = {'label_type': label_type, 'task': task}
     record['instructions'] = instructions
     if experiment is not None:

@@ -16,6 +16,7 @@ from lm_human_preferences.language import encodings
 from lm_human_preferences.language.chat import ChatTemplate
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.tokenisers import spells_special, unnamed_ids_are_of_gpt2
+from lm_human_preferences.utils.original_names import explain_missing
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
@@ -201,3 +202,6 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
     except storage.NotFound as e:
         raise OptionError('--task.query_dataset', str(e)) from e
     return Dataset(name, functools.partial(generator, name), is_file=True, is_new=False)
+
+
+explain_missing(__name__)

@@ -99,8 +99,10 @@ def notes(settings: Settings) -> list[str]:
     """Return lines for the user on a precision that is slow here, and on a KL without a price."""
     names = dict.fromkeys(_precisions(settings))
     found = [products.note_on_bf16(name) for name in names]
-    if settings.policy is not None:
-        found.append(settings.policy.rewards.note_on_kl())
+    rewards = settings.policy and settings.policy.rewards
+    if rewards and rewards.adaptive_kl and not rewards.kl_coef:
+        kl_coef = rewards.setting('kl_coef')
+        found.append(f'note: {kl_coef} stays 0 however it adapts: the KL costs nothing')
     return [note for note in found if note]
 
 

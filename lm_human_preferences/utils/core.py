@@ -17,6 +17,7 @@ from numpy import random as numpy_random
 # The original has them here.
 from lm_human_preferences.utils.integers import ceil_div as ceil_div
 from lm_human_preferences.utils.integers import exact_div as exact_div
+from lm_human_preferences.utils.original_names import explain_missing
 
 MIN_TEMPERATURE = 1e-10  # the original's clamp: temperature 0 means greedy
 RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
@@ -224,3 +225,6 @@ def digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
         values: Any = parameter.detach().contiguous().numpy()
         digest.update(values)
     return digest.hexdigest()
+
+
+explain_missing(__name__)

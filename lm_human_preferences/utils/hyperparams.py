@@ -132,17 +132,12 @@ class HParams:
 
     def override_from_str(self, hparam_str: str) -> None:
         """Override from 'x.y=1,name=text', in which no text holds a comma."""
-        flat_dict = {}
+        parsed = {}
         for setting in hparam_str.split(','):
             key, is_setting, text = setting.partition('=')
             if not is_setting:
                 raise ValueError(f'{setting!r} is not NAME=VALUE')
-            flat_dict[key] = text
-        self.override_from_str_dict(flat_dict)
-
-    def override_from_str_dict(self, flat_dict: Mapping[str, str]) -> None:
-        """Override from {'x.y': '1'}: the texts are read as the types of the fields."""
-        parsed = {key: parse(self._field(key).type, text) for key, text in flat_dict.items()}
+            parsed[key] = parse(self._field(key).type, text)
         self.override_from_dict(parsed)
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:

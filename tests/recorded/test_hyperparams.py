@@ -55,11 +55,16 @@ def _settings(call):
 
 
 def _override(hparams, method, argument):
-    """Make a recorded call."""
+    """Make a recorded call; a dictionary of texts is parsed as the command line parses it."""
     if method in ('override_from_nested_dict', 'parse_json'):
         nested = json.loads(argument) if method == 'parse_json' else argument
         hparams.override_from_nested_dict(nested)
         return
+    if method == 'override_from_str_dict':
+        method = 'override_from_dict'
+        argument = {
+            key: hyperparams.parse(hparams._field(key).type, text) for key, text in argument.items()
+        }
     getattr(hparams, method)(argument)
 
 

@@ -1,0 +1,43 @@
+"""Names of the original that are gone, and what to write for each: docs/from-the-original.md."""
+
+import functools
+import sys
+from typing import NoReturn
+
+# {module: {names: advice}}; '' is the module itself.
+_GONE = {
+    'utils.launch': {
+        '': 'in launch.py, list trials in policy_experiments or reward_experiments; in a script,'
+        ' call train_policy.train(hparams)'
+    },
+    'utils.gcs': {'': 'call storage.cached_path(url), read_text(url) or read_json(url)'},
+    'utils.core': {
+        'nest mpi_session mpi_session_config graph_function variables_on_gpu'
+        ' find_trainable_variables': 'PyTorch has no session: functions take tensors or arrays',
+        'nvidia_gpu_count gpu_devices gpu_count': 'call torch.cuda.device_count()',
+        'mpi_bcast mpi_bcast_tensor_dict mpi_allreduce_sum mpi_allreduce_mean'
+        ' get_local_rank_size': 'call the methods of distributed.comm.init_comm()',
+        'entropy_from_logits logprobs_from_logits'
+        ' sample_from_logits': 'use torch.distributions.Categorical(logits=logits)',
+        'SampleBuffer FlatStats add_batch_dim': 'keep tensors in a dictionary',
+        'get_summary_writer record_stats': 'use utils.logging.Logger',
+        'minimize': 'use training.optimizer.Adam',
+    },
+    'language.datasets': {'Books CnnDm Tldr Test': "call get_dataset('books'), ..."},
+}
+
+
+def refuse(module: str, name: str = '') -> NoReturn:
+    """Raise ImportError for a name of the original that is gone, AttributeError for any other."""
+    for names, advice in _GONE.get(module.removeprefix('lm_human_preferences.'), {}).items():
+        if name in (names.split() or ['']):
+            raise ImportError(
+                f'{f"{module}.{name}".rstrip(".")} of the original is gone: {advice}; see'
+                ' docs/from-the-original.md'
+            )
+    raise AttributeError(f'module {module!r} has no attribute {name!r}')
+
+
+def explain_missing(module: str) -> None:
+    """Have a module `refuse` what it lacks; a `__getattr__` in it would blind type checkers."""
+    vars(sys.modules[module])['__getattr__'] = functools.partial(refuse, module)
