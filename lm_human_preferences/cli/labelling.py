@@ -20,6 +20,7 @@ Experiments = Mapping[str, Sequence[Trial]]
 # Label types of questions to people about samples: a choice from four takes little longer than from
 # two, and tells more.
 ASKED = {'chat': 'best_of_4'}
+OF_LABELS = 'QUERIES.jsonl'  # stands for the data set of labels, which bring their own queries
 LABEL_FIELDS = {
     key: field
     for key, field in user_settings.settable(reward_options.HParams).items()
@@ -36,8 +37,8 @@ HELP: dict[str, dict[str, Any]] = {  # {command: what its help page says}
     'import_labels': {
         'example': './launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
         'help': 'Import labels that are texts into OUTPUT: a label file if its name ends in .json,'
-        ' else a folder. FILE has prompt, chosen and rejected, or query, sample0 and so on, or is'
-        ' an export of Label Studio.',
+        ' else a folder. A line of FILE has prompt, chosen and rejected, or query, sample0, sample1'
+        ' and so on, and best.',
     },
     'label': {
         'example': './launch.py label ./my-labels --labeller anna',
@@ -116,6 +117,8 @@ def _experiment_command(
             settings = {**_asked_type(exp, options, values[-1]), **settings}
         settings = user_settings.with_end_of_response(settings, hparams.task)
         user_settings.override(hparams, settings)
+        if name == 'import_labels' and hparams.task.query_dataset is None:
+            hparams.task.query_dataset = OF_LABELS
         if hparams.labels.source is None:
             hparams.labels.source = values[-1]  # the labels are made here
         launch.start_job(

@@ -108,7 +108,6 @@ def _ask_given(
             encoding,
             needs_answer=gold is not None,
             ties=bool(record.get(TIES)),
-            keeps_columns=True,
         )
     fields = label_types.get(settings.labels.type).samples
     new = [(label, tokens) for label, tokens in given if not are_equal([tokens[f] for f in fields])]

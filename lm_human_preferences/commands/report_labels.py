@@ -67,9 +67,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
     answers = folder.counted(without=without)
     is_text = form == TEXT
     kept = [answer for answer in answers if is_text or answer.value != TIE]
-    labels = []
-    for answer, label in zip(kept, folder.as_labels(kept, with_labellers=is_text), strict=True):
-        labels.append({**label, **folder.questions[answer.question].columns})
+    labels = folder.as_labels(kept, with_labellers=is_text)
     inexact = 0
     if form == TOKENS:
         written = [token_ids.marked(label, folder.task['encoding']) for label in labels]

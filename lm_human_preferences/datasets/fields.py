@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text
+from lm_human_preferences.datasets.messages import USER, Message, as_text
 from lm_human_preferences.errors import UserError
 
 QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query
@@ -32,20 +32,6 @@ def columns(record: Mapping[str, Any], known: Collection[str] = ()) -> dict[str,
     """Return what a record holds besides its query, the message of the system, and `known`."""
     others = [name for name in record if name not in (*QUERIES, *SYSTEMS, *known)]
     return {name: record[name] for name in others}
-
-
-def check_other_names(record: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Raise UserError if a record without a query has a field that may be one, but for `known`."""
-    for name, value in record.items():
-        if name in (*SYSTEMS, *known) or is_empty(value):
-            continue
-        has_words = isinstance(value, str) and len(value.split()) > 1
-        is_query = name.strip().lower() in QUERIES
-        if is_query or has_words or as_plain(value, where) is not None:
-            raise UserError(
-                f"{where}, field 'prompt' is missing: if {name!r:.80} is the query, call it that;"
-                ' if not, leave it out'
-            )
 
 
 def is_empty(value: Any) -> bool:

@@ -22,6 +22,8 @@ REASONS = (  # for skipping a question
 )
 IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
 GIVEN_BY = 'labeller'  # the field of a label that says who gave it
+ID = 'id'  # the field of a label with the name that it has elsewhere
+GIVEN_ID = 'given_id'  # the field of a question or an answer that holds it
 
 
 def files_of(folder: str) -> list[Path]:
@@ -73,9 +75,10 @@ class Answer:
     value: Value | None  # as the label type has it; None for a skip
     reason: str | None  # of a skip
     order: tuple[int, ...]  # of the samples as they were shown
-    seconds: float  # that it took
+    seconds: float  # that it took; 0 if it was imported
     time: float  # since 1970, see LabelFolder.time_of_next_answer
     is_imported: bool = False  # whether it was given elsewhere
+    given_id: int | str | None = None  # of the label that was imported
 
     def record(self, label_type: LabelType) -> dict[str, Any]:
         """Return the line of a file of answers, which AnswerLog reads."""
@@ -92,6 +95,8 @@ class Answer:
         }
         if self.is_imported:
             record[IMPORTED] = True
+        if self.given_id is not None:
+            record[GIVEN_ID] = self.given_id
         return record
 
     @property
@@ -103,11 +108,6 @@ class Answer:
     def age(self) -> tuple[float, str, str]:
         """Return the sort key by which older answers come first."""
         return self.time, self.labeller, self.question
-
-    @property
-    def is_timed(self) -> bool:
-        """Return whether `seconds` is known; an imported answer may have come without."""
-        return self.seconds > 0 or not self.is_imported
 
 
 class AnswerLog:
@@ -200,6 +200,7 @@ class AnswerLog:
                 seconds=record['seconds'],
                 time=record['time'],
                 is_imported=record.get(IMPORTED, False),
+                given_id=record.get(GIVEN_ID),
             )
             check_answer(answer, self.label_type)
         except (KeyError, OverflowError, TypeError, ValueError) as e:
@@ -221,6 +222,13 @@ class AnswerLog:
         return answers[-1] if answers else None
 
 
+def check_given_id(value: Any) -> None:
+    """Raise TypeError for what is no id of a label; None stands for no id."""
+    is_line = isinstance(value, str) and value.isprintable()
+    if value is not None and type(value) is not int and not is_line:
+        raise TypeError(f'id must be a whole number or a line of text, not {value!r:.80}')
+
+
 def check_answer(answer: Answer, label_type: LabelType) -> None:
     """Raise TypeError or ValueError, which says what is wrong, for an impossible answer."""
     count = len(label_type.samples)
@@ -233,6 +241,7 @@ def check_answer(answer: Answer, label_type: LabelType) -> None:
             raise TypeError(f'{name} must be a number')
     if type(answer.is_imported) is not bool:
         raise TypeError(f'{IMPORTED} must be true or false')
+    check_given_id(answer.given_id)
     if answer.value is None:
         if not isinstance(answer.reason, str):
             raise TypeError(f'it has neither {label_type.field} nor skip')

@@ -27,8 +27,11 @@ from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import (
     GIVEN_BY,
+    GIVEN_ID,
+    ID,
     Answer,
     AnswerLog,
+    check_given_id,
     files_of,
     question_id,
 )
@@ -59,7 +62,7 @@ class Question:
     episode: int | None  # up to which the policy had trained; None outside of training
     span: tuple[int, int]  # (offset, length) of its line in the file
     gold: Value | None = None  # the known answer
-    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a table it is from
+    given_id: int | str | None = None  # of the label that it is from
 
     def is_retired(self, answers: Sequence[Answer]) -> bool:
         """Return whether enough labellers have skipped it; a gold one is asked of everybody."""
@@ -245,11 +248,15 @@ class LabelFolder:
     def as_labels(
         self, answers: Iterable[Answer], with_labellers: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield answers as objects of a label file."""
+        """Yield answers as objects of a label file, with the ids that they had elsewhere."""
         with self._opened() as file:
             for answer in answers:
-                tokens = self.tokens(self.questions[answer.question], file)
-                label = {**tokens, self.label_type.field: answer.value}
+                question = self.questions[answer.question]
+                label: dict[str, Any] = dict(self.tokens(question, file))
+                label[self.label_type.field] = answer.value
+                for given_id in (question.given_id, answer.given_id):
+                    if given_id is not None:
+                        label[ID] = given_id
                 if with_labellers:
                     label[GIVEN_BY] = answer.labeller
                 yield label
@@ -305,6 +312,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
         weights = tuple(map(str, record.get('weights', [''] * samples)))
         if not len(record['policies']) == len(weights) == samples:
             raise ValueError(f'policies and weights must be those of each of {samples} samples')
+        check_given_id(record.get(GIVEN_ID))
         if gold is not None and not label_type.is_valid(gold):
             raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
         return Question(
@@ -318,7 +326,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
             episode=int(record['episode']) if 'episode' in record else None,
             span=(begin, len(line)),
             gold=gold,
-            columns=dict(record.get('columns', {})),
+            given_id=record.get(GIVEN_ID),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as e:
         raise UserError(f'{where} is not a question: {e}') from e

@@ -89,7 +89,7 @@ def test_pairs_of_two_annotators(project, tmp_path, monkeypatch):
             rows.append(f'{number},{labeller},{text}, The dog., No{number}')
     (project / 'pairs.csv').write_text('\n'.join(rows))
     output = run(f'./launch.py import_labels chat pairs.csv labels {TASK}')
-    assert '6 answers of anna added' in output and 'id (12)' in output
+    assert '6 answers of anna added' in output and 'Not read' not in output
     train = printed(output, 'train_policy')
     report = run('./launch.py labels labels --export labels.jsonl --export_as text')
     assert printed(report, 'train_policy') == train

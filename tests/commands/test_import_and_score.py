@@ -208,8 +208,18 @@ def test_mistakes_of_import_are_one_line(tmp_path):
     assert not (tmp_path / 'f').exists() and not (tmp_path / 'f.jsonl').exists()
 
 
-def test_imported_answers_have_no_places_and_no_time_unless_it_is_known(tmp_path):
-    """Nobody looked at them on a screen of ours; only Label Studio says how long they took."""
+def test_labels_are_imported_without_a_data_set_of_queries(tmp_path):
+    """They bring their own; the command for a training has a place for the data set."""
+    pairs = write_lines(tmp_path / 'pairs.jsonl', [{'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}])
+    result = succeed(
+        f'import_labels chat {pairs} {tmp_path}/f --task.policy.initial_model test'
+        ' --task.policy.lora off --task.chat off'
+    )
+    assert ' --task.query_dataset QUERIES.jsonl ' in result.stdout
+
+
+def test_imported_answers_have_no_places_and_no_time(tmp_path):
+    """Nobody looked at them on a screen of ours."""
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(30))
     succeed(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
     succeed(f'labels {tmp_path}/f --output {tmp_path}/report.json')

@@ -51,23 +51,6 @@ def tie_or(query, best, worst):
     return preference(query, best, worst)
 
 
-def label_studio(query, best, worst):
-    result = {'type': 'pairwise', 'from_name': 'pw', 'to_name': 'a,b'}
-    side = ('left', 'right')[best == BAD]  # the texts stay, or the sides
-    return {
-        'data': {'prompt': query, 'a': GOOD, 'b': BAD},
-        'annotations': [{'result': [{**result, 'value': {'selected': side}}]}],
-    }
-
-
-def other_sides(query, best, worst):
-    task = label_studio(query, best, worst)
-    task['data'] |= {'a': BAD, 'b': GOOD}
-    selected = task['annotations'][0]['result'][0]['value']
-    selected['selected'] = {'left': 'right', 'right': 'left'}[selected['selected']]
-    return task
-
-
 def best_of_4(query, best, worst):
     samples = [OTHER, worst, LAST, best]
     return {'query': query, **{f'sample{i}': text for i, text in enumerate(samples)}, 'best': 3}
@@ -82,8 +65,6 @@ def compared(query, best, worst):
     [
         (preference, preference, 'best_of_2'),
         (preference, swapped_texts, 'best_of_2'),
-        (swapped_texts, label_studio, 'best_of_2'),
-        (label_studio, other_sides, 'best_of_2'),
         (tie_or, tie_or, 'best_of_2'),
         (best_of_4, best_of_4, 'best_of_4'),
         (compared, compared, 'scalar_compare'),
@@ -214,26 +195,49 @@ def test_an_export_that_comes_back_changes_nothing(answered, tmp_path, name):
     assert 'were left out' in said[-1]
 
 
-def test_labellers_come_back_from_texts(tmp_path):
+def test_labellers_and_ids_come_back_and_nothing_else(tmp_path):
+    """An id is that of a label: also one that somebody gives later to an imported question."""
     texts = {'query': 'a', 'sample0': 'ab', 'sample1': 'b'}
     records = [
-        {**texts, 'best': 1, 'labeller': 'anna'},
-        {**texts, 'best': 0, 'labeller': 'bob'},
+        {**texts, 'best': 1, 'id': 7, 'labeller': 'anna'},
+        {**texts, 'best': 0, 'id': 'b-7', 'labeller': 'bob'},
     ]
-    bring(tmp_path / 'f', records)
-    for form in ('text', 'tokens'):
+    bring(tmp_path / 'f', [{**record, 'margin': 1} for record in records])
+    folder = LabelFolder(str(tmp_path / 'f'))
+    (question,) = folder.questions.values()
+    with Labeller(folder, 'carl') as carl:
+        carl.answer(question, 1, 1.0)
+    read = {}
+    for form in ('text', 'tokens', 'preferences'):
         succeed(f'labels {tmp_path}/f --export {tmp_path}/{form}.json --export_as {form}')
-    assert json.loads((tmp_path / 'text.json').read_text()) == records
-    assert 'labeller' not in json.loads((tmp_path / 'tokens.json').read_text())[0]
+        read[form] = json.loads((tmp_path / f'{form}.json').read_text())
+    assert read['text'] == [*records, {**texts, 'best': 1, 'id': 7, 'labeller': 'carl'}]
+    fields = {
+        'tokens': {*texts, 'best', 'id'},
+        'preferences': {'prompt', 'chosen', 'rejected', 'id'},
+    }
+    for form, names in fields.items():
+        assert [label['id'] for label in read[form]] == [7, 'b-7', 7]
+        assert all(label.keys() == names for label in read[form])
 
 
-def test_an_answer_that_was_taken_back_here_does_not_come_back(answered, tmp_path):
+@pytest.mark.parametrize('is_skipped', [False, True])
+def test_an_answer_that_was_taken_back_or_is_a_skip_blocks_no_import(
+    answered, tmp_path, is_skipped
+):
     folder = LabelFolder(str(answered))
-    with Labeller(folder, 'bob') as labeller:
-        labeller.undo()
+    question = list(folder.questions.values())[3]
+    answer = folder.logs['anna'].answer_to(question.id)
+    with Labeller(folder, 'anna') as labeller:
+        labeller.undo(answer.uuid)
+        if is_skipped:
+            labeller.answer(question, None, 1.0, reason='other')
     records = [json.loads(line) for line in (tmp_path / 'own.jsonl').read_text().splitlines()]
     _, folder = bring(answered, records)
-    assert len(folder.logs['bob'].by_question) == 3
+    assert folder.logs['anna'].answer_to(question.id).value == answer.value
+    again = contents(answered)
+    bring(answered, records)
+    assert contents(answered) == again
 
 
 def test_answers_without_a_name_count_unless_all_of_them_are_known(answered):
@@ -306,15 +310,3 @@ def test_a_copy_of_a_labellers_file_is_not_a_second_labeller(tmp_path, copy, mor
             labeller.answer(question, 0, 2.0)
         assert labeller.undo() is not None if more else labeller.undo() is None
     assert report(LabelFolder(folder.path))['training_labels'] == 2 + max(0, more - 1)
-
-
-def test_labels_of_several_controls_of_label_studio_are_refused(tmp_path):
-    """Of one task, or of different ones."""
-    helpful, harmless = (label_studio(query, GOOD, BAD) for query in QUERIES[:2])
-    harmless['annotations'][0]['result'][0]['from_name'] = 'harmless'
-    both = label_studio(QUERIES[2], GOOD, BAD)
-    both['annotations'][0]['result'] += harmless['annotations'][0]['result']
-    for tasks in ([helpful, harmless], [both]):
-        with pytest.raises(UserError, match='of several controls of Label Studio, harmless, pw: '):
-            bring(tmp_path / 'f', tasks)
-    assert not (tmp_path / 'f').exists()

@@ -103,41 +103,29 @@ def test_queries_of_records_are_messages_too(tmp_path):
     ],
 )
 def test_labels_of_tables(tmp_path, label_type, header, row, answer):
-    """The labeller and other columns stay with each."""
+    """With the labeller and the id of each."""
     path = write(tmp_path / 'x.csv', f'id,labeller,{header}\n7,anna,{row}\n')
     ((where, record),) = records.read(path)
     kind = label_types.get(label_type).allow_ties()
-    (label,) = records.parse(record, where, kind)
+    label = records.parse(record, where, kind)
     assert (label.query, label.answer) == ('q', answer)
     assert label.samples == ('a', 'b')[: len(kind.samples)]
-    assert (label.labeller, label.columns) == ('anna', {'id': '7'})
+    assert (label.labeller, label.id) == ('anna', '7')
 
 
 @pytest.mark.parametrize('best, answer', [('A', 0), ('b', 1), (' C ', 2), (1, 1)])
 def test_the_best_sample_by_its_letter(best, answer):
     label = {'query': 'q', 'sample0': 'a', 'sample1': 'b', 'sample2': 'c', 'best': best}
-    (found,) = records.parse(label, 'here', label_types.get('best_of_3'))
+    found = records.parse(label, 'here', label_types.get('best_of_3'))
     assert found.answer == answer
     for wrong in ('D', 'best'):
         with pytest.raises(UserError, match='number from 0 to 2'):
             records.parse({**label, 'best': wrong}, 'here', label_types.get('best_of_3'))
 
 
-@pytest.mark.parametrize('form', ['tokens', 'text', 'preferences'])
-def test_columns_come_back_with_labels(tmp_path, form):
-    """From a table to a folder, from there to a file, and from there to another one."""
-    table = 'id,topic,labeller,prompt,chosen,rejected\n7,x,anna,abc,de,fg\n8,,bob,abd,de,fg\n'
-    path = write(tmp_path / 'x.csv', table)
-    words = f'import_labels test {path} {tmp_path}/f --labels.type best_of_2'
-    printed = succeed(words).stdout
-    assert 'Kept with the questions, and given back by exports: id (2), topic (1)\n' in printed
-    assert '1 answers of anna added' in printed and 'Not read' not in printed
-    output = tmp_path / 'out.jsonl'
-    succeed(f'labels {tmp_path}/f --export {output} --export_as {form}')
-    first, second = map(json.loads, output.read_text().splitlines())
-    assert (first['id'], first['topic'], second['id'], 'topic' in second) == ('7', 'x', '8', False)
-    if form == 'text':
-        assert (first['labeller'], second['labeller']) == ('anna', 'bob')
-    file = tmp_path / 'labels.json'
-    succeed(f'import_labels test {path} {file} --labels.type best_of_2')
+def test_ids_of_a_table_stay_with_labels_of_token_ids(tmp_path):
+    table = 'id,topic,prompt,chosen,rejected\n7,x,abc,de,fg\n8,,abd,de,fg\n'
+    path, file = write(tmp_path / 'x.csv', table), tmp_path / 'labels.json'
+    printed = succeed(f'import_labels test {path} {file} --labels.type best_of_2').stdout
+    assert 'Not read, with the number of records that have it: topic (1)\n' in printed
     assert [label['id'] for label in json.loads(file.read_text())] == ['7', '8']

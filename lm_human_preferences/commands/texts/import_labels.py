@@ -11,6 +11,7 @@ from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.labelling_options import ImportHParams
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
+from lm_human_preferences.labels.answers import ID
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.report.label_report import report
@@ -48,7 +49,6 @@ def import_labels(
         reward_hparams,
         encoding,
         ties=task is None or TIES in task,
-        keeps_columns=True,
     )
     if not labels:
         why = [f'{file} holds no label that could be imported', *notes]
@@ -67,11 +67,11 @@ def import_labels(
 
 
 def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding: str) -> None:
-    written = [
-        token_ids.marked({**tokens, answer: label.answer, **label.columns}, encoding)
-        for label, tokens in labels
-        if label.answer != TIE
-    ]
+    written = []
+    for label, tokens in labels:
+        if label.answer != TIE:
+            given_id = {} if label.id is None else {ID: label.id}
+            written.append(token_ids.marked({**tokens, answer: label.answer, **given_id}, encoding))
     with about_option('OUTPUT'):
         outputs.write_file(path, token_ids.as_file(written, path).encode())
     click.echo(f'{path}: {len(written)} labels')

@@ -112,7 +112,7 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
     log = folder.logs[name]
     last = [given[-1] for given in log.by_question.values()]
     own = [answer for answer in last if answer.value is not None]
-    seconds = [answer.seconds for answer in own if answer.is_timed]
+    seconds = [answer.seconds for answer in own if not answer.is_imported]
     positions, share, pairs = None, math.nan, 0
     if not folder.label_type.is_numeric:
         positions = _positions(folder, own)

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import itertools
 import random
 import uuid as uuids
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels.answers import (
+    GIVEN_ID,
     Answer,
     AnswerLog,
     question_id,
@@ -118,8 +120,8 @@ def add_questions(
         }
         if kind == GOLD:
             header['gold'] = label.answer
-        if label.columns:
-            header['columns'] = dict(label.columns)
+        if label.id is not None:
+            header[GIVEN_ID] = label.id
         headers.append(header)
     writer.add(new, headers)
     return len(new)
@@ -159,7 +161,7 @@ def _without_known(
     of_people: collections.Counter[tuple[str, str]] = collections.Counter()
     of_unknown = of_people.copy()
     for name, log in folder.logs.items():
-        answers, there = list(log.uuids.values()), of_people
+        answers, there = list(itertools.chain(*log.by_question.values())), of_people
         if name.startswith(UNKNOWN):  # whose earlier answers may be imported again
             answers, there = [given[-1] for given in log.by_question.values()], of_unknown
         there.update((answer.question, repr(answer.value)) for answer in answers)
@@ -205,10 +207,11 @@ def _answers(
             value=label.answer,
             reason=None,
             order=places if label.is_ordered else shown_order(name, id, len(places)),
-            seconds=round(label.seconds, 3),
+            seconds=0.0,
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
             is_imported=True,
+            given_id=label.id,
         )
         to_question.append(answer)
     return given
@@ -223,20 +226,14 @@ def _new_answers(
     name: str, by_question: dict[str, list[Answer]], log: AnswerLog
 ) -> tuple[list[Answer], list[str]]:
     """Return the answers of a labeller that are to be added, and notes on others."""
-    # Even those that were taken back since
-    last: dict[str, Answer] = {}
-    given_here = set()
-    for answer in log.uuids.values():
-        if answer.is_imported:
-            last[answer.question] = answer
-        else:
-            given_here.add(answer.question)
     new, left_out, changed = [], 0, 0
     for id, answers in by_question.items():
-        if id in given_here:  # maybe later than what is imported, which does not say when
-            left_out += len(answers)
+        before = log.answer_to(id)
+        if before is not None and before.value is None:
+            before = None  # a skip is no answer
+        if before is not None and not before.is_imported:
+            left_out += len(answers)  # it may be later than those, which do not say when
             continue
-        before = last.get(id)
         added = _not_imported(answers, before, log)
         known = answers if before is None or not added else [before, *answers]
         changed += any(answer.value != answers[-1].value for answer in known)

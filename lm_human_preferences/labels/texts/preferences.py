@@ -1,19 +1,19 @@
-"""Parses records with 'chosen' and 'rejected' into a query and two responses."""
+"""Parses records with 'chosen' and 'rejected' into a query and two responses.
+
+The query is in a field of its own; or both are lists of messages, or transcripts as those of the
+data set hh-rlhf, that begin alike.
+"""
 
 import itertools
 import re
-import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_human_preferences.datasets import fields
-from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text
-from lm_human_preferences.datasets.messages import is_dialogue as begins_with_role
+from lm_human_preferences.datasets import fields, messages
+from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text, query_text
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.texts import people
 
-# Begin a turn of a dialogue in one string, as in the data set hh-rlhf.
-HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'
+HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'  # begin a turn of a transcript
 PAIR = ('chosen', 'rejected')
 
 
@@ -21,7 +21,7 @@ class OtherQueryError(UserError):
     """Two dialogues that differ before their answers do, so that they answer different queries."""
 
 
-def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]]:
+def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
     """Return (query, the chosen and the rejected response); UserError if the record has none."""
     chosen, rejected = record.get('chosen'), record.get('rejected')
     if isinstance(chosen, str) and isinstance(rejected, str):
@@ -37,100 +37,82 @@ def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]
     )
 
 
-def _parse_strings(
-    record: dict[str, Any], chosen: str, rejected: str, where: str
-) -> tuple[str, tuple[str, str]]:
-    """Return (query, responses); without a prompt, of two dialogues that begin alike."""
-    field, text = fields.query_field(record, where), ''
-    if field is not None:
-        prompt = as_plain(record[field], where)
-        if prompt is not None:
-            return as_text(_with_system(record, prompt)), (chosen, rejected)
-        text = fields.text_field(record, field, where)
-    for repeated in (text, text.strip()):
-        if _begins_with(chosen, repeated) and _begins_with(rejected, repeated):
-            responses = chosen[len(repeated) :], rejected[len(repeated) :]
-            return fields.after_system(record, text), responses
-    if field is not None and not (_is_dialogue(chosen) and _is_dialogue(rejected)):
-        return fields.after_system(record, text), (chosen, rejected)
-    end = _end_of_prompt(record, chosen, rejected, where)
-    if text.strip() not in chosen[:end]:
-        raise UserError(
-            f'{where}: both dialogues begin with another query than the field {field!r}: leave that'
-            ' out, or all of them but the answers'
-        )
-    return fields.after_system(record, chosen[:end]), (chosen[end:], rejected[end:])
-
-
 def is_dialogue(text: str) -> bool:
-    """Return whether a text is several messages, or a transcript as those of hh-rlhf."""
-    return begins_with_role(text) or _is_dialogue(text)
+    """Return whether a text is several messages, or a transcript."""
+    return messages.is_dialogue(text) or _is_transcript(text)
 
 
-def _is_dialogue(text: str) -> bool:
+def _is_transcript(text: str) -> bool:
     return text.lstrip().startswith(HUMAN.strip()) and ASSISTANT in text
 
 
-def _begins_with(response: str, prompt: str) -> bool:
-    """Return whether a response begins with the whole prompt, and not within a word."""
-    is_within_word = prompt[-1:].isalnum() and response[len(prompt) :][:1].isalnum()
-    return bool(prompt.strip()) and response.startswith(prompt) and not is_within_word
+def _parse_strings(
+    record: Mapping[str, Any], chosen: str, rejected: str, where: str
+) -> tuple[str, tuple[str, str]]:
+    """Return (query, responses): the query is the record's prompt, else transcripts begin alike."""
+    field = fields.query_field(record, where)
+    if _is_transcript(chosen) and _is_transcript(rejected):
+        if field is not None and not fields.is_empty(record[field]):
+            raise UserError(
+                f"{where}: 'chosen' and 'rejected' are whole transcripts, which hold the query,"
+                f' beside the field {field!r}: leave that out, or all of them but the answers'
+            )
+        end = _end_of_query(chosen, rejected, where)
+        return fields.after_system(record, chosen[:end]), (chosen[end:], rejected[end:])
+    if field is None:
+        raise UserError(
+            f"{where}, field 'prompt' is missing: it must be a text or messages, as 'chosen' and"
+            " 'rejected' are not both transcripts that begin with 'Human:'"
+        )
+    return _query(record, field, [], where), (chosen, rejected)
 
 
-def _end_of_prompt(record: dict[str, Any], chosen: str, rejected: str, where: str) -> int:
-    """Return where a shared prompt ends: at the assistant's turn, or after a whole word."""
+def _end_of_query(chosen: str, rejected: str, where: str) -> int:
+    """Return where the query of two transcripts ends: at the turn of the assistant that differs."""
     same = chosen[: _common_prefix_length(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
-    if turn > same.rfind(HUMAN):
-        return turn + len(ASSISTANT)
-    if ASSISTANT in chosen or ASSISTANT in rejected:
-        raise OtherQueryError(
-            f"{where}, field 'prompt' is missing: 'chosen' and 'rejected' differ before the first"
-            ' turn of the assistant, or first in a later turn of the human'
-        )
-    fields.check_other_names(record, (*PAIR, *people.FIELDS), where)
-    end = max(same.rfind(character) for character in string.whitespace)
-    if end >= 0 and same[end] != ' ':
-        end += 1
-    if not same[: max(end, 0)].strip():
-        raise UserError(
-            f"{where}, field 'prompt' is missing: it must be a text, or what 'chosen' and"
-            " 'rejected' both begin with"
-        )
-    return end
+    if turn <= same.rfind(HUMAN):
+        raise OtherQueryError(f'{where}: both transcripts differ first in a turn of the human')
+    return turn + len(ASSISTANT)
+
+
+def _query(record: Mapping[str, Any], field: str | None, shared: list[Message], where: str) -> str:
+    """Return the query in a field of a record. shared: what both dialogues begin with, if any."""
+    value = None if field is None else record[field]
+    if isinstance(value, str) and not shared:
+        return fields.after_system(record, value)
+    query = shared
+    if field is not None and not fields.is_empty(value):
+        prompt = as_plain(value, where)
+        if prompt is None:
+            prompt = [{'role': USER, 'content': fields.text_field(record, field, where)}]
+        # One of them may have more before what both have, such as a message of the system.
+        fewer, query = sorted((shared, prompt), key=len)
+        if _comparable(query[len(query) - len(fewer) :]) != _comparable(fewer):
+            raise UserError(
+                f'{where}: both dialogues begin with another query than the field {field!r}: leave'
+                ' that out, or all of them but the answers'
+            )
+    if not query:
+        raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
+    return query_text(_with_system(record, query), where)
 
 
 def _parse_messages(
-    record: dict[str, Any], chosen: list[Message], rejected: list[Message], where: str
+    record: Mapping[str, Any], chosen: list[Message], rejected: list[Message], where: str
 ) -> tuple[str, tuple[str, str]]:
     """Return (query, responses): what both dialogues begin with belongs to the query."""
     shared = _common_prefix_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
     for dialogue in (chosen, rejected):
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
             raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
-    query = chosen[:shared]
-    field = fields.query_field(record, where)
-    if field is not None and not fields.is_empty(record[field]):
-        prompt = as_plain(record[field], where)
-        if prompt is None:
-            prompt = [{'role': USER, 'content': fields.text_field(record, field, where)}]
-        if _comparable(query[-len(prompt) :]) != _comparable(prompt):
-            more = query[_overlap_length(prompt, query) :]
-            if more and more[0]['role'] == prompt[-1]['role'] == USER:
-                raise UserError(
-                    f'{where}: both dialogues begin with another query than the field {field!r}:'
-                    ' leave one of them out'
-                )
-            query = [*prompt, *more]
-    if not query:
-        raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
-    query = _with_system(record, query)
-    return as_text(query), (as_text(chosen[shared:]), as_text(rejected[shared:]))
+    query = _query(record, fields.query_field(record, where), chosen[:shared], where)
+    return query, (as_text(chosen[shared:]), as_text(rejected[shared:]))
 
 
-def _comparable(messages: Sequence[Message]) -> list[tuple[str, str]]:
+def _comparable(dialogue: Sequence[Message]) -> list[tuple[str, str]]:
     """Return messages as they are compared: white space around them makes no difference."""
-    return [(message['role'], message['content'].strip()) for message in messages]
+    return [(message['role'], message['content'].strip()) for message in dialogue]
 
 
 def _common_prefix_length(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -139,15 +121,7 @@ def _common_prefix_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     return sum(1 for _ in same)
 
 
-def _overlap_length(prompt: Sequence[Message], query: Sequence[Message]) -> int:
-    """Return how many messages `query` begins with that `prompt` ends with."""
-    for count in range(min(len(prompt), len(query)), 0, -1):
-        if _comparable(prompt[-count:]) == _comparable(query[:count]):
-            return count
-    return 0
-
-
-def _with_system(record: dict[str, Any], query: list[Message]) -> list[Message]:
+def _with_system(record: Mapping[str, Any], query: list[Message]) -> list[Message]:
     """Return messages with that of the system before them, unless they begin with it."""
     system = fields.system_message(record)
     is_there = _comparable(query[: len(system)]) == _comparable(system)

@@ -1,21 +1,20 @@
-"""Reader of labels as texts, in the formats of several tools; each record gives TextLabels.
+"""Reader of labels as texts. A record is a label, or a preference between two responses.
 
     {"query", "sample0", "sample1", .., "best"}   the fields of a label, as strings
-    {"prompt", "chosen", "rejected"}              preferences
-    {"data", "annotations"}                       a task in Label Studio's JSON export
+    {"prompt", "chosen", "rejected"}              see preferences.py
 
-A label may also have a "labeller". Preferences are strings, or lists of chat messages
-{"role", "content"}; the task is one of Label Studio's pairwise template. fields.QUERIES are the
-names that a query may have; a field "system" begins it. A file is a JSON array, or has a record a
-line; one called .csv or .tsv is a table, whose columns are the fields.
+Either may have an "id", and a "labeller" who gave it. fields.QUERIES are the names that a query may
+have; a field "system" begins it. A file is a JSON array, or has a record a line; one called .csv or
+.tsv is a table, whose columns are the fields.
 """
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import label_types, storage
@@ -23,12 +22,13 @@ from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
-from lm_human_preferences.labels.texts import people
+from lm_human_preferences.labels.answers import GIVEN_BY, ID, check_given_id
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
+from lm_human_preferences.runs.run_files import LABELLER
 
 STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
 TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
-KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
+EXAMPLES = 'examples/labels has programs that convert formats of other tools'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
 OTHER_FILES = ('.arrow', '.gz', '.parquet', '.xlsx', '.zip', '.zst')
 
@@ -41,12 +41,9 @@ class TextLabel:
     samples: tuple[str, ...]
     answer: Value | None  # as a label of its type has it, if there is one
     labeller: str | None = None
-    seconds: float = 0.0  # that it took; 0 if unknown
     is_ordered: bool = True  # whether samples are in the order in which they were shown
-    control: str = ''  # of Label Studio, by which it was given
     places: tuple[int, ...] = ()  # of the samples in the question, if in another order
-    # Other fields of its record
-    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    id: int | str | None = None
     where: str = dataclasses.field(default='', compare=False)  # it is, for errors
 
 
@@ -96,7 +93,7 @@ def check_kind_of_file(path: str) -> None:
         how = f'; to convert it: {CONVERT}' if suffix == '.parquet' else ''
         raise UserError(
             f'{path} is a {suffix} file, which is not read: give a .json with an array of'
-            f' labels, a .jsonl with one a line, or a .csv{how}; what a label has: {KNOWN}'
+            f' labels, a .jsonl with one a line, or a .csv{how}'
         )
 
 
@@ -109,16 +106,8 @@ def is_text(record: Any) -> bool:
 
 
 def is_pair(record: Any) -> bool:
-    """Return whether a record is of a format of other tools, which compare two responses."""
-    is_preference = isinstance(record, dict) and not record.keys().isdisjoint(PAIR)
-    return is_preference or is_task(record)
-
-
-def is_task(record: Any) -> bool:
-    """Return whether a record is a task of Label Studio; others may have annotations, too."""
-    if not isinstance(record, dict) or 'annotations' not in record:
-        return False
-    return record.keys().isdisjoint([*PAIR, *TEXT_FIELDS])
+    """Return whether a record is a preference between two responses."""
+    return isinstance(record, dict) and not record.keys().isdisjoint(PAIR)
 
 
 def parse(
@@ -128,51 +117,38 @@ def parse(
     *,
     needs_answer: bool = True,
     type_option: str = '--labels.type',
-) -> list[TextLabel]:
-    """Return the labels in a record; UserError, which says `where`, for an unknown format."""
+) -> TextLabel:
+    """Return the label in a record; UserError, which says `where`, for an unknown format."""
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
-    if is_pair(record) and label_type.value_of_choice(0) is None:
-        raise UserError(
-            f'{where} says which of two responses is better: give {type_option} best_of_2, not'
-            f' {label_type.name}'
-        )
-    if is_task(record):
-        return list(_parse_label_studio(record, where, label_type))
     if is_pair(record):
-        texts = preference(record, where)
-        answer, given = label_type.value_of_choice(0), _given(record, label_type)
-        return [TextLabel(*texts, answer, is_ordered=False, **given)]
+        answer = label_type.value_of_choice(0)
+        if answer is None:
+            raise UserError(
+                f'{where} says which of two responses is better: give {type_option} best_of_2, not'
+                f' {label_type.name}'
+            )
+        query, samples = preference(record, where)
+        return TextLabel(query, samples, answer, is_ordered=False, **_given(record, where))
     if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
-        return [_parse_label(record, where, label_type, needs_answer)]
+        return _parse_label(record, where, label_type, needs_answer)
     if any(isinstance(record.get(field), list) for field in TEXT_FIELDS):
         raise UserError(
             f'{where} holds token ids, which are trained on as they are (--labels.source); here,'
             ' give texts: labels FOLDER --export FILE --export_as text writes them'
         )
+    own = ', '.join(('query', *label_type.samples))
     raise UserError(
         f'{where} is not of a known format: it has the fields'
-        f' {", ".join(map(str, record)):.80}, and needs {KNOWN}'
+        f' {", ".join(map(str, record)):.80}, and needs {own} and {label_type.field}, or prompt,'
+        f' chosen and rejected; {EXAMPLES}'
     )
 
 
-def unread(record: Any, label_type: LabelType) -> set[str]:
+def unread(record: Mapping[str, Any], label_type: LabelType) -> set[str]:
     """Return the names of the fields of a record that hold something and are not read."""
-    if not isinstance(record, dict):
-        return set()
-    if is_task(record):
-        return _unread_of_label_studio(record)
-    of_messages: set[str] = set()
-    if is_pair(record):
-        of_messages = set(map('{} of messages'.format, _more_of_messages(record)))
-    return columns(record, label_type).keys() | of_messages
-
-
-def columns(record: Mapping[str, Any], label_type: LabelType) -> dict[str, Any]:
-    """Return what a record holds besides texts, answer and labeller."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
-    found = fields.columns(record, (*people.FIELDS, *texts))
-    return {name: found[name] for name in _filled(found)}
+    return _filled(record) - {*QUERIES, *SYSTEMS, ID, GIVEN_BY, *texts} | _more_of_messages(record)
 
 
 def _filled(record: Mapping[str, Any]) -> set[str]:
@@ -180,27 +156,15 @@ def _filled(record: Mapping[str, Any]) -> set[str]:
     return {str(name) for name, value in record.items() if not fields.is_empty(value)}
 
 
-def _more_of_messages(record: dict[str, Any]) -> set[str]:
+def _more_of_messages(record: Mapping[str, Any]) -> set[str]:
     """Return the fields of messages of a preference besides a role and a content."""
-    keys = set()
-    for field in (*QUERIES, *PAIR):
-        messages = record.get(field)
-        if not isinstance(messages, list):
-            messages = [messages]
-        for message in messages:
+    found = set()
+    for field in (*QUERIES, *PAIR) if is_pair(record) else ():
+        value = record.get(field)
+        for message in value if isinstance(value, list) else [value]:
             if isinstance(message, dict):
-                keys |= _filled(message)
-    return keys - {'role', 'content'}
-
-
-def _unread_of_label_studio(record: dict[str, Any]) -> set[str]:
-    """Return the fields of a task's data that are neither query nor compared texts."""
-    compared: set[str] = set()
-    for _, result in _results(record['annotations']):
-        compared.update(_names_compared(result))
-    if not compared:  # nothing of a task without an answer is read
-        return compared
-    return set(map('data.{}'.format, _filled(record['data']) - {*QUERIES, *SYSTEMS} - compared))
+                found |= _filled(message) - {'role', 'content'}
+    return {f'{name} of messages' for name in found}
 
 
 def _parse_label(
@@ -222,7 +186,7 @@ def _parse_label(
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    return TextLabel(query, samples, answer, **_given(record, label_type))
+    return TextLabel(query, samples, answer, **_given(record, where))
 
 
 def _number_of_letter(given: Any) -> Any:
@@ -231,74 +195,27 @@ def _number_of_letter(given: Any) -> Any:
     return ord(given.strip().upper()) - ord('A') if is_letter else given
 
 
-def _given(record: dict[str, Any], label_type: LabelType) -> dict[str, Any]:
-    """Return the fields of a TextLabel that say who gave it, and what else its record holds."""
-    return {'labeller': people.labeller(record), 'columns': columns(record, label_type)}
+def _given(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields of a TextLabel that say which one it is, and who gave it."""
+    id = None if fields.is_empty(record.get(ID)) else record[ID]
+    try:
+        check_given_id(id)
+    except TypeError as e:
+        raise UserError(f'{where}, field {e}') from e
+    return {'labeller': _labeller(record.get(GIVEN_BY)), 'id': id}
 
 
-# ---------------------------------------------------------------- Label Studio
+def _labeller(value: Any) -> str | None:
+    """Return the name of a labeller, the same for 1, 1.0, '1' and '1.0'; None for nobody.
 
-
-def _parse_label_studio(
-    record: dict[str, Any], where: str, label_type: LabelType
-) -> Iterator[TextLabel]:
-    """Yield a label for each annotation that was not cancelled and has an answer."""
-    data, annotations = record.get('data'), record['annotations']
-    if not isinstance(data, dict) or not isinstance(annotations, list):
-        raise UserError(
-            f"{where} is not a task of Label Studio: its 'data' must be an object, and"
-            " 'annotations' a list"
-        )
-    for annotation, result in _results(annotations):
-        value = result.get('value')
-        selected = value.get('selected') if isinstance(value, dict) else None
-        if selected not in ('left', 'right'):
-            raise UserError(
-                f'{where}: a pairwise result selects {selected!r:.80}, not left or right'
-            )
-        lead_time: Any = annotation.get('lead_time')
-        names = _names_compared(result)
-        yield TextLabel(
-            query=_query_of_task(data, names, where),
-            samples=_compared(names, data, where),
-            answer=label_type.value_of_choice(('left', 'right').index(selected)),
-            labeller=people.annotator(annotation.get('completed_by')),
-            seconds=float(lead_time) if is_number(lead_time) else 0.0,
-            control=str(result.get('from_name', '')),
-        )
-
-
-def _results(annotations: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each annotation that was not cancelled with its pairwise results, the newest last."""
-    known = filter(lambda each: isinstance(each, dict), annotations)
-    for annotation in sorted(known, key=lambda each: str(each.get('updated_at') or '')):
-        results = annotation.get('result')
-        if annotation.get('was_cancelled') or not isinstance(results, list):
-            continue
-        for result in results:
-            if isinstance(result, dict) and result.get('type') == 'pairwise':
-                yield annotation, result
-
-
-def _names_compared(result: dict[str, Any]) -> list[str]:
-    return str(result.get('to_name', '')).split(',')
-
-
-def _query_of_task(data: dict[str, Any], compared: list[str], where: str) -> str:
-    others = {name: value for name, value in data.items() if name not in compared}
-    name = fields.query_field(others, where)
-    if name is None:
-        fields.check_other_names(others, (), where)
-    return after_system(others, '' if name is None else text_field(others, name, where))
-
-
-def _compared(names: list[str], data: dict[str, Any], where: str) -> tuple[str, str]:
-    """Return left and right text, which the result names."""
-    texts = [data.get(name) for name in names]
-    if len(texts) == 2 and isinstance(texts[0], str) and isinstance(texts[1], str):
-        return texts[0], texts[1]
-    raise UserError(
-        f'{where}: which text was on the left? The result compares {",".join(names)!r:.80}, and the'
-        f' data have {", ".join(map(str, data)):.80}: give the fields of the data the names that'
-        ' are compared, left and right'
-    )
+    What cannot be a name, such as an address, becomes one by its digest.
+    """
+    if fields.is_empty(value):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # as tables write a number
+    if LABELLER.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode(errors='replace')).hexdigest()
+    return f'{re.sub("[^A-Za-z0-9_-]", "-", name)[:23]}-{digest[:8]}'

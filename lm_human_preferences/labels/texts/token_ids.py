@@ -6,7 +6,7 @@ from typing import Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels.answers import GIVEN_BY
+from lm_human_preferences.labels.answers import ID
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 
@@ -111,18 +111,14 @@ def exported(
 def preferences(
     labels: Iterable[dict[str, Any]], label_type: LabelType
 ) -> Iterator[dict[str, Any]]:
-    """Yield {prompt, chosen, rejected, others} of pairs that labels order; UserError for ratings.
-
-    others: fields of the label besides texts, answer and labeller.
-    """
+    """Yield {prompt, chosen, rejected}, and id, of ordered pairs; UserError for ratings."""
     if len(label_type.samples) < 2:
         raise UserError(
             '--export_as preferences: ratings of one response prefer none; give --export_as text'
         )
-    known = {'query', *label_type.samples, label_type.field, GIVEN_BY}
     for label in labels:
-        others = {name: label[name] for name in label.keys() - known}
+        given_id = {ID: label[ID]} if ID in label else {}
         samples = [label[name] for name in label_type.samples]
         for better, worse in label_type.pairs(label[label_type.field]):
             chosen, rejected = samples[better], samples[worse]
-            yield {'prompt': label['query'], 'chosen': chosen, 'rejected': rejected, **others}
+            yield {'prompt': label['query'], 'chosen': chosen, 'rejected': rejected, **given_id}

@@ -20,10 +20,10 @@ from lm_human_preferences.utils.terminal import printable
 # Lines on counts of records, by their names
 NOTES = {
     'skipped': 'Skipped: {} records with longer texts',
-    'unanswered': 'Left out: {} records without an answer',
     'empty': 'Left out: {} records with an empty query or response',
     'no text': 'Left out: {} records with calls of tools, or parts that are not text',
     'equal': 'Left out: {} records whose two responses are the same tokens',
+    'repeated': 'Both responses begin with the text of the query, which stays: in {} records',
     'other query': 'Left out: {} records whose dialogues differ before the assistant answers, in'
     ' their query',
     'all equal': 'All samples are the same tokens, in {} records',
@@ -55,7 +55,6 @@ class Tokeniser:
         self.option = option
         self.counts: collections.Counter[str] = collections.Counter()
         self.unread: collections.Counter[str] = collections.Counter()  # records with a field
-        self.kept: collections.Counter[str] = collections.Counter()  # the same of those kept
 
     def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
         """Return the tokens of a query, not padded; UserError, or Skipped, if it does not fit."""
@@ -84,10 +83,7 @@ class Tokeniser:
     ) -> dict[str, list[int]]:
         """Return `question`; Skipped for a pair in which there is nothing to prefer."""
         is_pair = records.is_pair(record)
-        texts = [label.query, *label.samples]
-        if records.is_task(record) and not label.query:  # of which some have no query
-            texts = texts[1:]
-        if is_pair and any(map(is_empty, texts)):
+        if is_pair and any(map(is_empty, (label.query, *label.samples))):
             self.counts['empty'] += 1
             raise Skipped
         question = self.question(label, fields, where)
@@ -98,7 +94,9 @@ class Tokeniser:
             raise Skipped
         if is_equal and label.answer is not None:
             self.counts['all equal'] += 1
-        self.counts['goes on'] += is_pair and any(map(preferences.has_human_turn, label.samples))
+        if is_pair:
+            self.counts['goes on'] += any(map(preferences.has_human_turn, label.samples))
+            self.counts['repeated'] += all(text.startswith(label.query) for text in label.samples)
         return question
 
     def count_special(self, texts: Iterable[str]) -> None:
@@ -118,15 +116,10 @@ class Tokeniser:
                     f' responses to {response}'
                 )
         lines += [text.format(counts[name]) for name, text in NOTES.items() if counts[name]]
-        told = {
-            'Not read, with the number of records that have it': self.unread,
-            'Kept with the questions, and given back by exports': self.kept,
-        }
-        for what, counted in told.items():
-            if counted:
-                names = sorted(counted.items())
-                fields = ', '.join(f'{printable(name):.80} ({count})' for name, count in names)
-                lines.append(f'{what}: {fields}')
+        if self.unread:
+            names = sorted(self.unread.items())
+            fields = ', '.join(f'{printable(name):.80} ({count})' for name, count in names)
+            lines.append(f'Not read, with the number of records that have it: {fields}')
         return lines
 
     def _encoded(self, text: str, where: str) -> list[int]:
@@ -168,13 +161,12 @@ def tokenise(
     *,
     needs_answer: bool = True,
     ties: bool = True,
-    keeps_columns: bool = False,
 ) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
     """Return the labels in records of texts with questions {field: token ids}, and notes.
 
     found: (where it is, record) of each. settings: train_reward's. needs_answer: whether a record
-    must have one. ties: whether that may be a tie. keeps_columns: whether the caller keeps those
-    of a label. UserError, which says where, for an unknown format.
+    must have one. ties: whether that may be a tie. UserError, which says where, for an unknown
+    format.
     """
     label_type, task = label_types.get(settings.labels.type), settings.task
     if ties:
@@ -187,10 +179,10 @@ def tokenise(
         settings.labels.too_long,
         option=settings.labels.option_name('too_long'),
     )
-    labels, controls = [], set()
+    labels = []
     for where, record in found:
         try:
-            parsed = records.parse(
+            label = records.parse(
                 record,
                 where,
                 label_type,
@@ -203,19 +195,9 @@ def tokenise(
         except preferences.OtherQueryError:
             tokeniser.counts['other query'] += 1
             continue
-        kept = {name for label in parsed for name in label.columns if keeps_columns}
-        tokeniser.kept.update(kept)
-        tokeniser.unread.update(records.unread(record, label_type) - kept)
-        tokeniser.counts['unanswered'] += not parsed
-        controls |= {label.control for label in parsed}
-        if len(controls - {''}) > 1:
-            raise UserError(
-                f'{where}: the labels are of several controls of Label Studio,'
-                f' {", ".join(sorted(controls))}: leave only the results of one in the file'
-            )
-        tokeniser.count_special(text for label in parsed for text in (label.query, *label.samples))
-        for label in parsed:
-            with contextlib.suppress(Skipped):
-                question = tokeniser.question_of(record, label, fields, where)
-                labels.append((dataclasses.replace(label, where=where), question))
+        tokeniser.unread.update(records.unread(record, label_type))
+        tokeniser.count_special((label.query, *label.samples))
+        with contextlib.suppress(Skipped):
+            question = tokeniser.question_of(record, label, fields, where)
+            labels.append((dataclasses.replace(label, where=where), question))
     return labels, tokeniser.notes()
