@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import io
 import os
 import re
 import shutil
@@ -79,9 +80,8 @@ def open_for_reading(blob: Blob, stat: Stat) -> BinaryIO:
 
 def check_access(path: str) -> None:
     """Write and delete an empty file at `path`; StorageError if that is not allowed."""
-    with _writing(path) as (blob, client):
-        client.write_bytes(blob.path, b'')
-        client.remove(blob.path)
+    write(path, io.BytesIO())
+    remove(path)
 
 
 def write(path: str, source: BinaryIO) -> None:
