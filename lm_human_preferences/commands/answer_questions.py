@@ -141,7 +141,7 @@ class Session:
         except _Leave:
             click.echo()
         finally:
-            self.labeller.check_file()  # FileTaken says where the answers are instead
+            self.labeller.check_file()  # else they may not be in it
             total = self.labeller.done()
             click.echo(f'Saved: {self.given} answers in this sitting, {total} in all')
 

@@ -113,7 +113,7 @@ class Answer:
 class AnswerLog:
     """Answers of a labeller, as far as the file has been read.
 
-    givers: {uuid: labeller} of all files. What another labeller has given counts there alone.
+    givers: {uuid: labeller} of all files, none of which may repeat answers of another.
     """
 
     def __init__(
@@ -134,18 +134,7 @@ class AnswerLog:
         # {question: answers that were not taken back, the last one last}
         self.by_question: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
-        self.copied: set[str] = set()
         self.latest = 0.0
-
-    @property
-    def undone(self) -> int:
-        """Return the number of answers that were taken back."""
-        return len(self.taken_back - self.copied)
-
-    @property
-    def is_copy(self) -> bool:
-        """Return whether all answers are those of another labeller."""
-        return bool(self.copied) and len(self.copied) == len(self.uuids)
 
     def refresh(self) -> set[str]:
         """Read what was added, and return the questions whose answers have changed."""
@@ -165,12 +154,14 @@ class AnswerLog:
     def _add(self, answer: Answer, where: str) -> None:
         if answer.uuid in self.uuids:
             raise UserError(f'{where} repeats the answer {printable(answer.uuid)}')
+        giver = self.givers.setdefault(answer.uuid, self.labeller)
+        if giver != self.labeller:
+            raise UserError(
+                f'{where} repeats an answer of {giver}: one of the two files is a copy; take that'
+                ' out of the folder'
+            )
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
-        if self.givers.setdefault(answer.uuid, self.labeller) != self.labeller:
-            self.copied.add(answer.uuid)
-            self.taken_back.add(answer.uuid)
-            return
         self.by_question.setdefault(answer.question, []).append(answer)
         self.latest = max(self.latest, answer.time)
 

@@ -103,7 +103,6 @@ class LabelFolder:
         self.lock = threading.RLock()  # held while more is read
         self._last_time = 0.0  # of an answer
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
-        self.lacks_questions = False  # since their file was changed, which is read again
         self.refresh()
 
     def encoding(self) -> Encoding:
@@ -117,13 +116,13 @@ class LabelFolder:
 
     def _refresh(self) -> set[str]:
         changed: set[str] = set()
-        if self.lacks_questions or self._reader.was_cut():
-            changed |= self.questions.keys()
-            self._reader = json_lines.Reader(self._reader.path)
-            self.questions = {}
-            self.lacks_questions = True
-        # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
+        reader, questions = self._reader, self.questions
+        is_cut = self.lacks_questions()
+        if is_cut:
+            reader, questions = json_lines.Reader(reader.path), {}
+            changed |= self.questions.keys()
+        # Answers first: then each question that they are about has been written before.
         for file in files_of(os.path.join(self.path, ANSWERS)):
             name, lines = file.stem, self.lines
             if not LABELLER.fullmatch(name) or (lines is not None and name not in lines):
@@ -133,36 +132,35 @@ class LabelFolder:
                 self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
         self.logs = dict(sorted(self.logs.items()))
-        for begin, line in self._reader.new_lines():
-            question = _parse_question(line, begin, self._reader.where(), self.label_type)
-            self.questions[question.id] = question
+        for begin, line in reader.new_lines():
+            question = _parse_question(line, begin, reader.where(), self.label_type)
+            questions[question.id] = question
             changed.add(question.id)
-        if self.lacks_questions:
-            if not self.questions:
-                raise UserError(f'{self._reader.path} is empty now: put it back as it was')
+        if is_cut:
+            if not questions:
+                raise UserError(f'{reader.path} is empty now: put it back as it was')
             for log in self.logs.values():
                 answered |= dict.fromkeys(log.by_question, log.reader.path)
         for question, path in answered.items():
-            if question not in self.questions:
+            if question not in questions:
                 raise UserError(
                     f'{path} answers the question {printable(question):.80}, which is not in'
-                    f' {self._reader.path}'
+                    f' {reader.path}'
                 )
-        self.lacks_questions = False
+        self._reader, self.questions = reader, questions
         return changed | answered.keys()
 
+    def lacks_questions(self) -> bool:
+        """Return whether questions that were read are not in their file any more."""
+        return self._reader.was_cut()
+
     def notes(self) -> list[str]:
-        """Return notes on copies, and on lines cut off by a kill or still being written."""
-        readers, found = [self._reader], []
-        for log in self.logs.values():
-            readers.append(log.reader)
-            if log.copied:
-                repeated = f'{len(log.copied)} answers of others: each counts once'
-                found.append(f'note: {log.reader.path} repeats {repeated}')
+        """Return notes on gold answers that others may read, and on unfinished lines."""
+        found = []
         path = self._reader.path
         if self.count(GOLD) and os.path.exists(path) and os.stat(path).st_mode & 0o044:
             found.append(f'note: {path} has the gold answers, and others may read it')
-        for reader in readers:
+        for reader in (self._reader, *(log.reader for log in self.logs.values())):
             if reader.torn:
                 end = f'an unfinished line of {reader.torn} bytes, which is left out'
                 found.append(f'note: {reader.path} ends in {end}')
@@ -173,17 +171,17 @@ class LabelFolder:
 
         file: that of the questions, if the caller has opened it.
         """
-        try:
-            with self._opened() if file is None else contextlib.nullcontext(file) as opened:
-                return self._tokens(question, opened)
-        except UserError as e:
-            if isinstance(e.__cause__, OSError):
-                raise
-        with self.lock:
-            self.lacks_questions = True  # its line may be elsewhere by now
-            self.refresh()
-            with self._opened() as file:
-                return self._tokens(self.questions.get(question.id, question), file)
+        begin, length = question.span
+        with self._opened() if file is None else contextlib.nullcontext(file) as opened:
+            opened.seek(begin)
+            line = opened.read(length)
+        where = f'{self._reader.path}, question {printable(question.id)}'
+        record = json_lines.parse(line, where)
+        # Any: a field that is missing or no list has another digest
+        tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
+        if question_id(tokens) != question.id:
+            raise UserError(f'{where} is damaged: its id is not that of its tokens')
+        return tokens
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
@@ -194,18 +192,6 @@ class LabelFolder:
             open(path, 'rb', opener=storage.open_nofollow) as file,
         ):
             yield file
-
-    def _tokens(self, question: Question, file: BinaryIO) -> dict[str, list[int]]:
-        begin, length = question.span
-        file.seek(begin)
-        line = file.read(length)
-        where = f'{self._reader.path}, question {printable(question.id)}'
-        record = json_lines.parse(line, where)
-        # Any: a field that is missing or no list has another digest
-        tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
-        if question_id(tokens) != question.id:
-            raise UserError(f'{where} is damaged: its id is not that of its tokens')
-        return tokens
 
     def count(self, kind: str) -> int:
         return sum(question.kind == kind for question in self.questions.values())

@@ -4,8 +4,6 @@ import contextlib
 import json
 import mmap
 import os
-import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,7 +25,7 @@ class Reader:
         self._last = b''  # line that was read
 
     def was_cut(self) -> bool:
-        """Return whether the last line is gone: its write has failed, or the file was edited."""
+        """Return whether the line read last is gone, as its write has failed."""
         try:
             with open(self.path, 'rb', opener=storage.open_nofollow) as file:
                 file.seek(self.offset - len(self._last))
@@ -76,21 +74,14 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 class FileTaken(UserError):
-    """Error: a file in use was moved, replaced or changed; `what` describes it without the path."""
-
-    def __init__(self, path: str, what: str, advice: str) -> None:
-        super().__init__(
-            f'{path} {what} while this program was using it, so nothing more is saved: {advice}'
-        )
-        self.what = f'{os.path.basename(path)} {what}'
+    """Error: a file in use was moved, deleted, replaced or changed by somebody else."""
 
 
 class Writer:
     """Exclusive writer of a file, which it creates if necessary.
 
-    in_use: the error if another process is writing the file. keeps_lines: whether to remember all
-    lines, and to save them in another file if this one is deleted or written over. dropped: bytes
-    of an unfinished last line that was removed.
+    in_use: the error if another process is writing the file. dropped: bytes of an unfinished last
+    line that was removed.
     """
 
     def __init__(
@@ -98,12 +89,10 @@ class Writer:
         path: str,
         in_use: str,
         *,
-        keeps_lines: bool = False,
         opener: Callable[[str, int], int] = storage.open_nofollow,
     ) -> None:
         self.path = path
         self._unwritable = f'{path} cannot be written'
-        self._rescue: tuple[str, str] | None = None  # change of a lost file, and advice
         is_new = not os.path.exists(path)
         # Where this fails, the lock would last as long as the error's traceback.
         with os_errors_as(self._unwritable), contextlib.ExitStack() as opened:
@@ -113,7 +102,6 @@ class Writer:
                 raise UserError(in_use) from None
             self.dropped = self._drop_torn_line()
             self._size = os.fstat(self.file.fileno()).st_size
-            self._lines = bytearray(self._content()) if keeps_lines else None
             if is_new:
                 storage.sync_directory(os.path.dirname(path))
             opened.pop_all()
@@ -129,10 +117,6 @@ class Writer:
             os.fsync(self.file.fileno())
         return size - end
 
-    def _content(self) -> bytes:
-        self.file.seek(0)
-        return self.file.readall()
-
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append lines, synced to disk on return; FileTaken if the path no longer leads to them."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
@@ -141,79 +125,22 @@ class Writer:
         with os_errors_as(self._unwritable, '; what it had is saved'):
             storage.append(self.file, data, sync=True)
         self._size += len(data)
-        if self._lines is not None:
-            self._lines += data
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
-        """Raise FileTaken if the path leads to another file, or others have changed this one."""
-        with os_errors_as(self._unwritable):
-            what = self._change()
-            if what is None:
-                self._rescue = None
-                return
-            if self._rescue is None and self._is_lost():
-                self._rescue = what, self._save_lines()
-            raise FileTaken(self.path, *(self._rescue or (what, self._advice())))
-
-    def _change(self) -> str | None:
-        """Return the change of the file by somebody else; None if it is as this process left it."""
+        """Raise FileTaken if the path leads to another file, or others have written this one."""
         ours = os.fstat(self.file.fileno())
         try:
-            named = os.lstat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return 'was moved' if ours.st_nlink else 'was deleted'
-        if not os.path.samestat(ours, named):
-            return 'was replaced'
-        if ours.st_nlink > 1:
-            return 'was given a second name (a hard link)'
-        if ours.st_size < self._size:
-            return 'was cut off'
-        if ours.st_size > self._size:
-            return 'was added to by somebody else'
-        if self._lines is not None and self._content() != self._lines:
-            return 'was changed by somebody else'
-        return None
-
-    def _advice(self) -> str:
-        number = self.file.fileno()
-        if os.fstat(number).st_nlink > 1:
-            return 'put a copy in its place, and start again'
-        now = os.readlink(f'/proc/self/fd/{number}')
-        if now == os.path.realpath(self.path) or not os.path.exists(now):
-            return 'see to it that nobody else uses the file, and start again'
-        return f'its lines are in {now}; move that back, or start again'
-
-    def _is_lost(self) -> bool:
-        """Return whether lines are gone, or will be when this process ends."""
-        if not self._lines:
-            return False
-        is_deleted = os.fstat(self.file.fileno()).st_nlink == 0
-        return is_deleted or not self._content().startswith(self._lines)
-
-    def _save_lines(self) -> str:
-        """Save the lines in a new file at the path, or elsewhere if that fails; return advice."""
-        directory = os.path.dirname(self.path)
-        try:
-            copy = self._save_lines_in(directory)
-        except OSError:  # it was taken away as well, or is full
-            copy = self._save_lines_in(tempfile.gettempdir())
-        try:
-            os.link(copy, self.path)
-        except OSError:  # there is a file of that name, or no such directory
-            return f'its lines are in {copy}; move that to {self.path}, and start again'
-        os.remove(copy)
-        storage.sync_directory(directory)
-        return 'its lines are in a new file of that name; start again'
-
-    def _save_lines_in(self, directory: str) -> str:
-        assert self._lines is not None
-        name = f'{os.path.basename(self.path)}.'
-        number, path = tempfile.mkstemp('.saved', name, directory)
-        with open(number, 'wb', buffering=0) as file:
-            os.fchmod(number, stat.S_IMODE(os.fstat(self.file.fileno()).st_mode))
-            storage.append(file, bytes(self._lines), sync=True)
-        return path
+            is_there = os.path.samestat(ours, os.lstat(self.path))
+        except OSError:
+            is_there = False
+        if is_there and ours.st_size == self._size:
+            return
+        what = 'was changed' if is_there else 'was moved, deleted or replaced'
+        raise FileTaken(
+            f'{self.path} {what} while this program was using it, so nothing more is saved: put it'
+            ' back as it was, or start again'
+        )
 
     def close(self) -> None:
         self.file.close()

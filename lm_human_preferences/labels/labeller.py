@@ -68,7 +68,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         with contextlib.suppress(OSError):  # which the writer explains
             os.makedirs(os.path.dirname(path), exist_ok=True)
         in_use = f'{path} is in use: {name} is labelling already; {at_work}'
-        self._writer = Writer(path, in_use, keeps_lines=True)
+        self._writer = Writer(path, in_use)
         self.dropped = self._writer.dropped
         self._one_at_a_time = threading.Lock()
         self._left_out: set[str] = set()

@@ -58,11 +58,6 @@ class Assignments:
         self._damaged.add(question)
         self.update([question])
 
-    def look_again(self) -> None:
-        """Ask the damaged questions again: their file has changed."""
-        damaged, self._damaged = self._damaged, set()
-        self.update(damaged)
-
     def _update_one(self, id: str) -> None:
         self._open.discard(id)
         for done in self._done_by.values():

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +17,6 @@ from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, L
 from lm_human_preferences.labels.page.assignments import Assignments
 from lm_human_preferences.labels.page.key import FolderKey, QuestionTokens
 from lm_human_preferences.language import tokenisers
-from lm_human_preferences.runs.run_files import QUESTIONS
 
 REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
 CLOCK_SECONDS = 3.0  # that a labeller's clock may be ahead of this one, while a question is shown
@@ -54,7 +52,6 @@ class LabellingService:
             note(line)
         self.assignments = Assignments(folder, labellers, key=key.order)
         self._refreshed = time.monotonic()
-        self._last_state = self._state_of_questions()
         self._left_out: set[str] = set()  # questions that were noted to be damaged
 
     def close(self) -> None:
@@ -141,29 +138,17 @@ class LabellingService:
     def _read_on(self) -> None:
         """Read what others have written: new questions, answers given in a terminal."""
         self._refreshed = time.monotonic()
-        state = self._state_of_questions()
-        if state != self._last_state:
-            self._last_state = state
-            self.assignments.look_again()
         try:
             changed = self.folder.refresh()
         except (UserError, OSError) as e:
             self.note(f'note: {e}')  # what could be read counts
-            if self.folder.lacks_questions:
+            if self.folder.lacks_questions():
                 self._refreshed = 0.0
                 text = 'The questions cannot be read: their file was changed.'
                 raise HTTPException(503, text) from e
             self.assignments.update()
         else:
             self.assignments.update(changed)
-
-    def _state_of_questions(self) -> tuple[int, int, int] | None:
-        """Return a state that changes with the file of questions; None if it is not there."""
-        try:
-            stat = os.stat(os.path.join(self.folder.path, QUESTIONS))
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_size, stat.st_ctime_ns
 
     def answer(
         self, name: str, question: str, choice: int | Sequence[int], **given: Any
@@ -249,8 +234,9 @@ class LabellingService:
         """Return the reply if a line is not on the disk, or not in the file of that name."""
         self.note(f'note: {error}')
         if isinstance(error, FileTaken):
+            what = 'the file of your answers was moved or changed'
             advice = 'Whoever started this page is told there what to do.'
-            return HTTPException(507, f'Nothing more can be saved: {error.what}. {advice}')
+            return HTTPException(507, f'Nothing more can be saved: {what}. {advice}')
         cause = error.__cause__
         reason = cause.strerror if isinstance(cause, OSError) else None
         return HTTPException(

@@ -19,7 +19,7 @@ QUICK = 1.0  # seconds in which nobody reads a question
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the facts of `./launch.py labels` as JSON, without some labellers."""
     folder.check_labellers(without)
-    names = [name for name in folder.logs if name not in without and not folder.logs[name].is_copy]
+    names = [name for name in folder.logs if name not in without]
     answers = _answers_by_question(folder, names)
     # Gold questions are easier than others: to agree on them says nothing.
     not_gold = {}
@@ -121,7 +121,7 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
         'answers': len(own),
         **_ties(folder, own),
         'skipped': len(last) - len(own),
-        'taken_back': log.undone,
+        'taken_back': len(log.taken_back),
         'median_seconds': statistics.median(seconds) if seconds else None,
         'under_a_second': sum(value < QUICK for value in seconds),
         'positions': positions,
