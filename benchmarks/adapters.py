@@ -27,7 +27,6 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.making import policy_phase, reward_phase
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import precision
-from lm_human_preferences.training.memory import estimate_on_ranks
 from lm_human_preferences.utils.core import default_device
 
 workload.SIZES['1.2B'] = (2048, 32, 26)
@@ -131,8 +130,7 @@ def memory(args):
     own = run.trainer.policy.model.own_parameters()
     sizes = model.sizes()
     sizes.learned = sum(each.numel() for name, each in own.items() if HEADS not in name)
-    planned = estimate_on_ranks(policy_phase(hparams).memory(sizes, 1)[-1], 1, default_device())
-    estimate = planned.peak() / 1e9
+    estimate = policy_phase(hparams).memory(sizes, 1).peak(default_device()) / 1e9
     print(f'{sizes.parameters() / 1e9:.2f} billion parameters, {hparams.run.precision}:')
     print(f'process {peak / 1e9:.2f} GB, {before / 1e9:.2f} before; {estimate=:.2f}')
     print(f'{sizes.learned / 1e6:.1f}M learn; the step took {seconds:.0f} s')

@@ -29,7 +29,6 @@ from lm_human_preferences.training.kl_control import AdaptiveKLController as Ada
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
 from lm_human_preferences.training.kl_control import make_kl_controller
 from lm_human_preferences.training.loop import Hook, training_loop
-from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import ceil_div, exact_div
 from lm_human_preferences.utils.logging import Logger, announce
 
@@ -153,7 +152,7 @@ def _train_both(
     plan = make_plan(hparams)
     assert plan.policy is not None
     # Check the policy's needs, too, before hours go into its reward model.
-    sizes = checks.check_start(plan, plan.policy, comm)
+    sizes = checks.check_start(plan, comm)
     if comm.rank == 0:
         plan.check_disk_space(sizes)
         session.show_start(plan, comm)
@@ -162,21 +161,18 @@ def _train_both(
         phase = plan.policy
         if plan.rewards:
             plan, phase = in_directory(phase, directory)
-            _train_rewards(plan, sizes, comm, experiment, bases)
+            _train_rewards(plan, comm, experiment, bases)
         trainer = start(phase, checkpointer, comm, experiment, bases)
     take_steps(trainer, phase, checkpointer)
 
 
-def _train_rewards(
-    plan: Plan, sizes: Sizes, comm: Comm, experiment: str | None, bases: Bases
-) -> None:
+def _train_rewards(plan: Plan, comm: Comm, experiment: str | None, bases: Bases) -> None:
     """Train those reward models of a policy's run that are not finished."""
     from lm_human_preferences import train_reward  # its labels are needed here alone
 
     console.dump(plan.rewards[0].settings)
     left = train_reward.unfinished(plan, comm)
     if left:
-        checks.check_memory(left[0], sizes, comm)
         records = run_settings.records(plan.settings, experiment=experiment, ranks=comm.size)
         train_reward.train_models(left, plan, comm, records, bases)
     comm.barrier()

@@ -51,7 +51,7 @@ def train(
         prediction = None
         if left:
             session.show_notes(hparams, comm)
-            checks.check_start(plan, left[0], comm)
+            checks.check_start(plan, comm)
             records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
             prediction = train_models(left, plan, comm, records, Bases())
     if comm.rank == 0:

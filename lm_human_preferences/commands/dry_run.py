@@ -8,7 +8,6 @@ from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.making import Settings, make_plan
 from lm_human_preferences.plan.trial import Trial
 from lm_human_preferences.runs import run_dir
-from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import default_device
 
 
@@ -46,8 +45,9 @@ def _memory(trial: Trial) -> list[str]:
     if not trial.estimates:
         return []
     free = trial.free_memory()
-    peak = max(estimate.peak() for estimate in trial.estimates)
-    warnings = [memory.warning(estimate, free) for estimate in trial.estimates]
+    device = default_device()
+    peak = max(estimate.peak(device) for estimate in trial.estimates)
+    warnings = [estimate.warning(device, free) for estimate in trial.estimates]
     return [
         f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB',
         *filter(None, warnings),

@@ -25,11 +25,9 @@ from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of, source_of_run
 from lm_human_preferences.rewards import ScoringModel, make_score_fn
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
-from lm_human_preferences.training import memory
 from lm_human_preferences.training import precision as precisions
-from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.core import default_device, set_seed
+from lm_human_preferences.utils.core import set_seed
 
 # What a line of --output has besides texts, and other columns of the file of queries
 OF_SAMPLES = ('query_tokens', 'response_tokens', 'tokens_after_end', 'score', 'score_std', 'kl')
@@ -67,8 +65,9 @@ def sample_policy(
         if is_original:
             print('hparams', hparams)
             hyperparams.dump(sizes, name='model_hparams')
-        networks = 1 if output is None else len(source_of(hparams).networks.scopes)
-        _prepare_to_sample(sizes, task, batch_size, networks, precision, comm)
+        precisions.configure_for(sizes.n_embd, precision)
+        if note := products.note_on_bf16(precision):
+            print(note)
         lm_tasks.check_lengths(task, encoder, sizes)
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries)
@@ -100,25 +99,6 @@ def sample_policy(
             _print_sample(sample, reader, stdout)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
-
-
-def _prepare_to_sample(
-    sizes: Sizes,
-    task: lm_tasks.TaskHParams,
-    batch_size: int,
-    networks: int,
-    precision: str,
-    comm: comms.Comm,
-) -> None:
-    """Set this process up for a network; print what is slow here, and a lack of memory."""
-    precisions.configure_for(sizes.n_embd, precision)
-    note = products.note_on_bf16(precision)
-    if note:
-        print(note)
-    estimate = memory.sampling_estimate(
-        sizes, batch_size, **task.lengths(), networks=networks, sampling=1, precision=precision
-    )
-    memory.check_sampling(estimate, comm, default_device())
 
 
 def _print_sample(sample: Mapping[str, Any], encoder: Encoder, stdout: TextIO) -> None:

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from lm_human_preferences import lm_tasks, shell, storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.names import step_of
-from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import measure, picture, report
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.command_options import MOST_SAMPLES
@@ -27,7 +26,7 @@ from lm_human_preferences.runs import command_record, curves
 from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
-from lm_human_preferences.training import memory, precision
+from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import ceil_div, set_seed
 from lm_human_preferences.utils.logging import announce
 
@@ -90,18 +89,6 @@ def _results(
         announce(note)
     queries = measure.queries_of(source, encoder, options.queries, options.seed)
     if not measure.can_enumerate(models):
-        memory.check_sampling(
-            memory.sampling_estimate(
-                models.policy.model.sizes,
-                options.batch_size,
-                **task.lengths(),
-                networks=len(source.networks.scopes),
-                sampling=2,
-                precision='fp32',
-            ),
-            LocalComm(),
-            models.policy.device,
-        )
         queries, options = fitted(models, queries, options)
     trained_on = measure.count_trained_on(task, encoder, queries)
     kl_coef, control = options.kl_coef, None

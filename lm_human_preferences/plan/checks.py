@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.language.network import Network
     from lm_human_preferences.plan.making import Plan, Settings
-    from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
     from lm_human_preferences.training.model_sizes import Sizes
 
 
@@ -33,13 +32,19 @@ def check_settings(settings: Settings, ranks: int) -> None:
         _check_same_task(settings.task, settings.new_reward_model.task)
 
 
-def check_start(plan: Plan, phase: TrainReward | TrainPolicy, comm: Comm) -> Sizes:
-    """Return the sizes of networks; UserError if they cannot be had, used, or held by `phase`."""
+def check_start(plan: Plan, comm: Comm) -> Sizes:
+    """Return the sizes of networks; UserError if they cannot be had, used, or held in memory."""
     lm_tasks.check_offline(plan.settings.task, files(plan))
     initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
     sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
-    check_memory(phase, sizes, comm)
+    device = default_device()
+    free = min(comm.all_gather_object(memory.free_bytes(device, comm.local_size)))
+    for estimate in plan.memory(sizes, comm.size):
+        estimate.check_batches(free)
+        warning = estimate.warning(device, free)
+        if warning is not None and comm.rank == 0:
+            announce(warning)
     if comm.rank == 0:
         initial_model.check_runs()
     return sizes
@@ -48,35 +53,6 @@ def check_start(plan: Plan, phase: TrainReward | TrainPolicy, comm: Comm) -> Siz
 def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:
     """Return the sizes of the networks of a plan, whose initial model has these."""
     return shared.with_learned(sizes, create, plan.trainings[-1].adapters)
-
-
-def check_memory(phase: TrainReward | TrainPolicy, sizes: Sizes, comm: Comm) -> None:
-    """Print warnings where memory is short; UserError if no micro-batch would help."""
-    device = default_device()
-    free = memory.free_bytes_on(device, comm)
-    _choose_micro_batch(phase, sizes, free, comm)
-    for estimate in phase.memory(sizes, comm.size):
-        memory.check_training(estimate, free, comm, device)
-
-
-def _choose_micro_batch(
-    phase: TrainReward | TrainPolicy, sizes: Sizes, free: int, comm: Comm
-) -> None:
-    """Set a policy's unset --ppo.micro_batch_size where a GPU has no room for a minibatch."""
-    policy = phase.settings.policy
-    if policy is None:
-        return
-    own = phase.memory(sizes, comm.size)[-1]
-    estimate = memory.estimate_on_ranks(own, comm.size, default_device())
-    size = memory.fitting_micro_batch(estimate, free, policy.ppo.samples_per_query)
-    if size is None:
-        return
-    policy.ppo.micro_batch_size = size
-    if comm.rank == 0:
-        announce(
-            f'note: --ppo.micro_batch_size {size}, since all {estimate.rows} at once would take'
-            f' {estimate.peak() / 1e9:.1f} of {free / 1e9:.1f} GB'
-        )
 
 
 def files(plan: Plan) -> list[str]:

@@ -40,9 +40,9 @@ class Plan:
         return names if self.evaluation is None else [*names, self.evaluation.name]
 
     def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
-        """Estimate the memory of each part of the command, on one of `ranks`."""
-        trainings = [*self.rewards[:1], *self.trainings[len(self.rewards) :]]
-        return [estimate for phase in trainings for estimate in phase.memory(sizes, ranks)]
+        """Estimate the memory of each training on one of `ranks`; members take the same."""
+        different = [*self.rewards[:1], *self.trainings[len(self.rewards) :]]
+        return [phase.memory(sizes, ranks) for phase in different]
 
     def check_disk_space(self, sizes: Sizes) -> None:
         """Raise UserError unless there is room for the checkpoints of a policy and its reward."""

@@ -12,7 +12,7 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training.memory import FLOAT, MemoryEstimate, sampling_estimate
+from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
 from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
 from lm_human_preferences.utils.core import ceil_div, exact_div
 
@@ -113,31 +113,26 @@ class TrainReward:
         task = self.settings.task
         return task.query_length + responses_of(self.settings) * task.response_length
 
-    def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+    def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
         """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
-        settings, task = self.settings, self.settings.task
-        labels = settings.labels.num_train or UNKNOWN_LABELS
-        steps = settings.epochs * ceil_div(labels, settings.batch_size)
-        is_saved = settings.run.save_dir is not None and steps > settings.run.save_interval
-        estimate = MemoryEstimate(
+        settings = self.settings
+        rows = exact_div(settings.batch_size, ranks)
+        return MemoryEstimate(
             sizes,
             networks=len(self.networks.scopes),
             learning=len(self.networks.learning),
-            rows=exact_div(settings.batch_size, ranks),
+            batches={
+                settings.option_name('batch_size'): rows,
+                settings.option_name('rollout_batch_size'): settings.rollout_batch_size // ranks,
+            },
+            rows=rows,
             tokens=self._row,
-            sampled_rows=exact_div(settings.rollout_batch_size, ranks),
-            sampled_tokens=task.query_length + task.response_length,
+            predicted=0,
             micro_batch_size=settings.micro_batch_size,
             option=settings.option_name('micro_batch_size'),
-            batch_options=(
-                settings.option_name('batch_size'),
-                settings.option_name('rollout_batch_size'),
-            ),
             gradient_checkpointing=settings.run.gradient_checkpointing,
             reduced=settings.run.precision == 'bf16',
-            snapshot=3 if is_saved else 0,
         )
-        return [estimate]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,14 +150,6 @@ class FitHead(TrainReward):
 
     def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
         return checkpoints.Planned(os.path.join(directory, self.files.network), 0, 0)
-
-    def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
-        """Estimate the memory of sampling."""
-        rows = exact_div(self.settings.rollout_batch_size, ranks)
-        precision = self.settings.run.precision
-        lengths = self.settings.task.lengths()
-        one = sampling_estimate(sizes, rows, **lengths, networks=1, sampling=1, precision=precision)
-        return [one]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,50 +191,28 @@ class TrainPolicy:
         size = checkpoint_size(self.networks, sizes)
         return checkpoints.Planned(unfinished, self.saves(), size)
 
-    def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
-        """Estimate the memory of a step on one of `ranks`, and before that of retraining."""
+    def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
+        """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
         task, ppo = self.settings.task, self.settings.ppo
-        sampled_rows = rows = exact_div(ppo.batch_size, ranks)
-        online = self.settings.rewards.online
-        if online is not None and self.retraining is not None:
-            # Rank 0 samples all responses of this many questions at a time.
-            asked = online.asked_at_once * responses_of(self.retraining.settings)
-            sampled_rows = max(rows, asked)
-        step = MemoryEstimate(
+        rows = exact_div(ppo.batch_size, ranks)
+        learning = len(self.networks.learning)
+        if self.networks.retrained:
+            learning += 1  # one at a time, while the policy keeps its moments
+        return MemoryEstimate(
             sizes,
             networks=len(self.networks.scopes),
-            learning=len(self.networks.learning),
-            retrained=len(self.networks.retrained),
+            learning=learning,
+            batches={'--ppo.batch_size': rows},
             rows=rows // ppo.nminibatches,
-            tokens=task.query_length + task.response_length,
+            # A query is computed once for the responses that are in one row.
+            tokens=task.query_length / responses_in_a_row(ppo.samples_per_query)
+            + task.response_length,
             predicted=task.response_length,
-            together=responses_in_a_row(ppo.samples_per_query),
-            sampled_rows=sampled_rows,
-            sampled_tokens=task.query_length + task.response_length,
             micro_batch_size=ppo.micro_batch_size,
             option='--ppo.micro_batch_size',
             gradient_checkpointing=self.run.gradient_checkpointing,
             reduced=self.run.precision == 'bf16',
-            batch_options=('--ppo.batch_size', '--ppo.batch_size'),
-            snapshot=self._snapshot(),
         )
-        if self.retraining is None or isinstance(self.retraining, FitHead):
-            return [step]
-        retraining = dataclasses.replace(
-            *self.retraining.memory(sizes, ranks),
-            networks=step.networks,
-            learning=step.learning + 1,  # the policy keeps its moments
-            retrained=step.retrained - 1,
-            snapshot=step.snapshot,
-            reduced=step.reduced,
-        )
-        return [retraining, step]
-
-    def _snapshot(self) -> int:
-        """Return the number of network-sized tensors copied for checkpoints before the last."""
-        if self.run.save_dir is None or self.saves() == 1:
-            return 0
-        return 3 * len(self.networks.learning) + len(self.networks.retrained)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,8 +87,8 @@ class Trial:
         self.width = sizes.n_embd
         sizes = checks.sizes_of(self.plan, sizes, create)
         for estimate in self.plan.memory(sizes, self.ranks):
-            memory.check_rows(estimate, self.free_memory())
-            self.estimates.append(memory.estimate_on_ranks(estimate, self.ranks, default_device()))
+            estimate.check_batches(self.free_memory())
+            self.estimates.append(estimate)
 
     def _encoder(self) -> Encoder | None:
         """Return the encoder of the initial model, if it is here."""
@@ -98,10 +98,7 @@ class Trial:
 
     def free_memory(self) -> int:
         """Return the bytes that each rank may take."""
-        device = default_device()
-        if device.type == 'cuda':
-            return memory.free_bytes_on(device, LocalComm())
-        return memory.available_on_host() // self.ranks + memory.resident_bytes()
+        return memory.free_bytes(default_device(), self.ranks)
 
     def _check_dataset(self) -> None:
         task = self.plan.settings.task

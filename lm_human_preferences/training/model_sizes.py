@@ -33,31 +33,9 @@ class Sizes(hyperparams.HParams, ABC):
         return str(self.n_ctx)
 
     @property
-    def embedding_rows(self) -> int:
-        """Rows of the token embedding; some models have more rows than tokens."""
-        return self.n_vocab
-
-    @property
     @abstractmethod
-    def key_value_width(self) -> int:
-        """Width of the keys of a token in one block, and of its values."""
-
-    @property
-    @abstractmethod
-    def attention_weights(self) -> int:
-        """Attention weights kept by a block per pair of tokens, where attention is not fused."""
-
-    @abstractmethod
-    def kept_by_block(self, reduced: bool) -> int:
-        """Return a block's activation bytes per token, without attention; reduced: in bf16."""
-
-    @abstractmethod
-    def kept_by_last_block(self, read: float) -> float:
-        """Return the last block's memory as a share of another's; read: share of tokens read."""
-
-    @abstractmethod
-    def parameters_of_blocks(self) -> int:
-        """Number of parameters of all blocks."""
+    def kept_numbers(self) -> int:
+        """Numbers that a block keeps of a token for the gradient, but for attention weights."""
 
     @abstractmethod
     def parameters(self) -> int:
@@ -71,10 +49,3 @@ class Sizes(hyperparams.HParams, ABC):
     def own_parameters(self) -> int:
         """Return the number of parameters not shared with a training's other networks."""
         return self.learned or self.parameters()
-
-    def shared_bytes(self, reduced: bool) -> int:
-        """Return bytes of what all networks share; reduced: linear layers kept in bf16."""
-        if not self.learned:
-            return 0
-        saved = FLOAT - HALF if reduced else 0
-        return FLOAT * self.parameters() - saved * self.parameters_of_blocks()

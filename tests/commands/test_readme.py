@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import caught_jobs, succeed
 from documentation import tool
 from experiments import resolved
@@ -99,10 +100,8 @@ def test_memory_in_readme_is_what_the_program_estimates():
     for name, *shown in rows:
         n_embd, n_head, n_layer = SIZES[name]
         sizes = HParams(n_vocab=50257, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer)
-        training = policy_phase(hparams).memory(sizes, ranks=1)[-1]
-        estimates = [
-            dataclasses.replace(training, fused=fused).peak() / 1e9 for fused in (False, True)
-        ]
+        training = policy_phase(hparams).memory(sizes, ranks=1)
+        estimates = [training.peak(torch.device(kind)) / 1e9 for kind in ('cpu', 'cuda')]
         assert shown == [f'{gigabytes:.1f}' for gigabytes in estimates], name
 
 

@@ -123,11 +123,11 @@ def test_gradients_are_averaged_by_nccl():
 
 
 @pytest.mark.parametrize('more', ['', '--checkpointing', '--bf16', '--model llama'])
-def test_memory_of_a_step_is_announced_within_13_percent(more):
+def test_memory_of_a_step_is_announced_within_a_quarter(more):
     words = f'benchmarks/memory.py ppo --batch 32 --micro-batch-size 8 {more}'.split()
     result = subprocess.run(
         [sys.executable, *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=200
     )
     assert result.returncode == 0, result.stderr
     expected, found, *_ = result.stdout.split()
-    assert float(expected) == pytest.approx(float(found), rel=0.13)
+    assert float(expected) == pytest.approx(float(found), rel=0.25)

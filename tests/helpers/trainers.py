@@ -21,12 +21,15 @@ PARAMETERS_ATOL = 5e-6
 LARGE = memory.MemoryEstimate(
     sizes=model.HParams(n_vocab=50257, n_ctx=1024),
     networks=3,
+    learning=1,
+    batches={'--ppo.batch_size': 512},
     rows=512,
-    sampled_rows=512,
     tokens=88,
-    sampled_tokens=88,
     predicted=24,
+    micro_batch_size=None,
     option='--ppo.micro_batch_size',
+    gradient_checkpointing=False,
+    reduced=False,
 )
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
-from trainers import bytes_held_by
 
 from lm_human_preferences import label_types, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
@@ -174,48 +173,19 @@ def test_plans_count_a_reward_model_that_learns():
     assert (offline.frozen, online.frozen) == (('ref_policy', 'reward_model'), ('ref_policy',))
     assert offline.learning == online.learning == ('policy',)
     assert set(offline.scopes) == set(online.scopes)
-    hparams.ppo.batch_size, hparams.run.precision = 32, 'bf16'
-    retraining, step = make_plan(hparams).memory(trained_models.test_hparams(), 1)
-    assert (retraining.networks, retraining.learning, retraining.retrained) == (3, 2, 0)
-    assert (step.networks, step.learning, step.retrained) == (3, 1, 1)
-    assert retraining.reduced and retraining.option == '--rewards.train_new_model.micro_batch_size'
-    assert step.sampled_rows == 64  # 16 questions with 4 responses each
+    sizes = trained_models.test_hparams()
+    (step,) = make_plan(hparams).memory(sizes, 1)
+    assert (step.networks, step.learning) == (3, 2)  # one after the other, with moments of both
     hparams.rewards.ensemble = 3  # of which one learns at a time
-    retraining, step = make_plan(hparams).memory(trained_models.test_hparams(), 1)
-    assert (retraining.networks, retraining.learning, retraining.retrained) == (5, 2, 2)
-    assert (step.networks, step.learning, step.retrained) == (5, 1, 3)
+    (step,) = make_plan(hparams).memory(sizes, 1)
+    assert (step.networks, step.learning) == (5, 2)
     hparams.override_from_dict({'rewards.online': 'off'})
-    training, step = make_plan(hparams).memory(trained_models.test_hparams(), 1)
+    training, step = make_plan(hparams).memory(sizes, 1)
     assert (training.networks, training.learning) == (2, 1)
     assert (step.networks, step.learning) == (5, 1)
     assert source_of(hparams).networks.frozen[-1] == 'reward_model_2'
     names = ['reward model', 'reward model 2', 'reward model 3', 'policy']
     assert make_plan(hparams).names == names
-
-
-def test_what_is_counted_is_what_is_held(monkeypatch):
-    online = {'rewards.online': 'on', 'rewards.online.labels': 96}
-    hparams = resolved('train_policy', 'test', online)
-    start = TrainedModel('test')
-    retraining, step = make_plan(hparams).memory(start.sizes(), 1)
-    trainer = train_policy.build_trainer(policy_phase(hparams), start, LocalComm())
-    reward_model = trainer.networks['reward_model']
-    retrainer = retrainer_of([reward_model], trainer.ref_policy, reward_hparams())
-    optimizers = (trainer.optimizer, *retrainer.optimizers)
-    held = []
-    finish = RewardModelTrainer.finish
-    monkeypatch.setattr(
-        RewardModelTrainer,
-        'finish',
-        lambda self: (held.append(bytes_held_by(trainer, optimizers)), finish(self)),
-    )
-    trainer.step()
-    retrainer.train(simulated.generate_labels(reward_hparams(), encodings.Test), step=1)
-    trainer.step()
-    held.append(bytes_held_by(trainer, optimizers))
-    expected = [retraining.lasting_bytes(), step.lasting_bytes()]
-    assert expected[0] == pytest.approx(expected[1] * 7 / 5)  # two moments more
-    assert held == pytest.approx(expected, rel=0.02)
 
 
 class Sampler:

@@ -5,9 +5,8 @@ import torch
 from compare import assert_close, assert_norm_close
 from tiny_causal_lms import N_VOCAB, tiny
 
-from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork, rows_are_exact
-from lm_human_preferences.language.causal_lm.sizes import sizes_of
+from lm_human_preferences.language.causal_lm.sizes import blocks_of, sizes_of
 from lm_human_preferences.language.network import Linear
 from lm_human_preferences.machine import products
 from lm_human_preferences.training import precision

@@ -9,7 +9,7 @@ import torch
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.language.attention import KVCache, Unpadding
 from lm_human_preferences.language.causal_lm import rows
-from lm_human_preferences.language.causal_lm.activation_memory import blocks_of
+from lm_human_preferences.language.causal_lm.sizes import blocks_of
 from lm_human_preferences.language.network import BlockInputs, Network
 from lm_human_preferences.language.weights import CAUSAL_LM
 from lm_human_preferences.training import precision

@@ -16,16 +16,13 @@ import torch
 from torch import nn
 
 from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
-from lm_human_preferences.language.causal_lm.activation_memory import (
-    OWN_ATTENTION,
-    blocks_of,
-    take_attention,
-)
+from lm_human_preferences.language.causal_lm.sizes import blocks_of
 from lm_human_preferences.language.network import Linear
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
 OUR_ATTENTION = 'lm_human_preferences'
+OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft caps nor sinks
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,22 @@ def prepare(causal_lm: Any) -> bool:
     for module in causal_lm.base_model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
-    if not take_attention(causal_lm, OUR_ATTENTION, _attention):
+    if not _take_attention(causal_lm):
         return False
     blocks_of(causal_lm)[-1].register_forward_pre_hook(_go_on_where_it_is_read, with_kwargs=True)
+    return True
+
+
+def _take_attention(model: Any) -> bool:
+    """Set the model up for our attention; False if it cannot."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    own = model.get_correct_attn_implementation(None)
+    if own != OWN_ATTENTION or not model.is_backend_compatible():
+        return False
+    AttentionInterface.register(OUR_ATTENTION, _attention)
+    AttentionMaskInterface.register(OUR_ATTENTION, AttentionMaskInterface()[OWN_ATTENTION])
+    model.set_attn_implementation(OUR_ATTENTION)
     return True
 
 

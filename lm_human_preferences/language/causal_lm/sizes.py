@@ -5,11 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from lm_human_preferences.language.causal_lm.activation_memory import blocks_of, kept_by
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
-KEPT_OF_ALL_TOKENS = 0.2  # of what a block keeps: keys, values and what they are made of
 WINDOWS = ('sliding_window', 'window_size', 'attention_chunk_size')  # settings of a config
 UNKNOWN_LENGTH = 2048  # where a config does not say; such models have no positions to set
 
@@ -20,27 +18,12 @@ class TransformersSizes(Sizes):
 
     family: str = option('', "transformers' model_type")
     is_window: bool = option(False, 'whether attention sees no farther than the longest sequence')
-    embedding_rows: int = option(0, 'rows of the token embedding')
-    key_value_width: int = option(0, 'numbers that the keys of a token are in a block')
-    kept: int = option(0, 'bytes that a block keeps of a token for the gradient')
-    kept_in_bf16: int = option(0, 'the same where it computes in bf16')
-    attention_weights: int = option(0, 'weights that a block keeps of each pair of tokens')
-    numbers_of_blocks: int = option(0, 'numbers that all blocks hold')
+    kept_numbers: int = option(0, 'numbers that a block keeps of a token for the gradient')
     numbers: int = option(0, 'numbers that the network holds')
 
     @property
     def limit(self) -> str:
         return f'sliding window of {self.n_ctx}' if self.is_window else str(self.n_ctx)
-
-    def kept_by_block(self, reduced: bool) -> int:
-        return self.kept_in_bf16 if reduced else self.kept
-
-    def kept_by_last_block(self, read: float) -> float:
-        """See Sizes: after attention it computes only the tokens that are read, see rows.py."""
-        return KEPT_OF_ALL_TOKENS + (1 - KEPT_OF_ALL_TOKENS) * read
-
-    def parameters_of_blocks(self) -> int:
-        return self.numbers_of_blocks
 
     def parameters(self) -> int:
         return self.numbers
@@ -49,28 +32,39 @@ class TransformersSizes(Sizes):
 def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
     """Return the sizes of a model, also on the device `meta`. n_vocab: tokens of its encoding."""
     config = causal_lm.config
-    blocks = blocks_of(causal_lm)
-    heads = config.num_attention_heads
-    head_width = getattr(config, 'head_dim', None) or config.hidden_size // heads
-    key_value_heads = getattr(config, 'num_key_value_heads', None) or heads
     length, is_window = longest(config)
-    kept = kept_by(causal_lm, reduced=False)
     return TransformersSizes(
         family=config.model_type,
         n_vocab=n_vocab,
         n_ctx=length,
         is_window=is_window,
         n_embd=config.hidden_size,
-        n_head=heads,
-        n_layer=len(blocks),
-        embedding_rows=causal_lm.get_input_embeddings().weight.shape[0],
-        key_value_width=key_value_heads * head_width,
-        kept=kept.of_a_token,
-        kept_in_bf16=kept_by(causal_lm, reduced=True).of_a_token,
-        attention_weights=kept.of_a_pair,
-        numbers_of_blocks=sum(each.numel() for each in nn.ModuleList(blocks).parameters()),
+        n_head=config.num_attention_heads,
+        n_layer=len(blocks_of(causal_lm)),
+        kept_numbers=_kept_numbers(causal_lm),
         numbers=sum(each.numel() for each in causal_lm.parameters()),
     )
+
+
+def _kept_numbers(causal_lm: Any) -> int:
+    """Estimate it by the inputs and outputs of a block's products with weights, and its norms."""
+    config = causal_lm.config
+    chosen = getattr(config, 'num_experts_per_tok', None) or 1
+    numbers = 4 * config.hidden_size
+    for weight in blocks_of(causal_lm)[0].parameters():
+        if weight.ndim > 1:
+            times = chosen if weight.ndim > 2 else 1  # a weight for each expert
+            numbers += times * sum(weight.shape[-2:])
+    return numbers
+
+
+def blocks_of(causal_lm: Any) -> list[nn.Module]:
+    """Return the blocks of a model: the list of as many modules as its config says."""
+    count = causal_lm.config.num_hidden_layers
+    for module in causal_lm.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    return [causal_lm.base_model]
 
 
 def longest(config: Any) -> tuple[int, bool]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.training.model_sizes import FLOAT, HALF, Sizes
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import note_unknown, option
 
 # (name in config.json of transformers, default) of each size.
@@ -33,26 +33,12 @@ class HParams(Sizes):
     head_pdrop: float = option(0.1, 'dropout before the scalar heads')
 
     @property
-    def key_value_width(self) -> int:
-        return self.n_embd
-
-    @property
-    def attention_weights(self) -> int:
-        return self.n_head
-
-    def kept_by_block(self, reduced: bool) -> int:
-        """See Sizes; two values for each value of the input are always in float32."""
-        return (2 * FLOAT + 14 * (HALF if reduced else FLOAT)) * self.n_embd
-
-    def kept_by_last_block(self, read: float) -> float:
-        return 1  # `kept_by_block` was measured with all blocks, the last included
-
-    def parameters_of_blocks(self) -> int:
-        width = self.n_embd
-        return self.n_layer * (12 * width + 13) * width
+    def kept_numbers(self) -> int:
+        return 16 * self.n_embd
 
     def parameters(self) -> int:
-        return self.parameters_of_blocks() + (self.n_vocab + self.n_ctx + 2) * self.n_embd
+        of_a_block = (12 * self.n_embd + 13) * self.n_embd
+        return self.n_layer * of_a_block + (self.n_vocab + self.n_ctx + 2) * self.n_embd
 
     def validate(self) -> None:
         """Check also that the heads share the width equally."""
