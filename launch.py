@@ -331,7 +331,6 @@ cli = Program(
             JobName.EXPORT,
             command_options.ExportHParams,
             ['model_dir', 'output_dir'],
-            more=lambda: {'experiments': settings_of_experiments()},
         ).command(
             'export',
             example='./launch.py export /tmp/save/train_policy/first ./my-policy',

@@ -11,8 +11,7 @@ import click
 from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.launch import Job, JobName
 from lm_human_preferences.cli.program import Command
-from lm_human_preferences.hparams import labelling_options, reward_options
-from lm_human_preferences.run_story import commands
+from lm_human_preferences.hparams import differences, labelling_options, reward_options
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
@@ -60,7 +59,7 @@ HELP: dict[str, dict[str, Any]] = {  # {command: what its help page says}
 
 
 def label_commands(
-    reward_experiments: Experiments, settings: Callable[[], commands.Experiments]
+    reward_experiments: Experiments, settings: Callable[[], differences.Experiments]
 ) -> list[Command]:
     """Return the commands; reward_experiments of train_reward decide task and label type.
 
@@ -98,7 +97,7 @@ def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
 
 def _experiment_command(
     reward_experiments: Experiments,
-    settings_of_all: Callable[[], commands.Experiments],
+    settings_of_all: Callable[[], differences.Experiments],
     name: str,
     job: JobName,
     hparam_class: type[hyperparams.HParams],

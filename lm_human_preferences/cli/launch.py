@@ -14,7 +14,7 @@ from lm_human_preferences.cli import user_settings
 from lm_human_preferences.cli.program import Command, completion
 from lm_human_preferences.distributed import launch_methods, launcher, waiting, worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.run_story import commands
+from lm_human_preferences.hparams.differences import task_options
 from lm_human_preferences.runs import run_dir, run_files, run_lock
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
@@ -258,10 +258,7 @@ def training_arguments(
     """Return the arguments of a training's job; binds: settings of the experiment, if known."""
     arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
     if hparams.command == run_files.REWARD.command:
-        options = commands.differences(hparams, binds, binds)
-        arguments['task_options'] = {
-            name: value for name, value in options.items() if name.startswith('task.')
-        }
+        arguments['task_options'] = task_options(hparams.task, binds)
     return arguments
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import shell
+from lm_human_preferences.hparams.differences import Experiments, task_options
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.task_file import EXPERIMENT
-from lm_human_preferences.run_story.commands import Experiments, differences_of_task
 from lm_human_preferences.runs.run_files import POLICY, usual_directory
 
 # (most labels, epochs). With fewer epochs the reward model underfits; with more it overfits the
@@ -71,6 +72,8 @@ def _experiment_and_task(
     for key, binds in experiments.items():
         command, _, name = key.partition('/')
         if command == POLICY.command and name == content.get(EXPERIMENT, name):
-            options[name] = differences_of_task(content['task'], binds)
+            task = TaskHParams()
+            task.override_from_nested_dict(content['task'])
+            options[name] = task_options(task, binds)
     name = min(options, key=lambda each: len(options[each]))
     return name, options[name]

@@ -10,6 +10,7 @@ from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError, about_option
+from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.hparams.labelling_options import AskHParams
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.folder import (
@@ -33,7 +34,6 @@ from lm_human_preferences.online.questions import (
     are_equal,
 )
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.runs.run_files import ANSWERS, QUESTIONS, TASK
 from lm_human_preferences.runs.run_settings import load_run_hparams, pins
 from lm_human_preferences.training import precision

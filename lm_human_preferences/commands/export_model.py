@@ -22,7 +22,6 @@ from lm_human_preferences.language.exported import classifier, tokeniser
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.run_story import facts, model_card
-from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
@@ -31,7 +30,7 @@ from lm_human_preferences.training.model_sizes import is_model
 CardOf = Callable[..., str]  # model_card.card of this model
 
 
-def export(model_dir: str, output_dir: str, experiments: Experiments, form: str = 'model') -> None:
+def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     """Save a model as transformers (or with form 'adapter' PEFT) reads it, with its card."""
     import transformers
 
@@ -42,9 +41,7 @@ def export(model_dir: str, output_dir: str, experiments: Experiments, form: str 
                 f'{model_dir} is a classifier of transformers already: copy it as it is'
             )
         run, is_adapter = facts.read_run(model_dir), form == 'adapter'
-        card_of = functools.partial(
-            model_card.card, run, experiments, model_dir, is_adapter=is_adapter
-        )
+        card_of = functools.partial(model_card.card, run, model_dir, is_adapter=is_adapter)
         reward_model = _reward_model_in(model_dir)
         directories = [output_dir]
         if reward_model is None:

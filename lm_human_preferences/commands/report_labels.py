@@ -8,13 +8,13 @@ import click
 
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import about_option
+from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder, parse_names
 from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.token_ids import PREFERENCES, TEXT, TOKENS
-from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.terminal import printable
 

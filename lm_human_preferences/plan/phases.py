@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from lm_human_preferences.reward_sources.sources import RewardSource
     from lm_human_preferences.training.model_sizes import Sizes
 
-UNKNOWN_LABELS = 5000  # for the number of checkpoints, where all labels of a file are trained on
 # Between the seeds of two models. Like that of ranks: no seed of a run comes near it
 MEMBER_SEED_STRIDE = 1_000_003
 

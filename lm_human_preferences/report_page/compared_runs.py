@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lm_human_preferences.hparams.differences import decided
 from lm_human_preferences.report_page import charts
 from lm_human_preferences.report_page.charts import Series
-from lm_human_preferences.run_story import commands
+from lm_human_preferences.run_story import command_lines
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs.curves import LoggedCurve
 
@@ -61,11 +62,11 @@ def _settings(runs: Sequence[RunFacts], *, has_names: bool) -> list[list[str]]:
     """Return (option, its value in each run) of those that differ."""
     found = []
     for facts in runs:
-        options = {} if facts.settings is None else commands.settings(facts.settings)
+        options = {} if facts.settings is None else decided(facts.settings)
         found.append({key: str(value) for key, value in options.items()})
     rows = []
     for name in dict.fromkeys(key for options in found for key in options):
         values = [options.get(name, _NONE) for options in found]
-        if len(set(values)) > 1 and (has_names or not commands.is_of_names(name)):
+        if len(set(values)) > 1 and (has_names or not command_lines.is_of_names(name)):
             rows.append([f'--{name}', *values])
     return rows

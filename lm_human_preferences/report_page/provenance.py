@@ -4,84 +4,36 @@ import contextlib
 import hashlib
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
-from lm_human_preferences.run_story import commands
-from lm_human_preferences.run_story.commands import Experiments
+from lm_human_preferences.hparams.differences import Experiments, differences
+from lm_human_preferences.run_story import command_lines
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.run_story.label_facts import json_object
-from lm_human_preferences.runs import command_record, run_files
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils.hyperparams import HParams, value_of
 
-_DAMAGED = (UserError, OSError, ValueError, KeyError, TypeError, AttributeError)
 _UNKNOWN = 'not known'
-# What decides the last digits of a training, of what is recorded of a command.
-_SAME = (
-    'launcher',
-    'ranks',
-    'processor',
-    'threads',
-    'gpu',
-    'python',
-    'lm-human-preferences',
-    *command_record.PACKAGES,
-    'commit',
-    'commit_is_clean',
-)
-_RESUMES = {'--run.resume', '--run.resume=on', 'on'}
 
 
 def provenance(facts: RunFacts, experiments: Experiments, *, has_names: bool) -> dict[str, Any]:
-    """Return the section on provenance: commands, digests, settings, how to repeat it."""
+    """Return the section on provenance: commands, digests, settings."""
     recorded = facts.recorded
-    again = None
-    with contextlib.suppress(*_DAMAGED):
-        again = commands.again(facts, experiments)
     experiment, settings = _settings(facts, experiments)
     lines = [str(each.get('command') or 'a program of its own') for each in recorded]
     if not has_names:
-        lines = [commands.without_names(line) for line in lines]
-        again = None if again is None else commands.without_names(again)
+        lines = [command_lines.without_names(line) for line in lines]
         settings = [
-            (key, commands.NAMES if commands.is_of_names(key) else value, usual)
+            (key, command_lines.NAMES if command_lines.is_of_names(key) else value, usual)
             for key, value, usual in settings
         ]
     return {
         'commands': list(zip(lines, recorded, strict=True)),
         'settings': settings,
         'experiment': experiment,
-        'again': again,
-        'is_exact': _is_uniform(recorded),
         'digests': _digests(facts.directory),
     }
-
-
-def _is_uniform(recorded: Sequence[dict[str, Any]]) -> bool:
-    """Return whether all trainings of a run had the same settings, machine and versions."""
-    trainings = [each for each in recorded if _words(each)[1:2] != ['evaluate']]
-    if not trainings:
-        return True
-    first, *later = trainings
-    return all(
-        all(each.get(key) == first.get(key) for key in _SAME) and _goes_on(each, first)
-        for each in later
-    )
-
-
-def _goes_on(record: dict[str, Any], first: dict[str, Any]) -> bool:
-    """Return whether a command continues the first one with the same settings."""
-    words = _words(record)
-    if words[1:2] == ['resume']:
-        return len(words) == 3
-    return {*words} - _RESUMES == {*_words(first)} - _RESUMES
-
-
-def _words(record: dict[str, Any]) -> list[str]:
-    """Return the words of a recorded command; none where they are not known."""
-    return commands.words_of(str(record.get('command') or '')) or []
 
 
 def duration(seconds: float) -> str:
@@ -104,10 +56,9 @@ def _settings(facts: RunFacts, experiments: Experiments) -> tuple[str, list[tupl
         return name or _UNKNOWN, []
     usual = type(own)()
     usual.override_from_dict(dict(binds))
-    of_reward = experiments.get(f'{run_files.REWARD.command}/{name}', {})
-    differences = commands.differences(own, binds, of_reward)
     return name, [
-        (f'--{key}', str(value), _shown(value_of(usual, key))) for key, value in differences.items()
+        (f'--{key}', str(value), _shown(value_of(usual, key)))
+        for key, value in differences(own, usual).items()
     ]
 
 

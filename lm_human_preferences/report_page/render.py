@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 from lm_human_preferences import __version__, storage
 from lm_human_preferences.errors import OptionError, UserError, about_option
+from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.report_page import (
     charts,
     compared_runs,
@@ -23,7 +24,6 @@ from lm_human_preferences.report_page import (
 )
 from lm_human_preferences.report_page.safe_text import LONGEST, plain
 from lm_human_preferences.run_story import facts, words
-from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import command_record
 from lm_human_preferences.runs.run_files import REPORT

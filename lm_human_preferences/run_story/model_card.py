@@ -9,8 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lm_human_preferences import __version__, storage
-from lm_human_preferences.run_story import commands, outcome, words
-from lm_human_preferences.run_story.commands import Experiments
+from lm_human_preferences.run_story import command_lines, outcome, words
 from lm_human_preferences.run_story.facts import RunFacts, hub_name
 from lm_human_preferences.utils.terminal import printable
 
@@ -25,7 +24,6 @@ OTHER_TOKENS = (
 
 def card(
     facts: RunFacts | None,
-    experiments: Experiments,
     model_dir: str,
     *,
     has_policy: bool,
@@ -46,15 +44,16 @@ def card(
     environment = words.environment(
         os.path.dirname(__file__), escaped, code_block=code_block, table=outcome.table
     )
-    name, command, base = '', None, hub_name(model_dir)
+    name, commands, base = '', [], hub_name(model_dir)
     if facts is not None:
         name = os.path.basename(os.path.abspath(facts.directory))
-        command = commands.repeating(facts, name, experiments)
+        lines = [each.get('command') for each in facts.recorded]
+        commands = [command_lines.for_others(line) for line in lines if isinstance(line, str)]
         base = facts.base_model
     return environment.get_template('model_card.jinja').render(
         run=facts,
         name=name,
-        command=command,
+        commands=commands,
         base=base,
         has_policy=has_policy,
         has_tokenizer=has_tokenizer,

@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from lm_human_preferences.labels.report import wording
-from lm_human_preferences.run_story.commands import shortened, shown
+from lm_human_preferences.run_story.command_lines import shortened, shown
 from lm_human_preferences.runs import run_lock
 
 _HERE = os.path.dirname(__file__)

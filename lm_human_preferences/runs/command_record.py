@@ -62,16 +62,6 @@ def note_seed(directory: str, files: CommandFiles, network: str, seed: int | Non
     _append(directory, files, {'id': _THIS_PROCESS, 'seeds': {network: seed}})
 
 
-def seeds(commands: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return {network: its first seed} of the commands that `read` returns."""
-    found: dict[str, int] = {}
-    for command in commands:
-        for network, seed in command['seeds'].items():
-            if isinstance(seed, int):
-                found.setdefault(network, seed)
-    return found
-
-
 @contextlib.contextmanager
 def ended(directory: str, files: CommandFiles) -> Iterator[None]:
     """With the block, write how the command that `begin` recorded within it has ended."""

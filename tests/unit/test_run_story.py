@@ -4,11 +4,9 @@ import dataclasses
 import json
 import math
 import os
-import shlex
 import shutil
 
 import pytest
-from command_line import caught_jobs, dumped, hparams_of, succeed
 from label_folders import make_folder
 from page_rules import sections_of, words_of
 from run_folders import (
@@ -32,18 +30,12 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.plan import trial
 from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.report_page import label_section, render
-from lm_human_preferences.run_story import commands, facts, label_facts, model_card
+from lm_human_preferences.run_story import command_lines, facts, label_facts, model_card
 from lm_human_preferences.runs import run_files, run_lock
 from lm_human_preferences.utils.hyperparams import option
 
 NEW = '--rewards.train_new_model'
 (OWN,) = EVALUATION['rewards'].values()
-
-
-def settings_of(line, monkeypatch):
-    started = caught_jobs(monkeypatch)
-    succeed(shlex.split(line)[1:])
-    return hparams_of(started)
 
 
 def run_facts(hparams, experiment, **more):
@@ -60,50 +52,24 @@ def card_of(run, *, has_policy=True, constant=0.0):
     from huggingface_hub import ModelCard  # here, as it takes a second to import
 
     found = facts.read_run(str(run))
-    page = model_card.card(found, EXPERIMENTS, str(run), has_policy=has_policy, constant=constant)
+    page = model_card.card(found, str(run), has_policy=has_policy, constant=constant)
     card = ModelCard(page)
     return card.text, card.data.to_dict()
 
 
-@pytest.mark.parametrize(
-    'line',
-    [
-        'train_policy sentiment a/b --rewards.adaptive_kl off --task.query_suffix "\n\'TL\'"',
-        'train_policy tldr mine --rewards.adaptive_kl.target 3 --ppo.lr 1e-7 --run.seed None',
-        'train_policy test mine --rewards.train_new_model off --rewards.trained_model gs://x/y',
-        f'train_policy test mine --run.precision bf16 {NEW}.run.precision fp32 {NEW}.lr 0.5',
-        f'train_policy test mine --task.response_length 3 {NEW}.labels.held_out 0.2'
-        ' --task.query_prefix=--x --task.policy.temperature 0.5 --task.end_text ""',
-        'train_policy test mine --rewards.online.source test --ppo.total_episodes 640'
-        ' --rewards.online.labels 50 --rewards.online.retrainings 2',
-        f'train_policy sentiment mine {NEW} off --rewards.function launch.py:cli --run.evaluate on',
-        'train_reward mock_sentiment mine --labels.num_train None --labels.type best_of_2'
-        ' --epochs 3 --normalize_after false --task.truncate_token 13',
-        'train_policy chat a --task.query_dataset q.jsonl --task.policy.initial_model org/model'
-        f' {NEW}.labels.source l.json {NEW}.lr 5e-5 {NEW}.normalize_after false',
-    ],
-)
-def test_the_command_gives_the_same_settings(line, monkeypatch):
-    expected = settings_of(f'./launch.py {line}', monkeypatch)
-    _, experiment, name = line.split()[:3]
-    repeated = commands.repeating(run_facts(expected, experiment), name, EXPERIMENTS)
-    assert dumped(settings_of(repeated, monkeypatch)) == dumped(expected)
-    assert len(shlex.split(repeated)) <= len(shlex.split(line.replace('=', ' '))) + 3
-
-
-def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
-    hparams = reward_options.HParams()
-    hparams.override_from_dict(EXPERIMENTS['train_reward/test'])
-    hparams.labels.source = '/home/anna/secret/labels'
-    hparams.labels.without = 'anna,bert'
-    hparams.task.policy.initial_model = 'https://x.blob.core.windows.net/a/m?sig=secret'
-    line = commands.repeating(run_facts(hparams, 'test', ranks=2), 'mine', EXPERIMENTS)
-    assert line == (
-        './launch.py train_reward test mine --mpi 2 --task.policy.initial_model'
-        ' https://x.blob.core.windows.net/a/m --labels.source labels --labels.without NAMES'
+def test_a_command_line_tells_no_folder_key_or_name_of_a_labeller():
+    line = (
+        './launch.py train_reward test mine --labels.source=/home/anna/secret/labels'
+        ' --labels.without anna --save_dir /home/anna/save'
+        ' --task.policy.initial_model=https://x.blob.core.windows.net/a/m?sig=secret'
+    )
+    assert command_lines.for_others(line) == (
+        './launch.py train_reward test mine --labels.source=labels --labels.without NAMES'
+        ' --save_dir save --task.policy.initial_model=https://x.blob.core.windows.net/a/m'
     )
     line = 'train --labels.without anna --mpi 1 --run.serve.labellers=anna --labels.without'
-    assert commands.without_names(line) == line.replace('anna', commands.NAMES)
+    assert command_lines.without_names(line) == line.replace('anna', command_lines.NAMES)
+    assert command_lines.for_others("an open ' quote") == command_lines.NAMES
 
 
 FOUR = {'rewards__train_new_model__labels__held_out': 0.2, 'rewards__ensemble': 4}
@@ -150,7 +116,6 @@ FACTS = [
     ('plain', 'reward card', 'Add 2.5 to each score'),
     ('plain', 'summary', ' learned in 6,400 episodes of PPO'),
     ('of_hub', 'card', 'began as openai-community/gpt2-medium.'),
-    ('of_hub', 'card', 'train_policy test of_hub --mpi 2 --task.policy.initial_model 355M\n'),
     ('suffix', 'card', "between 'P\\\\n' and \"'S\""),
     # As in training; a BOS would be part of the prefix.
     ('suffix', 'card', 'generate("P\\nThe beginning of a text\'S", max_new_tokens=40,\n'),
@@ -450,10 +415,10 @@ def test_text_of_others_means_nothing_in_markdown(tmp_path):
     run = write_run(tmp_path / 'run', 'train_reward', labels__source=f'{evil}\n# Head\n```')
     text = card_of(run, has_policy=False)[0]
     assert model_card.escaped(evil) in text and '<b>' not in text.replace("'", '').split('```')[0]
-    assert '\n# Head' not in text.partition('````')[0] and '\x1b' not in text
-    assert '````sh' in text
+    assert '\n# Head' not in text and '\x1b' not in text
     assert model_card.escaped('a*b\n# c') == 'a\\*b \\# c'
     assert model_card.code_block(['a `b`'], 'sh') == '```sh\na `b`\n```'
+    assert model_card.code_block(['```'], 'sh') == '````sh\n```\n````'
 
 
 def test_a_run_that_is_still_training_has_not_ended_early(tmp_path):
@@ -486,8 +451,6 @@ def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
     for each in (found, dataclasses.replace(found, changed=tuple(changed))):
         macros = ('task', 'policy_training', 'reward_training', 'summary')
         texts.append(' '.join(told(macro, each) for macro in macros))
-        card = model_card.card(each, EXPERIMENTS, 'run', has_policy=True)
-        assert ('trains with the last settings' in card) == bool(each.changed)
     assert 'at first' not in texts[0] and 'trained_model ' not in texts[1]
     assert all(texts[1].count(f' (at first {value})') == 1 for value in before.values())
     assert texts[1].count(': --rewards.adaptive_kl.target x (before: 8.0), ') == 2

@@ -8,6 +8,7 @@ from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError, about_option
+from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.hparams.labelling_options import ImportHParams
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
@@ -18,7 +19,6 @@ from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.task_file import TIES
 from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.storage import outputs
 
 

@@ -1,0 +1,48 @@
+"""Differences of settings, by the names of their options."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lm_human_preferences.hparams.policy_options import NEW_MODEL
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.hyperparams import HParams, group_class
+
+Experiments = Mapping[str, Mapping[str, Any]]  # {command/experiment: what it sets}
+# What a run itself decides, and the task, which a policy and its new reward model share.
+_NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task.')
+
+
+def decided(hparams: HParams) -> dict[str, Any]:
+    """Return {option: value} of all settings that a user decides; a group is 'on' or 'off'."""
+    found = {}
+    for name, field, value in hyperparams.settings(hparams):
+        is_lasting = field.metadata.get('lasting', True)
+        if not is_lasting or hyperparams.is_of_another_command(name, field):
+            continue
+        if name.startswith(_NOT_DECIDED):
+            continue
+        if group_class(field.type):
+            found[name] = 'off' if value is None else 'on'
+        else:
+            found[name] = value
+    return found
+
+
+def differences(hparams: HParams, usual: HParams) -> dict[str, Any]:
+    """Return {option: value} of settings that differ from `usual`, or from defaults where it has
+    none: in a group that is off there."""
+    before, fields = decided(usual), hyperparams.fields(type(hparams))
+    found = {}
+    for name, value in decided(hparams).items():
+        if value != before.get(name, fields[name].default):
+            found[name] = value
+    return found
+
+
+def task_options(task: TaskHParams, binds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {option: value} of a task that differ from an experiment, which sets `binds`."""
+    usual = TaskHParams()
+    of_task = {key: value for key, value in binds.items() if key.startswith('task.')}
+    usual.override_from_dict({key.removeprefix('task.'): of_task[key] for key in of_task})
+    return {f'task.{name}': value for name, value in differences(task, usual).items()}
