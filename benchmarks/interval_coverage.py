@@ -24,6 +24,13 @@ for these labellers; the last column shows how often it holds the share of all.
 correlation: a reward and a rating that correlate by .6 (or 0), normal or exponential, or with
 effects of queries, each of which has four ratings.
 
+head: cross-validation of a head on hidden states, on labels at random: the mean accuracy (or
+correlation), and in how many percent of the trials the warning is missing that it may have learned
+nothing.
+
+deviations: the standard deviation that a head gives for its scores over the exact one, of weights
+that are drawn from the prior of the strength.
+
 The sections of `evaluate` are in evaluation_coverage.py.
 """
 
@@ -37,12 +44,16 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from evaluation_coverage import best, evaluation, exact, percent, print_heads, print_row
 
+from lm_human_preferences import label_types
 from lm_human_preferences.evaluation import report
+from lm_human_preferences.frozen_head.fitting import fit_head
+from lm_human_preferences.frozen_head.posterior import Problem, posterior, standardized
 from lm_human_preferences.labels.report.agreement import (
     agreement_interval,
     clustered_interval,
@@ -185,11 +196,55 @@ def correlation(trials: int, rng: np.random.Generator) -> None:
         print_row(kind, each, *row)
 
 
+def head(trials: int, rng: np.random.Generator) -> None:
+    trials = min(trials, 100)
+    print(f'{trials} trials\n')
+    print_heads('labels', 'number', 'mean accuracy or correlation', 'no warning')
+    for name, count in itertools.product(('best_of_2', 'scalar_rating'), (4, 12, 40)):
+        label_type = label_types.get(name)
+        n = len(label_type.samples)
+        numbers = torch.arange(count)
+        means, silent = [], []
+        for _ in range(trials):
+            torch.manual_seed(int(rng.integers(2**31)))
+            x = torch.randn(count, n, 24)
+            labels = label_type.simulate(torch.randn(count, n))
+            labels |= {field: numbers[:, None] for field in ('query', *label_type.samples)}
+            fitted = fit_head(x, labels, label_type, torch.randn(50, 24), numbers)
+            assert fitted.prediction is not None
+            silent.append(fitted.warning() is None)
+            found = fitted.prediction.accuracy
+            means.append(fitted.prediction.agreement if found is None else found)
+        print_row(name, count, f'{np.mean(means):.3f}', percent(silent))
+
+
+def deviations(trials: int, rng: np.random.Generator) -> None:
+    trials = min(trials, 100)
+    print(f'{trials} trials, 24 features\n')
+    print_heads('noise', 'labels', 'printed over exact deviation', 'least', 'most')
+    for noise, count in itertools.product((0.3, 1.0, 3.0), (40, 300)):
+        ratios = []
+        for _ in range(trials):
+            x = torch.from_numpy(rng.normal(size=(count, 1, 24)))
+            score = x[:, 0] @ torch.from_numpy(rng.normal(size=24))
+            score += noise * torch.from_numpy(rng.normal(size=count))
+            label_type = label_types.get('scalar_rating')
+            labels, unit, _ = standardized({'score': score}, label_type)
+            found = posterior(Problem(x, labels, label_type), noise**2)
+            left = 1 - found.known.square().sum(0)
+            precision = x[:, 0].T @ x[:, 0] / noise**2 + torch.eye(24)
+            exact = torch.linalg.inv(precision).diagonal()
+            ratios.append((unit * found.doubt * (left / exact).sqrt().mean()).item())
+        print_row(noise, count, *(f'{of(ratios):.2f}' for of in (np.mean, np.min, np.max)))
+
+
 SECTIONS = {
     'labels': labels,
     'agreement': agreement,
     'labellers': labellers,
     'correlation': correlation,
+    'head': head,
+    'deviations': deviations,
     'evaluation': evaluation,
     'exact': exact,
     'best': best,

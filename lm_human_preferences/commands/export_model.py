@@ -14,8 +14,8 @@ from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.external_rewards.classifier import is_classifier
-from lm_human_preferences.frozen_head.head import FILE, is_head, load
-from lm_human_preferences.frozen_head.reward import load_frozen, task_of
+from lm_human_preferences.frozen_head.head import FILE, is_head, load, task_of
+from lm_human_preferences.frozen_head.reward import load_frozen
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.exported import classifier, tokeniser

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from lm_human_preferences.frozen_head.head import Head, unfitted
-from lm_human_preferences.frozen_head.posterior import Labels, Problem, posterior, scale_of
-from lm_human_preferences.frozen_head.validation import cross_validated
+from lm_human_preferences.frozen_head.posterior import Labels, Problem, posterior, standardized
+from lm_human_preferences.frozen_head.validation import FOLDS, STRENGTHS, Validated, cross_validated
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.held_out import Prediction, prediction_of
 from lm_human_preferences.utils import student
@@ -19,26 +19,30 @@ MOST_WANTED = 10_000  # labels, beyond which no number is named
 class Fitted(NamedTuple):
     """A head, and what its cross-validation has found.
 
-    prediction: of labels without ties by heads that have not learned from their queries; None
-    without any. gain: mean number of nats by which these find a label less surprising than guessing
-    does. margin: of its 95 % interval, over queries; None where all labels are about one.
+    prediction: of labels without ties by heads that have not learned from their queries. gain: mean
+    number of nats by which these find a label less surprising than guessing does. Both are None
+    where all labels are connected, see subjects_of. least_gain: that guessing exceeds in one of
+    forty cases; None for few queries. loss: of the same heads, see label_types; NaN without any.
     """
 
     head: Head
     strength: float
     prediction: Prediction | None
-    gain: float
-    margin: float | None
-    loss: float = math.nan  # of the same heads, see label_types
+    gain: float | None
+    least_gain: float | None
+    loss: float = math.nan
 
     @property
     def knows(self) -> bool:
-        """Return whether it predicts labels better than guessing, with 95 % confidence."""
-        return self.margin is not None and self.gain > self.margin
+        """Return whether it surely predicts labels better than guessing."""
+        return self.gain is not None and self.least_gain is not None and self.gain > self.least_gain
 
     def __str__(self) -> str:
-        width = '' if self.margin is None else f' ± {self.margin:.2f}'
-        found = f'{self.gain:.2f}{width} nats better than guessing'
+        if self.gain is None:
+            return (
+                'nothing is known, as all labels are connected: each shares its query or a response'
+            )
+        found = f'{self.gain:.2f} nats better than guessing'
         return found if self.prediction is None else f'{self.prediction}; {found}'
 
     def warning(self) -> str | None:
@@ -46,11 +50,11 @@ class Fitted(NamedTuple):
         if self.knows:
             return None
         more = 'what they prefer may not be in the hidden states at all'
-        if self.margin is None:
-            more = 'labels about other queries would tell'
+        if self.gain is None or self.least_gain is None:
+            more = f'labels about {student.FEWEST} queries or more would tell'
         elif self.gain > 0 and self.prediction is not None:
-            # The margin falls with the square root of the number of labels.
-            wanted = self.prediction.labels * (self.margin / self.gain) ** 2
+            # The least gain falls with the square root of the number of labels.
+            wanted = self.prediction.labels * (self.least_gain / self.gain) ** 2
             if wanted < MOST_WANTED:
                 more = f'about {math.ceil(wanted / 10) * 10} labels would probably show more'
         return (
@@ -73,22 +77,56 @@ def fit_head(
     """
     every = torch.cat([features.flatten(0, 1), others])
     head = unfitted(every)
-    z = head.standardized(features.double())
-    problem = Problem(z, labels, label_type, scale_of(labels, label_type))
-    found = cross_validated(problem, subjects)
-    weight, bias, known = posterior(problem, found.strength)
-    doubt = torch.tensor(found.strength**-0.5)
+    standard, unit, origin = standardized(labels, label_type)
+    problem = Problem(head.standardized(features.double()), standard, label_type)
+    is_one = subjects.max() == 0  # nothing can be left out
+    found = None if is_one else cross_validated(problem, subjects)
+    strength = STRENGTHS[0] if found is None else found.strength
+    weight, bias, known, doubt = posterior(problem, strength)
     head = dataclasses.replace(head, weight=weight, bias=bias, known=known, doubt=doubt)
+    head = head.rescaled(unit, origin)
     head = dataclasses.replace(head, usual=head(every.double())[1].mean())
-    gains = _by_subject(found.gains, subjects)
-    margin = None
-    if len(gains) > 1:
-        margin = student.quantile(len(gains) - 1) * (gains.std() / len(gains) ** 0.5).item()
-    choices = label_type.without_ties({**labels, 'scores': found.scores})
-    scores = choices.pop('scores')
-    prediction = prediction_of(scores, choices, label_type) if len(scores) else None
-    loss = label_type.loss_of(found.scores, labels)['loss'].item()
-    return Fitted(head, found.strength, prediction, found.gains.mean().item(), margin, loss)
+    if found is None:
+        return Fitted(head, strength, None, None, None)
+    return Fitted(
+        head,
+        strength,
+        _prediction(problem, found),
+        found.gains.mean().item(),
+        least_gain(_by_subject(found.gains, subjects)),
+        label_type.loss_of(unit * found.scores + origin, labels)['loss'].item(),
+    )
+
+
+def _prediction(problem: Problem, found: Validated) -> Prediction | None:
+    """Return the prediction of labels without ties, by scores relative to each fold's guess.
+
+    A guess is the further below the labels that are left out, the higher these are.
+    """
+    label_type, labels = problem.label_type, dict(problem.labels)
+    if label_type.is_numeric:
+        labels[label_type.field] = labels[label_type.field] - found.guesses[:, 0]
+    labels['scores'] = found.scores - found.guesses
+    labels = label_type.without_ties(labels)
+    scores = labels.pop('scores')
+    if len(scores) == 0:
+        return None
+    prediction = prediction_of(scores, labels, label_type)
+    return dataclasses.replace(prediction, is_cross_validated=True)
+
+
+def least_gain(gains: torch.Tensor) -> float | None:
+    """Return the mean of `gains (subjects,)` that guessing exceeds in one of forty cases.
+
+    Folds learn from each other's labels, so their gains are not independent: Nadeau and Bengio,
+    Inference for the generalization error (2003), add the fraction of labels that are left out over
+    the fraction that is learned from. None for few subjects.
+    """
+    count = len(gains)
+    if count < student.FEWEST:
+        return None
+    error = gains.std().item() * math.sqrt((1 + FOLDS / (FOLDS - 1)) / count)
+    return student.quantile(count - 1) * error
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:

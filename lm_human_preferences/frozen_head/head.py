@@ -11,10 +11,14 @@ from typing import Any
 import torch
 
 from lm_human_preferences import storage
+from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
 
 ABOUT = 'about'  # in the file's metadata: what the head is of, in JSON
+# Of values in its file that are something else than what they should be
+_WRONG_KINDS = (AttributeError, LookupError, TypeError, ValueError)
 SMALLEST_DEVIATION = 1e-6  # of a feature; of scores, which are below it by rounding alone
 
 
@@ -95,22 +99,38 @@ def load(directory: str) -> tuple[Head, dict[str, Any]]:
         with safe_open(path, 'pt') as file:
             about = json.loads(file.metadata()[ABOUT])
             head = Head(**{name: file.get_tensor(name) for name in names})
-        _check(head, about)
-    except (SafetensorError, KeyError, TypeError, ValueError) as e:
+        _check_about(about, head.mean.numel())
+        _check(head)
+    except (SafetensorError, RecursionError, *_WRONG_KINDS) as e:
         raise UserError(f'{os.path.join(directory, FILE)} is damaged: {e}') from e
     return head, about
 
 
-def _check(head: Head, about: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the parts of a head fit together and are finite."""
-    missing = {'initial_model', 'task', 'probe'} - about.keys()
-    if missing:
-        raise ValueError(f'it has no {min(missing)}')
+def task_of(about: Mapping[str, Any]) -> TaskHParams:
+    """Return the task that a head was fitted for; errors of wrong values are those of HParams."""
+    task = TaskHParams()
+    task.override_from_nested_dict(about['task'], keep_unknown=True)
+    task.check_values()
+    return task
+
+
+def _check_about(about: Any, width: int) -> None:
+    """Raise one of _WRONG_KINDS unless a head of this width says what it is of."""
+    for name, kind in {'initial_model': str, 'task': dict, 'probe': (float,) * width}.items():
+        if not matches_schema(about, {name: kind}):
+            raise ValueError(f'its {ABOUT} has no {name} that fits')
+    task_of(about)
+
+
+def _check(head: Head) -> None:
+    """Raise ValueError unless the parts of a head fit together, and are such numbers."""
     width = head.mean.shape
     for name, tensor in vars(head).items():
         numbers = () if name in ('bias', 'doubt', 'usual') else width
         shape = tensor.shape[1:] if name == 'known' else tensor.shape
         if len(width) != 1 or shape != numbers:
             raise ValueError(f'{name} has the shape {tuple(tensor.shape)}')
-        if not tensor.isfinite().all():
-            raise ValueError(f'{name} has numbers that are not finite')
+        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
+            raise ValueError(f'{name} has something else than finite numbers in float32')
+    if (head.scale <= 0).any() or head.doubt < 0 or head.usual < 0:
+        raise ValueError('scale, doubt or usual has a number that is too small')

@@ -12,29 +12,35 @@ Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
 SMALLEST_GRADIENT = 1e-6  # in nats per unit of a weight, where a fit ends
 SMALLEST_CHANGE = 1e-10  # in nats
-SMALLEST_VARIANCE = 1e-12  # of numbers that are labels, which are all the same below it
+ALL_EQUAL = 1e-6  # deviation of numbers, of the largest, below which they are all the same
 LEAST_KNOWN = 1e-9  # share of the prior's variance, below which labels have told nothing
 
 
-def scale_of(labels: Labels, label_type: LabelType) -> float:
-    """Return the factor that makes nats of the loss of a label.
+def standardized(labels: Labels, label_type: LabelType) -> tuple[Labels, float, float]:
+    """Return labels, and unit and origin of their numbers: those of 1 and 0 where guessing errs.
 
-    Squared errors are divided by twice the variance that guessing leaves. That is more than the
-    noise, for which the strength of the prior, chosen by cross-validation, makes up in the fit.
+    The rest is then the same in every unit. Labels that are not numbers stay as they are.
     """
     if not label_type.is_numeric:
-        return 1.0
-    variance = label_type.guessing_loss(labels)
-    return 0.5 / variance if variance > SMALLEST_VARIANCE else 1.0
+        return labels, 1.0, 0.0
+    values = labels[label_type.field].double()
+    origin = values.mean() if len(label_type.samples) == 1 else values.new_zeros(())
+    values = values - origin
+    unit = values.square().mean().sqrt().item()
+    if unit <= ALL_EQUAL * labels[label_type.field].abs().max().item():
+        unit = 1.0
+    return {**labels, label_type.field: values / unit}, unit, origin.item()
 
 
 class Problem(NamedTuple):
-    """Labels with the features (labels, n, features) of their responses, float64, and a scale."""
+    """Labels with the features (labels, n, features) of their responses, in float64.
+
+    Numbers are standardised; the variance of their noise is 1 in the loss, see posterior.
+    """
 
     features: torch.Tensor
     labels: Labels
     label_type: LabelType
-    scale: float
 
     def rows(self, chosen: torch.Tensor) -> Problem:
         """Return the problem of the labels where `chosen (labels,)`, bool or indices."""
@@ -42,9 +48,19 @@ class Problem(NamedTuple):
         return self._replace(features=self.features[chosen], labels=labels)
 
     def surprise(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return minus the log-likelihood under `scores (labels, n)`; see scale_of."""
+        """Return minus the log-likelihood under `scores (labels, n)`, but for a constant."""
         mean = self.label_type.loss_of(scores, self.labels)['loss']
-        return self.scale * len(scores) * mean
+        return (0.5 if self.label_type.is_numeric else 1.0) * len(scores) * mean
+
+    def surprises(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return that of each label (labels,)."""
+        rows = torch.arange(len(scores)).split(1)
+        return torch.stack([self.rows(row).surprise(scores[row]) for row in rows])
+
+    def guess(self) -> float:
+        """Return the best score for all responses; only ratings are not the same under any."""
+        is_rated = self.label_type.is_numeric and self.features.shape[1] == 1
+        return self.labels[self.label_type.field].mean().item() if is_rated else 0.0
 
 
 def fit(
@@ -80,10 +96,20 @@ def fit(
     return weight.detach(), bias.detach()
 
 
-def posterior(problem: Problem, strength: float) -> tuple[torch.Tensor, ...]:
-    """Return the most probable weight and bias, and what the labels have told of the weight.
+class Posterior(NamedTuple):
+    """Most probable weight and bias; `known` and `doubt` of Head, by the curvature there."""
 
-    The last is `known (directions, features)` of Head: by the curvature of the likelihood there.
+    weight: torch.Tensor
+    bias: torch.Tensor
+    known: torch.Tensor
+    doubt: torch.Tensor
+
+
+def posterior(problem: Problem, strength: float) -> Posterior:
+    """Return the most probable weight, and what the labels leave open.
+
+    The noise of numbers has the variance that makes them most probable, for a prior whose precision
+    is `strength` in its units.
     """
     weight, bias = fit(problem, strength)
     scores = problem.features @ weight + bias
@@ -97,7 +123,12 @@ def posterior(problem: Problem, strength: float) -> tuple[torch.Tensor, ...]:
     share = precision / (precision + strength)
     is_known = share > LEAST_KNOWN
     known = directions[is_known] * share[is_known].sqrt().unsqueeze(1)
-    return weight, bias, known
+    variance = 1 / strength
+    if problem.label_type.is_numeric:
+        free = len(scores) - (scores.shape[1] == 1)  # a bias takes one where it counts
+        left = 2 * problem.surprise(scores) + strength * weight.square().sum()
+        variance *= left.item() / max(free, 1)
+    return Posterior(weight, bias, known, torch.tensor(variance**0.5))
 
 
 def _curvature(problem: Problem, scores: torch.Tensor) -> torch.Tensor:

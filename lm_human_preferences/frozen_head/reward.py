@@ -9,14 +9,14 @@ import torch
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head.features import blocks_of, n_features, pooled
-from lm_human_preferences.frozen_head.head import Head, load, unfitted
+from lm_human_preferences.frozen_head.head import Head, load, task_of, unfitted
 from lm_human_preferences.language.trained_models import TrainedModel, is_saved_by_transformers
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
 from lm_human_preferences.training.model_sizes import is_model
 
 PROBED = 4  # tokens of a query and of a response by which models are told apart
-MOST_DIFFERENCE = 0.02  # of their features, in proportion; bf16 makes .008 of a real model
+MOST_DIFFERENCE = 0.1  # of their features, in standard deviations of responses
 
 
 class FrozenReward:
@@ -115,8 +115,12 @@ def checked(
     """Return the reward of a head from a directory; see load_frozen."""
     fitted_on, here = torch.tensor(about['probe']), probe_of(reference)
     is_alike = fitted_on.shape == here.shape
-    # A comparison with NaN is False.
-    if not is_alike or not (fitted_on - here).norm() <= MOST_DIFFERENCE * fitted_on.norm():
+    if is_alike:
+        deviations = head.scale / len(here) ** 0.5
+        # Of one feature at most 1: in bf16 a large one that hardly varies may be further off.
+        difference = ((fitted_on - here) / deviations).clamp(-1, 1).square().mean().sqrt()
+        is_alike = bool(difference <= MOST_DIFFERENCE)  # False of NaN
+    if not is_alike:
         raise other_model(directory, about, reference.trained_model.name)
     return FrozenReward(head, reference, pessimism)
 
@@ -127,13 +131,6 @@ def other_model(directory: str, about: Mapping[str, Any], name: str) -> UserErro
         f'{directory} is a head on hidden states of {about["initial_model"]} in its template:'
         f' {name} has others; train a reward model for this task'
     )
-
-
-def task_of(about: Mapping[str, Any]) -> lm_tasks.TaskHParams:
-    """Return the task that a head was fitted for."""
-    task = lm_tasks.TaskHParams()
-    task.override_from_nested_dict(about['task'])
-    return task
 
 
 def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:

@@ -13,11 +13,16 @@ SEED = 0
 
 
 class Validated(NamedTuple):
-    """Scores (labels, n) of labels by heads that have not seen them, at the best strength."""
+    """Scores (labels, n) of labels by heads that have not seen them, at the best strength.
+
+    guesses: (labels, n), the best constants for the labels that these heads have seen. gains:
+    (labels,), in nats over guessing.
+    """
 
     strength: float
     scores: torch.Tensor
-    gains: torch.Tensor  # (labels,), in nats over guessing
+    guesses: torch.Tensor
+    gains: torch.Tensor
 
 
 def folds_of(subjects: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
@@ -32,23 +37,30 @@ def cross_validated(problem: Problem, subjects: torch.Tensor) -> Validated:
     fold = folds_of(subjects)
     features = problem.features
     scores = features.new_zeros(len(STRENGTHS), *features.shape[:2])
+    guesses = features.new_zeros(features.shape[:2])
     for number in range(int(fold.max()) + 1):
         is_left_out = fold == number
         others, found = problem.rows(~is_left_out), None
+        guesses[is_left_out] = others.guess()
         for row, strength in enumerate(STRENGTHS):
             found = fit(others, strength, found)
             weight, bias = found
             scores[row, is_left_out] = features[is_left_out] @ weight + bias
     surprises = torch.stack([problem.surprise(each) for each in scores])
     best = int(surprises.argmin())
-    # Without features there is only the bias: this is guessing.
-    blind = problem._replace(features=torch.zeros_like(features[..., :1]))
-    guess = fit(blind, STRENGTHS[0])[1].expand(features.shape[:2])
-    gains = _surprises(problem, guess) - _surprises(problem, scores[best])
-    return Validated(STRENGTHS[best], scores[best], gains)
+    gains = _gains(problem, scores[best], guesses)
+    return Validated(STRENGTHS[best], scores[best], guesses, gains)
 
 
-def _surprises(problem: Problem, scores: torch.Tensor) -> torch.Tensor:
-    """Return the surprise (labels,) of each label under `scores (labels, n)`."""
-    rows = torch.arange(len(scores)).split(1)
-    return torch.stack([problem.rows(row).surprise(scores[row]) for row in rows])
+def _gains(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> torch.Tensor:
+    """Return by how much less surprising each label (labels,) is than under guesses.
+
+    Numbers have normal noise, of the variance that is left by either.
+    """
+    guessed, found = problem.surprises(guesses), problem.surprises(scores)
+    if not problem.label_type.is_numeric:
+        return guessed - found
+    of_guesses, left = 2 * guessed.mean(), 2 * found.mean()
+    if of_guesses == 0 or left == 0:
+        return torch.zeros_like(found)
+    return guessed / of_guesses - found / left + (of_guesses / left).log() / 2

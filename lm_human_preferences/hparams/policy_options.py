@@ -61,10 +61,10 @@ class RewardHParams(hyperparams.HParams):
 
     train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
 
-    pessimism: float = own_option(
-        0.5,
+    pessimism: float | None = own_option(
+        None,
         'standard deviations by which a head (features frozen) lowers its scores where its labels'
-        ' tell little',
+        ' tell little; None: half a one',
         at_least=0,
         at_most=MOST_PESSIMISM,
     )
@@ -88,6 +88,11 @@ class RewardHParams(hyperparams.HParams):
         return self.trained_model + (f'#{self.class_name}' if self.class_name is not None else '')
 
     @property
+    def deviations(self) -> float:
+        """Standard deviations by which a head lowers its scores."""
+        return 0.5 if self.pessimism is None else self.pessimism
+
+    @property
     def members(self) -> int:
         """Number of reward models in the ensemble, once a training has begun."""
         return self.ensemble or 1
@@ -105,6 +110,11 @@ class RewardHParams(hyperparams.HParams):
             is_head and self.members > 1,
             '{ensemble=}: {train_new_model.features} frozen has one solution, and says itself how'
             ' unsure it is',
+        )
+        has_no_doubt = known in ('mock', 'test') or self.function or (new and not is_head)
+        yield (
+            self.pessimism is not None and has_no_doubt,
+            '{pessimism=} is for a head on hidden states: {train_new_model.features} frozen',
         )
         yield (
             self.online is not None and new is None,

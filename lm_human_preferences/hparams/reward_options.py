@@ -279,6 +279,11 @@ class HParams(hyperparams.HParams):
                 '{epochs=}: {features=} has no epochs; leave it out',
             )
             yield (self.lora is not None, '{lora}: {features=} trains no network; leave it out')
+            yield (
+                self.task.response_length == 1,
+                '{features=} reads hidden states from before each token, which are the same for all'
+                ' responses of one: give --task.response_length 2 or more',
+            )
         yield (
             (self.normalize_before or self.normalize_after)
             and self.normalize_samples == self.rollout_batch_size == 1,

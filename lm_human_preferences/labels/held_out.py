@@ -1,7 +1,8 @@
 """Held-out labels, and their prediction by a reward model.
 
 A query is held out or not by the digest of its text: all that was asked about it is on one side,
-on every rank and in every run, and stays there when labels are added.
+on every rank and in every run, and stays there when labels are added. Where there is no query,
+labels that share a response are on one side.
 """
 
 import dataclasses
@@ -41,44 +42,65 @@ def is_held_out(
 def subjects_of(labels: Labels, label_type: LabelType, encoder: Encoder) -> torch.Tensor:
     """Return the number (labels,) of the subject of each label, by which labels are left out.
 
-    Where all are about one query, it is the samples in any order; see _subject.
+    Where all are about one query, it is that of labels without one; see _connected.
     """
     subjects = _subjects(labels, label_type, encoder)
     if len(set(subjects)) == 1:
         of_none = torch.full_like(labels['query'], encoder.padding_token)
         subjects = _subjects({**labels, 'query': of_none}, label_type, encoder)
+    return torch.tensor(_numbered(subjects))
+
+
+def _numbered(subjects: Sequence[str]) -> list[int]:
     numbers = {subject: number for number, subject in enumerate(dict.fromkeys(subjects))}
-    return torch.tensor([numbers[subject] for subject in subjects])
+    return [numbers[subject] for subject in subjects]
 
 
 def _subjects(labels: Labels, label_type: LabelType, encoder: Encoder) -> list[str]:
-    """Return the subject of each label."""
-    found = []
+    """Return the subject of each label: its query, or where that is empty see _connected."""
+    found, without = [], []
     for row in range(len(labels['query'])):
-        fields = [labels[field][row].numpy() for field in ('query', *label_type.samples)]
-        found.append(_subject(fields, encoder))
-    return found
+        query = _text(labels['query'][row], encoder)
+        found.append(query)
+        if not query:
+            without.append([_text(labels[sample][row], encoder) for sample in label_type.samples])
+    connected = iter(_connected(without))
+    return [query or f'\0{next(connected)}' for query in found]
 
 
-def _questions(labels: Labels, label_type: LabelType) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the different questions, as token ids, and the number (labels,) of each label's."""
+def _connected(samples: Sequence[Sequence[str]]) -> list[str]:
+    """Return the first of all responses to which labels connect the `samples` of each label.
+
+    Labels that share a response are connected: of one ranking, each label says something about the
+    others.
+    """
+    roots: dict[str, str] = {}
+
+    def root(response: str) -> str:
+        while roots.setdefault(response, response) != response:
+            response = roots[response]
+        return response
+
+    for of_label in samples:
+        first, *others = sorted(map(root, of_label))
+        roots.update(dict.fromkeys(others, first))
+    return [root(of_label[0]) for of_label in samples]
+
+
+def _count_questions(labels: Labels, label_type: LabelType) -> int:
     tokens = torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
-    return torch.unique(tokens, dim=0, return_inverse=True)
+    return len(torch.unique(tokens, dim=0))
 
 
-def _subject(fields: Sequence[np.ndarray], encoder: Encoder) -> str:
-    """Return the text of a query, or where it is empty the texts of its samples in any order.
+def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
+    """Return the text of a query or sample, '' for none.
 
     Texts that differ only in white space or in how accents are composed are the same.
     """
-    real = [tokens[tokens != encoder.padding_token].tolist() for tokens in fields]
-    texts = []
-    for tokens in real:
-        text = unicodedata.normalize('NFC', encoder.decode(tokens))
-        texts.append(' '.join(text.split()))
-    query, *samples = texts
-    is_empty = real[0] == [encoder.eot_token] or not query
-    return '\0'.join(sorted(samples)) if is_empty else query
+    real = tokens[tokens != encoder.padding_token].tolist()
+    if real == [encoder.eot_token]:
+        return ''
+    return ' '.join(unicodedata.normalize('NFC', encoder.decode(real)).split())
 
 
 def parted(
@@ -96,12 +118,13 @@ class Prediction:
 
     labels: int
     questions: int
-    queries: int  # what is independent; of one query, the questions are
+    queries: int  # that are independent; of one query, groups of connected labels
     effective: float  # independent labels, see agreement.effective_answers
     accuracy: float | None  # share answered as by the labeller; None for ratings
     chance: float | None
     agreement: float  # see label_types
     is_undefined: bool = False  # a correlation of rewards or ratings that are all the same
+    is_cross_validated: bool = False  # without an interval: heads learn from each other's labels
 
     def interval(self) -> tuple[float, float]:
         """Return the 95 % confidence interval of the accuracy; of the agreement for ratings."""
@@ -111,7 +134,9 @@ class Prediction:
 
     def statistics(self) -> dict[str, float]:
         """Return the numbers for TensorBoard."""
-        numbers = {'agreement': self.agreement, 'effective_labels': self.effective}
+        numbers = {'agreement': self.agreement}
+        if not self.is_cross_validated:
+            numbers['effective_labels'] = self.effective
         if self.accuracy is not None:
             numbers['accuracy'] = self.accuracy
         return numbers
@@ -121,11 +146,10 @@ class Prediction:
             return f'no correlation with {self.labels} labels: rewards or labels are all the same'
         if self.accuracy is None or self.chance is None:
             return f'correlation {self.agreement:.3f} with {self.labels} labels'
-        low, high = self.interval()
-        return (
-            f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels'
-            f' ({agreement.in_words(low, high)}); chance is {100 * self.chance:.1f} %'
-        )
+        found = f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels'
+        if not self.is_cross_validated:
+            found += f' ({agreement.in_words(*self.interval())})'
+        return f'{found}; chance is {100 * self.chance:.1f} %'
 
 
 def predict(
@@ -148,10 +172,11 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
     """Measure the prediction of labels without ties by finite rewards (labels, n samples)."""
     check_finite(rewards.flatten().tolist())
     right = label_type.is_right(rewards, labels)
-    questions, question_of = _questions(labels, label_type)
-    queries, query_of = torch.unique(labels['query'], dim=0, return_inverse=True)
-    if len(queries) == 1:  # or none, where there is nothing but responses
-        queries, query_of = questions, question_of
+    query_of = torch.unique(labels['query'], dim=0, return_inverse=True)[1]
+    if query_of.max() == 0:  # one, or none where there is nothing but responses
+        samples = zip(*(labels[sample].tolist() for sample in label_type.samples), strict=True)
+        connected = _connected([list(map(str, each)) for each in samples])
+        query_of = torch.tensor(_numbered(connected))
     is_undefined = False
     if right is None:
         pair = rewards[:, 0].double().numpy(), labels[label_type.field].double().numpy()
@@ -164,8 +189,8 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
         )
     return Prediction(
         labels=len(rewards),
-        questions=len(questions),
-        queries=len(queries),
+        questions=_count_questions(labels, label_type),
+        queries=int(query_of.max()) + 1,
         effective=effective,
         accuracy=None if right is None else right.double().mean().item(),
         chance=label_type.chance,

@@ -25,13 +25,17 @@ class Report:
 
     def statistics(self) -> dict[str, float]:
         """Return {name in TensorBoard, without TAG: number}."""
+        found, way = {}, 'held_out'
+        if self.held_out is not None:
+            found = self.held_out.statistics()
+            way = 'cross_validated' if self.held_out.is_cross_validated else way
         numbers: dict[str, float | None] = {
             'model': self.batch.model,
             'wanted': self.batch.wanted,
             'labels': self.batch.labels,
             'loss': self.loss,
-            'held_out_accuracy': self.held_out and self.held_out.accuracy,
-            'held_out_effective_labels': self.held_out and self.held_out.effective,
+            f'{way}_accuracy': found.get('accuracy'),
+            f'{way}_effective_labels': found.get('effective_labels'),
             'own_accuracy': self.previous and self.previous.accuracy,
             'kl_coef_before': self.kl_coef,
         }
@@ -45,7 +49,8 @@ class Report:
         batch = self.batch
         parts = [f'{batch.labels} labels ({batch.wanted} wanted)', f'loss {self.loss:.3f}']
         if self.held_out is not None:
-            parts.append(f'held out: {_short(self.held_out)}')
+            way = 'cross-validated' if self.held_out.is_cross_validated else 'held out'
+            parts.append(f'{way}: {_short(self.held_out)}')
         if self.previous is not None:
             labels, prediction = self.previous.labels, _short(self.previous)
             parts.append(f'the previous model on the {labels} new ones: {prediction}')
@@ -59,10 +64,12 @@ class Report:
 
 
 def _short(prediction: Prediction) -> str:
-    ends = prediction.interval()
-    if prediction.accuracy is None:
-        return f'correlation {prediction.agreement:.2f} ({correlation_words(*ends)})'
-    return f'{100 * prediction.accuracy:.0f} % right ({in_words(*ends)})'
+    found, words = f'correlation {prediction.agreement:.2f}', correlation_words
+    if prediction.accuracy is not None:
+        found, words = f'{100 * prediction.accuracy:.0f} % right', in_words
+    if prediction.is_cross_validated:
+        return found
+    return f'{found} ({words(*prediction.interval())})'
 
 
 def label_command(folder: str) -> str:

@@ -25,7 +25,10 @@ Labels = dict[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Mean loss of the last batches, and accuracy of the mean reward on the held-out labels."""
+    """Mean loss of the last batches, and accuracy of the mean reward on the held-out labels.
+
+    Where a head has none, it is that of its cross-validation.
+    """
 
     loss: float
     held_out: Prediction | None

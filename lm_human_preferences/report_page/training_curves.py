@@ -39,6 +39,11 @@ OF_REWARD = [
     ('Loss of the reward model', 'loss', {'train_reward/minibatch/loss': 'loss'}),
     ('Held-out labels', _RIGHT, {'train_reward/held_out/accuracy': 'accuracy'}),
     ('Held-out labels, while the policy learned', _RIGHT, {'online/held_out_accuracy': 'accuracy'}),
+    (
+        'Cross-validation, while the policy learned',
+        _RIGHT,
+        {'online/cross_validated_accuracy': 'accuracy'},
+    ),
 ]
 
 

@@ -347,7 +347,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
         name, labels = storage.staging_dir(given.trained_model or ''), new_model.labels.source
         if new_model.is_head:
             kind = NewHeadSource if given.online is None else OnlineHeadSource
-            return kind(name, task, members, labels, given.pessimism)
+            return kind(name, task, members, labels, given.deviations)
         kind = NewSource if given.online is None else OnlineSource
         return kind(name, task, members, labels=labels)
     if given.function is not None:
@@ -357,13 +357,17 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     name = given.given_name
     directory = given.trained_model
     may_look = ask or _is_here(directory)
+    found: RewardSource = SavedSource(name, task, members)
     if given.class_name is not None or (may_look and _is_classifier(directory)):
-        return ClassifierSource(name, task, members, directory, given.class_name)
-    if may_look and name != RANDOM and loading.has_head(name):
+        found = ClassifierSource(name, task, members, directory, given.class_name)
+    elif may_look and name != RANDOM and loading.has_head(name):
         if members > 1:
             raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
-        return SavedHeadSource(name, task, members, given.pessimism)
-    return SavedSource(name, task, members)
+        return SavedHeadSource(name, task, members, given.deviations)
+    if may_look and given.pessimism is not None:
+        error = f'{given.pessimism:g}: {name} is no head on hidden states, which alone has doubts'
+        raise OptionError('--rewards.pessimism', error)
+    return found
 
 
 def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSource:

@@ -25,16 +25,15 @@ from lm_human_preferences.training.model_sizes import is_model
 
 KNOWN = 'mock'  # of --rewards.trained_model
 # Prefixes of the tags of these measurements: of the mean of an ensemble, of a single reward model
-# (of an ensemble, the first), of one that is retrained while the policy trains, and of a head that
-# is fitted without a part of the labels in turn.
+# (of an ensemble, the first), and of one that is retrained while the policy trains.
 OF_MEAN = 'train_reward/held_out_of_mean/'
-CROSS_VALIDATED = 'train_reward/cross_validated/'
 HELD_OUT = (
     OF_MEAN,
     'train_reward/held_out/',
     'online/held_out_',
-    CROSS_VALIDATED,
 )
+# Of a head that is fitted without each tenth of the labels in turn
+CROSS_VALIDATED = ('train_reward/cross_validated/', 'online/cross_validated_')
 
 
 class HeldOut(NamedTuple):
@@ -47,8 +46,8 @@ class HeldOut(NamedTuple):
     members: int  # of its ensemble; 1 for a single reward model
     is_of_mean: bool  # False: of the first member, as in logs of earlier versions
     is_cross_validated: bool  # each by a head that had not learned from its query
-    gain: float | None  # of a head, in nats for each label over guessing, and its margin
-    margin: float | None
+    gain: float | None  # of a head, in nats for each label over guessing
+    may_be_chance: bool  # whether so much is gained by guessing, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +182,15 @@ class RunFacts:
     @property
     def held_out(self) -> HeldOut | None:
         """Last measurement of the reward model by held-out labels; None without one."""
-        for prefix, name in itertools.product(HELD_OUT, ('accuracy', 'agreement')):
+        return self._last_of(HELD_OUT)
+
+    @property
+    def cross_validated(self) -> HeldOut | None:
+        """Last measurement of a head by labels that it learns from; None without one."""
+        return self._last_of(CROSS_VALIDATED)
+
+    def _last_of(self, prefixes: tuple[str, ...]) -> HeldOut | None:
+        for prefix, name in itertools.product(prefixes, ('accuracy', 'agreement')):
             value = self.last(prefix + name)
             if value is not None:
                 return self._held_out(prefix, name, value)
@@ -193,6 +200,7 @@ class RunFacts:
         # A correlation has none: the log does not say how much queries differ.
         effective = self.last(f'{prefix}effective_labels') if name == 'accuracy' else None
         settings = self.policy or self.reward
+        gain, least_gain = (self.last(f'{prefix}{each}') for each in ('gain', 'least_gain'))
         is_online = self.labels is not None and self.labels.reward_models > 0
         return HeldOut(
             name,
@@ -201,9 +209,9 @@ class RunFacts:
             share=0 if self.labels is None else self.labels.held_out,
             members=1 if settings is None or is_online else settings.members,
             is_of_mean=prefix == OF_MEAN,
-            is_cross_validated=prefix == CROSS_VALIDATED,
-            gain=self.last(f'{prefix}gain'),
-            margin=self.last(f'{prefix}gain_margin'),
+            is_cross_validated=prefix in CROSS_VALIDATED,
+            gain=gain,
+            may_be_chance=gain is not None and (least_gain is None or gain <= least_gain),
         )
 
     @property

@@ -22,10 +22,9 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
-from lm_human_preferences.utils.logging import Logger, announce, log_in_summary
+from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, progress
 
 ROWS = 64  # responses that are passed at a time
-MOST_SAMPLED = 64  # of the initial policy: they set a scale, and cost more than the fit
 
 
 def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) -> Prediction | None:
@@ -51,17 +50,19 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     learned, count = labels.learned, len(labels.learned['query'])
     began = time.monotonic()
     fitted = fit(phase, reference, learned, comm)
-    place = phase.path(phase.files.network)
+    seconds = time.monotonic() - began
+    prediction, place = None, phase.path(phase.files.network)
+    if labels.held_out is not None:
+        label_type = label_types.get(settings.labels.type)
+        get_rewards = FrozenReward(fitted.head, reference).get_rewards
+        prediction = predict(get_rewards, labels.held_out, label_type, ROWS, comm)
     if comm.rank == 0:
-        _tell(phase, fitted, comm, count, time.monotonic() - began)
+        log_in_summary(f'A head on frozen hidden states learned {count} labels in {seconds:.0f} s')
+        _tell(phase, fitted, prediction, comm)
         if place is not None:
             fitted.head.save(place, about(phase, fitted, reference, count))
     comm.barrier()
-    if labels.held_out is None:
-        return None
-    label_type = label_types.get(settings.labels.type)
-    get_rewards = FrozenReward(fitted.head, reference).get_rewards
-    return predict(get_rewards, labels.held_out, label_type, ROWS, comm)
+    return prediction
 
 
 def fit(
@@ -78,19 +79,7 @@ def fit(
     """
     label_type = label_types.get(phase.settings.labels.type)
     responses = torch.stack([labels[sample] for sample in label_type.samples], dim=1)
-    own = slice(comm.rank, None, comm.size)
-    parts = zip(
-        labels['query'][own].split(ROWS // responses.shape[1] or 1),
-        responses[own].split(ROWS // responses.shape[1] or 1),
-        strict=True,
-    )
-    # A rank has none of fewer labels than ranks.
-    found = [features_of(reference, *part).cpu() for part in parts if len(part[0])]
-    width = n_features(reference.model.sizes.n_embd)
-    features = torch.empty(*responses.shape[:2], width)
-    shares = comm.all_gather_object(torch.cat([features[:0], *found]))
-    for rank, share in enumerate(shares):
-        features[rank :: comm.size] = share
+    features = _features_of_labels(reference, labels['query'], responses, comm)
     others = torch.cat(comm.all_gather_object(_sampled(phase, reference, comm)))
     fitted: Any = None
     if comm.rank == 0:
@@ -99,6 +88,32 @@ def fit(
         normalized = _normalized(phase, fitted.head, others, may_be_constant)
         fitted = fitted._replace(head=normalized)
     return comm.all_gather_object(fitted)[0]
+
+
+def _features_of_labels(
+    reference: Policy, queries: torch.Tensor, responses: torch.Tensor, comm: Comm
+) -> torch.Tensor:
+    """Return features (labels, n, features) of `responses (labels, n, length)`, on all ranks."""
+    own = slice(comm.rank, None, comm.size)
+    rows = max(1, ROWS // responses.shape[1])
+    parts = zip(queries[own].split(rows), responses[own].split(rows), strict=True)
+    features = torch.empty(*responses.shape[:2], n_features(reference.model.sizes.n_embd))
+    found = [features[:0]]
+    total = _tokens(reference, queries[own], responses[own])
+    with progress(total=total, comm=comm, desc='labels', unit='token', unit_scale=True) as bar:
+        for part in parts:
+            if len(part[0]):  # a rank has none of fewer labels than ranks
+                found.append(features_of(reference, *part).cpu())
+            bar.update(_tokens(reference, *part))
+    for rank, share in enumerate(comm.all_gather_object(torch.cat(found))):
+        features[rank :: comm.size] = share
+    return features
+
+
+def _tokens(reference: Policy, queries: torch.Tensor, responses: torch.Tensor) -> int:
+    """Return how many tokens are read of `queries (labels, length)` and their responses."""
+    real = [(each != reference.padding_token).sum().item() for each in (queries, responses)]
+    return int(real[0] * responses.shape[1] + real[1])
 
 
 def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
@@ -112,10 +127,9 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
         batch_size=exact_div(settings.rollout_batch_size, comm.size),
     )
     found = [torch.empty(0, n_features(reference.model.sizes.n_embd))]
-    count = min(settings.normalize_samples, MOST_SAMPLED)
-    for _ in range(ceil_div(count, settings.rollout_batch_size)):
-        queries = query_sampler()['tokens']
-        for part in queries.split(ROWS):
+    batches = range(ceil_div(settings.normalize_samples, settings.rollout_batch_size))
+    for _ in progress(batches, comm=comm, desc='samples', unit='batch'):
+        for part in query_sampler()['tokens'].split(ROWS):
             responses = reference.respond(part, settings.task.response_length)['responses']
             found.append(features_of(reference, part, responses).cpu())
     return torch.cat(found)
@@ -129,7 +143,7 @@ def _normalized(
     if not settings.normalize_after or len(others) == 0:
         return head
     std, mean = torch.std_mean(head(others)[0], correction=0)
-    if std < heads.SMALLEST_DEVIATION or not std.isfinite():
+    if std <= heads.SMALLEST_DEVIATION * max(mean.abs(), head.doubt) or not std.isfinite():
         if may_be_constant and std.isfinite():
             return head.rescaled(0.0, 0.0)
         raise UserError(
@@ -139,18 +153,22 @@ def _normalized(
     return head.rescaled((1 / std).item(), (-mean / std).item())
 
 
-def _tell(phase: TrainReward, fitted: Fitted, comm: Comm, labels: int, seconds: float) -> None:
-    """Log and print how well the head would predict other labels."""
+def _tell(phase: TrainReward, fitted: Fitted, held_out: Prediction | None, comm: Comm) -> None:
+    """Log and print how well the head would predict other labels; held_out: those held out."""
     log = Logger(phase.settings.run.directory, run_files.REWARD.network, log_interval=1, comm=comm)
-    numbers = {'gain': fitted.gain, 'strength': fitted.strength}
-    if fitted.margin is not None:
-        numbers['gain_margin'] = fitted.margin
+    numbers = {'strength': fitted.strength}
+    if fitted.gain is not None:
+        numbers['gain'] = fitted.gain
+    if fitted.least_gain is not None:
+        numbers['least_gain'] = fitted.least_gain
     if fitted.prediction is not None:
         numbers |= fitted.prediction.statistics()
     log.log(numbers, 0, tag_prefix='train_reward/cross_validated/')
-    log.close()
-    log_in_summary(f'A head on frozen hidden states learned {labels} labels in {seconds:.0f} s')
     announce(f'By cross-validation: {fitted}')
+    if held_out is not None:
+        log.log(held_out.statistics(), 0, tag_prefix='train_reward/held_out/')
+        announce(f'held out: {held_out}')
+    log.close()
     warning = fitted.warning()
     if warning:
         announce(warning)
@@ -169,7 +187,7 @@ def about(phase: TrainReward, fitted: Fitted, reference: Policy, labels: int) ->
         'labels': labels,
         'strength': fitted.strength,
         'gain': fitted.gain,
-        'margin': fitted.margin,
+        'least_gain': fitted.least_gain,
         'cross_validated': found,
         'probe': probe_of(reference).tolist(),
     }

@@ -28,7 +28,7 @@ SIZES_OF_SCORE = SIZES.replace('task.', '')
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    """A chat policy that learned from eleven labels: its folder, and what was printed."""
+    """A chat policy that learned from some of eleven labels: its folder, and what was printed."""
     folder = tmp_path_factory.mktemp('frozen')
     model = write_chat_model(folder / 'model')
     texts = [json.dumps(query) for query in QUERIES]
@@ -45,15 +45,20 @@ def run(tmp_path_factory):
     done = succeed(
         f'train_policy chat run --mpi 1 --save_dir {folder} {task} --ppo.total_episodes 64'
         f' {NEW}features frozen {NEW}labels.source {folder}/pairs.jsonl'
-        f' {NEW}labels.type best_of_2 {NEW}labels.num_train 11 --rewards.pessimism 0.5'
+        f' {NEW}labels.type best_of_2 {NEW}labels.num_train 11 {NEW}labels.held_out 0.3'
     )
     return folder, done.stdout
 
 
 def test_there_is_no_network_but_the_policy_and_the_reference(run):
     folder, printed = run
-    assert 'A head on frozen hidden states learned 11 labels' in printed
-    assert 'By cross-validation: as the labeller in' in printed
+    (held_out,) = re.findall(r'Held out: (\d) of 11 labels', printed)
+    assert f'A head on frozen hidden states learned {11 - int(held_out)} labels' in printed
+    assert re.search(r'By cross-validation: as the labeller in \S+ % of \d labels; chance', printed)
+    assert re.search(rf'held out: as the labeller in \S+ % of {held_out} labels \(', printed)
+    logged = events_of(folder / 'run/tb/reward_model')
+    for way in ('held_out', 'cross_validated'):
+        assert f'train_reward/{way}/accuracy' in logged
     spread = events_of(folder / 'run/tb/ppo')['objective/score_std'][-1][1]
     assert re.search(r'step +episodes +score +spread +KL ', printed)
     assert re.search(rf' 1/1 +64 +\S+ +{spread:.2f} ', printed) and spread > 0
@@ -69,7 +74,8 @@ def test_the_page_says_how_well_it_predicts(run, tmp_path):
     folder, _ = run
     succeed(f'report {folder}/run --output {tmp_path}/page.html')
     page = (tmp_path / 'page.html').read_text()
-    assert re.search(r'by -?\d\.\d\d ± \d\.\d\d nats each', page)
+    assert re.search(r'\(cross-validation\)\. It finds them .* by -?\d\.\d\d nats each', page)
+    assert re.search(r'in \S+ % of the labels that were held out of its training', page)
     assert 'lowered by 0.5 standard deviations' in page
 
 
@@ -191,7 +197,19 @@ def test_answers_that_prefer_nothing_end_no_run(tmp_path):
     assert 'labels are still missing; step ' in waiting and 'step 0' not in waiting
 
 
-@pytest.mark.parametrize('more', ['--ensemble 2', '--epochs 2'])
+def test_what_only_a_head_has_is_refused():
+    told = error_of(invoke('train_policy mock_sentiment run --rewards.pessimism 1 --dry_run'))
+    assert 'pessimism 1.0 is for a head on hidden states: --rewards.train_new_model.feat' in told
+
+
+@pytest.mark.parametrize(
+    'more',
+    [
+        '--ensemble 2',
+        '--epochs 2',
+        '--task.response_length 1',
+    ],
+)
 def test_what_a_head_does_not_have_is_refused(more):
     words = f'train_reward test run {more} --features frozen --dry_run'
     assert '--features frozen' in error_of(invoke(words))

@@ -374,6 +374,8 @@ def test_each_member_is_retrained(tmp_path):
         ('--rewards.trained_model test --rewards.ensemble 2', 'test is none'),
         ('--rewards.trained_model mock --rewards.ensemble 2', 'mock is none'),
         ('--rewards.function {}.py:f --rewards.ensemble 2', '{}.py:f is none'),
+        ('--rewards.trained_model {} --rewards.pessimism 1', '{} is no head on hidden states'),
+        ('--rewards.trained_model test --rewards.pessimism 1', 'is for a head on hidden states'),
         ('--rewards.trained_model {} --rewards.ensemble 0', 'must be from 1 to 100, got 0'),
         ('--rewards.trained_model {} --rewards.ensemble 101', 'must be from 1 to 100, got 101'),
     ],

@@ -1,19 +1,28 @@
 """A head on frozen hidden states: its fit against closed forms, its doubt, its validation."""
 
 import dataclasses
+import json
 import math
+from unittest import mock
 
 import pytest
+import safetensors.torch
 import torch
+from experiments import resolved
 
 from lm_human_preferences import label_types, lm_tasks, ppo, rewards
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import features, fitting, head, posterior, validation
+from lm_human_preferences.frozen_head import reward as frozen_reward
 from lm_human_preferences.frozen_head.reward import FrozenReward, checked, features_of, probe_of
 from lm_human_preferences.label_types import TIED
+from lm_human_preferences.labels.held_out import subjects_of
 from lm_human_preferences.language import encodings
 from lm_human_preferences.lm_tasks import TaskHParams
+from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.trainers import head_training
 
 TYPES = {'best_of_2': 2, 'best_of_4': 4, 'scalar_rating': 1, 'scalar_compare': 2}
 
@@ -30,16 +39,16 @@ def problem_of(name, count=40, width=6):
     torch.manual_seed(1)
     x = torch.randn(count, TYPES[name], width, dtype=torch.float64)
     label_type, labels = made_labels(name, x @ torch.randn(width, dtype=torch.float64), noise=1)
-    return posterior.Problem(x, labels, label_type, posterior.scale_of(labels, label_type))
+    return posterior.Problem(x, posterior.standardized(labels, label_type)[0], label_type)
 
 
 def test_a_single_choice_by_hand():
     """Of prior w^2 / 2 and likelihood 1 / (1 + exp(-w)): w = 1 / (1 + exp(w))."""
     labels = {'best': torch.tensor([0]), 'query': torch.zeros(1, 1)}
     x = torch.tensor([[[1.0], [0.0]]], dtype=torch.float64)
-    problem = posterior.Problem(x, labels, label_types.get('best_of_2'), 1.0)
-    weight, bias, known = posterior.posterior(problem, 1.0)
-    assert weight.item() == pytest.approx(0.4010581, abs=1e-5)
+    problem = posterior.Problem(x, labels, label_types.get('best_of_2'))
+    weight, bias, known, doubt = posterior.posterior(problem, 1.0)
+    assert doubt == 1 and weight.item() == pytest.approx(0.4010581, abs=1e-5)
     assert bias.item() == pytest.approx(0, abs=1e-9)
     chance = 1 / (1 + math.exp(-weight.item()))
     variance = 1 / (1 + chance * (1 - chance))
@@ -48,23 +57,65 @@ def test_a_single_choice_by_hand():
 
 def test_ratings_are_ridge_regression():
     problem, strength = problem_of('scalar_rating'), 0.7
-    x, y = problem.features[:, 0], problem.labels['score'].double()
-    x, target = x - x.mean(0), y - y.mean()
-    noise = y.var(correction=0)
-    expected = torch.linalg.solve(
-        x.T @ x / noise + strength * torch.eye(x.shape[1]), x.T @ target / noise
-    )
-    weight, bias = posterior.fit(problem, strength)
+    x, y = problem.features[:, 0], problem.labels['score']
+    assert y.mean().item() == pytest.approx(0, abs=1e-9)
+    assert y.square().mean().item() == pytest.approx(1)
+    x = x - x.mean(0)
+    expected = torch.linalg.solve(x.T @ x + strength * torch.eye(x.shape[1]), x.T @ y)
+    weight, bias, _, doubt = posterior.posterior(problem, strength)
     torch.testing.assert_close(weight, expected, atol=1e-5, rtol=1e-5)
     assert bias.item() == pytest.approx(
         (y - problem.features[:, 0] @ weight).mean().item(), abs=1e-4
     )
+    # The most probable noise, of y ~ N(0, noise (1 + x x' / strength)): 39 are free of the bias
+    inverse = torch.linalg.inv(torch.eye(len(y)) + x @ x.T / strength)
+    noise = (y @ inverse @ y / 39).item()
+    assert doubt.item() == pytest.approx((noise / strength) ** 0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize('name', ['scalar_rating', 'scalar_compare'])
+def test_labels_teach_the_same_in_every_unit(name, monkeypatch):
+    """Also far from 0, where ratings may be; and deviations are in that unit."""
+    monkeypatch.setattr(validation, 'STRENGTHS', (3.0, 0.3))
+    torch.manual_seed(4)
+    x, others = torch.randn(30, TYPES[name], 8), torch.randn(50, 8)
+    label_type, labels = made_labels(name, 2 * x[..., 0] - x[..., 1], noise=0.5)
+    labels |= {sample: torch.arange(30)[:, None] for sample in label_type.samples}
+    origin = 1000 if name == 'scalar_rating' else 0
+    found = []
+    for unit in (1, 100):
+        values = {label_type.field: unit * (labels[label_type.field].double() + origin)}
+        of_unit = {**labels, **values}
+        fitted = fitting.fit_head(x, of_unit, label_type, others, torch.arange(30))
+        scores, deviations = fitted.head(others.double())
+        found.append((scores / unit, deviations / unit, fitted.strength, fitted.gain))
+        found[-1] += (fitted.prediction.agreement, fitted.head.usual / unit)
+    assert found[0][4] > 0.6 and found[0][1].mean() < 1
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_the_deviation_of_a_score_is_that_of_the_exact_posterior():
+    """Of weights and ratings drawn from the prior that the strength is of, whatever the noise."""
+    torch.manual_seed(5)
+    ratios = []
+    for noise in (0.3, 1, 3):
+        x = torch.randn(200, 1, 20, dtype=torch.float64)
+        weight = torch.randn(20, dtype=torch.float64)
+        score = (x @ weight)[:, 0] + noise * torch.randn(200, dtype=torch.float64)
+        label_type, labels = label_types.get('scalar_rating'), {'score': score}
+        labels, unit, _ = posterior.standardized(labels, label_type)
+        found = posterior.posterior(posterior.Problem(x, labels, label_type), noise**2)
+        precision = x[:, 0].T @ x[:, 0] / noise**2 + torch.eye(20)
+        exact = torch.linalg.inv(precision).diagonal().sqrt()
+        left = 1 - found.known.square().sum(0)
+        ratios.append((unit * found.doubt * left.sqrt() / exact).mean().item())
+    assert ratios == pytest.approx([1, 1, 1], abs=0.15)
 
 
 @pytest.mark.parametrize('name', TYPES)
 def test_the_doubt_is_the_inverse_of_the_curvature(name):
     problem, strength = problem_of(name), 0.3
-    weight, bias, known = posterior.posterior(problem, strength)
+    weight, bias, known, _ = posterior.posterior(problem, strength)
 
     def loss(weight):
         of_labels = problem.surprise(problem.features @ weight + bias)
@@ -83,7 +134,7 @@ def test_a_tie_draws_rewards_together():
     weights = []
     for second in (0, TIED):
         labels = {'best': torch.tensor([0, 0, second, second]), 'query': torch.zeros(4, 1)}
-        problem = posterior.Problem(x, labels, label_types.get('best_of_2').allow_ties(), 1.0)
+        problem = posterior.Problem(x, labels, label_types.get('best_of_2').allow_ties())
         weights.append(posterior.fit(problem, 1.0)[0].item())
     assert 0 < weights[1] < weights[0]
 
@@ -125,35 +176,62 @@ def test_it_knows_whether_it_has_learned(name, is_random):
         assert torch.corrcoef(torch.stack([scores.flatten(), rewards.flatten()]))[0, 1] > 0.9
         far = fitted.head.to(torch.device('cpu'))(10 * x)[1]
         assert (far > spread).all()  # which no label has spoken about
-        problem = posterior.Problem(
-            fitted.head.standardized(x.double()),
-            labels,
-            label_type,
-            posterior.scale_of(labels, label_type),
-        )
-        gains = validation.cross_validated(problem, torch.arange(120)).gains
-        # Student's t: 97.5 % of 119 degrees of freedom are below
-        expected = 1.9801 * gains.std().item() / math.sqrt(120)
-        assert fitted.margin == pytest.approx(expected, rel=1e-4) and fitted.gain > fitted.margin
 
 
-@pytest.mark.parametrize(('gain', 'margin', 'told'), [(0.1, 0.2, 'about 160'), (-1, 1, 'at all')])
-def test_the_number_of_labels_that_would_do(gain, margin, told):
+def test_the_least_gain_counts_that_folds_learn_from_each_other():
+    """Student's t: 97.5 % of 119 degrees of freedom are below 1.9801; 10 folds: 1 + 10 / 9."""
+    gains = torch.randn(120)
+    expected = 1.9801 * gains.std().item() * math.sqrt((1 + 10 / 9) / 120)
+    assert fitting.least_gain(gains) == pytest.approx(expected, rel=1e-4)
+    assert fitting.least_gain(gains[:9]) is None
+
+
+@pytest.mark.parametrize('count', [4, 12])
+def test_the_correlation_of_dice_is_0(count, monkeypatch):
+    """A mean over other folds is the lower, the higher what is left out."""
+    monkeypatch.setattr(validation, 'STRENGTHS', (3.0,))
+    torch.manual_seed(6)
+    found = []
+    for _ in range(16):
+        x = torch.randn(count, 1, 6)
+        label_type, labels = made_labels('scalar_rating', torch.randn(count, 1))
+        labels['sample'] = labels['query']
+        fitted = fitting.fit_head(x, labels, label_type, x[:, 0], torch.arange(count))
+        assert fitted.prediction.is_cross_validated and 'interval' not in str(fitted)
+        found.append(fitted.prediction.agreement)
+    mean = torch.tensor(found).mean().item()
+    assert abs(mean) < 3.3 * torch.tensor(found).std().item() / math.sqrt(len(found))
+
+
+@pytest.mark.parametrize(('gain', 'least', 'told'), [(0.1, 0.2, 'about 160'), (-1, 1, 'at all')])
+def test_the_number_of_labels_that_would_do(gain, least, told):
     """Twice as narrow an interval takes four times as many."""
     labels = {'query': torch.arange(40)[:, None], 'best': torch.zeros(40, dtype=torch.int64)}
     labels |= {sample: torch.arange(40)[:, None] for sample in ('sample0', 'sample1')}
     prediction = fitting.prediction_of(torch.randn(40, 2), labels, label_types.get('best_of_2'))
-    fitted = fitting.Fitted(head.unfitted(torch.randn(9, 3)), 1.0, prediction, gain, margin)
+    fitted = fitting.Fitted(head.unfitted(torch.randn(9, 3)), 1.0, prediction, gain, least)
     assert told in str(fitted.warning())
 
 
-def test_labels_about_one_query_have_no_margin():
+def test_labels_that_are_all_connected_tell_no_number():
     label_type, labels = made_labels('best_of_2', torch.randn(3, 2))
     labels |= {sample: torch.arange(3)[:, None] for sample in label_type.samples}
     x = torch.randn(3, 2, 4)
     fitted = fitting.fit_head(x, labels, label_type, torch.randn(9, 4), torch.zeros(3).long())
-    assert fitted.margin is None and not fitted.knows
-    assert '±' not in str(fitted) and 'learned nothing' in str(fitted.warning())
+    assert (fitted.prediction, fitted.gain, fitted.least_gain) == (None, None, None)
+    assert fitted.head.weight.norm() > 0 and not fitted.knows
+    assert 'all labels are connected' in str(fitted)
+    assert 'labels about 10 queries or more' in str(fitted.warning())
+
+
+def test_pairs_of_one_ranking_are_not_told_from_each_other(reference):
+    """45 pairs of ten answers to one query, ranked at random: 88.9 % were right once."""
+    torch.manual_seed(7)
+    first, second = torch.combinations(torch.arange(10), 2).T
+    labels = {'query': torch.full((45, 1), 3), 'best': (torch.rand(45) < 0.5).long()}
+    labels |= {'sample0': first[:, None], 'sample1': second[:, None]}
+    subjects = subjects_of(labels, label_types.get('best_of_2'), reference.encoder)
+    assert subjects.tolist() == [0] * 45
 
 
 def test_features_are_means_and_a_last_state():
@@ -261,9 +339,50 @@ def test_an_empty_response_is_read_behind_its_query(reference, responses):
     torch.testing.assert_close(found[0], found[1])
 
 
+@pytest.mark.parametrize(
+    'largest, others, is_same',
+    [(0.0, 0.03, True), (5.0, 0.03, True), (0.0, 0.3, False), (0.0, math.nan, False)],
+)
+def test_a_model_is_known_by_standardised_features(
+    reference, monkeypatch, largest, others, is_same
+):
+    """By all of 300, not by the one whose size dominates; in deviations of each."""
+    torch.manual_seed(8)
+    deviations = torch.rand(300) + 0.5
+    here = torch.randn(300)
+    here[0] = 10_000
+    there = here + others * deviations * torch.randn(300)
+    there[0] = here[0] + largest * deviations[0]
+    monkeypatch.setattr(frozen_reward, 'probe_of', lambda reference: here)
+    fitted = dataclasses.replace(head.unfitted(torch.zeros(1, 300)), scale=deviations * 300**0.5)
+    about = {'probe': there.tolist(), 'initial_model': 'test'}
+    if is_same:
+        checked('here', fitted, about, reference, 0.0)
+        return
+    with pytest.raises(UserError, match='here is a head on hidden states of test'):
+        checked('here', fitted, about, reference, 0.0)
+
+
+def test_all_samples_that_are_wanted_set_the_scale_and_a_bar_counts_what_is_read(
+    reference, responses, monkeypatch
+):
+    settings = {'features': 'frozen', 'normalize_samples': 160, 'rollout_batch_size': 32}
+    phase = reward_phase(resolved('train_reward', 'test', settings))
+    assert len(head_training._sampled(phase, reference, LocalComm())) == 160
+    bar = mock.MagicMock()
+    monkeypatch.setattr(head_training, 'progress', bar)
+    queries, answers = responses
+    found = head_training._features_of_labels(reference, queries, answers.unsqueeze(1), LocalComm())
+    assert found.shape == (4, 1, 3 * reference.model.sizes.n_embd)
+    counted = bar.return_value.__enter__.return_value.update.call_args_list
+    # Of queries 2 * (2 + 3), of responses 4 + 2 + 3 + 4
+    assert bar.call_args.kwargs['total'] == sum(call.args[0] for call in counted) == 23
+
+
 def test_a_head_is_saved_with_what_it_is_of(reference, tmp_path):
     made = random_head(reference)
-    of_this = {'probe': probe_of(reference).tolist(), 'initial_model': 'test', 'task': {}}
+    task = resolved('train_reward', 'test').task.to_nested_dict()
+    of_this = {'probe': probe_of(reference).tolist(), 'initial_model': 'test', 'task': task}
     made.save(str(tmp_path), of_this)
     loaded, about = head.load(str(tmp_path))
     torch.testing.assert_close(vars(loaded), vars(made.to(torch.device('cpu'))))
@@ -276,14 +395,31 @@ def test_a_head_is_saved_with_what_it_is_of(reference, tmp_path):
     with pytest.raises(UserError, match='is damaged'):
         head.load(str(tmp_path))
     for changes, of_other, told in (
-        ({'weight': made.weight * math.nan}, of_this, 'weight has numbers that are not finite'),
+        ({'weight': made.weight * math.nan}, of_this, 'weight has something else than finite'),
         ({'weight': made.weight[1:]}, of_this, 'weight has the shape'),
         ({'known': made.known[:, 1:]}, of_this, 'known has the shape'),
-        ({}, {'initial_model': 'test', 'task': {}}, 'it has no probe'),
+        ({'scale': 0 * made.scale}, of_this, 'scale, doubt or usual has a number that'),
+        ({'doubt': -made.doubt}, of_this, 'scale, doubt or usual has a number that'),
+        ({}, {'initial_model': 'test', 'task': {}}, 'its about has no probe that fits'),
+        ({}, {**of_this, 'probe': [[0.5]]}, 'its about has no probe that fits'),
+        ({}, {**of_this, 'initial_model': 3}, 'its about has no initial_model that fits'),
+        ({}, {**of_this, 'task': []}, 'its about has no task that fits'),
+        ({}, {**of_this, 'task': {**task, 'response_length': 'x'}}, '--response_length must be'),
+        ({}, {**of_this, 'task': {**task, 'policy': 5}}, '--policy must be'),
+        ({}, [], 'its about has no initial_model that fits'),
+        ({}, 'text', 'its about has no initial_model that fits'),
     ):
         dataclasses.replace(made, **changes).save(str(tmp_path), of_other)
         with pytest.raises(UserError, match=f'is damaged: {told}'):
             head.load(str(tmp_path))
+    for kind in (torch.bool, torch.complex64, torch.int8):
+        tensors = {**vars(loaded), 'weight': loaded.weight.to(kind)}
+        file.write_bytes(safetensors.torch.save(tensors, {'about': json.dumps(of_this)}))
+        with pytest.raises(UserError, match='weight has something else than finite'):
+            head.load(str(tmp_path))
+    file.write_bytes(safetensors.torch.save(vars(loaded), {'about': 100_000 * '['}))
+    with pytest.raises(UserError, match='is damaged: '):
+        head.load(str(tmp_path))
     with pytest.raises(UserError, match='is a head on hidden states of test'):
         nothing = {**of_this, 'probe': [math.nan] * len(of_this['probe'])}
         checked(str(tmp_path), loaded, nothing, reference, 0.0)

@@ -90,7 +90,11 @@ def test_white_space_and_composed_accents_make_no_other_query():
     assert subjects_of(about_one, PAIRS, encoder).tolist() == [0, 0, 0, 1]
     ordered = {'sample0': torch.tensor([[0], [3], [3], [0]])}
     ordered['sample1'] = torch.tensor([[3], [0], [3], [0]])
-    assert subjects_of({**about_one, **ordered}, PAIRS, encoder).tolist() == [0, 0, 1, 2]
+    # The third connects what is about two other responses.
+    assert subjects_of({**about_one, **ordered}, PAIRS, encoder).tolist() == [0, 0, 0, 0]
+    apart = {'sample0': ordered['sample0'][:2], 'sample1': ordered['sample0'][:2]}
+    two = {'query': torch.zeros(2, 1, dtype=torch.int64), **apart}
+    assert subjects_of(two, PAIRS, encoder).tolist() == [0, 1]
     sides = []
     for share in torch.linspace(0.05, 0.9, 18).tolist():
         mask = is_held_out(labels, PAIRS, share, encoder)
@@ -138,7 +142,9 @@ def coin_flips(seed=0):
 
 def three_pairs_a_question():
     for query, samples, best in coin_flips():
-        for other in {*samples} - {samples[best]}:
+        for other in dict.fromkeys(samples):  # in their order, whatever the hash seed
+            if other == samples[best]:
+                continue
             yield {'prompt': query, 'chosen': samples[best], 'rejected': other}
 
 

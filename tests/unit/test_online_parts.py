@@ -1,6 +1,7 @@
 """The parts of an online run: random streams, retrained reward models, answers as labels."""
 
 import contextlib
+import dataclasses
 import math
 import time
 import types
@@ -441,6 +442,17 @@ def test_the_line_of_a_training():
         'own_accuracy': 0.75,
         'kl_coef_before': 0.15,
     }
+
+
+def test_a_cross_validation_is_not_called_held_out():
+    """Nor has it an interval, as its heads learn from each other's labels."""
+    found = dataclasses.replace(best_of_four(0.5, 10), is_cross_validated=True)
+    report = Report(BATCH, loss=1.25, held_out=found, previous=None, kl_coef=0.15)
+    line = report.line(3, None)
+    assert '; cross-validated: 50 % right; KL coef' in line and 'held out' not in line
+    statistics = report.statistics()
+    assert statistics['cross_validated_accuracy'] == 0.5
+    assert not any(name.startswith('held_out') or 'effective' in name for name in statistics)
 
 
 def test_a_run_owns_its_labels_but_not_the_key_of_the_page():
