@@ -67,7 +67,7 @@ class Reader:
 
 def parse(line: bytes, where: str) -> dict[str, Any]:
     """Return the object in a line; UserError, which says `where` it is, for anything else."""
-    value = storage.parse_json(line, where)
+    value = storage.parse_json(line, where, names_once=True)
     if not isinstance(value, dict):
         raise UserError(f'{where} is a {type(value).__name__}, not an object')
     return value

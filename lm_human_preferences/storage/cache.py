@@ -6,6 +6,7 @@ name once its size and MD5 are those on the server.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
 import hashlib
@@ -54,8 +55,12 @@ def _read(path: str, *, only_whole_lines: bool = False) -> str:
         if only_whole_lines:
             data = data[: data.rfind(b'\n') + 1]
         return data.decode('utf-8-sig')
-    except (UnicodeDecodeError, OSError) as e:
+    except OSError as e:
         raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
+    except UnicodeDecodeError as e:
+        is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        how = '; it is UTF-16, which `iconv -f UTF-16 -t UTF-8` converts' if is_utf_16 else ''
+        raise StorageError(f'{path} cannot be read as UTF-8 text: {e}{how}') from e
 
 
 def read_json(path: str) -> Any:
@@ -74,7 +79,7 @@ def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
     for number, line in enumerate(text.split('\n'), start=1):
         if line.strip():
             where = f'{name}, line {number}'
-            found.append((where, parse_json(line, where)))
+            found.append((where, parse_json(line, where, names_once=True)))
     return found
 
 
@@ -87,12 +92,24 @@ def readable_json_lines(path: str) -> list[Any]:
     return found
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """Return the value of a JSON text; StorageError, which says `where`, if it is not JSON."""
+def parse_json(text: str | bytes, where: str, *, names_once: bool = False) -> Any:
+    """Return the value of a JSON text; StorageError, which says `where`, if it is not JSON.
+
+    names_once: whether an object with two values of one name is an error; else the last counts.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_each_name_once if names_once else None)
     except (ValueError, RecursionError) as e:  # a number of thousands of digits is a ValueError
         raise StorageError(f'{where} is not JSON: {e}') from e
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f'an object has the field {twice!r:.80} twice')
+    return found
 
 
 def exists(path: str) -> bool:

@@ -436,6 +436,19 @@ def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
     assert records.read(str(tmp_path / 'empty.jsonl')) == []
 
 
+@pytest.mark.parametrize('text', ['{"best": 0, "best": 1}\n', '[{"best": 0, "best": 1}]'])
+def test_a_field_that_is_there_twice_is_refused(tmp_path, text):
+    (tmp_path / 'a.json').write_text(text)
+    with pytest.raises(UserError, match="an object has the field 'best' twice"):
+        records.read(str(tmp_path / 'a.json'))
+
+
+def test_utf_16_is_told_how_to_convert(tmp_path):
+    (tmp_path / 'a.csv').write_text('prompt,chosen,rejected\n', encoding='utf-16')
+    with pytest.raises(UserError, match='it is UTF-16, which `iconv -f UTF-16 -t UTF-8` converts'):
+        records.read(str(tmp_path / 'a.csv'))
+
+
 @pytest.mark.parametrize('name', ['a.json', 'a.jsonl', 'a.JSONL', 'a.ndjson', 'labels'])
 def test_the_content_says_whether_a_file_has_lines(tmp_path, name):
     lines = f'{json.dumps(SHORT)}\n{json.dumps(LONG)}\n'

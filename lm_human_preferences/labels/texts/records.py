@@ -82,7 +82,7 @@ def _parse_text(text: str, name: str) -> list[tuple[str, Any]]:
             return storage.parse_json_lines(text, name)
         except storage.StorageError as e:
             raise UserError(f'{e}; a file has an object a line, or one array of objects') from e
-    records = storage.parse_json(text, name)
+    records = storage.parse_json(text, name, names_once=True)
     return [(f'{name}, label {index}', record) for index, record in enumerate(records)]
 
 
