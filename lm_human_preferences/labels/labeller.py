@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import uuid as uuids
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import OptionError, UserError
@@ -180,13 +180,11 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
             self._append(answer.record(self.folder.label_type))
             return answer
 
-    def add(self, answers: Iterable[Answer]) -> int:
-        """Record answers that were given elsewhere, and are not there; return how many were new."""
+    def add(self, answers: Sequence[Answer]) -> None:
+        """Record answers that were given elsewhere."""
         with self._one_at_a_time:
-            new = [answer for answer in answers if answer.uuid not in self.log.uuids]
-            if new:
-                self._append(*(answer.record(self.folder.label_type) for answer in new))
-            return len(new)
+            if answers:
+                self._append(*(answer.record(self.folder.label_type) for answer in answers))
 
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back the answer `uuid`, or the last one; AlreadyUsed if it was learned from."""

@@ -50,7 +50,7 @@ def _matches(pattern: str) -> Check:
 
 
 _is_text = _matches('(?s).*')
-# Random ones, of version 4: those of version 5 are derived from imported answers.
+# Random ones, of version 4
 _is_uuid = _matches('[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}')
 _is_question = _is_nonce = _matches('[0-9a-f]{64}')
 
@@ -78,7 +78,6 @@ ACTIONS: dict[str, dict[str, Check]] = {
     'questions': {'held': _are_held, 'count': _is_count},
     'answer': {**GIVEN, 'choice': _is_choice},
     'skip': {**GIVEN, 'reason': _is_text},
-    # The answer may have been given elsewhere, under a uuid of another form.
     'undo': {'answer': _is_text},
 }
 

@@ -24,7 +24,6 @@ from lm_human_preferences.labels.texts.records import TextLabel
 
 Tokens = dict[str, list[int]]
 Questions = Sequence[tuple[TextLabel, Tokens]]  # see tokenise
-UUIDS = uuids.UUID('6b1d5d0e-53a5-4c50-9d56-0f6a3c6e9a77')  # of answers brought in: any constant
 UNKNOWN = 'imported'  # labeller of answers without a name, which may be of many people
 AT_WORK = 'nothing was imported; import again when they have left'
 
@@ -146,7 +145,8 @@ def add_labels(
         lines = [f'{folder.path}: {added} questions added, {len(folder.questions)} in all']
         for name, by_question in given.items():
             new, more_notes = _new_answers(name, by_question, writers[name].log)
-            lines.append(f'{writers[name].add(new)} answers of {name} added')
+            writers[name].add(new)
+            lines.append(f'{len(new)} answers of {name} added')
             notes += more_notes
     return [*lines, *notes]
 
@@ -198,10 +198,9 @@ def _answers(
             votes[id] += 1
             if votes[id] > 1:
                 name = f'{UNKNOWN}-{votes[id]}'
-        to_question = given.setdefault(name, {}).setdefault(id, [])
         places = label.places or tuple(range(len(label.samples)))
         answer = Answer(
-            uuid=_uuid(name, id, len(to_question) + 1, label.answer),
+            uuid=str(uuids.uuid4()),
             labeller=name,
             question=id,
             value=label.answer,
@@ -213,31 +212,25 @@ def _answers(
             is_imported=True,
             given_id=label.id,
         )
-        to_question.append(answer)
+        given.setdefault(name, {}).setdefault(id, []).append(answer)
     return given
-
-
-def _uuid(labeller: str, question: str, number: int, value: Value | None) -> str:
-    """Return an id that is the same whenever this answer of a labeller is imported."""
-    return str(uuids.uuid5(UUIDS, f'{labeller}/{question}/{number}/{value}'))
 
 
 def _new_answers(
     name: str, by_question: dict[str, list[Answer]], log: AnswerLog
 ) -> tuple[list[Answer], list[str]]:
-    """Return the answers of a labeller that are to be added, and notes on others."""
+    """Return which last answers of a labeller are to be added, and notes on others."""
     new, left_out, changed = [], 0, 0
     for id, answers in by_question.items():
         before = log.answer_to(id)
-        if before is not None and before.value is None:
-            before = None  # a skip is no answer
-        if before is not None and not before.is_imported:
+        known = [] if before is None or before.value is None else [before]  # a skip is no answer
+        if known and not known[0].is_imported:
             left_out += len(answers)  # it may be later than those, which do not say when
             continue
-        added = _not_imported(answers, before, log)
-        known = answers if before is None or not added else [before, *answers]
-        changed += any(answer.value != answers[-1].value for answer in known)
-        new += added
+        *_, last = answers
+        if not known or known[0].value != last.value:
+            new.append(last)
+            changed += any(answer.value != last.value for answer in (*known, *answers))
     notes = []
     if left_out:
         notes.append(f'{left_out} answers of {name} were left out: those given here count')
@@ -247,17 +240,3 @@ def _new_answers(
             note += '; if that was somebody else, give --labeller NAME'
         notes.append(note)
     return sorted(new, key=lambda answer: answer.time), notes
-
-
-def _not_imported(given: Sequence[Answer], last: Answer | None, log: AnswerLog) -> list[Answer]:
-    """Return which of the answers `given` have to be added for the last one to count."""
-    new = [answer for answer in given[:-1] if answer.uuid not in log.uuids]
-    counts = given[-1]
-    if not new and last is not None and last.value == counts.value:
-        return []
-    number = len(given)
-    while counts.uuid in log.uuids:  # from an import before the last one
-        number += 1
-        uuid = _uuid(counts.labeller, counts.question, number, counts.value)
-        counts = dataclasses.replace(counts, uuid=uuid)
-    return [*new, counts]
