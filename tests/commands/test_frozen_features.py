@@ -23,7 +23,6 @@ from lm_human_preferences.reward_sources import loading
 QUERIES = [f'Who is {name}?' for name in ('late', 'quick', 'lazy', 'brown', 'there', 'nobody')]
 NEW = '--rewards.train_new_model.'
 SIZES = '--task.query_length 24 --task.response_length 8'
-SIZES_OF_SCORE = SIZES.replace('task.', '')
 
 
 @pytest.fixture(scope='module')
@@ -114,9 +113,7 @@ def test_an_export_has_lines_that_compute_it(run, tmp_path):
         exec(code.replace(' And a response.', ' the fox'), found)
     assert found['reward'].item() == pytest.approx(expected['score'], abs=1e-3)
     assert found['deviation'].item() == pytest.approx(expected['score_std'], abs=1e-3)
-    again = json.loads(
-        succeed(f'score {tmp_path}/exported {tmp_path}/text.jsonl {SIZES_OF_SCORE}').stdout
-    )
+    again = json.loads(succeed(f'score {tmp_path}/exported {tmp_path}/text.jsonl').stdout)
     assert again['score'] == pytest.approx(expected['score'], abs=1e-3)
 
 
@@ -125,9 +122,8 @@ def test_an_export_has_a_tokeniser_of_our_own_encodings(tmp_path):
     succeed(f'train_reward mock_sentiment run --mpi 1 {words}')
     (tmp_path / 'text.jsonl').write_text('{"query": "the film was", "response": "good"}\n')
     succeed(f'export {tmp_path}/run {tmp_path}/exported')
-    sizes = '--query_length 5 --response_length 8'
     scores = [
-        json.loads(succeed(f'score {tmp_path}/{name} {tmp_path}/text.jsonl {sizes}').stdout)
+        json.loads(succeed(f'score {tmp_path}/{name} {tmp_path}/text.jsonl').stdout)
         for name in ('run', 'exported')
     ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)

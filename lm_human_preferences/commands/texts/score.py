@@ -16,7 +16,9 @@ from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.evaluation.reward_on_labels import load, saved_model
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
+from lm_human_preferences.frozen_head import head
 from lm_human_preferences.frozen_head.reward import FrozenReward
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language.tokenisers import text_encoder
@@ -40,10 +42,7 @@ def score(run: str, file: str, batch_size: int, too_long: str) -> None:
         _score_texts(scorer, found, batch_size)
         return
     saved = saved_model(run)
-    settings = reward_settings_of(run)
-    if settings is None:
-        raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
-    task, encoding = settings.task, saved.encoding
+    task, encoding = _task_of(run), saved.encoding
     tokeniser = Tokeniser(
         # As the reward model has learned to read texts
         text_encoder(encoding.get_encoder(), task.special_tokens),
@@ -71,6 +70,16 @@ def score(run: str, file: str, batch_size: int, too_long: str) -> None:
         show(columns, query, responses)
     for note in tokeniser.notes():
         click.echo(f'note: {note}', err=True)
+
+
+def _task_of(run: str) -> TaskHParams:
+    """Return the task that a reward model has learned."""
+    settings = reward_settings_of(run)
+    if settings is not None:
+        return settings.task
+    if head.is_head(run):  # an exported one, whose file says it
+        return head.task_of(head.load(run)[1])
+    raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
 
 
 def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]], batch_size: int) -> None:
