@@ -28,7 +28,7 @@ _TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', type
 
 
 def is_shown(field: dataclasses.Field) -> bool:
-    return field.metadata['help'] is not None
+    return field.metadata.get('help', '') is not None
 
 
 def shown(fields: Fields) -> Fields:

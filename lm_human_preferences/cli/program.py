@@ -203,7 +203,7 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
     return click.Option(
         [f'--{key}', _identifier(key)],
         metavar=option_help.value_text(field),
-        help=f'{field.metadata["help"] or ""}  {remark}',
+        help=f'{field.metadata.get("help") or ""}  {remark}',
         shell_complete=completion(option_help.choices(field)),
         hidden=not option_help.is_shown(field),
     )

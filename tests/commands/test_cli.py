@@ -1,5 +1,6 @@
 """Command line: values, mistakes, help and the jobs that it starts."""
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -350,11 +351,22 @@ def test_run_save_dir_is_overruled_and_says_so(started):
     assert result.stderr.startswith('note: --run.save_dir has no effect: ')
 
 
-def train(trials):
+def train(trials, words='sweep nm --save_dir /q', hparam_class=reward_options.HParams):
     command = jobs.experiment_command(
-        'train', 'module:train', reward_options.HParams, {'sweep': trials}, help='Train.'
+        'train', 'module:train', hparam_class, {'sweep': trials}, help='Train.'
     )
-    return invoke('train sweep nm --save_dir /q', program.Program(commands=[command]))
+    return invoke(f'train {words}', program.Program(commands=[command]))
+
+
+def test_a_field_that_a_fork_has_added_is_an_option(started):
+    @dataclasses.dataclass
+    class HParams(reward_options.HParams):
+        task_id: str | None = None
+
+    test = launch.reward_experiments['test']
+    train(test, 'sweep nm --task_id x7', HParams)
+    assert hparams_of(started).task_id == 'x7'
+    assert '--task_id TEXT|None' in train(test, '--help', HParams).stdout
 
 
 def test_a_key_that_an_experiment_sets_twice_is_noted(started):

@@ -151,3 +151,24 @@ def test_all_are_named_in_the_documentation():
     for path in EXAMPLES.glob('*.py'):
         assert f'`{path.name}`' in page
         assert len(path.read_text(encoding='utf-8').splitlines()) <= 40
+
+
+def test_summarize_from_feedback(converted):
+    """Fields of the comparisons that OpenAI published; posts of Reddit, or articles."""
+
+    def compared(choice, **info):
+        summaries = [
+            {'text': ' One.', 'policy': 'ref', 'note': ''},
+            {'text': ' Two.', 'policy': 'sup1', 'note': 'short'},
+        ]
+        about = {'info': {'id': 't3_1', **info}, 'split': 'train', 'extra': {'confidence': 7}}
+        return {**about, 'summaries': summaries, 'choice': choice, 'worker': 'w1', 'batch': 'b5'}
+
+    post = compared(1, post='I fell.', title='Fall', subreddit='tifu')
+    article = compared(0, article='They won.', site='cnn')
+    labels, _ = converted('summarize_from_feedback.py', lines_of(post, article))
+    assert said_by(labels) == [
+        ('w1', 'I fell.', (' One.', ' Two.'), 1),
+        ('w1', 'They won.', (' One.', ' Two.'), 0),
+    ]
+    assert labels[0].id == 't3_1'
