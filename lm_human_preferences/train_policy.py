@@ -106,6 +106,7 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
         resume=run.resume,
         schema=STATE,
         frozen_scopes=policy_phase(hparams).networks.frozen,
+        max_to_keep=run.keep_checkpoints,
         stop_timeout=run.stop_timeout,
     ) as checkpointer:
         state = checkpointer.state.get('trainer')

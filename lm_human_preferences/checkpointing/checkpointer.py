@@ -94,7 +94,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.host_buffers: dict[str, torch.Tensor] = {}
         self.failed = False
         self.stop_requested = False
-        self.was_signalled = False  # by another signal than SIGHUP
+        self.was_signalled = False  # by another signal than a warning
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def __exit__(self, *error: object) -> None:
@@ -156,19 +156,29 @@ class Checkpointer(contextlib.AbstractContextManager):
                 ' checkpoint before by deleting its files'
             ) from e
 
-    def save(self, trainer: Trainer, *, resumable: bool = True) -> None:
-        """Save in the background; resumable: False, on rank 0 alone, in the midst of a step."""
+    def position(self, trainer: Trainer) -> dict[str, Any]:
+        """Return what this rank needs besides the tensors to go on from here."""
+        return {'trainer': trainer.state_dict(), 'random': random_state()}
+
+    def save(
+        self,
+        trainer: Trainer,
+        position: Mapping[str, Any] | None = None,
+        *,
+        resumable: bool = True,
+    ) -> None:
+        """Save in the background; resumable: False, on rank 0 alone, in the midst of a step.
+
+        position: of another moment at which the tensors were the same; None: this one.
+        """
         if not self.directory:
             return
         step = trainer.state_dict()['step']
         state = None
         if resumable:
-            state = {
-                'trainer': trainer.state_dict(),
-                'seed': self.seed,
-                'products': self.products,
-                'random': self.comm.all_gather_object(random_state()),
-            }
+            position = position or self.position(trainer)
+            random = self.comm.all_gather_object(position['random'])
+            state = {**position, 'seed': self.seed, 'products': self.products, 'random': random}
         if self.comm.rank == 0:
             self.wait()
             trainer.logger.flush()
@@ -180,7 +190,7 @@ class Checkpointer(contextlib.AbstractContextManager):
                 state=state,
                 max_to_keep=self.max_to_keep,
             )
-            self.saved_step = step
+        self.saved_step = step
 
     def save_on_error(self, trainer: Trainer) -> None:
         """Save `trainer` in the midst of a step, unless it is saved or a save has failed."""
@@ -204,7 +214,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     @contextlib.contextmanager
     def defer_signals(self) -> Iterator[None]:
         """Defer the first signal to stop to `after_step`, for at most `stop_timeout` seconds."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+        numbers = (signal.SIGINT, signal.SIGALRM, *stop_signals.TO_STOP)
         with stop_signals.handled(self._request_stop, *numbers):
             try:
                 yield
@@ -214,11 +224,13 @@ class Checkpointer(contextlib.AbstractContextManager):
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal; interrupt at the second one, or at the alarm.
 
-        SIGHUP is not counted: systemd ends a session by SIGTERM and SIGHUP.
+        Warnings are not counted: systemd ends a session by SIGTERM and SIGHUP, Slurm a job by
+        SIGUSR1 and SIGTERM.
         """
-        if number == signal.SIGALRM or (self.was_signalled and number != signal.SIGHUP):
+        is_warning = number in stop_signals.WARNINGS
+        if number == signal.SIGALRM or (self.was_signalled and not is_warning):
             raise KeyboardInterrupt
-        self.was_signalled = self.was_signalled or number != signal.SIGHUP
+        self.was_signalled = self.was_signalled or not is_warning
         if self.stop_requested:
             return
         self.stop_requested = True

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -65,7 +64,7 @@ def serve(folder: str, options: LabelHParams) -> None:
     assert options.web is not None
     names = names_in(options.labeller)
     server = LabelServer(folder, names, options.web, note=note)
-    with stop_signals.handled(stop_signals.interrupt, signal.SIGTERM, signal.SIGHUP):
+    with stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP):
         try:
             if warning := missing_tls(options.web):
                 note(warning)

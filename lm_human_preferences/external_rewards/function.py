@@ -10,20 +10,24 @@ the file keeps in its module is neither saved with the run nor shared by the ran
 """
 
 import contextlib
+import functools
 import inspect
 import os
+import pathlib
+import random
 import reprlib
 import sys
+import tempfile
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards.texts import Texts
+from lm_human_preferences.external_rewards.texts import LARGEST, Texts
 from lm_human_preferences.runs.reward_function import Source
 from lm_human_preferences.utils.core import default_device
 
@@ -63,7 +67,7 @@ class FunctionScorer:
         responses = [each.response for each in texts]
         columns = self._columns(texts)
         try:
-            with torch.no_grad(), _own_random_numbers():
+            with torch.no_grad(), _apart():
                 returned = self._function(queries, responses, **columns)
         except _ITS_ERRORS as e:
             raise self._error(f' raised {self._told(e)}') from e
@@ -94,9 +98,10 @@ class FunctionScorer:
         module = types.ModuleType(f'reward_function_{source.digest[:12]}')
         module.__file__ = self._path
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+        _let_children_import(module.__name__, source.text, self._path)
         try:
             code = compile(source.text, self._path, 'exec')
-            with _own_random_numbers():
+            with _apart():
                 exec(code, module.__dict__)
         except _ITS_ERRORS as e:
             raise self._error(f': the file cannot be run: {self._told(e)}') from e
@@ -171,15 +176,13 @@ def _as_scores(returned: Any, count: int) -> torch.Tensor:
     if values.shape != (count,):
         what = f'{len(values)} numbers' if values.ndim == 1 else f'an array {values.shape}'
         raise UserError(f'returned {what} for {count} responses: it must return ({count},)')
-    with np.errstate(over='ignore'):
-        scores = torch.from_numpy(values.astype(np.float32))
-    wrong = (~scores.isfinite()).nonzero().flatten().tolist()
-    if wrong:
+    wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) <= LARGEST))  # NaN, too
+    if len(wrong):
         raise UserError(
             f'returned {values[wrong[0]]} for response {wrong[0]} of {count}: a reward must be'
-            ' finite in float32'
+            f' finite, of at most {LARGEST:g} in size'
         )
-    return scores
+    return torch.from_numpy(values.astype(np.float32))
 
 
 def _as_array(returned: Any) -> np.ndarray:
@@ -198,8 +201,32 @@ def _as_array(returned: Any) -> np.ndarray:
         return _NO_NUMBERS
 
 
-def _own_random_numbers() -> contextlib.AbstractContextManager[Any]:
-    """Keep the run's random numbers of torch from what is drawn in the block."""
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Keep the run's random numbers, and the run itself, from what is done in the block.
+
+    A process that is forked in the block ends where it would leave it: there is one run.
+    """
+    process, of_python, of_numpy = os.getpid(), random.getstate(), np.random.get_state()
     device = default_device()
     devices = [torch.cuda.current_device()] if device.type == 'cuda' else []
-    return torch.random.fork_rng(devices=devices)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        if os.getpid() != process:
+            os._exit(1)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def _let_children_import(name: str, text: str, path: str) -> None:
+    """Let spawned processes, which look for modules in sys.path, import the file's module."""
+    module = f'__file__ = {path!r}\nexec(compile({text!r}, __file__, "exec"))\n'
+    folder = _folder_of_modules().name
+    pathlib.Path(folder, f'{name}.py').write_text(module, encoding='utf-8')
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+_folder_of_modules = functools.cache(tempfile.TemporaryDirectory)

@@ -10,6 +10,8 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.ppo import PART
 
+LARGEST = 1e15  # reward whose square, and the sum of these over a batch, is finite in float32
+
 
 class Texts(NamedTuple):
     """A query and a response as people read them. whole: both as one text. columns: the query's."""

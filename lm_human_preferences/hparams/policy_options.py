@@ -168,6 +168,7 @@ class RunHParams(reward_options.RunHParams):
     evaluate: bool = own_option(
         False, 'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir'
     )
+    keep_checkpoints: int = own_option(20, 'checkpoints of the policy that are kept', at_least=2)
     sample_queries: int = own_option(
         8,
         'queries that the policy answers again and again while it trains, into'

@@ -147,7 +147,7 @@ class RunHParams(hyperparams.HParams):
     )
     stop_timeout: int = own_option(
         DEFAULT_TIMEOUTS.stop,
-        'seconds in which a step has to end after Ctrl-C, SIGTERM or SIGHUP, to be saved; a second'
+        'seconds in which a step has to end after Ctrl-C or SIGTERM, to be saved; a second'
         ' signal stops at once',
         at_least=1,
         at_most=LONGEST_TIMEOUT,

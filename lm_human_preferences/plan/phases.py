@@ -188,7 +188,8 @@ class TrainPolicy:
         """Return the checkpoints of the training in the run's directory."""
         unfinished = os.path.join(directory, self.files.unfinished)
         size = checkpoint_size(self.networks, sizes)
-        return checkpoints.Planned(unfinished, self.saves(), size)
+        keep = self.run.keep_checkpoints
+        return checkpoints.Planned(unfinished, self.saves(), size, keep)
 
     def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
         """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
@@ -200,7 +199,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
     is_new = not os.path.isdir(directory)
     command = run_files.COMMANDS[hparams.command]
     # The lock is removed before the end.
-    with stop_signals.handled(stop_signals.interrupt, signal.SIGTERM, signal.SIGHUP):
+    with stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP):
         try:
             lock_file, killed = run_lock.acquire(directory)
             with lock_file:

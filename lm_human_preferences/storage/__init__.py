@@ -20,6 +20,7 @@ from lm_human_preferences.storage.cache import (
 from lm_human_preferences.storage.files import (
     append,
     atomic_write,
+    closed_after_fork,
     existing_part,
     free_bytes,
     is_within,

@@ -13,13 +13,16 @@ import re
 import shutil
 import stat
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from lm_human_preferences.errors import os_errors_as
 
 Opener = Callable[[str, int], int]  # of open(path, mode, opener=...)
+AnyFile = TypeVar('AnyFile')
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that knows none
+_not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
@@ -99,14 +102,29 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
         raise
 
 
+def closed_after_fork(file: AnyFile) -> AnyFile:
+    """Return a file or socket, which a process that is forked from now on closes at once."""
+    _not_inherited.add(file)
+    return file
+
+
+def _close_after_fork() -> None:
+    for file in list(_not_inherited):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_after_fork)
+
+
 def open_locked(
     path: str, mode: str, *, opener: Opener = open_nofollow, seconds: float = 0.0
 ) -> io.FileIO:
     """Open a file, locked until it is closed; BlockingIOError if it is taken for `seconds`.
 
+    A process that is forked meanwhile does not hold the lock, in which another one is named.
     Not by filelock, which would need a second file beside each, and follows links.
     """
-    file = io.FileIO(path, mode, opener=opener)
+    file = closed_after_fork(io.FileIO(path, mode, opener=opener))
     until = time.monotonic() + seconds
     try:
         while True:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Any
 
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-from lm_human_preferences.training.loop import Hook, Trainer
-from lm_human_preferences.utils.logging import progress
+from lm_human_preferences.training.loop import FailedElsewhere, Hook, Trainer
+from lm_human_preferences.utils.logging import announce, progress
 
 
 class ProgressBar(Hook):
@@ -51,26 +52,39 @@ class ProgressBar(Hook):
 
 
 class Checkpoints(Hook):
-    """Saves every `interval` steps, and defers signals; saves_end: also at the end or an error."""
+    """Saves every `interval` steps, and defers signals.
+
+    resume_hint: of a training that is also saved at its end and at an error; see run_dir.
+    """
 
     def __init__(
-        self, trainer: Trainer, checkpointer: Checkpointer, interval: int, *, saves_end: bool
+        self,
+        trainer: Trainer,
+        checkpointer: Checkpointer,
+        interval: int,
+        resume_hint: Callable[[], str] | None = None,
     ) -> None:
         self.trainer = trainer
         self.checkpointer = checkpointer
         self.interval = interval
-        self.saves_end = saves_end
+        self.resume_hint = resume_hint
+        self.begun: dict[str, Any] = {}
         self.signals = checkpointer.defer_signals()
 
     def __enter__(self) -> Checkpoints:
         self.signals.__enter__()
         return self
 
+    def before_step(self, step: int) -> None:
+        """Note what would let the run go on from here."""
+        if self.resume_hint is not None:
+            self.begun = self.checkpointer.position(self.trainer)
+
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Save when it is due; KeyboardInterrupt if a signal has come."""
         self.checkpointer.after_step(self.trainer)
         is_last = step == self.trainer.total_steps
-        if step % self.interval == 0 or (self.saves_end and is_last):
+        if step % self.interval == 0 or (self.resume_hint is not None and is_last):
             self.checkpointer.save(self.trainer)
 
     def __exit__(
@@ -80,5 +94,15 @@ class Checkpoints(Hook):
         traceback: TracebackType | None,
     ) -> None:
         self.signals.__exit__(error_type, error, traceback)
-        if error is not None and self.saves_end:
+        if error is None or self.resume_hint is None:
+            return
+        if not self.trainer.is_undone:
             self.checkpointer.save_on_error(self.trainer)
+            return
+        if self.checkpointer.saved_step != self.trainer.steps_done:
+            self.checkpointer.save(self.trainer, self.begun)
+        self.checkpointer.wait()
+        if self.trainer.comm.rank == 0 and not isinstance(error, KeyboardInterrupt):
+            announce(self.resume_hint())
+        if isinstance(error, FailedElsewhere):
+            self.trainer.comm.barrier()  # until the rank that failed has ended all

@@ -1,5 +1,6 @@
 """Hooks of a policy's training: samples, table and alarms on the console."""
 
+import functools
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -9,6 +10,7 @@ from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.ppo import Rollout
+from lm_human_preferences.runs import run_dir
 from lm_human_preferences.trainers.health import KL, HealthMonitor
 from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
@@ -36,6 +38,7 @@ def policy_hooks(
 ) -> list[Hook]:
     """Return the hooks of a policy's training."""
     run = phase.run
+    resume_hint = functools.partial(run_dir.resume_hint, phase.settings)
     bar = ProgressBar(
         trainer,
         name=phase.name,
@@ -49,7 +52,7 @@ def policy_hooks(
         bar,
         PolicyTable(trainer, has_spread=bool(trainer.reward_blocks)),
         HealthMonitor(run.on_anomaly, trainer, checkpointer, FINITE, most_kl(phase.settings)),
-        Checkpoints(trainer, checkpointer, run.save_interval, saves_end=True),
+        Checkpoints(trainer, checkpointer, run.save_interval, resume_hint),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import PART, Rollout, ScoreFn
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.kl_control import KLController
+from lm_human_preferences.training.loop import FailedElsewhere
 from lm_human_preferences.training.micro_batches import concatenate, micro_batches
 from lm_human_preferences.training.networks import (
     POLICY_NETWORKS,
@@ -63,6 +64,15 @@ class Responses(NamedTuple):
     are_logged: bool = True  # the original did not log how many have ends
 
 
+def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Return the mean of each named part over the responses of all ranks that have it."""
+    values: dict[str, list[float]] = {}
+    for parts in of_ranks:
+        for name, found in parts.items():
+            values.setdefault(name, []).extend(found)
+    return {name: sum(found) / len(found) for name, found in values.items()}
+
+
 @dataclasses.dataclass(kw_only=True, eq=False)
 class PPOTrainer:
     """PPO trainer; ref_policy: the paper's rho.
@@ -92,7 +102,10 @@ class PPOTrainer:
         self.done_before = Done(0, 0, 0, 0)  # by other processes, maybe in batches of other sizes
         self.rollout: Rollout | None = None  # of the last step
         self.step_seconds = 0.0  # of the last step
-        self.score_parts: list[dict[str, torch.Tensor]] = [{}]  # of micro-batches of the last step
+        # Named parts of the scores of this rank, of the responses of a step that have each
+        self.score_parts: dict[str, list[float]] = {}
+        self.part_means: dict[str, float] = {}  # on all ranks
+        self.is_undone = False
         self.response_means: dict[str, float] = {}  # of the last step, see _response_stats
         self.start_time = self.last_time = time.monotonic()
         self.kl_scale = 1.0  # of the reward, with relative_kl_coef
@@ -103,12 +116,8 @@ class PPOTrainer:
     def step(self) -> dict[str, float]:
         """Sample ppo.batch_size episodes and learn from them; return the logged statistics."""
         started = time.monotonic()
-        # x ~ D
-        queries = self.query_sampler()['tokens']
         samples_per_query = self.ppo.samples_per_query
-        # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
-        repeated = queries.repeat_interleave(samples_per_query, dim=0)
-        rollout = self.generate(repeated, samples_per_query)
+        rollout = self.sample()
         if self.relative_kl_coef and self.steps_done == 0:
             self.kl_scale = self._deviation(rollout.scores)
             self.kl_ctl.value *= self.kl_scale
@@ -130,6 +139,29 @@ class PPOTrainer:
         self.step_seconds = time.monotonic() - started
         self.steps_done += 1
         return stats | self.response_means
+
+    def sample(self) -> Rollout:
+        """Return the Rollout of new queries; an error on any rank sets `is_undone` on all.
+
+        Other ranks than those with an error raise FailedElsewhere.
+        """
+        kind = Exception if self.comm.size > 1 else BaseException  # Ctrl-C ends ranks at once
+        error, rollout = None, None
+        try:
+            # x ~ D
+            queries = self.query_sampler()['tokens']
+            samples_per_query = self.ppo.samples_per_query
+            # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
+            repeated = queries.repeat_interleave(samples_per_query, dim=0)
+            rollout = self.generate(repeated, samples_per_query)
+        except kind as e:
+            error = e
+        of_ranks = self.comm.all_gather_object((error is not None, self.score_parts))
+        self.is_undone = any(has_failed for has_failed, _ in of_ranks)
+        self.part_means = means_of_parts([parts for _, parts in of_ranks])
+        if rollout is None or self.is_undone:
+            raise error or FailedElsewhere
+        return rollout
 
     def done(self, steps: int) -> Done:
         """Return what is done after `steps` steps, as many as before this process or more."""
@@ -154,7 +186,7 @@ class PPOTrainer:
             sampled.append(self.policy.respond(part, self.responses.length, samples_per_query))
         # Token ids go to host memory all at once, as the device has to be waited for.
         responses = torch.cat([part.pop('responses') for part in sampled]).cpu()
-        self.score_parts = []
+        self.score_parts = {}
         rollouts = []
         of_parts = micro_batches(responses, self.ppo.micro_batch_size)
         for part, answers, drawn in zip(parts, of_parts, sampled, strict=True):
@@ -173,7 +205,9 @@ class PPOTrainer:
         )
         states = {'states': reference['states']} if self.reward_blocks else {}
         scores, scored_responses, stats = self.score_fn(queries, responses, **states)
-        self.score_parts.append({name: stats[name] for name in stats if name.startswith(PART)})
+        for name in stats:
+            if name.startswith(PART):
+                self.score_parts.setdefault(name, []).extend(stats[name].tolist())
         return Rollout(
             queries=queries,
             responses=responses,
@@ -239,7 +273,7 @@ class PPOTrainer:
         stats = ppo.step_stats(rollout, kl_coef, non_score_reward, train_stats)
         of_responses = self._response_stats(rollout)
         means = self.comm.all_reduce_mean(as_numbers({**stats, **of_responses}))
-        self.response_means = {name: means.pop(name) for name in of_responses}
+        self.response_means = {name: means.pop(name) for name in of_responses} | self.part_means
         means['ppo/val/var_explained'] = ppo.explained_variance(
             means['ppo/val/error'], means['ppo/returns/var']
         )
@@ -255,21 +289,18 @@ class PPOTrainer:
             'elapsed/time': now - self.start_time,
         }
         self.last_time = now
-        are_logged = self.responses.are_logged or self.score_parts[0]
-        more = self.response_means if are_logged else {}
+        more = self.response_means if self.responses.are_logged or self.part_means else {}
         self.logger.log({**means, **more}, self.steps_done)
         return means
 
     def _response_stats(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Return means over this rank's responses: their ends, and named parts of their scores."""
+        """Return means over this rank's responses: their lengths and ends."""
         real = rollout.scored_responses != self.policy.padding_token
         means = {
             LENGTH: real.sum(1).float().mean(),
             ENDED: self.responses.has_end(rollout.responses).float().mean(),
             VALID: self.responses.is_valid(rollout.responses).float().mean(),
         }
-        for name in self.score_parts[0]:
-            means[name] = torch.cat([part[name] for part in self.score_parts]).mean()
         device = self.policy.device
         return {name: mean.to(device, non_blocking=True) for name, mean in means.items()}
 

@@ -24,7 +24,7 @@ def reward_hooks(
         RewardTable(trainer),
         HealthMonitor(phase.run.on_anomaly, trainer, checkpointer, ['loss']),
         HeldOut(trainer),
-        Checkpoints(trainer, checkpointer, interval, saves_end=False),
+        Checkpoints(trainer, checkpointer, interval),
     ]
 
 

@@ -71,6 +71,7 @@ class RewardModelTrainer:
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
         self.steps_done = self.labels_done = 0  # labels of all epochs
+        self.is_undone = False  # weights change in any step
         self.order: np.ndarray | None = None  # of the labels, one epoch after the other
         self.held_out_by_epoch: list[float] = []  # accuracy, or agreement
         self.prediction: Prediction | None = None  # the last on held-out labels

@@ -14,6 +14,7 @@ class Trainer(checkpointing.Trainer, Protocol):
 
     comm: Comm
     steps_done: int
+    is_undone: bool  # whether a step has failed, on any rank, before weights changed
 
     @property
     def total_steps(self) -> int: ...
@@ -21,6 +22,10 @@ class Trainer(checkpointing.Trainer, Protocol):
     def step(self) -> dict[str, float]:
         """Take the next step; return its statistics, the same on every rank."""
         ...
+
+
+class FailedElsewhere(Exception):
+    """A step failed on another rank, which reports the error and ends all ranks."""
 
 
 class Hook(contextlib.AbstractContextManager):

@@ -1,35 +1,47 @@
-"""Handling of signals that ask a job to stop: Ctrl-C, SIGTERM, SIGHUP of a closing terminal."""
+"""Handling of signals that ask a job to stop.
+
+They are Ctrl-C, SIGTERM, and the WARNINGS: SIGHUP of a closing terminal, SIGUSR1 of Slurm before
+the time of a job is up, SIGXCPU at a limit of processor time. A forked process has the defaults.
+"""
 
 import contextlib
+import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 from lm_human_preferences.utils import streams
+
+WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
+TO_STOP = (signal.SIGTERM, *WARNINGS)
+_handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
     """Within the block, call `handler` at signals `numbers`; only in the main thread.
 
-    Only the first SIGHUP counts, as shell and kernel both send one; if nohup has it ignored, it
-    stays so.
+    Of the WARNINGS only the first of a kind counts: shell and kernel both send SIGHUP, and SIGXCPU
+    comes each second. One that is ignored, as nohup does, stays so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        """Call the handler, of SIGHUP once."""
-        if number == signal.SIGHUP:
+        """Call the handler, of a warning once."""
+        if number in WARNINGS:
             signal.signal(number, signal.SIG_IGN)
+        if number == signal.SIGHUP:
             streams.leave_closed_terminal()
         handler(number, frame)
 
     before = {}
+    _handlers.add(handle)
     for number in numbers:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+        if number not in WARNINGS or signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, handle)
     try:
         yield
@@ -42,3 +54,14 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal as Python does Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def _use_defaults() -> None:
+    """Give the signals that are handled here their default handlers."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) in _handlers:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_use_defaults)

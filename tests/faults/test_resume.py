@@ -15,7 +15,15 @@ import pytest
 import torch
 from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
-from interrupted import TRAIN_MINIBATCH, assert_same, failing, result_anywhere, result_of, run
+from interrupted import (
+    ANALYZED,
+    TRAIN_MINIBATCH,
+    assert_same,
+    failing,
+    result_anywhere,
+    result_of,
+    run,
+)
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 from lm_human_preferences import train_policy, train_reward
@@ -168,6 +176,23 @@ def test_what_is_no_run_of_a_policy(copied):
         assert last_error_of(invoke(f'resume {directory}')).startswith(told)
 
 
+@pytest.mark.parametrize('error', [ConnectionError, MemoryError, KeyboardInterrupt, UserError])
+def test_error_while_responses_are_scored_undoes_the_step(whole, tmp_path, error):
+    """No weight has changed, so the run goes on as if it had not been."""
+    with failing(ANALYZED, 4, error('gone')):  # after all responses of the second step
+        result = invoke(words('train_policy', tmp_path, '--run.save_interval 9'))
+    told = 'Step 1 of the policy is saved; to go on from there: '
+    assert result.output.count(told) == 1, result.output
+    assert checkpoints.latest(tmp_path / 'run/policy/checkpoints').endswith('model.ckpt-1')
+    succeed(['resume', str(tmp_path / 'run'), '--run.save_interval', '2'])
+    ours, expected = (
+        Bundle(f'{run}/policy/checkpoints/model.ckpt-3') for run in (tmp_path / 'run', whole)
+    )
+    for name in expected:
+        if not name.endswith('_time'):
+            assert (ours[name] == expected[name]).all(), name
+
+
 def test_error_in_the_midst_of_a_step_saves_but_does_not_go_on_from_there(tmp_path):
     """The last weights are kept; the run goes on from the last whole step that was saved."""
     with failing(TRAIN_MINIBATCH, 4, KeyboardInterrupt):
@@ -175,9 +200,10 @@ def test_error_in_the_midst_of_a_step_saves_but_does_not_go_on_from_there(tmp_pa
     found = tmp_path / 'run/policy/checkpoints'
     assert checkpoints.latest(found) == str(found / 'model.ckpt-1')
     assert not (tmp_path / 'run/lock').exists()
-    result = succeed(['resume', str(tmp_path / 'run')])
+    result = succeed(['resume', str(tmp_path / 'run'), '--run.keep_checkpoints', '2'])
     assert f'Going on from {found}/model.ckpt-1\n' in result.stdout
     assert checkpoints.latest(found) == str(found / 'model.ckpt-3')
+    assert len(list(found.glob('*.index'))) == 2
 
 
 def test_killed_before_the_last_checkpoint_is_listed(copied):

@@ -24,6 +24,7 @@ PACKAGE = 'lm_human_preferences'
 TRAIN_BATCH = f'{PACKAGE}.train_reward:RewardModelTrainer.train_batch'
 TRAIN_MINIBATCH = f'{PACKAGE}.train_policy:PPOTrainer.train_minibatch'
 STEP = f'{PACKAGE}.train_policy:PPOTrainer.step'
+ANALYZED = f'{PACKAGE}.train_policy:PPOTrainer._analyzed'
 REWARD_STEP = f'{PACKAGE}.train_reward:RewardModelTrainer.step'
 RECORD_STEP_STATS = f'{PACKAGE}.train_policy:PPOTrainer.record_step_stats'
 MOMENTS = (

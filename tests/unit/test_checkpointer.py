@@ -20,6 +20,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed import lifeline
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
+from lm_human_preferences.utils import stop_signals
 
 
 @pytest.fixture
@@ -232,10 +233,17 @@ def test_a_step_that_does_not_end_is_interrupted(tmp_path, capfd):
     assert 'if it finishes within 1 s; interrupt again' in capfd.readouterr().err
 
 
-@pytest.mark.parametrize('first, then', [*itertools.permutations((signal.SIGTERM, signal.SIGHUP))])
+SESSION = [
+    *itertools.permutations((signal.SIGTERM, signal.SIGHUP)),
+    (signal.SIGUSR1, signal.SIGTERM),
+    (signal.SIGTERM, signal.SIGXCPU),
+]
+
+
+@pytest.mark.parametrize('first, then', SESSION)
 def test_the_end_of_a_session_is_one_signal(first, then, tmp_path, capfd):
-    """Systemd sends both; another Ctrl-C or SIGTERM still interrupts."""
-    before = signal.getsignal(signal.SIGHUP)
+    """Systemd and Slurm send two; another Ctrl-C or SIGTERM still interrupts."""
+    before = {number: signal.getsignal(number) for number in stop_signals.WARNINGS}
     with (
         Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints,
         checkpoints.defer_signals(),
@@ -245,7 +253,8 @@ def test_the_end_of_a_session_is_one_signal(first, then, tmp_path, capfd):
         assert checkpoints.stop_requested
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     assert capfd.readouterr().err.count('interrupt again') == 1
 
 

@@ -1,6 +1,10 @@
 """A reward that is a function of the user's: --rewards.function."""
 
+import os
+import random
 import re
+import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +14,9 @@ import torch
 from command_line import error_of, invoke, last_error_of, succeed
 from experiments import resolved
 from interrupted import TRAIN_MINIBATCH, failing
+from launched import REPOSITORY
 from ranks import on_ranks
+from trainers import learner
 
 from lm_human_preferences import lm_tasks, rewards
 from lm_human_preferences.checkpointing import checkpoints
@@ -23,10 +29,13 @@ from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, joined
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.ppo import PART
 from lm_human_preferences.reward_sources import loading, sources
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.runs import reward_function, run_files, run_lock
 from lm_human_preferences.synthetic.known_reward import KnownReward
+from lm_human_preferences.training.loop import FailedElsewhere
 
 # The known reward of film reviews as a user could have written it.
 MOCK = """
@@ -84,14 +93,85 @@ def test_what_it_reads(write):
 
 
 def test_random_numbers_of_the_run_are_not_touched(write):
+    seeds = 'torch.manual_seed(7); np.random.seed(7); random.seed(7)'
     name = write(
-        'import torch\ntorch.manual_seed(7)\n'
-        'def score(queries, responses):\n return torch.randn(len(queries))'
+        f'import random, torch\nimport numpy as np\n{seeds}\n'
+        f'def score(queries, responses):\n {seeds}\n return [random.random(), np.random.rand()]'
     )
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
+
+    def drawn():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    before = drawn()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
     scores_of(name)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert drawn() == before
+
+
+def test_processes_that_are_spawned_import_the_file(write):
+    """As a pool does from Python 3.14 on."""
+    name = write(
+        'import multiprocessing\n'
+        'def length(response):\n return len(response), __file__\n'
+        'def score(queries, responses):\n'
+        ' with multiprocessing.get_context("spawn").Pool(1) as pool:\n'
+        '  lengths, files = zip(*pool.map(length, responses))\n'
+        ' assert set(files) == {__file__}\n'
+        ' return lengths'
+    )
+    assert scores_of(name).tolist() == [13, 3]
+
+
+FORKS = """
+import os, signal, sys
+from lm_human_preferences.external_rewards.function import FunctionScorer
+from lm_human_preferences.external_rewards.texts import joined
+from lm_human_preferences.runs import reward_function, run_lock
+from lm_human_preferences.utils import stop_signals
+
+run, name = sys.argv[1:]
+lock, _ = run_lock.acquire(run)
+handled = stop_signals.handled(stop_signals.interrupt, signal.SIGINT, *stop_signals.TO_STOP)
+with lock, handled:
+    scores = FunctionScorer(reward_function.read(name)).score([joined('a', 'b')])
+    assert scores.item() == 1, scores
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+FORKING = """
+import os, signal
+
+def score(queries, responses):
+    ready, told = os.pipe()
+    if not os.fork():
+        own = [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
+        assert {signal.getsignal(number) for number in own} == {signal.SIG_DFL}
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        os.setsid()
+        os.write(told, str(os.getpid()).encode())
+        signal.pause()  # outlives the run
+    with open(f'{__file__}.child', 'wb') as file:
+        file.write(os.read(ready, 9))
+    if not (other := os.fork()):
+        return [2]  # a mistake: this process is not the run
+    return [os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])]
+"""
+
+
+def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
+    """Neither its handlers of signals, nor its lock, nor its work."""
+    name = write(FORKING)
+    words = [sys.executable, '-c', FORKS, str(tmp_path / 'run'), name]
+    with open(tmp_path / 'output', 'w') as output:  # the child that lasts would keep a pipe open
+        done = subprocess.run(words, cwd=REPOSITORY, stdout=output, stderr=output, timeout=60)
+    assert done.returncode == -signal.SIGKILL, (tmp_path / 'output').read_text()
+    child = int((tmp_path / 'my_reward.py.child').read_text())
+    try:
+        run_lock.check_free(str(tmp_path / 'run'))
+    finally:
+        os.kill(child, signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +185,7 @@ def test_random_numbers_of_the_run_are_not_touched(write):
         ('return [10**400, 1]', 'not a number for each response'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ('return [1e300, 1]', 'returned 1e+300 for response 0 of 2: a reward must be finite'),
+        ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
         (
@@ -195,6 +276,50 @@ def test_a_run_is_the_same_by_the_door_of_the_function(write, tmp_path):
     for variable, value in known.items():
         np.testing.assert_array_equal(found[variable], value)
     assert (tmp_path / 'function/reward_function.py').read_text() == MOCK
+
+
+def sampler_of(comm, score):
+    """A trainer that samples four responses, two at a time."""
+    hparams = resolved('train_policy', 'test', {'ppo.micro_batch_size': 2})
+    trainer = learner(Policy(TrainedModel('test'), scope='policy'), hparams, comm)
+    trainer.query_sampler = lambda: {'tokens': torch.ones(4, 3, dtype=torch.int64)}
+    trainer.score_fn = lambda queries, responses: (torch.ones(2), responses, score())
+    return trainer
+
+
+def test_a_part_counts_where_there_is_one():
+    """Only the second call on the second rank names the part b."""
+
+    def work(comm):
+        calls = iter([[1, 2], [3, 4]])
+
+        def score():
+            values = torch.tensor(next(calls))
+            is_last = comm.rank == 1 and values[0] == 3
+            return {f'{PART}a': values, **({f'{PART}b': values * 10} if is_last else {})}
+
+        trainer = sampler_of(comm, score)
+        trainer.sample()
+        return trainer.part_means
+
+    assert on_ranks(2, work) == [{f'{PART}a': 2.5, f'{PART}b': 35}] * 2
+
+
+def test_an_error_on_one_rank_undoes_the_step_on_all():
+    """Before any weight has changed; the others wait for the end that the one brings."""
+
+    def work(comm):
+        def score():
+            if comm.rank:
+                raise ConnectionError
+            return {}
+
+        trainer = sampler_of(comm, score)
+        with pytest.raises(ConnectionError if comm.rank else FailedElsewhere):
+            trainer.step()
+        return trainer.is_undone, trainer.steps_done
+
+    assert on_ranks(2, work) == [(True, 0)] * 2
 
 
 def test_ranks_score_their_own_shares_alike(write):

@@ -54,7 +54,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
                 note(line)
             self.service = LabellingService(opened, labellers, secret, note)
             stack.enter_context(contextlib.closing(self.service))
-            self._listener = stack.enter_context(_listen(options))
+            self._listener = storage.closed_after_fork(stack.enter_context(_listen(options)))
             self._start(options, Access(secret, labellers))
             self._stack = stack.pop_all()
 
