@@ -52,7 +52,6 @@ ONLINE = (
     [
         *('labels.num_train 16', 'labels.error 0.5', 'labels.without anna', 'labels.too_long cut'),
         *('run.seed 1', 'run.log_interval 1', 'run.save_interval 1', 'run.precision bf16'),
-        'keep best',
     ],
 )
 def test_what_nothing_reads_while_labels_are_collected_is_refused(option):
