@@ -1,14 +1,34 @@
-"""Dry run: print what a plan would start, and what of it could not be checked on this machine."""
+"""Dry run: what a training would read first is checked and shown, as far as it is here."""
 
+from __future__ import annotations
+
+import itertools
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from lm_human_preferences import session
+from lm_human_preferences import lm_tasks, session, storage
+from lm_human_preferences.datasets import jsonl, registry
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
+from lm_human_preferences.external_rewards.texts import joined
+from lm_human_preferences.labels import label_files, simulated
+from lm_human_preferences.language import datasets
+from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.making import Settings, make_plan
-from lm_human_preferences.plan.trial import Trial
 from lm_human_preferences.runs import run_dir
+from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import default_device
+
+if TYPE_CHECKING:
+    from lm_human_preferences.external_rewards.texts import Texts
+    from lm_human_preferences.language.encodings import Encoder, Encoding
+    from lm_human_preferences.plan.making import Plan
+    from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
+    from lm_human_preferences.training.model_sizes import Sizes
+
+SHOWN = 200  # characters of a text
 
 
 def dry_run(
@@ -16,16 +36,30 @@ def dry_run(
 ) -> list[str]:
     """Check a training; return the lines to print. UserError if it could not start."""
     checks.check_settings(settings, ranks)
-    elsewhere = run_dir.check_run(settings, overwrite=overwrite, explicitly_set=explicitly_set)
+    # Options whose files are not on this machine
+    unchecked = run_dir.check_run(settings, overwrite=overwrite, explicitly_set=explicitly_set)
     settings.override_from_dict(session.pins(settings, ask=False))
-    trial = Trial(make_plan(settings, ask=False), ranks, unchecked=elsewhere)
-    trial.make()
+    plan = make_plan(settings, ask=False)
     save_dir = settings.run.save_dir
-    place = f'would write to {save_dir}' if save_dir else 'would save nothing'
-    lines = [_start(settings, ranks), place, *trial.query_notes, *_memory(trial)]
+    lines = [_start(settings, ranks)]
+    lines.append(f'would write to {save_dir}' if save_dir else 'would save nothing')
+    lines.append(f'phases: {", then ".join(plan.names)}')
+    encoding, sizes = _initial_model(plan, unchecked)
+    encoder = None
+    if encoding is not None and encoding.is_here:
+        encoder = encoding.get_encoder()
+    if sizes is not None:
+        lines += _memory(plan, sizes, ranks)
+    lines += _queries(plan, encoder, unchecked)
+    if plan.policy is not None and plan.policy.retraining is not None:
+        _check_online(plan.policy, plan.policy.retraining, encoding, unchecked)
+    elif plan.rewards:
+        lines += _labels(plan.rewards[0], encoding, encoder, unchecked)
+    elif plan.policy is not None:
+        lines += _reward(plan.policy, encoding, sizes, unchecked)
     lines += checks.notes(settings)
-    if trial.unchecked:
-        names = ', '.join(trial.unchecked)
+    if unchecked:
+        names = ', '.join(unchecked)
         lines.append(f'not checked, because it is not on this machine: {names}')
     return lines
 
@@ -41,14 +75,136 @@ def _start(settings: Settings, ranks: int) -> str:
     )
 
 
-def _memory(trial: Trial) -> list[str]:
-    if not trial.estimates:
-        return []
-    free = trial.free_memory()
+def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, Sizes | None]:
+    """Return encoding and sizes of the initial model, if they are here; UserError for a bad one."""
+    task = plan.settings.task
+    name = task.policy.initial_model
+    known = lm_tasks.known_model(name)
+    if known is not None:
+        sizes, encoding = known
+        create = GPT2(sizes).create
+    else:
+        path = storage.model_path(name) or name
+        if not storage.is_model_here(path):
+            unchecked.append(f'--task.policy.initial_model {name}')
+            return None, None
+        initial_model = lm_tasks.initial_model(name)
+        sizes, encoding = initial_model.sizes(), initial_model.encoding
+        create = initial_model.create
+        if initial_model.architecture.is_probed and storage.is_hub(path):
+            unchecked.append(f'the weights of --task.policy.initial_model {name}')
+        else:
+            initial_model.check_runs()
+    if encoding.is_here:
+        lm_tasks.check_task(task, encoding, sizes)
+    else:
+        unchecked.append(f'the encoding {encoding.name}, which is needed to check lengths')
+    return encoding, checks.sizes_of(plan, sizes, create)
+
+
+def _memory(plan: Plan, sizes: Sizes, ranks: int) -> list[str]:
+    """Return what is expected, and warnings; UserError if a batch alone does not fit."""
     device = default_device()
-    peak = max(estimate.peak(device) for estimate in trial.estimates)
-    warnings = [estimate.warning(device, free) for estimate in trial.estimates]
+    free = memory.free_bytes(device, ranks)
+    estimates = plan.memory(sizes, ranks)
+    for estimate in estimates:
+        estimate.check_batches(free)
+    peak = max(estimate.peak(device) for estimate in estimates)
+    warnings = [estimate.warning(device, free) for estimate in estimates]
     return [
         f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB',
         *filter(None, warnings),
     ]
+
+
+def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[str]:
+    """Return the first query, and notes on all of them."""
+    task = plan.settings.task
+    name = task.query_dataset
+    if registry.info(name).downloaded or not _is_here(name):
+        unchecked.append(f'--task.query_dataset {name}')
+        return []
+    datasets.get_dataset(name)
+    if encoder is None:
+        return []
+    sampler = lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1)
+    first = encoder.decode(sampler()['tokens'][0])
+    lines = [f'first query: {first!r:.{SHOWN}}', *checks.check_queries(plan, encoder)]
+    if plan.evaluation is not None:
+        lines += lm_tasks.query_notes(task, encoder, 'test')
+    return lines
+
+
+def _check_online(
+    policy: TrainPolicy, retraining: TrainReward, encoding: Encoding | None, unchecked: list[str]
+) -> None:
+    """Check the collecting of labels, which needs no source but may take a source's queries."""
+    online = policy.settings.rewards.online
+    if online is not None and online.source == 'mock' and encoding is not None:
+        known_reward.check_encoding(encoding)
+    if registry.info(policy.settings.task.query_dataset).labels_stand_in:
+        unchecked += sources_elsewhere(retraining)
+
+
+def _labels(
+    phase: TrainReward, encoding: Encoding | None, encoder: Encoder | None, unchecked: list[str]
+) -> list[str]:
+    """Return the first label, if labels are read from files."""
+    settings, elsewhere = phase.settings, sources_elsewhere(phase)
+    unchecked += elsewhere
+    if settings.labels.are_sampled:
+        if encoding is not None:
+            known_reward.check_encoding(encoding)
+        simulated.check_num_train(settings)
+        return []
+    if encoding is None or encoder is None or elsewhere:
+        return []
+    labels = label_files.load_labels(settings, encoding).tensors
+    phase.split(labels, encoder)
+    fields = []
+    for field, values in labels.items():
+        is_text = values[0].ndim > 0
+        value = encoder.decode(values[0]) if is_text else values[0].item()
+        fields.append(f'{field} {value!r:.{SHOWN}}')
+    return [f'first label: {", ".join(fields)}']
+
+
+def _reward(
+    policy: TrainPolicy, encoding: Encoding | None, sizes: Sizes | None, unchecked: list[str]
+) -> list[str]:
+    """Return the scores of two queries as their own responses, by a reward that reads texts."""
+    elsewhere = policy.source.elsewhere()
+    unchecked += elsewhere
+    if elsewhere:
+        return []
+    source = policy.source.pinned(LocalComm())
+    source.check(encoding, None if sizes is None else sizes.n_embd)
+    scorer = source.scorer()
+    if scorer is None:
+        return []
+    scores = scorer.score(_two_texts(policy.settings.task.query_dataset)).tolist()
+    shown = ', '.join(f'{score:.4g}' for score in scores)
+    return [f'{source.name} gives two queries as their own responses {shown}']
+
+
+def _two_texts(name: str) -> list[Texts]:
+    """Return two queries of a data set as their own responses; made up ones if it is not here."""
+    queries = [jsonl.Query('', 'A query.', {})] * 2
+    if name not in registry.DATASETS:
+        if _is_here(name):
+            queries = jsonl.read_queries(name)[:2]
+    elif not registry.info(name).downloaded:
+        texts = itertools.islice(registry.info(name).load().generator('train'), 2)
+        queries = [jsonl.Query('', str(text), {}) for text in texts]
+    return [joined(query.text, query.text, query.columns) for query in queries]
+
+
+def sources_elsewhere(phase: TrainReward) -> list[str]:
+    """Return the sources of labels that are not on this machine, as options."""
+    labels = phase.settings.labels
+    sources = labels.sources()
+    return [labels.setting(name) for name, path in sources.items() if not _is_here(path)]
+
+
+def _is_here(path: str) -> bool:
+    return not storage.is_remote(path) or storage.is_here(path)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
@@ -42,23 +42,6 @@ KNOWN = 'mock'  # of --rewards.trained_model: the known reward of reviews
 RANDOM = 'test'  # a random network, of which a run keeps a copy
 # Asked often while a run goes on
 _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
-
-
-class ScoringTrial(Protocol):
-    """Texts to try a reward on. encoding: None if not here; has_queries: whether texts are.
-
-    width: of the initial model's hidden states; None where it is not here.
-    """
-
-    encoding: Encoding | None
-    width: int | None
-
-    @property
-    def has_queries(self) -> bool: ...
-
-    def ask(self, scorer: TextScorer) -> None:
-        """Ask a reward about a few texts; UserError where it fails."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +106,16 @@ class RewardSource(ABC):
         """Return the options whose files are not on this machine, or not yet."""
         return []
 
-    def check_scoring(self, trial: ScoringTrial) -> None:
-        """Raise UserError if the reward, whose files are here, could not judge responses."""
+    def check(self, encoding: Encoding | None, width: int | None) -> None:
+        """Raise UserError if the reward, whose files are here, does not suit the initial model.
+
+        encoding, width: of that model and its hidden states; None if it is not here.
+        """
         return  # one that is yet to be trained is checked by its labels
+
+    def scorer(self) -> TextScorer | None:
+        """Return what scores texts, of a reward whose files are here; None for a network."""
+        return None
 
     def records(self) -> dict[str, Any]:
         """Return the files of a run that say what it learned from: {name: text, or JSON}."""
@@ -146,9 +136,9 @@ class KnownSource(RewardSource):
     def place_in(self, save_dir: str) -> str:
         return self.name
 
-    def check_scoring(self, trial: ScoringTrial) -> None:
-        if trial.encoding is not None:
-            known_reward.check_encoding(trial.encoding)
+    def check(self, encoding: Encoding | None, width: int | None) -> None:
+        if encoding is not None:
+            known_reward.check_encoding(encoding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,13 +168,9 @@ class FunctionSource(RewardSource):
     def place_in(self, save_dir: str) -> str:
         return save_dir
 
-    def check_scoring(self, trial: ScoringTrial) -> None:
-        """Call the function."""
+    def scorer(self) -> FunctionScorer:
         assert self.code is not None, 'see pinned'
-        scorer = FunctionScorer(self.code)
-        trial.ask(scorer)
-        if scorer.asks_for_columns and trial.has_queries and trial.encoding is not None:
-            lm_tasks.query_columns(self.task, trial.encoding.get_encoder())
+        return FunctionScorer(self.code)
 
     def records(self) -> dict[str, Any]:
         assert self.code is not None, 'see pinned'
@@ -204,8 +190,8 @@ class ClassifierSource(RewardSource):
     def elsewhere(self) -> list[str]:
         return [] if _is_here(self.directory) else [f'--rewards.trained_model {self.name}']
 
-    def check_scoring(self, trial: ScoringTrial) -> None:
-        trial.ask(Classifier(self.directory, self.class_name, chat=self.task.chat))
+    def scorer(self) -> Classifier:
+        return Classifier(self.directory, self.class_name, chat=self.task.chat)
 
 
 class SavedSource(RewardSource):
@@ -221,7 +207,7 @@ class SavedSource(RewardSource):
         # One that is missing may still be in training.
         return [] if is_there else [f'--rewards.trained_model {self.name}']
 
-    def check_scoring(self, trial: ScoringTrial) -> None:
+    def check(self, encoding: Encoding | None, width: int | None) -> None:
         if self.name != RANDOM:
             locations.locations_of(self.name, self.members)
 
@@ -297,11 +283,11 @@ class _OnReference(RewardSource):
 class SavedHeadSource(_OnReference, SavedSource):
     """A head on the reference's hidden states that is trained already."""
 
-    def check_scoring(self, trial: ScoringTrial) -> None:
+    def check(self, encoding: Encoding | None, width: int | None) -> None:
         """Raise UserError for a damaged head, or one of a model of another width."""
         directory = locations.reward_model_dir(self.name)
         fitted, about = head.load(directory)
-        if trial.width is not None and len(fitted.mean) != n_features(trial.width):
+        if width is not None and len(fitted.mean) != n_features(width):
             raise frozen.other_model(directory, about, self.task.policy.initial_model)
 
 

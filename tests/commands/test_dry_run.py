@@ -1,6 +1,7 @@
 """--dry_run: checks that need no work; nothing is started, fetched or written."""
 
 import json
+import re
 
 import pytest
 from command_line import invoke, last_error_of, succeed
@@ -17,7 +18,7 @@ NEW = '--rewards.train_new_model'
 @pytest.fixture(autouse=True)
 def nothing_is_fetched(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        storage.cache, '_fetch', lambda *args, **kwargs: pytest.fail('something is fetched')
+        storage.cache, '_download', lambda *args, **kwargs: pytest.fail('something is fetched')
     )
     monkeypatch.setattr(storage.blobs, 'stat_blob', lambda *args: pytest.fail('a server is asked'))
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
@@ -34,10 +35,15 @@ def told(words, tmp_path):
 
 @pytest.mark.parametrize('command', ['train_policy', 'train_reward'])
 def test_what_would_start(command, tmp_path):
-    ranks, where, expected = told(f'{command} mock_sentiment first --mpi 1', tmp_path)
-    assert ranks == 'would start 1 rank on a CPU, fp32'
-    assert where == f'would write to {tmp_path}/first'
-    assert expected.startswith('memory expected: 0.')
+    lines = told(f'{command} mock_sentiment first --mpi 1', tmp_path)
+    phases = ['reward model', 'policy', 'evaluation'] if 'policy' in command else ['reward model']
+    assert lines[:3] == [
+        'would start 1 rank on a CPU, fp32',
+        f'would write to {tmp_path}/first',
+        f'phases: {", then ".join(phases)}',
+    ]
+    assert lines[3].startswith('memory expected: 0.')
+    assert re.fullmatch(r"first query: '\w+( \w+)+'", lines[4])
 
 
 @pytest.mark.parametrize('engine', ['horovod', 'torch', 'mpi'])
@@ -87,7 +93,9 @@ def test_labels_are_checked(tmp_path):
         f'train_reward test first --dry_run --save_dir {tmp_path}/runs --labels.num_train 64'
         ' --labels.source'
     )
-    succeed(f'{words} {good}')
+    said = succeed(f'{words} {good}').stderr
+    assert "first label: query 'bcd', sample0 'aaaa', sample1 'bbbb', " in said
+    assert ', best 2\n' in said
     expected = "label 0, field 'best' must be a whole number from 0 to 3"
     assert expected in error_of_dry_run(f'{words} {bad}')
     assert 'no such file' in error_of_dry_run(f'{words} {folder}/missing.json')

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from lm_human_preferences import lm_tasks
+from lm_human_preferences.commands import dry_run
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.plan.making import make_plan
-from lm_human_preferences.plan.trial import Trial
 from lm_human_preferences.reward_sources.sources import source_of
 
 POEMS = """
@@ -70,9 +70,9 @@ def test_a_dry_run_does_not_fetch_what_is_downloaded(add_poems):
     add_poems(downloaded=True)
     hparams = policy_options.HParams()
     hparams.override_from_dict({'task.query_dataset': 'poems'})
-    trial = Trial(make_plan(hparams), 1, encoding=encodings.Test)
-    trial._check_dataset()
-    assert trial.unchecked == ['--task.query_dataset poems']
+    unchecked = []
+    assert dry_run._queries(make_plan(hparams), encodings.Test.get_encoder(), unchecked) == []
+    assert unchecked == ['--task.query_dataset poems']
 
 
 def test_each_run_may_read_it_in_another_order(add_poems):

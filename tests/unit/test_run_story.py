@@ -24,10 +24,10 @@ from run_folders import (
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
+from lm_human_preferences.commands import dry_run
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.plan import trial
 from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.report_page import label_section, render
 from lm_human_preferences.run_story import command_lines, facts, label_facts, model_card
@@ -393,7 +393,9 @@ def test_all_sources_of_labels_are_told(tmp_path):
         ['bert', '2', '2'],
     ]
     hparams.labels.more = 'gs://bucket/more.json'
-    assert trial._elsewhere(reward_phase(hparams)) == [f'--labels.more {hparams.labels.more}']
+    assert dry_run.sources_elsewhere(reward_phase(hparams)) == [
+        f'--labels.more {hparams.labels.more}'
+    ]
 
 
 def test_a_reward_model_of_another_run(tmp_path):
