@@ -39,9 +39,8 @@ def bindings(experiments: Mapping[str, Sequence[Trial]], name: str, command: str
             f'experiment {name!r} has {len(trials)} trials: list each of them in launch.py under a'
             ' name of its own'
         )
-    (trial,) = trials
     binds: dict[str, Any] = {}
-    for var, value, _ in trial:
+    for var, value, _ in trials[0]:
         if var in binds:
             note(f'WARNING: overriding key {var} from {binds[var]} to {value}')
         if var is not None:

@@ -56,8 +56,8 @@ def add(name: str, generator: Callable[..., Iterator[Any]]) -> None:
     """List a data set by its generator, see DatasetInfo; ValueError for a name that is taken."""
     if name in DATASETS:
         raise ValueError(f'there is a data set {name!r} already')
-    loaded = SimpleNamespace(generator=generator)
-    DATASETS[name] = DatasetInfo(name, 'texts of your own', module='', loaded=loaded)
+    own = SimpleNamespace(generator=generator)
+    DATASETS[name] = DatasetInfo(name, 'texts of your own', module='', loaded=own)
 
 
 def choices() -> str:

@@ -211,8 +211,7 @@ class LabelType:
             of_sample = [labels[sample] is responses for sample in self.samples]
             return rewards[:, of_sample.index(True)]
 
-        on_device = {self.field: labels[self.field].to(rewards.device)}
-        return self.loss(reward_model, labels | on_device)
+        return self.loss(reward_model, labels | {self.field: labels[self.field].to(rewards.device)})
 
     def loss(
         self,

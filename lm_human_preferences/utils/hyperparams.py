@@ -240,10 +240,7 @@ class HParams:
         yield from ()
 
     def validate(self, *, prefix: str = '') -> None:
-        """Run `check_values`; raise InvalidOptions for the first of the `problems`.
-
-        prefix: of the options' names in messages, such as 'ppo.', where these are not in a group.
-        """
+        """Run `check_values`; raise InvalidOptions for a problem. prefix: of names, as 'ppo.'."""
         if prefix:
             self.name_group(prefix)
         self.check_values()

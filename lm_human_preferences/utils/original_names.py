@@ -14,12 +14,10 @@ _GONE = {
     'utils.core': {
         'nest mpi_session mpi_session_config graph_function variables_on_gpu'
         ' find_trainable_variables': 'PyTorch has no session: functions take tensors or arrays',
-        'nvidia_gpu_count gpu_devices gpu_count': 'call torch.cuda.device_count()',
         'mpi_bcast mpi_bcast_tensor_dict mpi_allreduce_sum mpi_allreduce_mean'
         ' get_local_rank_size': 'call the methods of distributed.comm.init_comm()',
         'entropy_from_logits logprobs_from_logits'
         ' sample_from_logits': 'use torch.distributions.Categorical(logits=logits)',
-        'SampleBuffer FlatStats add_batch_dim': 'keep tensors in a dictionary',
         'get_summary_writer record_stats': 'use utils.logging.Logger',
         'minimize': 'use training.optimizer.Adam',
     },
