@@ -76,7 +76,7 @@ def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
 
 def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
     """Return whether two ranks compute what was recorded of the original, and one rank as well."""
-    _, *command = on_mpi_command([*OF_EACH_ENGINE, *OF_ONE_ENGINE], engine)
+    _, *command = on_mpi_command(engine, [*OF_EACH_ENGINE, *OF_ONE_ENGINE])
     directory.mkdir(parents=True)
     tests = run(launcher, command, variables={'TMPDIR': str(directory)})
     if tests.returncode:

@@ -1,10 +1,8 @@
 """Starts the measurements of a benchmark in processes of their own, on several ranks or on one."""
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -20,12 +18,12 @@ def start(size, *command, **more_variables):
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     variables = {
         'OMP_NUM_THREADS': '1',
-        **launcher.rank_environment(tempfile.gettempdir(), size, is_open_mpi),
+        **launcher.rank_environment(is_open_mpi),
         **more_variables,
     }
     prefix = []
     if size > 1:
-        prefix = [mpiexec, *launcher.mpiexec_options(is_open_mpi, size, os.cpu_count())]
+        prefix = [mpiexec, *launcher.mpiexec_options(is_open_mpi, size)]
     return subprocess.Popen(
         [*prefix, sys.executable, *map(str, command)],
         env=variables,

@@ -22,7 +22,7 @@ from workload import QUERY_LENGTH, SIZES, VOCABULARY, library_for
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.training import precision
 
-ENGINES = ('horovod', 'torch', 'mpi')
+ENGINES = ('horovod', 'torch')
 
 
 def measure_here(engine, size, episodes, updates):

@@ -38,7 +38,7 @@ AnyTrainer = TypeVar('AnyTrainer', bound=loop.Trainer)
 
 def connect(settings: Settings, comm: Comm | None) -> Comm:
     """Return `comm`, or that of the ranks that were launched; UserError as check_settings."""
-    comm = comm or comms.init_comm(settings.run.allreduce, settings.run.timeouts)
+    comm = comm or comms.init_comm(settings.run.allreduce, settings.run.allreduce_timeout)
     configure_console(settings.run.console)
     checks.check_settings(settings, comm.size)
     return comm
@@ -46,10 +46,14 @@ def connect(settings: Settings, comm: Comm | None) -> Comm:
 
 def pin(settings: Settings, comm: Comm) -> None:
     """Have all ranks use the commits, seeds and number of reward models of rank 0."""
-    found = pins(settings) if comm.rank == 0 else {}
-    if run_settings.INITIAL_MODEL in found:
-        lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()
-    settings.override_from_dict(comm.all_gather_object(found)[0])
+
+    def pinned() -> dict[str, Any]:
+        found = pins(settings)
+        if run_settings.INITIAL_MODEL in found:
+            lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()
+        return found
+
+    settings.override_from_dict(comm.on_rank_0(pinned))
 
 
 def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:

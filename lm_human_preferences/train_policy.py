@@ -87,14 +87,17 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
         has_trained = _train_unless_finished(hparams, comm, experiment)
-        if comm.rank != 0:
-            return
-        try:
-            evaluation = make_plan(hparams).evaluation
-            if evaluation is not None:
-                evaluation.evaluate(has_trained=has_trained)
-        finally:  # the policy is saved even if its evaluation cannot be written
-            console.announce_policy(hparams)
+        comm.on_rank_0(lambda: _evaluate(hparams, has_trained=has_trained))
+
+
+def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
+    """Evaluate the policy if that is asked for, and print the next commands."""
+    try:
+        evaluation = make_plan(hparams).evaluation
+        if evaluation is not None:
+            evaluation.evaluate(has_trained=has_trained)
+    finally:  # the policy is saved even if its evaluation cannot be written
+        console.announce_policy(hparams)
 
 
 def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None) -> bool:

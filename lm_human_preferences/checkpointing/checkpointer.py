@@ -18,7 +18,7 @@ from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, stopping_message
+from lm_human_preferences.distributed.meeting import AllStopped
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import allocator
 from lm_human_preferences.utils import stop_signals
@@ -68,7 +68,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         schema: Any = dict,
         frozen_scopes: Iterable[str] = (),
         max_to_keep: int = 20,
-        stop_timeout: int = DEFAULT_TIMEOUTS.stop,
+        stop_timeout: int = stop_signals.STOP_TIMEOUT,
     ) -> None:
         self.directory = directory
         self.comm = comm
@@ -176,6 +176,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         step = trainer.state_dict()['step']
         state = None
         if resumable:
+            self.comm.on_rank_0(self.wait)  # the disk may be slow
             position = position or self.position(trainer)
             random = self.comm.all_gather_object(position['random'])
             state = {**position, 'seed': self.seed, 'products': self.products, 'random': random}
@@ -237,19 +238,22 @@ class Checkpointer(contextlib.AbstractContextManager):
         signal.alarm(self.stop_timeout)
         if self.comm.rank == 0:
             # Not print(), which the signal may have interrupted.
+            text = (
+                '\nStopping: the current step is saved if it finishes within'
+                f' {self.stop_timeout} s; interrupt again to stop at once\n'
+            )
             with contextlib.suppress(OSError):
-                os.write(2, f'\n{stopping_message(self.stop_timeout)}\n'.encode())
+                os.write(2, text.encode())
 
     def after_step(self, trainer: Trainer) -> None:
-        """Raise an error of the background; if any rank was asked to stop, save and stop."""
+        """Raise an error of the background; AllStopped after a save if a rank was asked to stop."""
         if self.writing and self.writing.done():
             self.wait()
         if any(self.comm.all_gather_object(self.stop_requested)):
             signal.alarm(0)
             self.save(trainer)
-            self.wait()
-            self.comm.barrier()
-            raise KeyboardInterrupt
+            self.comm.on_rank_0(self.wait)
+            raise AllStopped
 
     def wait(self) -> None:
         """Wait until nothing is being written, and raise its error, if any."""

@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,10 +11,10 @@ import click
 from lm_human_preferences import shell, storage
 from lm_human_preferences.cli import user_settings
 from lm_human_preferences.cli.program import Command, completion
-from lm_human_preferences.distributed import launch_methods, launcher, waiting, worker
+from lm_human_preferences.distributed import launch_methods, launcher, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.differences import task_options
-from lm_human_preferences.runs import run_dir, run_files, run_lock
+from lm_human_preferences.runs import run_dir, run_files
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import option
@@ -29,8 +28,6 @@ Complete = Callable[[dict[str, Any], Any, str], tuple[dict[str, Any], list[str]]
 
 LONGEST_NAME = 255
 _NO_EFFECT = 'note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME'
-# The exit statuses of a job that a signal ended.
-ENDED_BY_SIGNAL = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
 
 
 class JobName(enum.StrEnum):
@@ -83,11 +80,11 @@ def start_job(
     """Call `job` on `mpi` ranks (None: one for each GPU), or without ranks in one process."""
     if 'VISIBLE_DEVICES' in os.environ:  # the variable that the original read
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
-    launched = launch_methods.current()
+    launch = launch_methods.current()
     if not has_ranks:
-        if launched.rank == 0:
-            if launched.size > 1:
-                note(f'note: one of {launched.size} ranks does all of this command')
+        if launch.rank == 0:
+            if launch.size > 1:
+                note(f'note: one of {launch.size} ranks does all of this command')
             worker.import_job(job)(**arguments)
         return
     shell.require('torch')  # ranks would look for mpiexec first
@@ -100,35 +97,29 @@ def start_job(
             note(run_dir.resume_hint(hparams))
 
     try:
-        if launched.size > 1:
-            worker.run_job(job, arguments, at_interrupt=show_resume_hint)
+        if launch.size > 1:
+            worker.run_job(job, arguments, show_resume_hint)
         elif size > 1:
             if is_training:
                 hparams.check_ranks(size)
-            timeouts = hparams.run.timeouts if is_training else waiting.DEFAULT_TIMEOUTS
-            launcher.launch_ranks(job, arguments, size, timeouts, saves=is_training)
+            launcher.become_mpiexec(size)
         else:
             worker.import_job(job)(**arguments)
     except KeyboardInterrupt:
         show_resume_hint()
         raise
-    except SystemExit as e:
-        if e.code in ENDED_BY_SIGNAL and is_training:
-            run_lock.release(hparams.run.directory)
-            show_resume_hint()
-        raise
 
 
 def _world_size(mpi: int | None) -> int:
     """Return the number of ranks: the launcher's, else `mpi`, else one for each GPU, or 1."""
-    launched = launch_methods.current()
-    if launched.decides_size:
-        if mpi not in (None, launched.size):
+    launch = launch_methods.current()
+    if launch.decides_size:
+        if mpi not in (None, launch.size):
             raise UserError(
-                f'--mpi {mpi}, but {launched.size} rank(s) were started by mpiexec, srun or'
+                f'--mpi {mpi}, but {launch.size} rank(s) were started by mpiexec, srun or'
                 ' torchrun: leave --mpi out'
             )
-        return launched.size
+        return launch.size
     if mpi is not None:
         return mpi
     # It takes seconds to import: only a job that starts pays for it.

@@ -42,7 +42,7 @@ class Program(click.Group):
         """Run the command that `args`, or sys.argv, begin with; end the process on an error."""
         args = list(sys.argv[1:] if args is None else args)
         streams.make_safe()
-        worker.mute_unless_rank_0()
+        worker.become_rank()
         try:
             with disks_are_told(), streams.full_output_is_an_error():
                 super().main(
@@ -78,8 +78,9 @@ class Program(click.Group):
 
 def _fail(message: str) -> None:
     line = printable(' '.join(message.splitlines()))
+    streams.mute_notes(False)
     note(f'error: {line}')
-    worker.settle_user_error(line)
+    worker.let_rank_0_report()
     sys.exit(FAILED)
 
 

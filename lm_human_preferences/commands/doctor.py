@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import ENGINES, launcher
-from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
+from lm_human_preferences.distributed import ENGINES, horovod, launcher, mpi_library
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.machine import processors
@@ -200,26 +199,17 @@ def _hub() -> str:
 
 def _mpi() -> str:
     path, _ = launcher.find_mpiexec()
-    reason = _why_not_horovod()
-    if reason is None:
-        horovod = 'with Horovod'
-    elif reason:
-        horovod = f'without Horovod: {reason}'
-    else:
-        horovod = 'with no Horovod, which `sh tools/horovod.sh` compiles'
-    return f'{path} of {mpi_library.family_of(mpi_library.expected_soname()).name}, {horovod}'
-
-
-def _why_not_horovod() -> str | None:
-    import torch
-
-    return horovod_build.why_not(mpi_library.expected_soname(), torch.cuda.is_available())
+    family = mpi_library.expected_family()
+    assert family is not None
+    reason = horovod.why_not(family)
+    found = f'without it: {reason} (`sh tools/horovod.sh`)' if reason else 'with it'
+    return f'{path} of {family.name}; ranks may average by Horovod, {found}'
 
 
 def _has_suitable_horovod() -> bool:
     try:
-        return _why_not_horovod() is None
-    except (ImportError, UserError):  # torch or mpiexec is missing, which other checks tell
+        return not horovod.why_not(mpi_library.expected_family())
+    except UserError:  # mpiexec is missing, which another check tells
         return False
 
 

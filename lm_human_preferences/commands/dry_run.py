@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from lm_human_preferences import lm_tasks, session, storage
 from lm_human_preferences.datasets import jsonl, registry
+from lm_human_preferences.distributed import horovod, mpi_library
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.external_rewards.texts import joined
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.language import datasets
@@ -68,7 +68,8 @@ def _start(settings: Settings, ranks: int) -> str:
     device = 'GPU' if default_device().type == 'cuda' else 'CPU'
     if ranks == 1:
         return f'would start 1 rank on a {device}, {settings.run.precision}'
-    engine = expected_engine(settings.run.allreduce)
+    has_horovod = horovod.is_chosen(settings.run.allreduce, mpi_library.expected_family())
+    engine = 'horovod' if has_horovod else 'torch'
     return (
         f'would start {ranks} ranks on {device}s, {settings.run.precision}, averaging gradients by'
         f' {engine}'

@@ -1,3 +1,4 @@
 """Ranks, the processes that train together; alone knows MPI, Horovod and torch.distributed."""
 
-ENGINES = ('auto', 'horovod', 'torch', 'mpi', 'gloo')  # that average over ranks, see engines.py
+ENGINES = ('auto', 'horovod', 'torch')  # that average over ranks, see engines.py
+ALLREDUCE_TIMEOUT = 1800  # seconds that ranks wait for each other

@@ -1,24 +1,29 @@
-"""Communication between ranks: `Comm`, for one process here; several_ranks.py has the others."""
+"""Communication between ranks: `Comm`, for one process here; torch_comm.py has several."""
 
 import abc
+import contextlib
 import functools
 import importlib
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 
-from lm_human_preferences.distributed import launch_methods
+from lm_human_preferences.distributed import ALLREDUCE_TIMEOUT, launch_methods
 from lm_human_preferences.distributed.gradients import Gradients
-from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
+from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.machine import threads
 
 T = TypeVar('T')
+
+MEETING_SECONDS = 1  # between two meetings of ranks while rank 0 works alone
 
 
 class Comm(abc.ABC):
     """Ranks of a run, as one of them sees them. All ranks call its methods in the same order."""
 
+    name: str  # of what averages, on the console
     rank: int  # this one, from 0
     size: int
     local_rank: int  # this one among those on its host, from 0
@@ -40,9 +45,9 @@ class Comm(abc.ABC):
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """End the communication: after this, one rank may end before the others."""
-        self.barrier()
 
     def all_reduce_mean(self, stats: Mapping[str, float], weight: float = 1.0) -> dict[str, float]:
         """Return the mean over ranks of each number; with weight 0 `stats` may be empty."""
@@ -54,10 +59,45 @@ class Comm(abc.ABC):
             means[name] = sum(each[name] * weight for each, weight in counting) / total
         return means
 
+    def on_rank_0(self, work: Callable[[], T]) -> T:
+        """Return on all ranks what `work` returns on rank 0, however long that takes.
+
+        The ranks meet every second meanwhile, as they wait for each other for a limited time.
+        """
+        if self.rank == 0:
+            with self._meeting_others():
+                result = work()
+            self.all_gather_object((True, result))
+            return result
+        while True:
+            message: Any = self.all_gather_object(None)[0]
+            is_done, result = message
+            if is_done:
+                return result
+
+    @contextlib.contextmanager
+    def _meeting_others(self) -> Iterator[None]:
+        """Meet the other ranks every second from a thread, within the block."""
+        is_done = threading.Event()
+
+        def meet() -> None:
+            with contextlib.suppress(RankLost):  # which the next message notices, too
+                while not is_done.wait(MEETING_SECONDS):
+                    self.all_gather_object((False, None))
+
+        thread = threading.Thread(target=meet, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_done.set()
+            thread.join()
+
 
 class LocalComm(Comm):
     """Single process: nothing is exchanged."""
 
+    name = 'nothing'
     rank = 0
     size = 1
     local_rank = 0
@@ -72,18 +112,25 @@ class LocalComm(Comm):
     def all_gather_object(self, value: T) -> list[T]:
         return [value]
 
+    def on_rank_0(self, work: Callable[[], T]) -> T:
+        return work()
+
     def barrier(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
 @functools.cache
-def init_comm(allreduce: str = 'auto', timeouts: Timeouts = DEFAULT_TIMEOUTS) -> Comm:
-    """Return the ranks of this process, or it alone; UserError if they cannot work together."""
-    launched = launch_methods.current()
-    if launched.size == 1:
+def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm:
+    """Return the ranks of this process, or it alone; UserError if they cannot work together.
+
+    seconds: how long ranks wait for each other.
+    """
+    if launch_methods.current().size == 1:
         threads.limit_alone()
         return LocalComm()
-    # One process needs neither MPI nor torch.distributed. By name: that module builds on this one.
-    several = importlib.import_module('lm_human_preferences.distributed.several_ranks')
-    kind = several.MpiComm if launched.has_mpi else several.TorchComm
-    return kind(allreduce, timeouts)
+    # One process does without torch.distributed. By name: that module builds on this one.
+    torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')
+    return torch_comm.TorchComm(allreduce, seconds)

@@ -1,15 +1,10 @@
 """Averaging gradients over ranks."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from lm_human_preferences.distributed.engines import Engine
 
 # Small enough that buckets overlap with the backward pass, large enough that sending one is not
 # mostly latency.
@@ -38,12 +33,18 @@ class OverlappedGradients(Gradients):
     """Gradients averaged in large buckets, last parameters first, during the last backward pass.
 
     A parameter's `grad` becomes a view of its bucket, 0 where the loss does not reach it.
+    begin_sum: `engines.Engine.begin_sum` of `size` ranks.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], size: int, engine: Engine) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        size: int,
+        begin_sum: Callable[[torch.Tensor], Callable[[], object]],
+    ) -> None:
         super().__init__(parameters)
         self.size = size
-        self.engine = engine
+        self.begin_sum = begin_sum
         self.buckets: list[torch.Tensor] = []  # each is a vector
         # parameter -> number of its bucket, and the view of its own part
         self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
@@ -88,7 +89,7 @@ class OverlappedGradients(Gradients):
         parameter.grad = view
 
     def _send_next(self) -> None:
-        self.waits.append(self.engine.begin_sum(self.buckets[len(self.waits)]))
+        self.waits.append(self.begin_sum(self.buckets[len(self.waits)]))
 
     def synchronize(self) -> None:
         """Send what the last backward pass did not fill, and wait until all is averaged."""

@@ -1,11 +1,7 @@
-"""Launchers of docs/clusters.md, a class each: rank, number of ranks and where they meet."""
+"""Launchers of docs/clusters.md, by the variables that they set: rank, number of ranks, MPI."""
 
-import contextlib
-import json
 import os
 import re
-import signal
-import time
 from typing import NamedTuple
 
 from lm_human_preferences.errors import UserError
@@ -22,7 +18,6 @@ _TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 # for, if another program computes here, too (benchmarks/README.md).
 _WAITING_VARIABLES = ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')
 SPIN_COUNT = '10000'
-_LOCAL_RANK_VARIABLES = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID')
 
 
 class Family(NamedTuple):
@@ -36,6 +31,37 @@ MPICH = Family('MPICH', 'libmpi.so.12')
 OPEN_MPI = Family('Open MPI', 'libmpi.so.40')
 
 
+class Launch(NamedTuple):
+    """How this process was started: as one of `size` ranks, or alone."""
+
+    launcher: str = 'none'
+    size: int = 1
+    rank: int = 0  # from 0
+    family: Family | None = None  # of MPI, by which the ranks meet; None: they meet without it
+
+    @property
+    def decides_size(self) -> bool:
+        """Return whether the launcher has decided how many ranks there are, even if one."""
+        return self.size > 1 or self.launcher == 'torchrun'
+
+    @property
+    def was_restarted(self) -> bool:
+        """Return whether torchrun or Slurm started this job again, which had failed or waited."""
+        return _number('TORCHELASTIC_RESTART_COUNT') > 0 or _number('SLURM_RESTART_COUNT') > 0
+
+    @property
+    def is_first_on_host(self) -> bool:
+        """Return whether this is the first rank of its host, as far as the launcher says."""
+        own = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID', 'LOCAL_RANK')
+        return _number(*own) == 0
+
+    @property
+    def finds_store(self) -> bool:
+        """Return whether torchrun has made the store before the ranks."""
+        is_made = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
+        return self.launcher == 'torchrun' and is_made
+
+
 class Endpoint(NamedTuple):
     """Address of the store. job: prefix of the keys of this attempt at the job."""
 
@@ -44,226 +70,54 @@ class Endpoint(NamedTuple):
     job: str
 
 
-class LaunchMethod:
-    """Base of the launch methods, and that of a process that was started alone."""
-
-    words = 'nothing'  # in messages
-    has_mpi = True  # MPI connects the ranks, or those that this process would start
-    family: Family | None = None  # of the launcher's MPI; None if unknown
-    watches_ranks = False  # the launcher itself notices that a rank is stopped
-    # The first that is set counts.
-    size_variables: tuple[str, ...] = ()
-    rank_variables: tuple[str, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Number of ranks that the launcher has started; 1 without a launcher."""
-        size = _first_number(*self.size_variables)
-        return 1 if size is None else size
-
-    @property
-    def decides_size(self) -> bool:
-        """Return whether the launcher has decided how many ranks there are."""
-        return self.size > 1
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank, from 0."""
-        if self.size <= 1:
-            return 0
-        return _first_number(*self.rank_variables) or 0
-
-    @property
-    def is_first_on_host(self) -> bool:
-        """Return whether this is the first rank that MPI's launcher or srun started on its host."""
-        return not _first_number(*_LOCAL_RANK_VARIABLES)
-
-    @property
-    def was_restarted(self) -> bool:
-        """Return whether torchrun or Slurm started this job again, which had failed or waited."""
-        return _restarts_by_torchrun() > 0 or (_first_number('SLURM_RESTART_COUNT') or 0) > 0
-
-    @property
-    def keeps_store(self) -> bool:
-        """Return whether this process keeps the store of ranks without MPI."""
-        return self.rank == 0 and not self.finds_store
-
-    @property
-    def finds_store(self) -> bool:
-        """Return whether the launcher has made that store before the ranks."""
-        return False
-
-    def endpoint(self) -> Endpoint:
-        """Return the endpoint of ranks without MPI; UserError if the environment is wrong."""
-        raise NotImplementedError(f'ranks of {self.words} meet through MPI')
-
-    def prepare(self) -> None:
-        """Set the environment variables of OpenMP, before torch loads that."""
-        if not any(map(os.environ.get, _WAITING_VARIABLES)):
-            os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
-
-    def keep_status(self) -> None:
-        """Make this rank end with its own exit status."""
-
-    def write_summary(self, summary: str) -> None:
-        """Leave the line that sums up an error for the launcher's report."""
-
-
-class _Mpi(LaunchMethod):
-    """Ranks that MPI connects."""
-
-    rank_variables = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'SLURM_PROCID')
-
-
-class OwnLauncher(_Mpi):
-    """Our `launcher`, by the mpiexec that it finds."""
-
-    words = 'mpiexec'
-    watches_ranks = True
-    size_variables = ('LMHP_RANKS',)
-
-    @property
-    def family(self) -> Family | None:
-        if 'OMPI_COMM_WORLD_SIZE' in os.environ:
-            return OPEN_MPI
-        return MPICH if 'PMI_RANK' in os.environ else None
-
-
-class MpichMpiexec(_Mpi):
-    """Launch by the user's own mpiexec, of MPICH."""
-
-    words = "MPICH's mpiexec"
-    family = MPICH
-    size_variables = ('PMI_SIZE',)
-
-
-class OpenMpiMpiexec(_Mpi):
-    """Launch by the user's own mpiexec, of Open MPI."""
-
-    words = "Open MPI's mpiexec"
-    family = OPEN_MPI
-    size_variables = ('OMPI_COMM_WORLD_SIZE',)
-
-
-class _Srun(LaunchMethod):
-    """Slurm's srun."""
-
-    def keep_status(self) -> None:
-        """Ignore SIGTERM of srun --kill-on-bad-exit: srun returns the highest of the statuses."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-class SrunPmi2(_Srun, _Mpi):
-    """srun --mpi=pmi2: MPICH, by PMI2."""
-
-    words = 'srun --mpi=pmi2'
-    family = MPICH
-    size_variables = ('PMI_SIZE', 'SLURM_STEP_NUM_TASKS')
-
-
-class SrunPmix(_Srun, _Mpi):
-    """srun --mpi=pmix: Open MPI, by PMIx."""
-
-    words = 'srun --mpi=pmix'
-    family = OPEN_MPI
-    size_variables = ('SLURM_STEP_NUM_TASKS',)
-
-
-class SrunWithoutMpi(_Srun):
-    """srun --mpi=none: the ranks meet on the first host, by the variables of Slurm."""
-
-    words = 'srun'
-    has_mpi = False
-    size_variables = ('SLURM_STEP_NUM_TASKS',)
-    rank_variables = ('SLURM_PROCID',)
-
-    def endpoint(self) -> Endpoint:
-        """Return MASTER_ADDR and MASTER_PORT, else the step's first host and a port of its own."""
-        job = os.environ.get('SLURM_JOB_ID', '0')
-        step = os.environ.get('SLURM_STEP_ID', '0')
-        attempt = os.environ.get('SLURM_RESTART_COUNT', '0')
-        port = str(_FIRST_PORT + (int(job) * 31 + int(step)) % _PORT_COUNT)
-        address = os.environ.get('MASTER_ADDR')
-        if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
-            address = '127.0.0.1'  # the name of a host need not resolve on itself
-        return Endpoint(
-            address or first_host(os.environ.get('SLURM_STEP_NODELIST', '')),
-            _checked_port(os.environ.get('MASTER_PORT') or port),
-            f'slurm-{job}.{step}.{attempt}',
-        )
-
-
-class Torchrun(LaunchMethod):
-    """torchrun, or what sets the same variables: the ranks meet where MASTER_ADDR says."""
-
-    words = 'torchrun'
-    has_mpi = False
-    size_variables = ('WORLD_SIZE',)
-    rank_variables = ('RANK',)
-
-    @property
-    def decides_size(self) -> bool:
-        return True  # also for a single rank
-
-    @property
-    def finds_store(self) -> bool:
-        return os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
-
-    def endpoint(self) -> Endpoint:
-        """Return MASTER_ADDR and MASTER_PORT."""
-        job = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
-        is_alone = os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']
-        return Endpoint(
-            '127.0.0.1' if is_alone and not self.finds_store else os.environ['MASTER_ADDR'],
-            _checked_port(os.environ['MASTER_PORT']),
-            f'{job}/{_restarts_by_torchrun()}',
-        )
-
-    def prepare(self) -> None:
-        """Drop OMP_NUM_THREADS=1 besides, which torchrun sets, and which looks like a user's."""
-        super().prepare()
-        if 'TORCHELASTIC_RUN_ID' in os.environ and os.environ.get('OMP_NUM_THREADS') == '1':
-            del os.environ['OMP_NUM_THREADS']
-
-    def write_summary(self, summary: str) -> None:
-        """Write it for torchrun's report, which says how to get a traceback otherwise."""
-        path = os.environ.get('TORCHELASTIC_ERROR_FILE')
-        if not path:
-            return
-        details = {'py_callstack': summary, 'timestamp': str(int(time.time()))}
-        content = {'message': {'message': summary, 'extraInfo': details}}
-        with contextlib.suppress(OSError), open(path, 'w', encoding='utf-8') as file:
-            json.dump(content, file)
-
-
-def current() -> LaunchMethod:
-    """Return the launch method by the environment; several launchers may have had a part in it."""
-    if _first_number('LMHP_RANKS') is not None:
-        return OwnLauncher()
+def current() -> Launch:
+    """Return the launch by the environment; several launchers may have had a part in it."""
     is_torch = all(os.environ.get(name) for name in _TORCH_VARIABLES)
+    by_torch = Launch('torchrun', _number('WORLD_SIZE'), _number('RANK'))
     # torchrun may itself be started by mpiexec or srun, once on each host.
     if is_torch and 'TORCHELASTIC_RUN_ID' in os.environ:
-        return Torchrun()
-    if _first_number('OMPI_COMM_WORLD_SIZE') is not None:
-        return OpenMpiMpiexec()
-    if _first_number('PMI_SIZE') is not None:
-        # In a step of `srun --mpi=pmix` the variables of PMI are those of MPICH's own mpiexec.
-        protocol = os.environ.get('SLURM_MPI_TYPE', '')
-        is_of_srun = protocol and not protocol.startswith('pmix')
-        return SrunPmi2() if is_of_srun else MpichMpiexec()
+        return by_torch
+    for family, prefix in ((OPEN_MPI, 'OMPI_COMM_WORLD'), (MPICH, 'PMI')):
+        size = _number(f'{prefix}_SIZE')
+        if size:
+            rank = _number(f'{prefix}_RANK')
+            return Launch(f'mpiexec of {family.name}', size, rank if size > 1 else 0, family)
     if is_torch:
-        return Torchrun()
-    if (_first_number('SLURM_STEP_NUM_TASKS') or 1) <= 1:
-        return LaunchMethod()
-    if any(name.startswith('PMIX_') for name in os.environ):
-        return SrunPmix()
-    if any(name.startswith('PMI_') for name in os.environ):
-        return SrunPmi2()
-    return SrunWithoutMpi()
+        return by_torch
+    size = _number('SLURM_STEP_NUM_TASKS')
+    if size <= 1:
+        return Launch()
+    for family, prefix in ((OPEN_MPI, 'PMIX_'), (MPICH, 'PMI_')):
+        if any(name.startswith(prefix) for name in os.environ):
+            return Launch(f'srun by {family.name}', size, _number('SLURM_PROCID'), family)
+    return Launch('srun', size, _number('SLURM_PROCID'))
 
 
-def _restarts_by_torchrun() -> int:
-    return _first_number('TORCHELASTIC_RESTART_COUNT') or 0
+def endpoint() -> Endpoint:
+    """Return where ranks without MPI meet; UserError if the environment is wrong."""
+    if current().launcher == 'srun':
+        return _endpoint_of_srun()
+    job = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
+    is_alone = os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']
+    return Endpoint(
+        '127.0.0.1' if is_alone and not current().finds_store else os.environ['MASTER_ADDR'],
+        _checked_port(os.environ['MASTER_PORT']),
+        f'{job}/{_number("TORCHELASTIC_RESTART_COUNT")}',
+    )
+
+
+def _endpoint_of_srun() -> Endpoint:
+    """Return MASTER_ADDR and MASTER_PORT, else the step's first host and a port of its own."""
+    job, step = _number('SLURM_JOB_ID'), _number('SLURM_STEP_ID')
+    port = str(_FIRST_PORT + (job * 31 + step) % _PORT_COUNT)
+    address = os.environ.get('MASTER_ADDR')
+    if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
+        address = '127.0.0.1'  # the name of a host need not resolve on itself
+    return Endpoint(
+        address or first_host(os.environ.get('SLURM_STEP_NODELIST', '')),
+        _checked_port(os.environ.get('MASTER_PORT') or port),
+        f'slurm-{job}.{step}.{_number("SLURM_RESTART_COUNT")}',
+    )
 
 
 def first_host(hosts: str) -> str:
@@ -280,10 +134,21 @@ def _checked_port(port: str) -> int:
     return int(port)
 
 
-def _first_number(*variables: str) -> int | None:
-    """Return the first of these environment variables that is a number; None if none is."""
+def prepare_torch() -> None:
+    """Set the environment variables of torch and of OpenMP, before they are loaded."""
+    # Else a rank whose store is lost with rank 0 prints stacks of C++.
+    os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    if not any(map(os.environ.get, _WAITING_VARIABLES)):
+        os.environ['GOMP_SPINCOUNT'] = SPIN_COUNT
+    # torchrun sets it, and it looks like a user's.
+    if current().launcher == 'torchrun' and os.environ.get('OMP_NUM_THREADS') == '1':
+        del os.environ['OMP_NUM_THREADS']
+
+
+def _number(*variables: str) -> int:
+    """Return the first of these environment variables that is a number; 0 if none is."""
     for name in variables:
         value = os.environ.get(name, '')
         if value.isdecimal():
             return int(value)
-    return None
+    return 0

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lm_human_preferences import label_types, storage
-from lm_human_preferences.distributed import ENGINES
-from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
+from lm_human_preferences.distributed import ALLREDUCE_TIMEOUT, ENGINES
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.integers import check_multiple
+from lm_human_preferences.utils.stop_signals import STOP_TIMEOUT
 
 ON_ANOMALY = ('warn', 'stop')
 TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
@@ -126,27 +126,19 @@ class RunHParams(hyperparams.HParams):
     )
     allreduce: str = own_option(
         'auto',
-        'library that averages over ranks: auto, horovod, torch, mpi; gloo, with which ranks may'
-        ' share a GPU (tried on CPUs)',
+        'library that averages over ranks: horovod, torch; auto: Horovod if it suits the ranks',
         one_of=ENGINES,
         of_command=True,
     )
-    rank_timeout: int = own_option(
-        DEFAULT_TIMEOUTS.rank,
-        'seconds in which a rank has to give a sign of life; after that, all ranks are ended',
-        at_least=10,
-        at_most=LONGEST_TIMEOUT,
-        of_command=True,
-    )
     allreduce_timeout: int = own_option(
-        DEFAULT_TIMEOUTS.allreduce,
-        "seconds that ranks wait for each other's gradients; not with --run.allreduce mpi",
+        ALLREDUCE_TIMEOUT,
+        'seconds that ranks wait for each other; after that, a rank is lost, and all end',
         at_least=10,
         at_most=LONGEST_TIMEOUT,
         of_command=True,
     )
     stop_timeout: int = own_option(
-        DEFAULT_TIMEOUTS.stop,
+        STOP_TIMEOUT,
         'seconds in which a step has to end after Ctrl-C or SIGTERM, to be saved; a second'
         ' signal stops at once',
         at_least=1,
@@ -186,10 +178,6 @@ class RunHParams(hyperparams.HParams):
     def directory(self) -> str | None:
         """Directory that the run writes: save_dir, or its staging directory; None for none."""
         return self.save_dir and storage.staging_dir(self.save_dir)
-
-    @property
-    def timeouts(self) -> Timeouts:
-        return Timeouts(self.rank_timeout, self.allreduce_timeout, self.stop_timeout)
 
 
 @dataclass

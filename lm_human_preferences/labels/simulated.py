@@ -112,10 +112,7 @@ def simulated_labels(settings: HParams, policy: Policy, comm: Comm) -> dict[str,
     reward = KnownReward(policy.trained_model.encoding, policy.device)
     count = check_num_train(settings)
     check_memory(count, settings)
-    labels = _judged_labels(settings, policy, reward.score, count) if comm.rank == 0 else None
-    labels = comm.all_gather_object(labels)[0]
-    assert labels is not None
-    return labels
+    return comm.on_rank_0(lambda: _judged_labels(settings, policy, reward.score, count))
 
 
 def _judged_labels(

@@ -77,8 +77,7 @@ class Collection(Hook):
 
     def before_step(self, step: int) -> None:
         """Ask and wait for the labels of `step`, and train if due; UserError when patience ends."""
-        if self.labels is not None:
-            self.labels.ask(step)
+        self.comm.on_rank_0(lambda: self._ask(step))
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
@@ -91,6 +90,10 @@ class Collection(Hook):
         if begun >= 0 and self.schedule.is_trained_at(begun):
             after = {'kl_coef_after': self.trainer.kl_ctl.value}
             self.trainer.logger.log(after, step - 1, tag_prefix=progress.TAG)
+
+    def _ask(self, step: int) -> None:
+        assert self.labels is not None
+        self.labels.ask(step)
 
     def _wait(self, step: int) -> None:
         """Return when l(n) labels are there; ranks meet every second, as collectives time out."""
@@ -137,10 +140,12 @@ class Collection(Hook):
 
     def _labels_of(self, step: int) -> tuple[Labels, Labels | None]:
         """Return on all ranks what RunLabels.learn returns on rank 0."""
-        known = self.labels.learn(step) if self.labels is not None else None
-        known = self.comm.all_gather_object(known)[0]
-        assert known is not None
-        return known
+
+        def learn() -> tuple[Labels, Labels | None]:
+            assert self.labels is not None
+            return self.labels.learn(step)
+
+        return self.comm.on_rank_0(learn)
 
     def _train(self, step: int) -> None:
         """Retrain the reward model, and log how it went."""

@@ -46,7 +46,7 @@ def begin(directory: str, files: CommandFiles, machine: Mapping[str, Any]) -> No
         'id': _THIS_PROCESS,
         'began': _now(),
         'command': typed(sys.argv),
-        'launcher': type(launch_methods.current()).__name__,
+        'launcher': launch_methods.current().launcher,
         **machine,
         'python': platform.python_version(),
         'lm-human-preferences': lm_human_preferences.__version__,

@@ -191,21 +191,26 @@ def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
 @contextlib.contextmanager
 def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
     """Let this job alone write the directory of its run; UserError if it cannot."""
-    directory = hparams.run.directory
-    check_directory(directory)
-    if directory is None or comm.rank:
+    check_directory(hparams.run.directory)
+    with contextlib.ExitStack() as stack:
+        if hparams.run.directory is not None and comm.rank == 0:
+            stack.enter_context(_locked(hparams, hparams.run.directory, comm.size))
         yield
-        return
+        comm.on_rank_0(stack.close)  # what is left to upload may take long
+
+
+@contextlib.contextmanager
+def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
+    """Hold the lock of a run's directory; remove it at the end, and the directory if empty."""
     is_new = not os.path.isdir(directory)
     command = run_files.COMMANDS[hparams.command]
-    # The lock is removed before the end.
     with stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP):
         try:
             lock_file, killed = run_lock.acquire(directory)
             with lock_file:
                 if killed:
                     print(f'note: {killed}, was writing {directory} and is gone', file=sys.stderr)
-                run_lock.name_holder(lock_file, run_lock.describe_process(comm.size))
+                run_lock.name_holder(lock_file, run_lock.describe_process(ranks))
                 if not hparams.run.resume:
                     refuse_existing(hparams)
                 for path in own_files(hparams):

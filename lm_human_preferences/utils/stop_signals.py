@@ -17,6 +17,9 @@ from lm_human_preferences.utils import streams
 WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 TO_STOP = (signal.SIGTERM, *WARNINGS)
 _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.WeakSet()
+# Seconds until what is asked to stop stops. Batch systems kill what has not ended 30 s after
+# SIGTERM, and the end of a run takes a moment.
+STOP_TIMEOUT = 20
 
 
 @contextlib.contextmanager

@@ -20,12 +20,20 @@ CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status, as shells report it
 
 
 _terminal_is_gone = False
+_notes_are_muted = False
 
 
 def note(message: str) -> None:
     """Print a line to standard error, if that can be written."""
-    with contextlib.suppress(OSError):
-        print(message, file=sys.stderr, flush=True)
+    if not _notes_are_muted:
+        with contextlib.suppress(OSError):
+            print(message, file=sys.stderr, flush=True)
+
+
+def mute_notes(muted: bool) -> None:
+    """Let `note` print nothing from now on, or print again."""
+    global _notes_are_muted
+    _notes_are_muted = muted
 
 
 def make_safe() -> None:

@@ -407,13 +407,10 @@ def test_one_rank_runs_here(job, monkeypatch, mpi, count):
 @pytest.mark.parametrize('mpi, count, ranks', [(2, 0, 2), (None, 8, 8)])
 def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     launched = []
-    monkeypatch.setattr(
-        jobs.launcher, 'launch_ranks', lambda *args, **more: launched.append((args, more))
-    )
+    monkeypatch.setattr(jobs.launcher, 'become_mpiexec', launched.append)
     gpus(monkeypatch, count)
     jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
-    job_and_ranks = ('fakejob:train', {'hparams': 3}, ranks, jobs.waiting.DEFAULT_TIMEOUTS)
-    assert launched == [(job_and_ranks, {'saves': False})]
+    assert launched == [ranks]
     assert not job
 
 

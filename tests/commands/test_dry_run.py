@@ -5,10 +5,10 @@ import re
 
 import pytest
 from command_line import invoke, last_error_of, succeed
+from engines import available_engines
 
 from lm_human_preferences import storage, train_reward
 from lm_human_preferences.datasets.reviews import WORDS
-from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.training import memory
 
@@ -46,11 +46,10 @@ def test_what_would_start(command, tmp_path):
     assert re.fullmatch(r"first query: '\w+( \w+)+'", lines[4])
 
 
-@pytest.mark.parametrize('engine', ['horovod', 'torch', 'mpi'])
+@pytest.mark.parametrize('engine', ['horovod', 'torch'])
 def test_ranks_and_their_engine(engine, tmp_path):
-    reason = horovod_build.why_not(mpi_library.expected_soname(), has_gpu=False)
-    if engine == 'horovod' and reason is not None:
-        pytest.skip(reason or 'Horovod is not installed')
+    if engine not in available_engines():
+        pytest.skip(f'{engine} is not built for the MPI of this environment')
     line, *_ = told(
         f'train_policy test first --mpi 2 --run.allreduce {engine} --run.precision bf16', tmp_path
     )

@@ -11,65 +11,47 @@ import re
 import pytest
 from engines import (
     COMMUNICATION,
+    ENGINES,
     OF_EACH_ENGINE,
     OF_ONE_ENGINE,
     available_engines,
     on_mpi_command,
-    on_mpi_words,
-    skip_reason,
 )
 from launched import output_of, run_without_launcher
 
 from lm_human_preferences.distributed import launcher
 
+pytestmark = pytest.mark.slow
 TIMEOUT_SECONDS = 900  # an idle machine needs a tenth of it
 
 
-def run_by_mpiexec(size, directory, command):
-    mpiexec, is_open_mpi = launcher.find_mpiexec()
-    environment = launcher.rank_environment(str(directory), size, is_open_mpi)
-    options = launcher.mpiexec_options(is_open_mpi, size, processors=1)
-    return output_of([mpiexec, *options, *command], environment, TIMEOUT_SECONDS)
-
-
-def lines_by_engine(size, output):
-    lines = {}
-    for line in output.splitlines():
-        announced = re.fullmatch(rf'{size} ranks, averaging by (\w+).*', line)
-        if announced:
-            current = lines[announced[1]] = []
-        else:
-            current.append(line)
-    return lines
-
-
-@pytest.mark.slow
-def test_two_ranks(tmp_path):
-    for_all = on_mpi_command(OF_ONE_ENGINE, 'torch')
-    output = run_by_mpiexec(2, tmp_path, [*for_all, '--', *on_mpi_words(OF_EACH_ENGINE)])
-    passed = lines_by_engine(2, output)
-    # A recording that is not in the set is skipped.
-    assert_passed(passed['torch'][:2], 2, OF_ONE_ENGINE[:1])
-    passed['torch'] = passed['torch'][2:]
-    assert list(passed) == available_engines(), output
-    for lines in passed.values():
-        assert_passed(lines, 2, OF_EACH_ENGINE)
-    if skip_reason():
-        pytest.skip(skip_reason())
-
-
-def assert_passed(lines, size, tests):
-    assert len(lines) == size and len(set(lines)) == 1, lines
+def assert_passed(output, engine, tests):
+    """On both ranks, and as many on each."""
+    announced, *counts = output.splitlines()[-3:]
+    assert announced.startswith(f'averaged by {engine}')
+    assert len(set(counts)) == 1, output
     for test in tests:
         name = re.split('[:/]', test)[-1].removesuffix('.py').partition('[')[0]
-        assert name in lines[0]
+        assert name in counts[0]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize('engine', ENGINES)
+def test_two_ranks(engine):
+    if engine not in available_engines():
+        pytest.skip(f'{engine} is not built for the MPI of this environment')
+    mpiexec, is_open_mpi = launcher.find_mpiexec()
+    options = launcher.mpiexec_options(is_open_mpi, 2)
+    tests = OF_EACH_ENGINE + (OF_ONE_ENGINE if engine == 'torch' else [])
+    command = [mpiexec, *options, *on_mpi_command(engine, tests)]
+    output = output_of(command, launcher.rank_environment(is_open_mpi), TIMEOUT_SECONDS)
+    # A recording that is not in the set is skipped.
+    assert_passed(output, engine, OF_EACH_ENGINE)
+
+
 def test_ranks_without_mpi():
-    """They have their own way to send each other objects."""
+    """They have their own way to meet."""
     # Below those that connections take, so that none of another test has it meanwhile.
     port = 20_000 + os.getpid() % 9_000
-    command = on_mpi_command(COMMUNICATION, 'torch')
+    command = on_mpi_command('torch', COMMUNICATION)
     output, _ = run_without_launcher([command] * 2, '127.0.0.1', port, TIMEOUT_SECONDS)
-    assert_passed(lines_by_engine(2, output)['torch'], 2, COMMUNICATION)
+    assert_passed(output, 'torch', COMMUNICATION)

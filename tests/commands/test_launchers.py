@@ -3,7 +3,6 @@
 import re
 import signal
 import sys
-from pathlib import Path
 
 import documentation
 import pytest
@@ -16,24 +15,19 @@ from lm_human_preferences.checkpointing import checkpoints
 pytestmark = pytest.mark.slow
 TIMEOUT_SECONDS = 600  # an idle machine needs a tenth of it
 SECONDS = 180  # for each part of the batch job, on a machine that has much else to do
-OF_OPEN_MPI = ['mpiexec of Open MPI', 'srun by PMIx']
 by_launcher = pytest.mark.parametrize('name', real_launchers.INSTALLED)
 
 
 @by_launcher
 def test_engines(name, request):
     launcher = real_launchers.find(name, request)
-    engines = launcher.engines()
-    _, *command = on_mpi_command(COMMUNICATION, *engines)
-    run = real_launchers.run(launcher, command, timeout=TIMEOUT_SECONDS)
-    assert run.returncode == 0, run.stdout + run.stderr
-    lines = run.stdout.splitlines()
-    announced = [line for line in lines if line.startswith('2 ranks, averaging by ')]
-    assert [line.split()[4].rstrip(';') for line in announced] == engines
-    for line in announced:
-        assert ('; MPI: Open MPI ' in line) == (name in OF_OPEN_MPI), line
-    passed = [line for line in lines if line.startswith('{')]
-    assert len(passed) == 2 * len(engines)
+    for engine in launcher.engines():
+        _, *command = on_mpi_command(engine, COMMUNICATION)
+        run = real_launchers.run(launcher, command, timeout=TIMEOUT_SECONDS)
+        assert run.returncode == 0, run.stdout + run.stderr
+        announced, *passed = run.stdout.splitlines()[-3:]
+        assert announced.startswith(f'averaged by {engine}')
+        assert len(set(passed)) == 1 and passed[0].startswith('{')
 
 
 @by_launcher
@@ -92,42 +86,18 @@ def test_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):
 
 
 def test_torchrun_tells_a_wrong_option_once(tmp_path):
-    """Before the ranks meet: once by rank 0, once in the report of torchrun, whose status is 1."""
+    """Before the ranks meet."""
     failed = Launch(tmp_path, '--ppo.batch=8', started_by=TORCHRUN)
     assert failed.wait() == 1
-    lines = failed.errors().splitlines()
-    told = "No such option '--ppo.batch'. "
-    assert sum(line.startswith(f'error: {told}') for line in lines) == 1
-    assert sum(line.startswith(f'  traceback : {told}') for line in lines) == 1
+    assert failed.errors().count("No such option '--ppo.batch'") == 1
     assert re.search(r'exitcode  : 2 \(pid: \d+\)', failed.errors())
 
 
-def ignores_sigterm(launch):
-    status = Path('/proc', str(launch.process.pid), 'status').read_text()
-    ignored = int(re.search(r'SigIgn:\s*(\w+)', status)[1], 16)
-    return bool(ignored >> (signal.SIGTERM - 1) & 1)
-
-
 def test_only_one_rank_under_srun_speaks_and_tells_the_error_of_all(tmp_path):
-    """The others do not lose the store, which rank 0 keeps, before they know that it is told.
-
-    The SIGTERM by which srun ends ranks after the first does not change their status, which is
-    srun's.
-    """
+    """The others do not lose the store, which rank 0 keeps, before they know that it is told."""
     first, second = start_by_slurm(tmp_path, 'talk')
-    eventually(lambda: ignores_sigterm(second), 60)
-    second.process.terminate()
     assert (first.wait(), second.wait()) == (2, 2)
-    assert first.output().splitlines() == ['rank 0 of [0, 1] speaks']
+    assert first.output().splitlines()[1:] == ['rank 0 of [0, 1] speaks']
     assert first.errors().splitlines()[-1] == 'error: /labels.json is not a label file'
     assert first.errors().count('label file') == 1
     assert second.output() == second.errors() == ''
-
-
-def test_a_killed_rank_under_srun_ends_the_other(tmp_path):
-    """Though nothing but the connection tells."""
-    first, second = start_by_slurm(tmp_path, 'wait_for_rank_1')
-    first.reach_line('2 ranks wait for ever')
-    second.process.send_signal(signal.SIGKILL)
-    assert first.wait(60) == 1
-    assert re.fullmatch('error: rank 0: the connection to another rank is lost: .*', first.errors())

@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import shutil
-import signal
 import struct
 import sys
 import termios
@@ -17,11 +16,12 @@ from launched import (
     CONSOLE,
     MPIEXEC,
     REPOSITORY,
+    ROOT_MAY,
     SMALL,
-    WITHOUT_TORCH,
     Launch,
     job,
     needs_mpi,
+    output_of,
     set_launcher,
     start_job,
     torch_variables,
@@ -30,7 +30,7 @@ from launched import (
 
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.cli import launch
-from lm_human_preferences.distributed import channel, launch_methods, launcher, waiting, worker
+from lm_human_preferences.distributed import launch_methods, launcher, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import command_record
 
@@ -45,41 +45,27 @@ for name in ('mpi4py', 'mpi4py.MPI', 'horovod'):
 
 
 @pytest.mark.parametrize(
-    'is_open_mpi, processors, expected',
+    'is_open_mpi, expected',
     [
-        (False, 2, '-rmk user -launcher fork -n 4'),
-        (True, 4, '--host localhost:4 --bind-to none -n 4'),
-        (True, 3, '--host localhost:4 --bind-to none --oversubscribe -n 4'),
+        (False, '-rmk user -launcher fork -n 4'),
+        (True, '--host localhost:4 --bind-to none --oversubscribe -n 4'),
     ],
 )
-def test_options(is_open_mpi, processors, expected):
-    assert launcher.mpiexec_options(is_open_mpi, 4, processors) == expected.split()
+def test_options(is_open_mpi, expected):
+    assert launcher.mpiexec_options(is_open_mpi, 4) == expected.split()
 
 
 @pytest.mark.parametrize(
-    'is_open_mpi, user, is_noted', [(True, 0, True), (True, 1000, False), (False, 0, False)]
+    'is_open_mpi, user, may', [(True, 0, True), (True, 1000, False), (False, 0, False)]
 )
-def test_root_under_open_mpi(monkeypatch, capsys, is_open_mpi, user, is_noted):
+def test_root_under_open_mpi(monkeypatch, is_open_mpi, user, may):
     monkeypatch.setattr(os, 'geteuid', lambda: user)
-    monkeypatch.delenv('OMPI_ALLOW_RUN_AS_ROOT', raising=False)
-    monkeypatch.delenv('OMPI_ALLOW_RUN_AS_ROOT_CONFIRM', raising=False)
-    variables = launcher.rank_environment('/job', 3, is_open_mpi)
-    for name in ('OMPI_ALLOW_RUN_AS_ROOT', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM'):
-        assert variables.get(name) == ('1' if is_noted else None)
-    assert ('root' in capsys.readouterr().err) == is_noted
-
-
-@pytest.mark.parametrize(
-    'paths, expected', [('', f'{REPOSITORY}'), ('/a:/b', f'{REPOSITORY}:/a:/b')]
-)
-def test_environment(monkeypatch, paths, expected):
-    monkeypatch.setenv('INHERITED', 'yes')
-    monkeypatch.setenv('PYTHONPATH', paths)
-    variables = launcher.rank_environment('/job', 3, False)
-    assert variables['INHERITED'] == 'yes'
-    assert variables['LMHP_RANKS'] == '3'
-    assert variables['TMPDIR'] == '/job'
-    assert variables['PYTHONPATH'] == expected
+    for name in ROOT_MAY:
+        monkeypatch.delenv(name, raising=False)
+    variables = launcher.rank_environment(is_open_mpi)
+    assert {name: variables.get(name) for name in ROOT_MAY} == dict.fromkeys(
+        ROOT_MAY, '1' if may else None
+    )
 
 
 @pytest.fixture
@@ -123,102 +109,7 @@ def test_the_environments_own_mpiexec_comes_first(folders):
 
 def test_no_mpiexec(folders):
     with pytest.raises(UserError, match='no mpiexec to start ranks with: .* or use --mpi 1$'):
-        launcher.launch_ranks('job:job', {}, 2)
-
-
-def supervisor(directory, size, command):
-    return launcher.RankSupervisor(
-        str(directory), size, command, dict(os.environ), waiting.DEFAULT_TIMEOUTS
-    )
-
-
-@pytest.fixture
-def supervised(tmp_path, monkeypatch):
-    """Return a function (status of mpiexec) -> (supervisor of two ranks, their pipes)."""
-    monkeypatch.setattr(launcher.RankSupervisor, '_signal_ranks', lambda self, number: None)
-    supervisors = []
-
-    def supervise(status):
-        ranks = supervisor(tmp_path, 2, ['sh', '-c', f'exit {status}'])
-        supervisors.append(ranks)
-        pipes = [channel.StatusPipe(str(tmp_path), rank) for rank in range(2)]
-        while not all(status.process for status in ranks.statuses):
-            ranks._listen(1)
-        return ranks, pipes
-
-    yield supervise
-    for ranks in supervisors:
-        ranks.end()
-
-
-def close(pipe):
-    os.close(pipe.fd)
-    os.close(pipe.life)
-
-
-def failure_of(ranks, capsys):
-    ranks.mpiexec.wait()
-    ranks.follow([], saves=False)
-    ranks.end()
-    with pytest.raises(SystemExit, match='^1$'):
-        ranks.raise_failure()
-    return capsys.readouterr().err.splitlines()
-
-
-def test_mpiexec_is_asked_to_end_before_it_is_killed(tmp_path):
-    ranks = supervisor(tmp_path, 1, ['sleep', '1000'])
-    ranks.end()
-    assert ranks.mpiexec.returncode == -signal.SIGTERM
-
-
-CRASH = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):'
-# MPICH's status is the bitwise OR of those of all ranks, and it kills all but the first.
-MIXED = signal.SIGKILL | signal.SIGABRT
-WAS_KILLED = 'was killed by SIGKILL, probably out of memory'
-
-
-@pytest.mark.parametrize(
-    'status, first, crashed, told',
-    [
-        (signal.SIGKILL, 0, None, WAS_KILLED),
-        (signal.SIGKILL, 1, None, WAS_KILLED),
-        (MIXED, 1, 1, 'was killed by SIGABRT'),
-        (MIXED, 0, 1, WAS_KILLED),
-        (0, 0, None, 'ended without reporting an error'),
-    ],
-)
-def test_the_first_rank_that_ended(supervised, capsys, status, first, crashed, told):
-    """Though the launcher comes to see it late, when the other has ended, and has more to read."""
-    ranks, pipes = supervised(status)
-    if status == signal.SIGKILL:
-        pipes[first].report()
-    for rank in (first, 1 - first):
-        if rank == crashed:
-            print(CRASH, file=pipes[rank].open_crash_file(), flush=True)
-        close(pipes[rank])
-    *shown, error = failure_of(ranks, capsys)
-    assert shown == (CRASH.splitlines() if first == crashed else [])
-    assert error == f'error: rank {first}, process {os.getpid()}, {told}'
-
-
-def test_what_an_ended_rank_said_last_is_read(supervised):
-    """Its end may be noticed before that is."""
-    ranks, pipes = supervised(0)
-    pipes[0].report(done=True)
-    callbacks = [key.data for key in ranks.selector.get_map().values()]
-    note_end, _ = (each for each in callbacks if each.func == ranks._note_end)
-    note_end(b'')
-    assert ranks.failed_rank is None and ranks.alive == {1}
-
-
-def test_an_error_of_all_ranks_is_shown_once(supervised, capsys):
-    ranks, pipes = supervised(1)
-    for pipe in pipes:
-        pipe.report(error='ArithmeticError: nobody can count\n')
-        close(pipe)
-    shown, told = failure_of(ranks, capsys)
-    assert shown == 'ArithmeticError: nobody can count'
-    assert re.fullmatch('error: rank [01] failed, so all 2 ranks were stopped', told)
+        launcher.become_mpiexec(2)
 
 
 OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}
@@ -229,39 +120,43 @@ TORCHRUN = {**AZURE, 'TORCHELASTIC_RUN_ID': 'none'}
 
 
 @pytest.mark.parametrize(
-    'variables, method, size, rank',
+    'variables, launcher, size, rank',
     [
-        ({}, 'LaunchMethod', 1, 0),
-        (MPICH, 'MpichMpiexec', 4, 3),
-        (OPEN_MPI, 'OpenMpiMpiexec', 4, 3),
-        (SLURM, 'SrunWithoutMpi', 2, 1),
-        ({**SLURM, 'PMIX_RANK': '1'}, 'SrunPmix', 2, 1),
-        ({'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 'OwnLauncher', 4, 3),
-        ({**SLURM, **MPICH}, 'MpichMpiexec', 4, 3),  # srun started MPICH's mpiexec
-        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 'OpenMpiMpiexec', 4, 3),
-        ({'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}, 'LaunchMethod', 1, 0),
-        ({'PMI_SIZE': ''}, 'LaunchMethod', 1, 0),
-        (TORCHRUN, 'Torchrun', 6, 5),
-        ({**AZURE, **SLURM}, 'Torchrun', 6, 5),
-        ({**TORCHRUN, **SLURM, **MPICH}, 'Torchrun', 6, 5),  # torchrun on each host by mpiexec
-        ({**AZURE, **MPICH}, 'MpichMpiexec', 4, 3),
-        ({**TORCHRUN, 'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 'OwnLauncher', 4, 3),
-        ({'WORLD_SIZE': '6', 'RANK': '5'}, 'LaunchMethod', 1, 0),  # nobody says where rank 0 is
-        ({**TORCHRUN, 'WORLD_SIZE': '1', 'RANK': '0'}, 'Torchrun', 1, 0),
+        ({}, 'none', 1, 0),
+        (MPICH, 'mpiexec of MPICH', 4, 3),
+        (OPEN_MPI, 'mpiexec of Open MPI', 4, 3),
+        (SLURM, 'srun', 2, 1),
+        ({**SLURM, 'PMIX_RANK': '1'}, 'srun by Open MPI', 2, 1),
+        ({**SLURM, 'PMI_FD': '5'}, 'srun by MPICH', 2, 1),
+        ({**SLURM, **MPICH}, 'mpiexec of MPICH', 4, 3),  # or srun by PMI2
+        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 'mpiexec of Open MPI', 4, 3),
+        ({'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}, 'none', 1, 0),
+        ({'PMI_SIZE': ''}, 'none', 1, 0),
+        (TORCHRUN, 'torchrun', 6, 5),
+        ({**AZURE, **SLURM}, 'torchrun', 6, 5),
+        ({**TORCHRUN, **SLURM, **MPICH}, 'torchrun', 6, 5),  # torchrun on each host by mpiexec
+        ({**AZURE, **MPICH}, 'mpiexec of MPICH', 4, 3),
+        ({'WORLD_SIZE': '6', 'RANK': '5'}, 'none', 1, 0),  # nobody says where rank 0 is
+        ({**TORCHRUN, 'WORLD_SIZE': '1', 'RANK': '0'}, 'torchrun', 1, 0),
     ],
 )
-def test_size_and_rank(monkeypatch, variables, method, size, rank):
+def test_size_and_rank(monkeypatch, variables, launcher, size, rank):
     set_launcher(monkeypatch, variables)
-    launched = launch_methods.current()
-    assert type(launched).__name__ == method
-    assert (launched.size, launched.rank) == (size, rank)
+    assert launch_methods.current()[:3] == (launcher, size, rank)
+
+
+def test_a_step_of_another_launcher_is_forgotten(monkeypatch):
+    set_launcher(monkeypatch, {**MPICH, **OPEN_MPI, 'PMIX_RANK': '3', 'PMIX_MCA_psec': 'native'})
+    variables = launcher.rank_environment(False)
+    left = [name for name in variables if name.startswith(('PMI', 'OMPI_COMM'))]
+    assert left == ['PMIX_MCA_psec']
 
 
 @pytest.mark.parametrize('mpi', [None, 16])
 def test_srun_starts_the_ranks_itself(monkeypatch, mpi):
     set_launcher(monkeypatch, {'SLURM_STEP_NUM_TASKS': '16'})
     jobs = []
-    monkeypatch.setattr(worker, 'run_job', lambda *job, at_interrupt: jobs.append(job))
+    monkeypatch.setattr(worker, 'run_job', lambda *job: jobs.append(job[:2]))
     launch.start_job('job:job', {'a': 1}, mpi)
     assert jobs == [('job:job', {'a': 1})]
 
@@ -331,10 +226,34 @@ def files_of(run):
 
 @needs_mpi
 def test_what_was_typed_is_kept(two):
-    """Though mpiexec gives the ranks other words."""
     [found] = command_record.read(str(two.run))
     assert found['command'].startswith('./launch.py train_policy ')
-    assert found['ranks'] == 2 and found['launcher'] == 'OwnLauncher'
+    assert found['ranks'] == 2 and found['launcher'] == 'mpiexec of MPICH'
+
+
+@needs_mpi
+def test_words_reach_the_ranks_as_they_were_typed(tmp_path):
+    """Among them what mpiexec would take for the beginning of another command."""
+    words = ['', 'a b', ':', 'x\ny', '"q"', "it's", '$HOME', 'é', '-n']
+    echo = tmp_path / 'echo.py'
+    echo.write_text(
+        'import os, sys\n'
+        'from lm_human_preferences.distributed import launcher\n'
+        'if "PMI_RANK" not in os.environ: launcher.become_mpiexec(2)\n'
+        'print(sys.argv[1:])\n'
+    )
+    command = [sys.executable, str(echo), *words]
+    output = output_of(command, {**os.environ, 'PYTHONPATH': str(REPOSITORY)})
+    assert output.splitlines() == [str(words)] * 2
+
+
+@needs_mpi
+def test_notes_are_printed_once(tmp_path):
+    """By the process that checks the command, and becomes mpiexec."""
+    words = ('--run.save_dir=x', '--ppo.total_episodes=64', '--rewards.train_new_model=off')
+    launched = Launch(tmp_path, '--mpi=2', *words, '--rewards.trained_model=test')
+    assert launched.wait() == 0
+    assert re.fullmatch('note: --run.save_dir has no effect.*', launched.errors())
 
 
 @needs_mpi
@@ -371,46 +290,30 @@ def test_one_of_two_ranks_evaluates(one, monkeypatch, tmp_path):
 
 
 @needs_mpi
-def test_an_error_of_one_rank_ends_all(tmp_path):
-    failed = job(tmp_path, 'fail', PYTHONPATH=WITHOUT_TORCH)
-    lines = failed.errors().splitlines()
-    assert lines.count('ArithmeticError: rank 1 cannot count') == 1
-    assert lines.count('Traceback (most recent call last):') == 1
-    assert failed.process.returncode == 1
-    assert lines[-1] == 'error: rank 1 failed, so all 2 ranks were stopped'
-
-
-@needs_mpi
 def test_ranks_of_another_mpi_are_recognised(tmp_path):
     """The other MPI's mpiexec starts two worlds of one rank each."""
     other = tmp_path / 'mpiexec'
     other.write_text(
         '#!/bin/sh\nshift 2\nexport PMI_SIZE=2\n'
-        'PMI_RANK=1 "$@" &\nPMI_RANK=0 "$@"\nstatus=$?\nwait\nexit $status'
+        'PMI_RANK=1 MPI_LOCALRANKID=1 "$@" &\nPMI_RANK=0 "$@"\nstatus=$?\nwait\nexit $status'
     )
     other.chmod(0o755)
-    failed = job(tmp_path, 'talk', started_by=(other, '-n', '2'), PYTHONPATH=WITHOUT_TORCH)
+    failed = job(tmp_path, 'talk', started_by=(other, '-n', '2'))
     assert failed.process.returncode == 2
-    assert 'error: 2 ranks were started, but each sees a world of 1: ' in failed.errors()
+    assert failed.errors().startswith('error: 2 ranks were started, but each sees a world of 1: ')
+    assert len(failed.errors().splitlines()) == 1
 
 
 @needs_mpi
-@pytest.mark.parametrize(
-    'settings',
-    # Ranks of the user's own mpiexec watch each other through a store of torch.
-    [{'PYTHONPATH': WITHOUT_TORCH}, {'started_by': (MPIEXEC, '-n', '2')}],
-    ids=['our launcher', 'own mpiexec'],
-)
-def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path, settings):
-    talk = job(tmp_path, 'talk', **settings)
-    assert talk.output().splitlines() == ['rank 0 of [0, 1] speaks']
+@pytest.mark.parametrize('started_by', [(), (MPIEXEC, '-n', '2')], ids=['own', 'mpiexec'])
+def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path, started_by):
+    talk = job(tmp_path, 'talk', started_by=started_by)
+    assert talk.output().splitlines()[1:] == ['rank 0 of [0, 1] speaks']
     # Once in the warning, once in the line of code that it shows.
     assert talk.errors().count('everybody warns') == 2
-    assert 'error: /labels.json is not a label file' in talk.errors().splitlines()
+    assert talk.errors().splitlines()[-1] == 'error: /labels.json is not a label file'
     assert talk.errors().count('label file') == 1
     assert talk.process.returncode == 2
-    if 'started_by' not in settings:
-        assert talk.errors().splitlines()[-1] == 'error: /labels.json is not a label file'
 
 
 @needs_mpi
@@ -420,9 +323,7 @@ def test_on_a_terminal(tmp_path):
     rows, columns = 24, 60
     size = struct.pack('4H', rows, columns, 0, 0)
     fcntl.ioctl(terminal_of_job, termios.TIOCSWINSZ, size)
-    draw = start_job(
-        tmp_path, 'draw', stdout=terminal_of_job, stderr=terminal_of_job, PYTHONPATH=WITHOUT_TORCH
-    )
+    draw = start_job(tmp_path, 'draw', stdout=terminal_of_job, stderr=terminal_of_job)
     os.close(terminal_of_job)
     text = read_until_closed(terminal)
     assert draw.wait() == 0

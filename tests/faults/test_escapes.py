@@ -10,7 +10,6 @@ from label_folders import make_folder
 from tqdm import tqdm
 
 import sample
-from lm_human_preferences.distributed import lifeline
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.utils import streams
@@ -109,16 +108,3 @@ def test_names_of_fields_are_no_lines_of_ours(tmp_path):
         result = invoke([*words, '--labels.type=best_of_2'])
         assert result.exit_code == 0, result.output
         assert r'x\nerror: type `it`\u202e (1)' in result.stdout + result.stderr
-
-
-def test_what_torchrun_repeats_is_text(monkeypatch, tmp_path):
-    for name, value in {
-        'RANK': '0',
-        'WORLD_SIZE': '2',
-        'MASTER_ADDR': 'x',
-        'MASTER_PORT': '1',
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv('TORCHELASTIC_ERROR_FILE', f'{tmp_path}/error')
-    lifeline.report('told', TITLE)
-    assert json.loads((tmp_path / 'error').read_text())['message']['message'] == SHOWN

@@ -1,7 +1,6 @@
 """Ctrl-C while a training starts; caches that cannot be written."""
 
 import errno
-import itertools
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from command_line import error_of, invoke, succeed
 from launched import PATIENCE, REPOSITORY, SMALL, Launch, eventually, needs_mpi
 
 from lm_human_preferences.checkpointing import names
-from lm_human_preferences.distributed import launcher
 from lm_human_preferences.utils import stop_signals
 
 AT_A_TERMINAL = """
@@ -109,19 +107,6 @@ def test_sighup_that_nohup_ignores():
                 signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize('first, then', [*itertools.permutations((signal.SIGTERM, signal.SIGHUP))])
-def test_the_end_of_a_session_is_one_signal_to_the_launcher(first, then):
-    before = {number: signal.getsignal(number) for number in launcher.STOP_SIGNALS}
-    with launcher._catch_signals() as caught:
-        signal.raise_signal(first)
-        signal.raise_signal(then)
-        assert caught == [signal.SIGTERM]
-        signal.raise_signal(signal.SIGTERM)
-        assert len(caught) == 2
-    for number, handler in before.items():  # at its end, the launcher ignores them
-        signal.signal(number, handler)
 
 
 def read_only(dir):

@@ -92,12 +92,7 @@ def test_two_ranks_killed(tmp_path, chance):
         killed.wait()
         eventually(lambda killed=killed: not killed.processes(), 10)
         is_done = (killed.run / 'policy/checkpoints/model.ckpt-10.index').exists()
-        # A launcher that dies after its ranks are done leaves their folder behind.
-        if victim != killed.process.pid or not is_done:
-            killed.assert_nothing_left(10)
         if victim in ranks and not is_done:
-            told = f'rank {ranks.index(victim)}, process {victim}, was killed by SIGKILL, probably'
-            assert told in killed.errors().splitlines()[-1]  # after what mpiexec says
             assert 'Traceback' not in killed.errors()
         again = Launch(directory / 'again', command=('launch.py', 'resume', str(killed.run)))
         assert again.wait() == 0, again.errors()

@@ -71,7 +71,7 @@ REFUSED = {
 # These change how the run is done, shown or kept, not its numbers; or are tested elsewhere.
 OF_HOW = (
     'run.log_interval run.save_interval run.save_dir run.resume run.evaluate run.console'
-    ' run.allreduce run.rank_timeout run.allreduce_timeout run.stop_timeout run.on_anomaly'
+    ' run.allreduce run.allreduce_timeout run.stop_timeout run.on_anomaly'
     ' run.gradient_checkpointing run.keep_base run.sample_queries run.sample_interval'
     ' run.deterministic ppo.micro_batch_size'
 )
@@ -309,7 +309,7 @@ def test_a_run_of_an_earlier_version_goes_on(copied):
     earlier = json.loads(path.read_text())
     earlier['run']['precision'] = 'bf16'
     earlier['ppo']['micro_batch_size'] = 8
-    earlier['rewards']['train_new_model']['run'] |= {'evaluate': True, 'rank_timeout': 60}
+    earlier['rewards']['train_new_model']['run'] |= {'evaluate': True, 'stop_timeout': 60}
     path.write_text(json.dumps(earlier))
     result = succeed(f'resume {copied} --ppo.total_episodes 192')
     assert '1 rank on a CPU, bf16' in result.stdout

@@ -12,12 +12,11 @@ import documentation
 import pytest
 from engines import (
     COMMUNICATION,
+    ENGINES,
     OF_EACH_ENGINE,
     TESTS,
     available_engines,
     on_mpi_command,
-    on_mpi_words,
-    skip_reason,
 )
 from launched import CONSOLE, FOREVER, eventually, output_of, run_without_launcher
 
@@ -85,19 +84,17 @@ def run_on_hosts(hosts, tmp_path):
     return lambda command: output_of([*start, *command], seconds=TIMEOUT_SECONDS)
 
 
-def test_engines(run_on_hosts):
-    """All in one start of the ranks; most of it by the engine that finds the way by itself."""
-    by_torch = on_mpi_command(OF_EACH_ENGINE, 'torch')
-    others = [engine for engine in available_engines() if engine != 'torch']
-    average = on_mpi_words([f'{COMMUNICATION[0]}::test_gradients_are_averaged'], *others)
-    output = run_on_hosts([*by_torch, '--', *average])
-    for engine in available_engines():
-        assert f'3 ranks, averaging by {engine}' in output
-    passed = output.count("'test_comm::test_gradients_are_averaged': 2")
-    assert passed == 3 * len(available_engines())
-    assert output.count("'test_one_against_many::test_policy_training': 1") == 3
-    if skip_reason():
-        pytest.skip(skip_reason())
+@pytest.mark.parametrize('engine', ENGINES)
+def test_engines(run_on_hosts, engine):
+    if engine not in available_engines():
+        pytest.skip(f'{engine} is not built for the MPI of this environment')
+    average = [f'{COMMUNICATION[0]}::test_gradients_are_averaged']
+    tests = OF_EACH_ENGINE if engine == 'torch' else average
+    output = run_on_hosts(on_mpi_command(engine, tests))
+    assert f'averaged by {engine}' in output
+    assert output.count("'test_comm::test_gradients_are_averaged': 2") == 3
+    if engine == 'torch':
+        assert output.count("'test_one_against_many::test_policy_training': 1") == 3
 
 
 def test_ranks_without_a_launcher(hosts, tmp_path):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from compare import assert_norm_close
 from experiments import resolved
-from launched import REPOSITORY
+from launched import REPOSITORY, set_launcher, torch_variables
+from page_proxy import free_port
 from tiny_causal_lms import tiny
 from tiny_tokenisers import write_byte_level
-from torch.distributed import HashStore
 
-from lm_human_preferences.distributed import engines, gradients
+from lm_human_preferences.distributed import torch_comm
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import shared
@@ -108,18 +108,20 @@ def test_samples_have_the_log_probabilities_that_the_cpu_computes(model, toleran
         assert_norm_close(found[name], expected[name].numpy(), rtol=tolerance, name=name)
 
 
-def test_gradients_are_averaged_by_nccl():
+def test_gradients_are_averaged_by_nccl(monkeypatch):
     """With one rank, which is all that NCCL takes on one GPU."""
-    engines.init_torch(HashStore(), 0, 1, **engines.backend_options('torch', 60))
-    engine = engines.TorchEngine(torch.distributed.group.WORLD)
-    assert engine.name == 'torch (nccl)'
+    (variables,) = torch_variables(1, '127.0.0.1', free_port())
+    set_launcher(monkeypatch, variables)
+    comm = torch_comm.TorchComm('torch', 60)
+    assert comm.name == 'torch (nccl)'
     layer, x = torch.nn.Linear(3, 2).to(GPU), torch.ones(4, 3, device=GPU)
-    averaged = gradients.OverlappedGradients(layer.parameters(), 1, engine)
+    averaged = comm.average_gradients(layer.parameters())
     averaged.zero_grad()
     averaged.require_sync()
     layer(x).sum().backward()
     averaged.synchronize()
     assert layer.weight.grad.tolist() == [[4.0] * 3] * 2
+    comm.close()
 
 
 @pytest.mark.parametrize('more', ['', '--checkpointing', '--bf16', '--model llama'])

@@ -1,15 +1,9 @@
-"""pytest on real ranks: `mpiexec -n 2 python tests/helpers/on_mpi.py ENGINE,... TEST...`.
+"""pytest on real ranks: `mpiexec -n 2 python tests/helpers/on_mpi.py ENGINE TEST...`.
 
-torchrun may take the place of mpiexec, with the engine torch.
-
-Other engines may have other tests: `ENGINE,... TEST... -- ENGINE,... TEST...`.
-
-The tests are those that use ranks.on_ranks. All engines are tested in one start of the ranks,
-because starting them takes longer than most of these tests.
-
-After every update of the parameters, all ranks must have the same ones, to the bit. For each
-engine, rank 0 prints how many tests of which functions passed on each rank; a rank where one failed
-prints what pytest said.
+torchrun may take the place of mpiexec, with the engine torch. The tests are those that use
+ranks.on_ranks. After every update of the parameters, all ranks must have the same ones, to the bit.
+Rank 0 prints how many tests of which functions passed on each rank; a rank where one failed prints
+what pytest said.
 """
 
 import collections
@@ -17,7 +11,6 @@ import contextlib
 import gc
 import hashlib
 import io
-import itertools
 import os
 import sys
 from pathlib import Path
@@ -26,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lm_human_preferences.distributed import worker
+from lm_human_preferences.distributed import mpi_library, worker
 
 ranks = worker.import_for_good('ranks')
 comm = worker.import_for_good('lm_human_preferences.distributed.comm')
@@ -57,16 +50,8 @@ def compare_parameters_after_updates():
     Adam.update = update_and_compare
 
 
-def main(*words):
+def main(engine, *tests):
     compare_parameters_after_updates()
-    for is_separator, group in itertools.groupby(words, '--'.__eq__):
-        if not is_separator:
-            engines, *tests = group
-            for engine in engines.split(','):
-                run_tests(engine, tests)
-
-
-def run_tests(engine, tests):
     ranks.WORLD = comm.init_comm(engine)
     passed = PassedCounter()
     output = io.StringIO()
@@ -80,8 +65,9 @@ def run_tests(engine, tests):
         os._exit(1)
     counts_of_ranks = ranks.WORLD.all_gather_object(dict(sorted(passed.counts.items())))
     if ranks.WORLD.rank == 0:
-        print(*counts_of_ranks, sep='\n', flush=True)
+        print(f'averaged by {ranks.WORLD.name}', *counts_of_ranks, sep='\n', flush=True)
     ranks.WORLD.close()
+    mpi_library.finalize()
 
 
 if __name__ == '__main__':

@@ -1,5 +1,9 @@
-"""Small jobs that test launching: `python tests/helpers/rank_jobs.py JOB` starts two ranks."""
+"""Small jobs that test launching: `python tests/helpers/rank_jobs.py JOB` starts two ranks.
 
+ENGINE and TIMEOUT in the environment are --run.allreduce and --run.allreduce_timeout.
+"""
+
+import os
 import time
 import types
 import warnings
@@ -9,63 +13,59 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.utils import hyperparams, logging
 
-
-def say_that_ranks_wait(comm):
-    """Once all of them do: a test may then end any."""
-    comm.barrier()
-    print(f'{comm.size} ranks wait for ever')
+TIMEOUT = int(os.environ.get('TIMEOUT', 20))
 
 
-def wait(comm, rank=0):
-    """One rank never stops by itself; the others wait for it."""
-    say_that_ranks_wait(comm)
-    while comm.rank == rank:
-        time.sleep(1)
-    comm.barrier()
+def work(comm, hparams):
+    """Average gradients for ever."""
+    import torch
 
-
-def wait_for_rank_1(comm):
-    wait(comm, 1)
-
-
-def wait_for_life(comm, hparams):
-    """No rank stops by itself; each needs a sign of life from the others every 10 seconds."""
-    say_that_ranks_wait(comm)
+    parameter = torch.nn.Parameter(torch.ones(5))
+    gradients = comm.average_gradients([parameter])
+    step = 0
     while True:
-        time.sleep(1)
+        gradients.zero_grad()
+        gradients.require_sync()
+        (parameter * comm.rank).sum().backward()
+        gradients.synchronize()
+        assert set(parameter.grad.tolist()) == {0.5}
+        if comm.rank == 0 and step == 3:
+            print(f'{comm.size} ranks work', flush=True)
+        step += 1
+        time.sleep(0.05)
 
 
-def meet(comm, hparams):
-    """Nothing more; the ranks wait for each other for 3 seconds."""
-
-
-def fail(comm):
+def fail(comm, hparams):
     if comm.rank == 1:
         raise ArithmeticError('rank 1 cannot count')
     comm.barrier()
 
 
-def talk(comm):
+def alone(comm, hparams):
+    """Rank 0 works for longer than the ranks wait for each other."""
+    found = comm.on_rank_0(lambda: time.sleep(1.5 * TIMEOUT) or 'found')
+    print(f'{comm.all_gather_object(found)} in the end')
+
+
+def talk(comm, hparams):
     print(f'rank {comm.rank} of {comm.all_gather_object(comm.rank)} speaks')
     warnings.warn('everybody warns', stacklevel=1)
     raise UserError('/labels.json is\nnot a label file')
 
 
-def draw(comm):
+def draw(comm, hparams):
     bar = logging.progress(range(3), comm=comm, desc='bar')
     for i in bar:
         logging.announce(f'line {i}')
 
 
-JOBS = (wait, wait_for_rank_1, wait_for_life, meet, fail, talk, draw)
-RANK_TIMEOUTS = {'wait_for_life': 10, 'meet': 3}  # in seconds
+JOBS = (work, fail, alone, talk, draw)
 
 
 def command(name):
-    arguments = {}
-    if name in RANK_TIMEOUTS:
-        run = reward_options.RunHParams(rank_timeout=RANK_TIMEOUTS[name], allreduce='torch')
-        arguments = {'hparams': types.SimpleNamespace(run=run)}
+    engine = os.environ.get('ENGINE', 'torch')
+    run = reward_options.RunHParams(allreduce_timeout=TIMEOUT, allreduce=engine)
+    arguments = {'hparams': types.SimpleNamespace(run=run)}
     return program.Command(
         name,
         lambda settings: launch.start_job(f'rank_jobs:{name}', arguments, settings.get('mpi', 2)),

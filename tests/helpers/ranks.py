@@ -15,7 +15,7 @@ WORLD = None  # the Comm of this process, where MPI started it as one rank of se
 
 
 class ThreadComm(comms.Comm):
-    """Rank `rank` of the threads that share `slots` and `barrier`. It is its own engine."""
+    """Rank `rank` of the threads that share `slots` and `barrier`."""
 
     name = 'threads'
 
@@ -37,7 +37,7 @@ class ThreadComm(comms.Comm):
         return values
 
     def average_gradients(self, parameters):
-        return OverlappedGradients(parameters, self.size, self)
+        return OverlappedGradients(parameters, self.size, self.begin_sum)
 
     def begin_sum(self, tensor):
         terms = self._exchanged(tensor.clone())
@@ -52,6 +52,9 @@ class ThreadComm(comms.Comm):
 
     def barrier(self):
         self._exchanged(None)
+
+    def close(self):
+        self.barrier()
 
 
 def on_ranks(size, work):

@@ -49,7 +49,7 @@ def our_launcher(cluster, ranks=2):
 def mpich(cluster, ranks=2):
     if not MPIEXEC.exists():
         raise Missing('this environment has no mpiexec of its own')
-    return Launcher((str(MPIEXEC), '-n', str(ranks)), MPICH, passes_sigterm=False)
+    return Launcher((str(MPIEXEC), '-n', str(ranks)), MPICH)
 
 
 def open_mpi(cluster, ranks=2):

@@ -1,20 +1,16 @@
 """Communication of ranks: on threads here, and on each engine in commands/test_engines.py."""
 
-import socket
 import time
 import weakref
-from unittest import mock
 
 import pytest
 import torch
 from compare import assert_close
-from experiments import resolved
 from ranks import on_ranks
 
-from lm_human_preferences.distributed import gradients, rendezvous, several_ranks
-from lm_human_preferences.distributed.waiting import Timeouts
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed import gradients, torch_comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import processors, threads
 
 SIZES = (2, 3, 4)
 SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
@@ -96,6 +92,22 @@ def test_barrier(size):
     on_ranks(size, work)
 
 
+@on_all_sizes
+def test_work_of_rank_0_alone(size, monkeypatch):
+    """The others wait for its result, and meet it meanwhile."""
+    monkeypatch.setattr(comms, 'MEETING_SECONDS', 0.05)
+
+    def work(comm):
+        gather, gathered = comm.all_gather_object, []
+        monkeypatch.setattr(comm, 'all_gather_object', lambda x: gathered.append(x) or gather(x))
+        found = comm.on_rank_0(lambda: time.sleep(0.3) or ('found', comm.rank))
+        assert found == ('found', 0)
+        assert len(gathered) > 2
+        assert gather(comm.rank) == list(range(size))  # nothing is left over
+
+    on_ranks(size, work)
+
+
 def parameters_like(shapes):
     generator = torch.Generator().manual_seed(0)
     return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
@@ -141,8 +153,6 @@ def check_average(parameters, comm, parts):
 
 
 class RecordingEngine:
-    name = 'recording'
-
     def __init__(self):
         self.sent, self.waited = [], []
 
@@ -156,7 +166,7 @@ def test_buckets_are_sent_during_the_backward_pass():
     """In the last pass, those of the last parameters before the first ones have gradients."""
     engine = RecordingEngine()
     parameters = parameters_like([(30,)] * 3)
-    averaged = gradients.OverlappedGradients(parameters, 2, engine)
+    averaged = gradients.OverlappedGradients(parameters, 2, engine.begin_sum)
     sent_before = []
     parameters[0].register_hook(lambda gradient: sent_before.append(len(engine.sent)))
     for last in (False, True):
@@ -181,7 +191,7 @@ def test_buckets_are_sent_during_the_backward_pass():
 def test_gradients_are_freed_with_their_parameters():
     """So that the reward model's do not stay while the policy is trained."""
     parameters = parameters_like(SHAPES)
-    averaged = gradients.OverlappedGradients(parameters, 2, RecordingEngine())
+    averaged = gradients.OverlappedGradients(parameters, 2, RecordingEngine().begin_sum)
     freed = [weakref.ref(x) for x in (averaged, averaged.buckets[0], parameters[0])]
     loss_of(parameters, 0, 1).backward()
     del averaged, parameters
@@ -197,7 +207,7 @@ def test_gradients_are_freed_with_their_parameters():
     ],
 )
 def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
-    assert [several_ranks.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
+    assert [torch_comm.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
 
 
 @pytest.mark.parametrize('visible', [[['a', 'b']] * 3, [['a', 'b'], ['b', 'a'], []]])
@@ -205,139 +215,4 @@ def test_more_ranks_than_gpus_are_refused(visible):
     message = r'^3 ranks on \S+, which has 2 visible GPU\(s\): use --mpi 2, .* CUDA_VISIBLE_DEV'
     for rank in range(2):
         with pytest.raises(UserError, match=message):
-            several_ranks.choose_gpu(visible, rank)
-        assert several_ranks.choose_gpu(visible, rank, shares=True) == rank
-
-
-V1 = 'cpu/cpu.cfs_'  # as the files of version 1 of cgroups begin
-HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor in range(8)}
-
-
-@pytest.mark.parametrize(
-    'affinities, core_of, quota, threads',
-    [
-        pytest.param([range(8)], {}, None, 8, id='alone'),
-        pytest.param([range(8)], HYPERTHREADS, None, 4, id='hyperthreads'),
-        pytest.param([{0, 4}], HYPERTHREADS, None, 1, id='bound to a core'),
-        pytest.param([{0}, {4}], HYPERTHREADS, None, 1, id='bound to hyperthreads'),
-        pytest.param([{0, 1}, {2, 3}], {}, None, 2, id='two ranks, bound'),
-        pytest.param([{0}] * 9, {}, None, 1, id='more ranks than processors'),
-        pytest.param([range(64)], {}, 4, 4, id='container'),
-        pytest.param([range(64)], {}, 0.2, 1, id='container with little'),
-        pytest.param([range(2)], {}, 4, 2, id='container with more than there is'),
-        pytest.param([range(64)] * 2, {}, 4, 2, id='ranks share their container'),
-    ],
-)
-def test_threads_are_the_cores_of_a_share(affinities, core_of, quota, threads):
-    assert processors.thread_count(affinities, 0, core_of, quota) == threads
-
-
-@pytest.mark.parametrize(
-    'memberships, files, quota',
-    [
-        ('0::/', {'cpu.max': 'max 100000'}, None),
-        ('0::/a/b', {'a/b/cpu.max': 'max 100000', 'a/cpu.max': '400000 100000'}, 4),
-        ('0::/a', {'a/cpu.max': '400000 100000', 'cpu.max': '200000 100000'}, 2),
-        ('0::/docker/1f', {'cpu.max': '300000 100000'}, 3),  # its name is the host's
-        ('5:cpu,cpuacct:/d\n0::/', {f'{V1}quota_us': '50000', f'{V1}period_us': '100000'}, 0.5),
-        ('1:cpu:/', {f'{V1}quota_us': '-1', f'{V1}period_us': '100000'}, None),
-        ('1:cpuset:/', {f'{V1}quota_us': '7', f'{V1}period_us': '1'}, None),
-        ('0::/', {}, None),
-    ],
-)
-def test_quota_of_a_container(tmp_path, memberships, files, quota):
-    for name, text in files.items():
-        path = tmp_path / 'cgroup' / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + '\n')
-    listed = tmp_path / 'memberships'
-    listed.write_text(memberships + '\n')
-    assert processors.cpu_quota(tmp_path / 'cgroup', listed) == quota
-
-
-def test_hyperthreads_are_of_one_core(monkeypatch, tmp_path):
-    monkeypatch.setattr(processors, 'SIBLINGS', f'{tmp_path}/{{}}')
-    for processor, siblings in {0: '0,4', 4: '0,4', 1: '1,5', 5: '1,5'}.items():
-        (tmp_path / str(processor)).write_text(f'{siblings}\n')
-    cores = processors.core_of_each([0, 1, 4, 7])
-    assert cores == {0: '0,4', 1: '1,5', 4: '0,4'}
-    assert processors.thread_count([{0, 1, 4, 7}], 0, cores, None) == 3
-    counts = []
-    monkeypatch.delenv('OMP_NUM_THREADS')
-    monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
-    monkeypatch.setattr(torch, 'set_num_threads', counts.append)
-    monkeypatch.setattr(processors, 'cpu_quota', lambda: None)
-    threads.limit_threads([[0, 1], [4, 5]], 0)
-    assert counts == [1]  # two ranks share both cores
-
-
-class OnTwoHosts(several_ranks.EngineComm):
-    """The first of four ranks, which is alone on its host."""
-
-    rank = local_rank = 0
-    size = 4
-    all_gather_object = all_gather_on_host = None
-    _broadcast = barrier = None
-
-
-def test_processors_are_shared_with_the_ranks_of_this_host_alone(monkeypatch):
-    monkeypatch.delenv('OMP_NUM_THREADS')
-    asked = []
-    monkeypatch.setattr(threads, 'limit_threads', lambda affinities, rank: asked.append(affinities))
-    comm = OnTwoHosts()
-    comm.all_gather_on_host = lambda value: [value]
-    comm.all_gather_object = lambda value: [value] * 4
-    comm._share_host()
-    (affinities,) = asked
-    assert len(affinities) == 1
-    monkeypatch.setenv('OMP_NUM_THREADS', '4')
-    comm._share_host()
-    assert asked == [affinities, affinities]  # which leaves the threads as they are
-    without_mpi = several_ranks.TorchComm.__new__(several_ranks.TorchComm)
-    without_mpi.ranks_here = [1, 3]
-    without_mpi.all_gather_object = lambda value: ['a', 'b', 'c', 'd']
-    assert without_mpi.all_gather_on_host('b') == ['b', 'd']
-
-
-def test_ranks_without_mpi_wait_for_each_other_as_long_as_it_takes(monkeypatch):
-    """The group of objects and broadcasts has no timeout: a reward model is trained meanwhile."""
-
-    class Started(Exception):
-        pass
-
-    def init_torch(store, rank, size, *, backend, timeout):
-        assert backend == 'gloo'
-        raise Started(timeout.days)
-
-    for name in ('launch_methods', 'rendezvous', 'Lifeline'):
-        monkeypatch.setattr(several_ranks, name, mock.Mock())
-    monkeypatch.setattr(several_ranks, 'init_torch', init_torch)
-    with pytest.raises(Started) as e:
-        several_ranks.TorchComm('torch', Timeouts(rank=60, allreduce=60))
-    assert e.value.args[0] >= 100
-
-
-def test_an_engine_that_needs_mpi_is_refused_without_it(monkeypatch):
-    for name in ('launch_methods', 'rendezvous', 'Lifeline'):
-        monkeypatch.setattr(several_ranks, name, mock.Mock())
-    message = '^--run.allreduce horovod needs MPI, which these ranks were started without: use au'
-    with pytest.raises(UserError, match=message):
-        several_ranks.TorchComm('horovod', Timeouts(rank=60, allreduce=60))
-
-
-def test_addresses_of_the_first_host(monkeypatch):
-    """The first that answers; those that this host has itself are not another's."""
-    monkeypatch.setattr(rendezvous, 'interfaces', lambda: {'127.0.0.2': 'bridge'})
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        port = server.getsockname()[1]
-        addresses = ['127.0.0.2', '127.0.0.3', '127.0.0.1']
-        assert rendezvous.reachable(addresses, port) == '127.0.0.1'
-        message = f'does not reach the first host of this run, TCP port {port} of 127.0.0.2: open'
-        with pytest.raises(UserError, match=message):
-            rendezvous.reachable(['127.0.0.2'], port)
-
-
-def test_how_long_ranks_wait_are_options():
-    timeouts = {'run.rank_timeout': 11, 'run.allreduce_timeout': 12, 'run.stop_timeout': 13}
-    hparams = resolved('train_reward', 'test', timeouts)
-    assert hparams.run.timeouts == Timeouts(rank=11, allreduce=12, stop=13)
+            torch_comm.choose_gpu(visible, rank)

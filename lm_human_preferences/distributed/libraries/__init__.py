@@ -1,1 +1,0 @@
-"""MPI and Horovod libraries of this machine, and their compatibility with the ranks."""

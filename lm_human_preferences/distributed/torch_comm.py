@@ -1,0 +1,158 @@
+"""Communication between several ranks: small objects by Gloo, gradients by NCCL or Horovod."""
+
+import contextlib
+import datetime
+import faulthandler
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+
+from lm_human_preferences.distributed import horovod, launch_methods, meeting, messages
+from lm_human_preferences.distributed.comm import Comm, T
+from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
+from lm_human_preferences.distributed.meeting import RankLost
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import threads
+
+STACKS_SECONDS = 5
+
+
+class TorchComm(Comm):
+    """Several ranks that have met at a store, with a process group of torch.distributed."""
+
+    def __init__(self, allreduce: str, seconds: int) -> None:
+        """allreduce: what sums gradients. seconds: how long ranks wait for each other."""
+        self.dist = torch.distributed
+        launch = launch_methods.current()
+        self.rank, self.size = launch.rank, launch.size
+        timeout = datetime.timedelta(seconds=seconds)
+        # MPI_Init waits for ever, and so does a store that another program answers for. The stacks
+        # come later than errors, and those of rank 0 first, as they are enough.
+        later = seconds + (STACKS_SECONDS if self.rank == 0 else 2 * STACKS_SECONDS)
+        faulthandler.dump_traceback_later(later, exit=True, file=sys.__stderr__ or sys.stderr)
+        with noticing_lost_ranks():
+            self.dist.init_process_group(
+                'gloo',
+                store=meeting.meet(seconds),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timeout,
+            )
+        faulthandler.cancel_dump_traceback_later()
+        self._share_host()
+        self.horovod = None
+        if all(self.all_gather_object(horovod.is_chosen(allreduce, launch.family))):
+            self.horovod = horovod.Horovod(seconds)
+            self.name = 'horovod'
+            return
+        self.group: Any = self.dist.group.WORLD
+        self.name = 'torch (gloo)'
+        if torch.cuda.is_available():
+            device = torch.device('cuda', torch.cuda.current_device())
+            self.group = self.dist.new_group(backend='nccl', timeout=timeout, device_id=device)
+            self.name = 'torch (nccl)'
+
+    def _share_host(self) -> None:
+        """Take a GPU of this host; where no rank sees one, a share of the processors."""
+        devices = range(torch.cuda.device_count())
+        gpus = [str(torch.cuda.get_device_properties(each).uuid) for each in devices]
+        own = _host_identity(), gpus, sorted(os.sched_getaffinity(0))
+        of_ranks = self.all_gather_object(own)
+        here = [each for each in of_ranks if each[0] == own[0]]
+        self.local_rank = sum(each[0] == own[0] for each in of_ranks[: self.rank])
+        self.local_size = len(here)
+        if any(gpus for _, gpus, _ in here):
+            torch.cuda.set_device(choose_gpu([gpus for _, gpus, _ in here], self.local_rank))
+        else:
+            threads.limit_threads([processors for _, _, processors in here], self.local_rank)
+
+    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
+        return OverlappedGradients(parameters, self.size, self._begin_sum)
+
+    def _begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Begin to overwrite `tensor` with its sum over ranks; return a function that waits."""
+        if self.horovod:
+            return self.horovod.begin_sum(tensor)
+        with noticing_lost_ranks():
+            work: Any = self.dist.all_reduce(tensor, group=self.group, async_op=True)
+        return noticing_lost_ranks()(work.wait)
+
+    def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite `tensors` with those of rank 0, one after another."""
+        for tensor in tensors:
+            host = tensor.detach().cpu().contiguous()
+            if host.numel():
+                # As bytes: Gloo does not know all types.
+                with noticing_lost_ranks():
+                    self.dist.broadcast(host.reshape(-1).view(torch.uint8), src=0)
+            tensor.detach().copy_(host)
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Return the `value` of every rank; see `messages` for its types."""
+        message = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
+        lengths = [int(length) for length in self._all_gather(torch.tensor([len(message)]))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(message)] = message
+        received = self._all_gather(padded)
+        return [
+            messages.decode(part[:length].numpy().tobytes())
+            for part, length in zip(received, lengths, strict=True)
+        ]
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the `tensor` of every rank; all have the same shape."""
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        with noticing_lost_ranks():
+            self.dist.all_gather(tensors, tensor)
+        return tensors
+
+    def barrier(self) -> None:
+        with noticing_lost_ranks():
+            self.dist.barrier()
+
+    def close(self) -> None:
+        self.barrier()
+        if self.horovod:
+            self.horovod.close()
+        self.dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def noticing_lost_ranks() -> Iterator[None]:
+    """Turn a lost connection, or a timeout, within the block into a `RankLost`."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Gloo's errors have no class of their own, nor do all name it in their texts. What else may
+        # fail in a process group has one, as lack of a GPU's memory.
+        if not isinstance(error, torch.distributed.DistError) and type(error) is not RuntimeError:
+            raise
+        # Without its place in Gloo's source, and advice.
+        reason = re.sub(r'^\[\S+\] |\. This is typically .*', '', str(error).partition('\n')[0])
+        raise RankLost(f'{reason}; see --run.allreduce_timeout') from error
+
+
+def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
+    """Return the first own GPU that no lower rank of this host takes; UserError if none."""
+    taken = []
+    for gpus in visible:
+        taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
+    own = visible[local_rank]
+    if None in taken:
+        raise UserError(
+            f'{len(visible)} ranks on {socket.gethostname()}, which has {len(own)}'
+            f' visible GPU(s): use --mpi {len(own)}, or make more visible by CUDA_VISIBLE_DEVICES'
+        )
+    return own.index(taken[local_rank])
+
+
+def _host_identity() -> str:
+    """Return a text that differs between the hosts that take part."""
+    with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as boot_id:
+        return f'{socket.gethostname()} {boot_id.read().strip()}'

@@ -1,0 +1,460 @@
+"""Where ranks meet and by which MPI, what they send each other, and who reports an error."""
+
+import datetime
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import mpi4py
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from launched import MPIEXEC, needs_mpi, output_of, set_launcher
+from page_proxy import free_port
+
+from lm_human_preferences.distributed import (
+    horovod,
+    launch_methods,
+    launcher,
+    meeting,
+    messages,
+    mpi_library,
+)
+from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Endpoint, Launch
+from lm_human_preferences.distributed.meeting import RankLost
+from lm_human_preferences.distributed.torch_comm import noticing_lost_ranks
+from lm_human_preferences.errors import UserError
+
+SLURM = {
+    'SLURM_STEP_NUM_TASKS': '4',
+    'SLURM_PROCID': '3',
+    'SLURM_JOB_ID': '1000',
+    'SLURM_STEP_ID': '2',
+    'SLURM_STEP_NODELIST': 'node[07-08]',
+}
+ONE_HOST = {**SLURM, 'SLURM_STEP_NUM_NODES': '1'}
+TORCHRUN = {
+    'RANK': '1',
+    'WORLD_SIZE': '4',
+    'MASTER_ADDR': 'first',
+    'MASTER_PORT': '29500',
+    'TORCHELASTIC_RUN_ID': 'mine',
+    'TORCHELASTIC_RESTART_COUNT': '2',
+}
+
+
+@pytest.mark.parametrize(
+    'variables, expected',
+    [
+        (TORCHRUN, ('first', 29500, 'mine/2')),
+        ({**SLURM, **TORCHRUN}, ('first', 29500, 'mine/2')),
+        (SLURM, ('node07', 10240 + (31_000 + 2) % 20480, 'slurm-1000.2.0')),
+        ({**SLURM, 'MASTER_PORT': '5000'}, ('node07', 5000, 'slurm-1000.2.0')),
+        ({**SLURM, 'MASTER_ADDR': 'a', 'MASTER_PORT': '5'}, ('a', 5, 'slurm-1000.2.0')),
+        ({**ONE_HOST, 'SLURM_RESTART_COUNT': '3'}, ('127.0.0.1', 20762, 'slurm-1000.2.3')),
+        # Ranks of one host meet there, so that no other host reaches them.
+        ({**ONE_HOST, 'MASTER_ADDR': 'a'}, ('127.0.0.1', 20762, 'slurm-1000.2.0')),
+        ({**TORCHRUN, 'LOCAL_WORLD_SIZE': '4'}, ('127.0.0.1', 29500, 'mine/2')),
+        ({**TORCHRUN, 'LOCAL_WORLD_SIZE': '1'}, ('first', 29500, 'mine/2')),
+        (
+            {**TORCHRUN, 'LOCAL_WORLD_SIZE': '4', 'TORCHELASTIC_USE_AGENT_STORE': 'True'},
+            ('first', 29500, 'mine/2'),
+        ),
+    ],
+)
+def test_endpoint(monkeypatch, variables, expected):
+    set_launcher(monkeypatch, variables)
+    assert launch_methods.endpoint() == expected
+
+
+@pytest.mark.parametrize(
+    'variables, message',
+    [
+        ({**TORCHRUN, 'MASTER_PORT': 'http'}, "^MASTER_PORT 'http' is not a TCP port: set it to"),
+        ({**TORCHRUN, 'MASTER_PORT': '70000'}, "^MASTER_PORT '70000' is not a TCP port"),
+        ({**SLURM, 'SLURM_STEP_NODELIST': ''}, '^SLURM_STEP_NODELIST names no host: set MASTER'),
+    ],
+)
+def test_endpoint_that_is_wrong(monkeypatch, variables, message):
+    set_launcher(monkeypatch, variables)
+    with pytest.raises(UserError, match=message):
+        launch_methods.endpoint()
+
+
+@pytest.mark.parametrize(
+    'hosts, first',
+    [
+        ('a,b', 'a'),
+        ('node[07-12,30],login', 'node07'),
+        ('node[1]', 'node1'),
+        ('r[1-2]n[003-004],b', 'r1n003'),
+        ('b,r[1-2]', 'b'),
+        ('host-1.example.org,host-2.example.org', 'host-1.example.org'),
+    ],
+)
+def test_first_host(hosts, first):
+    assert launch_methods.first_host(hosts) == first
+
+
+@pytest.mark.parametrize(
+    'variables, left',
+    [
+        ({**TORCHRUN, 'OMP_NUM_THREADS': '1'}, None),
+        ({**TORCHRUN, 'OMP_NUM_THREADS': '4'}, '4'),
+        ({'OMP_NUM_THREADS': '1'}, '1'),
+    ],
+)
+@pytest.mark.parametrize('given', [{}, {'OMP_WAIT_POLICY': 'active'}, {'GOMP_SPINCOUNT': '7'}])
+def test_threads_are_the_users_and_wait_asleep(monkeypatch, variables, left, given):
+    unset = {'OMP_WAIT_POLICY': '', 'GOMP_SPINCOUNT': ''}
+    set_launcher(monkeypatch, {**unset, **variables, **given})
+    launch_methods.prepare_torch()
+    assert os.environ.get('OMP_NUM_THREADS') == left
+    expected = launch_methods.SPIN_COUNT if not given else given.get('GOMP_SPINCOUNT', '')
+    assert os.environ['GOMP_SPINCOUNT'] == expected
+
+
+def listening_at(port):
+    """The addresses at which a TCP port of this host is open, in the kernel's spelling."""
+    found = []
+    for family in ('tcp', 'tcp6'):
+        rows = [line.split() for line in Path(f'/proc/net/{family}').read_text().splitlines()]
+        ours = [row for row in rows if row[1].endswith(f':{port:04X}') and row[3] == '0A']
+        found += [row[1][:-5] for row in ours]
+    return found
+
+
+def test_a_store_of_one_host_is_open_to_that_host_alone():
+    place = Endpoint('127.0.0.1', free_port(), 'job')
+    store = meeting.open_store(place, is_host=True, seconds=5)
+    assert listening_at(place.port) == ['0100007F']
+    store.set('key', 'value')
+    assert meeting.open_store(place, is_host=False, seconds=5).get('key') == b'value'
+    others = meeting.open_store(place._replace(job='theirs'), is_host=False, seconds=5)
+    assert not others.check(['key'])
+
+
+def test_nothing_listens_there():
+    """Under srun, where rank 0 may have died before."""
+    with pytest.raises(RankLost, match='^nothing answers at 127.0.0.1, TCP port 1 within 1 s'):
+        meeting.open_store(Endpoint('127.0.0.1', 1, 'job'), is_host=False, seconds=1)
+
+
+def test_a_rank_that_does_not_come():
+    store = dist.HashStore()
+    store.set_timeout(datetime.timedelta(seconds=0.1))
+    with pytest.raises(RankLost, match='^rank 1 has not come: '):
+        meeting.choose_interface(store, Endpoint('127.0.0.1', 1, 'job'), Launch('srun', 2, 0))
+
+
+@pytest.mark.parametrize(
+    'rank, first, addresses, interface',
+    [
+        (0, '127.0.0.1', ['127.0.0.1', '127.0.0.1'], 'lo'),  # all on one host
+        (0, '127.0.0.1', ['127.0.0.1', '127.0.0.1', '10.0.0.2'], 'eth1'),
+        (2, '10.0.0.2', ['127.0.0.1', '127.0.0.1', '10.0.0.1'], 'eth1'),
+        (0, 'unknown', ['', ''], None),
+    ],
+)
+def test_the_interface_to_the_other_ranks(monkeypatch, rank, first, addresses, interface):
+    """The store's host takes the one at which it reaches another host."""
+    monkeypatch.setenv('GLOO_SOCKET_IFNAME', '')
+    monkeypatch.delenv('GLOO_SOCKET_IFNAME')
+    towards = {'127.0.0.1': '127.0.0.1', '10.0.0.2': '10.0.0.1', 'unknown': ''}
+    monkeypatch.setattr(meeting, '_address_towards', towards.get)
+    monkeypatch.setattr(meeting, 'interfaces', lambda: {'127.0.0.1': 'lo', '10.0.0.1': 'eth1'})
+    store = dist.HashStore()
+    for each, address in enumerate(addresses):
+        store.set(f'address/{each}', address)
+    launch = Launch('srun', len(addresses), rank)
+    meeting.choose_interface(store, Endpoint(first, 1, 'job'), launch)
+    assert os.environ.get('GLOO_SOCKET_IFNAME') == interface
+
+
+def test_the_way_to_another_host():
+    assert meeting._address_towards('127.0.0.1') == '127.0.0.1'
+    assert meeting._address_towards('no such host.invalid') == ''
+    assert meeting.interfaces()['127.0.0.1'] == 'lo'
+
+
+def test_addresses_of_the_first_host(monkeypatch):
+    """The first that answers; those that this host has itself are not another's."""
+    monkeypatch.setattr(meeting, 'interfaces', lambda: {'127.0.0.2': 'bridge'})
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        addresses = ['127.0.0.2', '127.0.0.3', '127.0.0.1']
+        assert meeting.reachable(addresses, port) == '127.0.0.1'
+        message = f'does not reach the first host of this run, TCP port {port} of 127.0.0.2: open'
+        with pytest.raises(UserError, match=message):
+            meeting.reachable(['127.0.0.2'], port)
+
+
+class Store:
+    """A store that answers, does not answer for a second, or is gone."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def compare_set(self, key, expected, value):
+        if self.answer == 'late':
+            time.sleep(1)
+        if self.answer == 'gone':
+            raise RuntimeError('Connection was likely closed.')
+        return self.answer.encode()
+
+
+@pytest.mark.parametrize(
+    'answer, is_lost, is_reporter',
+    [
+        ('3', True, True),
+        ('1', False, False),
+        ('late', True, True),  # rank 0, which has the store, is stopped
+        ('gone', True, False),  # so is rank 0, which has said why
+        ('gone', False, True),
+    ],
+)
+def test_who_reports_an_error(monkeypatch, answer, is_lost, is_reporter):
+    monkeypatch.setattr(meeting, 'LAST_WORD_SECONDS', 0.1)
+    monkeypatch.setattr(meeting, '_store', Store(answer))
+    set_launcher(monkeypatch, {'PMI_SIZE': '4', 'PMI_RANK': '3'})
+    assert meeting.is_reporter(is_lost=is_lost) is is_reporter
+
+
+@pytest.mark.parametrize('local_rank, is_reporter', [('0', True), ('1', False), ('', True)])
+def test_who_reports_an_error_before_ranks_meet(monkeypatch, local_rank, is_reporter):
+    set_launcher(monkeypatch, {'MPI_LOCALRANKID': local_rank})
+    assert meeting.is_reporter(is_lost=False) is is_reporter
+
+
+def test_gloo_s_errors_are_those_of_a_rank_that_is_lost():
+    """Two ranks, of which the second never comes; the messages are quite different."""
+    store, late = dist.HashStore(), datetime.timedelta(milliseconds=100)
+
+    def connect(rank):
+        return dist.ProcessGroupGloo(store, rank, 2, late)
+
+    with ThreadPoolExecutor() as ranks:
+        group, other = ranks.map(connect, range(2))
+    for _ in range(2):
+        with (
+            pytest.raises(RankLost, match='^(Timed out|Application timeout)'),
+            noticing_lost_ranks(),
+        ):
+            group.allreduce([torch.ones(1)]).wait()
+    assert other.rank() == 1  # until here, it was there
+
+
+@pytest.mark.parametrize(
+    'error, is_lost',
+    [
+        (dist.DistNetworkError, True),
+        (dist.DistBackendError, True),
+        (torch.OutOfMemoryError, False),
+        (torch.AcceleratorError, False),
+        (ValueError, False),
+    ],
+)
+def test_other_errors_are_told_by_their_class(error, is_lost):
+    with pytest.raises(RankLost if is_lost else error), noticing_lost_ranks():
+        raise error('text')
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        *(None, True, -1, 2**70, -0.0, 0.1, math.inf, 'a"é\ud800', b'\0\xff', [], [1, [2]]),
+        (1, ('a', None)),
+        {'list': [{'a': (1, 2)}], 'tensor': b''},
+    ],
+)
+def test_messages(value):
+    received = messages.decode(messages.encode(value))
+    assert received == value
+    assert repr(received) == repr(value)
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        np.arange(6).reshape(2, 3),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.float32(0.1),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.tensor([math.nan, -0.0]),
+        torch.zeros(2, 0),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+)
+def test_messages_of_numbers(value):
+    """To the bit, and they can be written to."""
+    (received,) = messages.decode(messages.encode([value]))
+    assert received.dtype == value.dtype and received.shape == value.shape
+    if isinstance(value, torch.Tensor):
+        as_bytes = [x.detach().reshape(-1).view(torch.uint8).tolist() for x in (received, value)]
+        assert as_bytes[0] == as_bytes[1]
+        received.zero_()
+    else:
+        assert received.tobytes() == value.tobytes()
+
+
+class LauncherName(NamedTuple):
+    name: str
+
+
+@pytest.mark.parametrize('value', [{1: 2}, {1, 2}, object(), np.array([None]), LauncherName('a')])
+def test_what_ranks_do_not_send(value):
+    with pytest.raises(TypeError):
+        messages.encode(value)
+
+
+@pytest.mark.parametrize('folder', ['lib', 'lib64'])
+def test_the_mpi_beside_the_launcher_comes_first(tmp_path, folder):
+    program = tmp_path / 'bin/mpiexec'
+    program.parent.mkdir()
+    shutil.copy(shutil.which('sh'), program)
+    library = tmp_path / folder / MPICH.soname
+    library.parent.mkdir()
+    library.touch()
+    code = (
+        'from lm_human_preferences.distributed import mpi_library;'
+        f'print(*mpi_library._libraries("{MPICH.soname}"))'
+    )
+    command = [program, '-c', f"{sys.executable} -c '{code}'; true"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert found[0] == str(library)
+    assert found[-1] == MPICH.soname
+    assert all(path.startswith(sys.prefix) for path in found[1:-1])
+
+
+@needs_mpi
+def test_no_mpi_library_is_one_line(tmp_path):
+    code = 'from lm_human_preferences.distributed import mpi_library as m; m.load_mpi(m.MPICH)'
+    variables = {**os.environ, 'MPI4PY_LIBMPI': f'{tmp_path}/libmpi.so.12'}
+    run = subprocess.run(
+        [sys.executable, '-c', code], env=variables, capture_output=True, text=True
+    )
+    told = run.stderr.splitlines()[-1]
+    assert 'MPICH started these ranks, but mpi4py loads no libmpi.so.12 (' in told
+
+
+LISTENING = """
+import os
+from lm_human_preferences.distributed import launch_methods, meeting
+meeting.meet(20)
+sockets = {os.readlink(f'/proc/self/fd/{each}') for each in os.listdir('/proc/self/fd')
+           if os.path.exists(f'/proc/self/fd/{each}')}
+rows = [line.split() for line in [*open('/proc/net/tcp'), *open('/proc/net/tcp6')]]
+found = [row[1][:-5] for row in rows if row[3] == '0A' and f'socket:[{row[9]}]' in sockets]
+os.write(1, ''.join(f'{each}\\n' for each in found).encode())  # at once: two ranks do
+"""
+
+
+@needs_mpi
+def test_ranks_of_one_host_listen_for_it_alone(monkeypatch):
+    """But for the port of mpiexec, which they inherit."""
+    monkeypatch.delenv('UCX_NET_DEVICES', raising=False)
+    command = [MPIEXEC, *launcher.mpiexec_options(False, 2), sys.executable, '-c', LISTENING]
+    addresses = output_of(command, launcher.rank_environment(False), 60).split()
+    assert len(addresses) > 2 and set(addresses) <= {'00000000', '0100007F'}
+
+
+@pytest.mark.parametrize(
+    'content, expected',
+    [
+        (b'\0libc.so.6\0libmpi.so.40\0', OPEN_MPI),
+        (b'\0libmpi_cxx.so.40\0libmpich.so.12\0', MPICH),
+        (b'\0no libmpi.so.12\0libmpi.so.12', None),
+        (b'', None),
+    ],
+)
+def test_the_mpi_that_a_library_is_linked_against(tmp_path, content, expected):
+    path = tmp_path / 'library.so'
+    path.write_bytes(content)
+    assert mpi_library.linked_family(path) == expected
+
+
+@pytest.mark.parametrize('name, family', [('mpich', MPICH), ('openmpi', OPEN_MPI)])
+def test_the_mpi_of_a_real_library(name, family):
+    (binding,) = Path(mpi4py.__file__).parent.glob(f'MPI.{name}.*')
+    assert mpi_library.linked_family(binding) == family
+
+
+@pytest.fixture
+def horovod_built(tmp_path, monkeypatch):
+    """Return a function that installs a Horovod whose library has this content."""
+
+    def install(content):
+        library = tmp_path / 'horovod/torch/mpi_lib_v2.so'
+        library.parent.mkdir(parents=True)
+        (tmp_path / 'horovod/__init__.py').touch()
+        (tmp_path / 'horovod/torch/__init__.py').touch()
+        if content is not None:
+            library.write_bytes(content)
+        monkeypatch.syspath_prepend(tmp_path)
+        for name in [name for name in sys.modules if name.split('.')[0] == 'horovod']:
+            monkeypatch.delitem(sys.modules, name)
+
+    return install
+
+
+OF_MPICH = b'\0libmpi.so.12\0'
+
+
+@pytest.mark.parametrize(
+    'content, family, has_gpu, reason',
+    [
+        (OF_MPICH, MPICH, False, ''),
+        (b'\0libmpi.so.40\0', OPEN_MPI, False, ''),
+        (
+            OF_MPICH,
+            OPEN_MPI,
+            False,
+            'Horovod was built against MPICH, and the ranks speak Open MPI',
+        ),
+        (OF_MPICH, None, False, 'Horovod was built against MPICH, and the ranks speak no MPI'),
+        (b'', MPICH, False, 'Horovod was built against no MPI, and the ranks speak MPICH'),
+        (None, MPICH, False, 'Horovod is not installed'),
+        (OF_MPICH, MPICH, True, 'Horovod was built without NCCL'),
+        (OF_MPICH + b'ncclAllReduce', MPICH, True, ''),
+    ],
+)
+def test_horovod_that_suits_the_ranks(horovod_built, monkeypatch, content, family, has_gpu, reason):
+    horovod_built(content)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: has_gpu)
+    assert horovod.why_not(family) == reason
+    assert horovod.is_chosen('auto', family) == (not reason)
+    assert not horovod.is_chosen('torch', family)
+    if reason:
+        message = f'^--run.allreduce horovod: {reason}: compile it by `sh tools/horovod.sh` '
+        with pytest.raises(UserError, match=message):
+            horovod.is_chosen('horovod', family)
+
+
+def test_a_horovod_that_does_not_load(horovod_built, monkeypatch):
+    """As one that was compiled for another torch."""
+    horovod_built(OF_MPICH)
+    monkeypatch.setitem(sys.modules, 'horovod.torch', None)
+    assert horovod.why_not(MPICH).startswith('Horovod does not load (')
+
+
+class Hanging:
+    """Horovod, where another rank is stopped."""
+
+    def poll(self, handle):
+        return False
+
+
+def test_horovod_does_not_wait_for_ever():
+    engine = object.__new__(horovod.Horovod)
+    engine.hvd, engine.seconds = Hanging(), 0.1
+    with pytest.raises(RankLost, match='a sum by Horovod has not ended within 0.1 s'):
+        engine._wait(5)
