@@ -42,8 +42,7 @@ class PpoHParams(hyperparams.HParams):
     )
     micro_batch_size: int | None = own_option(
         None,
-        'responses that a rank processes at a time, for the same gradients; None: a minibatch, or'
-        ' what a GPU has room for',
+        'responses that a rank processes at a time, for the same gradients; None: a minibatch',
         at_least=1,
     )
 
