@@ -127,9 +127,10 @@ def test_the_samples_of_an_answer_move_with_equal_ones_among_them():
     assert (compare.moved(1.5, [1, 0]), compare.moved(1.5, [0, 1])) == (-1.5, 1.5)
     asked = {'query': [0], 'sample0': [1], 'sample1': [2], 'sample2': [1]}
     given = {'query': [0], 'sample0': [2], 'sample1': [1], 'sample2': [1]}
-    label = into_folder.TextLabel('a', ('c', 'b', 'b'), answer=2)
-    moved = into_folder._moved(label, given, asked, label_types.get('best_of_3'))
-    assert (moved.answer, moved.places) == (2, (1, 0, 2))
+    labels = [into_folder.TextLabel('a', ('c', 'b', 'b'), answer) for answer in range(3)]
+    best_of_3 = label_types.get('best_of_3')
+    moved = [into_folder._moved(label, given, asked, best_of_3).answer for label in labels]
+    assert moved == [1, 0, 2]
 
 
 def test_all_votes_without_a_name_count(tmp_path):

@@ -16,7 +16,6 @@ from lm_human_preferences.labels.answers import (
     Answer,
     AnswerLog,
     question_id,
-    shown_order,
 )
 from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
@@ -66,14 +65,11 @@ def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
 
 def _moved(label: TextLabel, tokens: Tokens, asked: Tokens, label_type: LabelType) -> TextLabel:
     """Return the label of `tokens` for the same question as it was `asked`."""
-    if tokens == asked:
+    if tokens == asked or label.answer is None:
         return label
     moves = sorted(zip(_by_sample(tokens), _by_sample(asked), strict=True))
     places = [place for _, place in moves]
-    answer = label.answer
-    if answer is not None:
-        answer = label_type.moved(answer, places)
-    return dataclasses.replace(label, answer=answer, places=tuple(places))
+    return dataclasses.replace(label, answer=label_type.moved(label.answer, places))
 
 
 def _by_sample(tokens: Tokens) -> list[int]:
@@ -198,14 +194,13 @@ def _answers(
             votes[id] += 1
             if votes[id] > 1:
                 name = f'{UNKNOWN}-{votes[id]}'
-        places = label.places or tuple(range(len(label.samples)))
         answer = Answer(
             uuid=str(uuids.uuid4()),
             labeller=name,
             question=id,
             value=label.answer,
             reason=None,
-            order=places if label.is_ordered else shown_order(name, id, len(places)),
+            order=tuple(range(len(label.samples))),  # on no screen of ours
             seconds=0.0,
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,

@@ -42,7 +42,6 @@ class TextLabel:
     answer: Value | None  # as a label of its type has it, if there is one
     labeller: str | None = None
     is_ordered: bool = True  # whether samples are in the order in which they were shown
-    places: tuple[int, ...] = ()  # of the samples in the question, if in another order
     id: int | str | None = None
     where: str = dataclasses.field(default='', compare=False)  # it is, for errors
 
