@@ -22,7 +22,7 @@ class Fitted(NamedTuple):
     prediction: of labels without ties by heads that have not learned from their queries. gain: mean
     number of nats by which these find a label less surprising than guessing does. Both are None
     where all labels are connected, see subjects_of. least_gain: that guessing exceeds in one of
-    forty cases; None for few queries. loss: of the same heads, see label_types; NaN without any.
+    forty cases; None for few queries. loss: of the same heads, or of guessing, see label_types.
     """
 
     head: Head
@@ -30,7 +30,7 @@ class Fitted(NamedTuple):
     prediction: Prediction | None
     gain: float | None
     least_gain: float | None
-    loss: float = math.nan
+    loss: float
 
     @property
     def knows(self) -> bool:
@@ -87,7 +87,7 @@ def fit_head(
     head = head.rescaled(unit, origin)
     head = dataclasses.replace(head, usual=head(every.double())[1].mean())
     if found is None:
-        return Fitted(head, strength, None, None, None)
+        return Fitted(head, strength, None, None, None, label_type.guessing_loss(labels))
     return Fitted(
         head,
         strength,

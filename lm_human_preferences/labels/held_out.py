@@ -87,11 +87,6 @@ def _connected(samples: Sequence[Sequence[str]]) -> list[str]:
     return [root(of_label[0]) for of_label in samples]
 
 
-def _count_questions(labels: Labels, label_type: LabelType) -> int:
-    tokens = torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
-    return len(torch.unique(tokens, dim=0))
-
-
 def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
     """Return the text of a query or sample, '' for none.
 
@@ -117,7 +112,6 @@ class Prediction:
     """Quality of a reward model's prediction of labels."""
 
     labels: int
-    questions: int
     queries: int  # that are independent; of one query, groups of connected labels
     effective: float  # independent labels, see agreement.effective_answers
     accuracy: float | None  # share answered as by the labeller; None for ratings
@@ -189,7 +183,6 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
         )
     return Prediction(
         labels=len(rewards),
-        questions=_count_questions(labels, label_type),
         queries=int(query_of.max()) + 1,
         effective=effective,
         accuracy=None if right is None else right.double().mean().item(),

@@ -209,7 +209,7 @@ def test_the_number_of_labels_that_would_do(gain, least, told):
     labels = {'query': torch.arange(40)[:, None], 'best': torch.zeros(40, dtype=torch.int64)}
     labels |= {sample: torch.arange(40)[:, None] for sample in ('sample0', 'sample1')}
     prediction = fitting.prediction_of(torch.randn(40, 2), labels, label_types.get('best_of_2'))
-    fitted = fitting.Fitted(head.unfitted(torch.randn(9, 3)), 1.0, prediction, gain, least)
+    fitted = fitting.Fitted(head.unfitted(torch.randn(9, 3)), 1.0, prediction, gain, least, 0.0)
     assert told in str(fitted.warning())
 
 
@@ -220,6 +220,7 @@ def test_labels_that_are_all_connected_tell_no_number():
     fitted = fitting.fit_head(x, labels, label_type, torch.randn(9, 4), torch.zeros(3).long())
     assert (fitted.prediction, fitted.gain, fitted.least_gain) == (None, None, None)
     assert fitted.head.weight.norm() > 0 and not fitted.knows
+    assert fitted.loss == pytest.approx(math.log(2))  # of guessing
     assert 'all labels are connected' in str(fitted)
     assert 'labels about 10 queries or more' in str(fitted.warning())
 

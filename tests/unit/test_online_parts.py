@@ -408,7 +408,6 @@ def test_the_loss_of_a_training_is_that_of_its_last_quarter(labels, steps):
 def best_of_four(accuracy, labels):
     return Prediction(
         labels=labels,
-        questions=labels,
         queries=labels,
         effective=labels,
         accuracy=accuracy,
