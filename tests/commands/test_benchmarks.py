@@ -89,12 +89,16 @@ BENCHMARKS = {
         r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
     ),
     'interval_coverage': (
-        'interval_coverage labels agreement labellers correlation curve --quick',
-        r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|.*\n(.*\n)*\| 200 \|',
+        'interval_coverage labels agreement labellers correlation deviations --quick',
+        r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|.*\n(.*\n)*\| 3.0 \| 300 \|',
+    ),
+    'interval_coverage head': (
+        'interval_coverage head --trials 1',
+        r'\| scalar_rating \| 40 \| -?\d\.\d+ \| \d',
     ),
     'interval_coverage evaluation': (
-        'interval_coverage evaluation exact best trust --trials 1',
-        r'\| half 0, even \| 512 \| 200 \|.*\n(.*\n)*\| 30 \|( \d+\.\d \|){3}\n',
+        'interval_coverage evaluation exact best --trials 1',
+        r'\| half 0, even \| 512 \| 200 \|.*\n(.*\n)*\| 0/1 \| 512 \| 200 \|',
     ),
     'checkpoint': (
         'checkpoint --size test --episodes 1 --steps 1 --repeats 1',
