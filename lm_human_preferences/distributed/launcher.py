@@ -29,9 +29,9 @@ def become_mpiexec(size: int) -> NoReturn:
     variables = rank_environment(is_open_mpi)
     variables[_COMMAND] = json.dumps([sys.executable, *sys.orig_argv[1:]])
     variables[TERMINAL] = str(is_terminal)
-    if is_terminal:  # whose size the ranks, which write into pipes, cannot ask for
-        columns, lines = shutil.get_terminal_size()
-        variables.update(COLUMNS=str(columns), LINES=str(lines))
+    if is_terminal:  # whose width the ranks, which write into pipes, cannot ask for
+        columns = shutil.get_terminal_size().columns
+        variables.update(COLUMNS=str(columns), TQDM_NCOLS=str(columns - 1))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # mpiexec complains of what Python ignores
     # In the background, mpiexec would be stopped by the terminal that it reads from.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

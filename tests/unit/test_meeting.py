@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from launched import MPIEXEC, needs_mpi, output_of, set_launcher
+from launched import MPIEXEC, REPOSITORY, needs_mpi, output_of, set_launcher
 from page_proxy import free_port
 
 from lm_human_preferences.distributed import (
@@ -33,6 +33,7 @@ from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.distributed.torch_comm import noticing_lost_ranks
 from lm_human_preferences.errors import UserError
 
+HERE = {**os.environ, 'PYTHONPATH': str(REPOSITORY)}
 SLURM = {
     'SLURM_STEP_NUM_TASKS': '4',
     'SLURM_PROCID': '3',
@@ -329,7 +330,7 @@ def test_the_mpi_beside_the_launcher_comes_first(tmp_path, folder):
         f'print(*mpi_library._libraries("{MPICH.soname}"))'
     )
     command = [program, '-c', f"{sys.executable} -c '{code}'; true"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    found = output_of(command, HERE).split()
     assert found[0] == str(library)
     assert found[-1] == MPICH.soname
     assert all(path.startswith(sys.prefix) for path in found[1:-1])
@@ -338,7 +339,7 @@ def test_the_mpi_beside_the_launcher_comes_first(tmp_path, folder):
 @needs_mpi
 def test_no_mpi_library_is_one_line(tmp_path):
     code = 'from lm_human_preferences.distributed import mpi_library as m; m.load_mpi(m.MPICH)'
-    variables = {**os.environ, 'MPI4PY_LIBMPI': f'{tmp_path}/libmpi.so.12'}
+    variables = {**HERE, 'MPI4PY_LIBMPI': f'{tmp_path}/libmpi.so.12'}
     run = subprocess.run(
         [sys.executable, '-c', code], env=variables, capture_output=True, text=True
     )
@@ -363,7 +364,7 @@ def test_ranks_of_one_host_listen_for_it_alone(monkeypatch):
     """But for the port of mpiexec, which they inherit."""
     monkeypatch.delenv('UCX_NET_DEVICES', raising=False)
     command = [MPIEXEC, *launcher.mpiexec_options(False, 2), sys.executable, '-c', LISTENING]
-    addresses = output_of(command, launcher.rank_environment(False), 60).split()
+    addresses = output_of(command, {**launcher.rank_environment(False), **HERE}, 60).split()
     assert len(addresses) > 2 and set(addresses) <= {'00000000', '0100007F'}
 
 
