@@ -104,5 +104,6 @@ class Checkpoints(Hook):
         self.checkpointer.wait()
         if self.trainer.comm.rank == 0 and not isinstance(error, KeyboardInterrupt):
             announce(self.resume_hint())
+        self.trainer.comm.barrier()  # rank 0 has written it
         if isinstance(error, FailedElsewhere):
             self.trainer.comm.barrier()  # until the rank that failed has ended all
