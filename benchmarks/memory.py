@@ -9,8 +9,8 @@ An estimate is within a quarter of what is taken.
 
 The first command prints a table of several kinds of steps, each in a process of its own; the second
 measures one of them, twice. The PPO step here has one epoch instead of four, and Adam's moments are
-there from the beginning. GB are what a process takes beside its libraries, or what a GPU does. The
-time of both is printed as well.
+there from the beginning. GB are those of the whole process, of which libraries are taken as they are
+measured before, or of the GPU if there is one. The time of both is printed as well.
 """
 
 import argparse
@@ -137,8 +137,8 @@ def measure(args):
         for _ in range(2):  # the second finds the holes that the first has left
             step()
     seconds, processor = measuring.now() - started, time.process_time() - processor
-    found = (measuring.memory_taken() - libraries) / 1e9
-    expected = estimate.peak(device) / 1e9
+    found = measuring.memory_taken() / 1e9
+    expected = (libraries + estimate.peak(device)) / 1e9
     print(
         f'{expected:9.2f} {found:9.2f} {expected / found - 1:+9.0%} {seconds:9.1f}'
         f' {processor:9.1f}',
