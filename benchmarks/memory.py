@@ -9,8 +9,8 @@ An estimate is within a quarter of what is taken.
 
 The first command prints a table of several kinds of steps, each in a process of its own; the second
 measures one of them, twice. The PPO step here has one epoch instead of four, and Adam's moments are
-there from the beginning. GB are those of the whole process, of which libraries are taken as they are
-measured before, or of the GPU if there is one. The time of both is printed as well.
+there from the beginning. GB are those of the GPU or, if there is none, of the whole process, whose
+libraries are measured before. The time of both steps is printed as well.
 """
 
 import argparse
