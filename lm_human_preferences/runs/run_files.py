@@ -105,7 +105,8 @@ class CommandFiles:
 
 def usual_directory(*names: str) -> str:
     """Return the folder of all runs by default, of those of a command, or of COMMAND and NAME."""
-    return os.path.join(os.environ.get('LMHP_SAVE_DIR') or '/tmp/save', *names)
+    root = os.environ.get('LMHP_SAVE_DIR') or '/tmp/save'
+    return os.path.join(os.path.expanduser(root), *names)
 
 
 def member_name(name: str, number: int) -> str:

@@ -136,7 +136,7 @@ def is_offline() -> bool:
 
 def cache_root() -> str:
     """Return the folder for downloads and other results that are used again."""
-    return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
+    return os.path.expanduser(os.environ.get('LMHP_CACHE') or '~/.cache/lm-human-preferences')
 
 
 def is_remote(path: str) -> bool:
