@@ -135,8 +135,11 @@ def is_offline() -> bool:
 
 
 def cache_root() -> str:
-    """Return the folder for downloads and other results that are used again."""
-    return os.path.expanduser(os.environ.get('LMHP_CACHE') or '~/.cache/lm-human-preferences')
+    """Return the folder for downloads and other results; UserError if there is no home."""
+    folder = os.path.expanduser(os.environ.get('LMHP_CACHE') or '~/.cache/lm-human-preferences')
+    if folder.startswith('~'):
+        raise UserError(f'there is no home directory for the cache {folder}: set LMHP_CACHE')
+    return folder
 
 
 def is_remote(path: str) -> bool:

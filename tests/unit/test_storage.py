@@ -289,6 +289,12 @@ def test_the_cache_in_a_home_directory_is_found_without_a_shell(monkeypatch):
     assert storage.paths.cache_root() == '/home/anna/.cache/lm-human-preferences'
 
 
+def test_a_user_without_a_home_directory_names_a_cache(monkeypatch):
+    monkeypatch.setenv('LMHP_CACHE', '~a-name-of-nobody/cache')
+    with pytest.raises(UserError, match=r'^there is no home directory .*: set LMHP_CACHE$'):
+        storage.paths.cache_root()
+
+
 def test_own_credentials_stay_at_home(server, monkeypatch):
     monkeypatch.setenv('AZURE_STORAGE_KEY', 'c2VjcmV0')
     assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
