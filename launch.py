@@ -23,13 +23,8 @@ them.
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-# With PYTHONSAFEPATH, Python does not look for the package in this folder by itself.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from lm_human_preferences import shell
 

@@ -8,12 +8,7 @@ For example:
       --prompt 'the film was' --per_query 4
 """
 
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
-
-# With PYTHONSAFEPATH, Python does not look for the package in this folder by itself.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from lm_human_preferences import shell
 

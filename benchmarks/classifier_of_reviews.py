@@ -18,7 +18,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 
-from tiny_tokenisers import write_words
+from tiny_tokenisers import write_alone
 
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.language import encodings
@@ -43,7 +43,7 @@ STEPS, BATCH, LR = 2000, 64, 3e-3
 def write(directory: Path, steps: int = STEPS) -> str:
     model = train(steps)
     model.save_pretrained(directory)
-    return write_words(directory, reviews.WORDS)
+    return write_alone(directory, reviews.WORDS)
 
 
 def train(steps: int) -> torch.nn.Module:

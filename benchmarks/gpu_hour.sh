@@ -9,7 +9,7 @@
 set -u
 out=$(realpath -m "${1:?give a directory for the results}")
 mkdir -p "$out"
-CDPATH='' cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 export LMHP_TEST_GPU=1
 size=124M large='--model llama --size 1.2B' largest='--model llama --size 7B' episodes=64

@@ -1,30 +1,25 @@
 #!/usr/bin/env python3
 """A tiny Llama that has read the film reviews of mock_sentiment, saved as transformers saves it.
 
-    pipenv run python benchmarks/llama_of_reviews.py DIRECTORY [--steps 1000] [--ends]
+    pipenv run python benchmarks/llama_of_reviews.py DIRECTORY [--steps 1000]
 
 The counterpart of `synthetic.language_model`, which trains a GPT-2 on the same reviews: this one
-learns by transformers alone, and has a tokeniser of whole words. With `--ends`, it reads and writes
-reviews of one to four words and an end, in a world of eleven words, whose queries stand beside it.
+learns by transformers alone. Its encoding is the reviews' own.
 """
 
 import argparse
 import itertools
-import json
-import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
-
-from tiny_tokenisers import END, write_words
 
 from lm_human_preferences.datasets import reviews
+from lm_human_preferences.language import encodings
 from lm_human_preferences.synthetic import language_model
 from lm_human_preferences.utils.core import one_thread
 
@@ -43,46 +38,11 @@ SIZES = {
 }
 
 
-# The world of reviews that end: its queries, and forms of 1 to 4 words; O is the opposite of A.
-QUERIES = ('the film was', 'the plot was', 'film was', 'plot was')
-FORMS = {
-    1: ('A',),
-    2: ('very A', 'not O'),
-    3: ('A and A', 'not very O'),
-    4: ('A and very A', 'A and not O', 'very A and A'),
-}
-ADJECTIVES = {True: ('good', 'good', 'great'), False: ('bad', 'bad', 'awful')}
-WORDS = ('the', 'film', 'plot', 'was', 'very', 'not', 'and', 'good', 'great', 'bad', 'awful')
-
-
-def write(directory: Path, steps: int = language_model.STEPS, ends: bool = False) -> str:
-    words = WORDS if ends else reviews.WORDS
-    tokens = {word: token for token, word in enumerate([*words, END])}
-    generator = ending_reviews() if ends else reviews.generator('train')
-    texts = itertools.islice(generator, language_model.N_REVIEWS)
-    model = train([[tokens[word] for word in text.split()] for text in texts], steps)
-    model.save_pretrained(directory)
-    if ends:
-        for part in ('', '.test'):
-            lines = [json.dumps(query) + '\n' for query in QUERIES]
-            (directory / f'queries{part}.jsonl').write_text(''.join(lines))
-    return write_words(directory, words)
-
-
-def ending_reviews() -> Iterator[str]:
-    """Yield reviews of one to four words and an end, always the same; lengths are uniform."""
-    rng = random.Random(0)
-    while True:
-        liked = rng.random() < 0.5
-        response = rng.choice(FORMS[rng.randint(1, 4)])
-        words = [_word(part, liked, rng) for part in response.split()]
-        yield ' '.join([rng.choice(QUERIES), *words, END])
-
-
-def _word(part: str, liked: bool, rng: random.Random) -> str:
-    if part not in 'AO':
-        return part
-    return rng.choice(ADJECTIVES[liked if part == 'A' else not liked])
+def write(directory: Path, steps: int = language_model.STEPS) -> None:
+    encoder = encodings.Reviews.get_encoder()
+    texts = itertools.islice(reviews.generator('train'), language_model.N_REVIEWS)
+    train([encoder.encode(text) for text in texts], steps).save_pretrained(directory)
+    encodings.Reviews.write_files(str(directory))
 
 
 def train(sequences: Iterable[list[int]], steps: int) -> torch.nn.Module:
@@ -108,9 +68,8 @@ def main() -> None:
     )
     parser.add_argument('directory', type=Path)
     parser.add_argument('--steps', type=int, default=language_model.STEPS)
-    parser.add_argument('--ends', action='store_true')
     args = parser.parse_args()
-    write(args.directory, args.steps, args.ends)
+    write(args.directory, args.steps)
 
 
 if __name__ == '__main__':

@@ -15,7 +15,7 @@ from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.task_options import PolicyHParams as PolicyHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import datasets, encodings, tokenisers
-from lm_human_preferences.language.chat import ChatTemplate, template_of
+from lm_human_preferences.language.chat import ChatTemplate, Contexts, template_of, whole_texts
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
@@ -170,10 +170,10 @@ def query_formatter(
     hparams: TaskHParams, encoder: Encoder
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function from queries (batch, query_length) to contexts (batch, length)."""
-    chat = chat_template(hparams, encoder)
-    if chat is not None:
+    contexts = contexts_of(hparams, encoder)
+    if contexts is not None:
         return lambda queries: torch.tensor(
-            chat.contexts(queries.tolist()), dtype=torch.int64, device=queries.device
+            contexts.contexts(queries.tolist()), dtype=torch.int64, device=queries.device
         )
     prefix, suffix = map(torch.tensor, _affixes(hparams, encoder))
 
@@ -189,6 +189,14 @@ def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[in
     """Return the tokens before and after every query, outside of a chat."""
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
     return encoder.encode(hparams.query_prefix), encoder.encode(hparams.query_suffix)
+
+
+def contexts_of(hparams: TaskHParams, encoder: Encoder) -> Contexts | None:
+    """Return what makes contexts of queries; None where prefix and suffix are put around them."""
+    if hparams.chat:
+        return chat_template(hparams, encoder)
+    encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
+    return whole_texts(encoder, hparams.query_prefix, hparams.query_suffix, hparams.query_length)
 
 
 def chat_template(hparams: TaskHParams, encoder: Encoder) -> ChatTemplate | None:
@@ -215,9 +223,10 @@ def check_task(hparams: TaskHParams, encoding: Encoding, sizes: Sizes) -> None:
 
 def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
     """Raise UserError if prefix, query, suffix and response exceed the model's context."""
-    chat = chat_template(hparams, encoder)
-    if chat is not None:
-        affixes, source = chat.overhead, 'the chat template'
+    contexts = contexts_of(hparams, encoder)
+    if contexts is not None:
+        affixes = contexts.overhead
+        source = 'the chat template' if hparams.chat else 'prefix and suffix'
     else:
         prefix, suffix = _affixes(hparams, encoder)
         affixes, source = len(prefix) + len(suffix), 'prefix and suffix'
@@ -290,7 +299,7 @@ def make_query_sampler(
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
     no_file = labels is None or labels == 'test' or os.path.isdir(labels)
     stand_in = None if no_file else labels
-    chat = chat_template(hparams, encoder)
+    contexts = contexts_of(hparams, encoder)
     has_affix = bool(hparams.query_prefix or hparams.query_suffix)
     rules = datasets.QueryRules(
         hparams.query_length,
@@ -300,8 +309,8 @@ def make_query_sampler(
         start_token=_tokens_holding(encoder, hparams, 'start_text'),
         end_token=_tokens_holding(encoder, hparams, 'end_text'),
         # An empty query without prefix and suffix leaves the model nothing to continue.
-        allow_empty=has_affix and chat is None,
-        chat=chat,
+        allow_empty=has_affix and not hparams.chat,
+        contexts=contexts,
     )
     dataset = datasets.get_dataset(hparams.query_dataset, labels=stand_in)
     return QuerySampler(hparams, batch_size, comm, dataset, rules)
@@ -361,7 +370,9 @@ def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
         f'cut after their last --task.end_text {hparams.end_text!r}': usage['cut_at_end'],
     }
     lines += [f'  {how}: {count}' for how, count in cuts.items() if count]
-    if usage['special']:
+    if usage['special'] and hparams.chat:
+        lines.append(f'  spell special tokens, which are tokens in a context: {usage["special"]}')
+    elif usage['special']:
         lines.append(
             f'  spell special tokens, read as ordinary letters: {usage["special"]};'
             ' give lists of messages with --task.chat on, or --task.special_tokens on'
@@ -376,7 +387,7 @@ def _left_out(usage: Mapping[str, int], hparams: TaskHParams) -> list[str]:
         f'without --task.start_text {hparams.start_text!r}': usage['no_start'],
         f'without --task.end_text {hparams.end_text!r} in {length}': usage['no_end'],
         'empty': usage['empty'],
-        f'too long for {length} in the chat template': usage['too_long'],
+        f'too long for {length} in their contexts': usage['too_long'],
         'refused by the chat template': usage['refused'],
     }
     return [f'{reason}: {count}' for reason, count in reasons.items() if count]

@@ -8,7 +8,7 @@
 # A build for the MPICH of .venv and without CUDA is kept in ~/.cache/lm-human-preferences/horovod, for other clones.
 # The others are not: they hold paths of the CUDA libraries in .venv, or of a cluster's Open MPI.
 set -eu
-CDPATH='' cd -P "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 
 fail() { echo "error: $1" >&2; exit 2; }
 

@@ -3,7 +3,7 @@
 # Needs Python 3.11 to 3.14 and a package index, nothing else. It takes the newest Python that it finds on the PATH;
 # PYTHON=/path/to/python3.13 names another. Running it again brings .venv up to date with Pipfile.lock.
 set -eu
-CDPATH='' cd -P "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 
 # Of Python 3: the torch of Pipfile.lock and all that is locked with it have wheels for these.
 oldest=11
@@ -19,10 +19,9 @@ fail_to_install() {
 
 case "$*" in '' | --dev) ;; *) fail "tools/setup.sh takes no option but --dev, not $*" ;; esac
 
-# Another environment that is active, or settings for the user's own packages and programs, are not meant for .venv.
-# NVIDIA's images set PIP_CONSTRAINT to the versions of theirs. PIP_USER=0 counts more than a pip.conf.
-unset VIRTUAL_ENV PYTHONHOME PYTHONSAFEPATH PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV PIP_CONSTRAINT
-export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Another environment that is active, or pip's settings for the user's own packages, are not meant for .venv.
+unset VIRTUAL_ENV PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 # Prints x where $1 is a supported Python 3.x. It is run, since a command can be there without working: a shim of
 # pyenv for a version that is not active, for instance.
@@ -68,8 +67,6 @@ usable_venv() {
 }
 
 if ! usable_venv; then
-    # venv would empty the folder that it leads to.
-    [ ! -L .venv ] || fail ".venv is a link to another environment: remove it, and run sh tools/setup.sh again"
     if [ -n "${PYTHON:-}" ]; then
         python=$(newest_of "$PYTHON")
     else
@@ -89,7 +86,7 @@ if [ ! -x .venv/pipenv/bin/pipenv ]; then
 fi
 cat > .venv/bin/pipenv <<'END'
 #!/bin/sh
-here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
 unset VIRTUAL_ENV PIPENV_PIPFILE
 PIPENV_IGNORE_VIRTUALENVS=1 PIPENV_VENV_IN_PROJECT=1 exec "$here/../pipenv/bin/pipenv" "$@"
 END

@@ -1,7 +1,6 @@
 """Commands in click's terms: options of dataclass fields, help pages, errors of the user."""
 
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -143,10 +142,6 @@ class Command(click.Command):
             ctx.meta[HELP_ALL] = HELP_ALL in args
             click.echo(ctx.get_help())
             ctx.exit()
-        try:
-            os.getcwd()
-        except FileNotFoundError:
-            raise UserError('the current folder was deleted: go to one that exists') from None
         ctx.params = read_words(
             args,
             self.fields,

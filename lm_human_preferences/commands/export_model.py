@@ -1,5 +1,6 @@
 """Export of a trained model as a Hugging Face directory (safetensors), for other tools."""
 
+import dataclasses
 import functools
 import os
 import shlex
@@ -14,11 +15,13 @@ from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.external_rewards.classifier import is_classifier
+from lm_human_preferences.frozen_head.features import pooled
 from lm_human_preferences.frozen_head.head import FILE, is_head, load, task_of
 from lm_human_preferences.frozen_head.reward import load_frozen
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.adapters import peft_files, record
-from lm_human_preferences.language.exported import classifier, tokeniser
+from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.exported import checks, classifier, tokeniser
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.run_story import facts, model_card
@@ -28,6 +31,7 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import is_model
 
 CardOf = Callable[..., str]  # model_card.card of this model
+RESPONSES = 'texts'  # folder with the tokeniser of responses, beside a head
 
 
 def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
@@ -66,25 +70,74 @@ def _export_policy(
     model_dir: str, output_dir: str, run: facts.RunFacts | None, card_of: CardOf, is_adapter: bool
 ) -> None:
     policy = trained_models.TrainedModel(model_dir)
+    encoder = policy.encoding.get_encoder()
+    task = None if run is None else run.task
+    context = _context(task, encoder)
+    tokens = context[: policy.sizes().n_ctx]
+    network = policy.build(scope='model')
+    with precision.plain():
+        logits = network.logits(network.hidden(torch.tensor([tokens])))[0, -1]
+    is_here = True
     if is_adapter:
         base_of = functools.partial(_base, policy, output_dir)
-        peft_files.write(output_dir, policy, run_files.POLICY.network, base_of)
+        base = peft_files.write(output_dir, policy, run_files.POLICY.network, base_of)
+        is_here = _is_here(base)
     else:
-        policy.to_transformers().save_pretrained(output_dir)
+        policy.as_transformers(network).save_pretrained(output_dir)
+    del network  # it is loaded again
     policy.encoding.write_tokeniser(output_dir)
     ends: list[int] = []
-    if run is not None and run.task is not None:
-        if run.task.stops:
-            ends = sorted(lm_tasks.truncate_tokens(run.task, policy.encoding.get_encoder()) or ())
-        _write_generation_config(run.task.policy.temperature, ends, output_dir)
-    card = card_of(has_policy=True, has_tokenizer=_has_tokeniser(output_dir), ends=ends)
+    if task is not None:
+        if task.stops:
+            ends = sorted(lm_tasks.truncate_tokens(task, encoder) or ())
+        _write_generation_config(task.policy.temperature, ends, output_dir)
+    has_tokenizer, is_joined = _has_tokeniser(output_dir), False
+    if has_tokenizer and task is not None:
+        is_joined = _check_context(output_dir, task, context)
+    if is_here:
+        checks.check_logits(output_dir, tokens, logits.detach())
+    card = card_of(has_policy=True, has_tokenizer=has_tokenizer, is_joined=is_joined, ends=ends)
     model_card.write(card, output_dir)
+
+
+def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
+    """Return the context that a policy sees of a query, without its padding."""
+    query = encoder.encode(checks.QUERY)
+    if task is None:
+        return query
+    task = dataclasses.replace(task, query_length=len(query))
+    (context,) = lm_tasks.query_formatter(task, encoder)(torch.tensor([query])).tolist()
+    return [token for token in context if token != encoder.padding_token]
+
+
+def _check_context(directory: str, task: lm_tasks.TaskHParams, context: list[int]) -> bool:
+    """Compare a context with what transformers makes of it; UserError where it is another.
+
+    Return whether only its parts were encoded in another way: prefix, query and suffix one by one.
+    """
+    content = f'{task.query_prefix}{checks.QUERY}{task.query_suffix}'
+    is_chat = bool(task.chat)
+    text = [{'role': 'user', 'content': content}] if is_chat else content
+    found = checks.tokens_of(directory, text)
+    if found != context and not is_chat and content != checks.QUERY:
+        print(f'note: {model_card.JOINED}')
+        return True
+    checks.check_tokens(directory, found, context)
+    return False
 
 
 def _has_tokeniser(directory: str) -> bool:
     """Return whether transformers finds a tokeniser in a directory."""
     names = (tokenisers.TOKENISER, 'vocab.json')
     return any(os.path.exists(os.path.join(directory, name)) for name in names)
+
+
+def _is_here(base: str) -> bool:
+    """Return whether the base of an adapter is here; if not, a note says what is not checked."""
+    if os.path.exists(base):
+        return True
+    print(f'note: it is not loaded again, as its base {base} would be fetched for that')
+    return False
 
 
 def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.Record) -> str:
@@ -128,19 +181,10 @@ def _export_reward_models(
     if len(found) > 1:
         names = [run_files.member_name(locations.SCOPE, number) for number in range(len(found))]
         directories = [os.path.join(output_dir, name) for name in names]
-    has_auto_tokeniser = True
     for place, directory in zip(found, directories, strict=True):
         constant = _export_reward_model(saved, place, directory, is_adapter)
-        has_auto_tokeniser = tokeniser.is_read_as_written(saved.encoding, directory)
-        card = card_of(
-            has_policy=False,
-            constant=constant,
-            has_auto_tokenizer=has_auto_tokeniser,
-            members=len(found),
-        )
+        card = card_of(has_policy=False, constant=constant, members=len(found))
         model_card.write(card, directory)
-    if not has_auto_tokeniser:
-        print(f'note: {model_card.OTHER_TOKENS}')
     return directories
 
 
@@ -151,22 +195,37 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
     with warnings_only():
         reward = load_frozen(directory)
     model = reward.reference.trained_model
+    task, longest = task_of(load(directory)[1]), model.sizes().n_ctx
+    encoder = model.encoding.get_encoder()
+    query, response = (
+        torch.tensor([encoder.encode(each)]) for each in (checks.QUERY, checks.RESPONSE)
+    )
+    score = reward.score(query, response)
     model.as_transformers(reward.reference.model).save_pretrained(output_dir)
     model.encoding.write_tokeniser(output_dir)
     if not _has_tokeniser(output_dir):
-        longest = model.sizes().n_ctx
         tokeniser.write_tokeniser(model.encoding, longest, output_dir, pads=False)
+        model.encoding.write_files(output_dir)  # for this program
+    responses = os.path.join(output_dir, RESPONSES)
+    tokeniser.write_tokeniser(model.encoding, longest, responses, pads=False)
     fitted, about = load(directory)
     fitted.save(output_dir, about)
-    task = task_of(about)
+    context = _context(task, encoder)
+    is_joined = _check_context(output_dir, task, context)
+    found = checks.tokens_of(output_dir, checks.RESPONSE, RESPONSES)
+    checks.check_tokens(output_dir, found, response[0].tolist())
+    states = checks.states_of(output_dir, context + found, len(context))
+    features = pooled(states[list(reward.blocks)], torch.ones(1, len(found), dtype=torch.bool))
+    checks.check_numbers(output_dir, fitted(features)[0], score)
     parts = [repr(task.query_prefix), 'query', repr(task.query_suffix)]
     head = {
         'file': FILE,
         'blocks': reward.blocks,
         'chat': task.chat,
         'content': ' + '.join(part for part in parts if part != repr('')),
+        'responses': RESPONSES,
     }
-    model_card.write(card_of(has_policy=False, head=head), output_dir)
+    model_card.write(card_of(has_policy=False, is_joined=is_joined, head=head), output_dir)
 
 
 def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
@@ -198,27 +257,40 @@ def _export_reward_model(
     is_adapter: bool,
 ) -> float:
     """Save a reward model as a classifier; return the constant that its scores lack."""
-    encoding, name = saved.encoding, saved.name
+    encoding, name, n_ctx = saved.encoding, saved.name, saved.sizes().n_ctx
     with warnings_only():
         model = rewards.TrainedRewardModel(location.directory, encoding, scope=location.scope)
     model.to('cpu')
     head = classifier.RewardHead.folded(
         model.model.heads['reward'], model.reward_gain, model.reward_bias
     )
+    encoder = encoding.get_encoder()
+    text = encoder.encode(checks.QUERY) + encoder.encode(checks.RESPONSE)
+    tokens = text[: n_ctx - 1]  # and a response without tokens, see _reward
     if is_adapter:
         of_place = trained_models.TrainedModel(saved.name, location.directory)
         base_of = functools.partial(_base, of_place, output_dir)
-        peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
-        tokeniser.write_tokeniser(encoding, saved.sizes().n_ctx, output_dir)
-        return head.constant
-    with precision.plain():
-        made = classifier.classifier_of(
-            saved.as_transformers(model.model), head, encoding.n_vocab, name
-        )
-        classifier.check_scores(made, lambda tokens: _reward(model, tokens), encoding.n_vocab, name)
-    made.save_pretrained(output_dir)
-    tokeniser.write_tokeniser(encoding, saved.sizes().n_ctx, output_dir)
-    return made.config.reward_constant
+        base = peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
+        tokeniser.write_tokeniser(encoding, n_ctx, output_dir)
+        if _is_here(base):
+            score = torch.tensor(_reward(model, tokens) - head.constant)
+            checks.check_adapter_score(output_dir, tokens, score)
+        constant = head.constant
+    else:
+        with precision.plain():
+            made = classifier.classifier_of(
+                saved.as_transformers(model.model), head, encoding.n_vocab, name
+            )
+            reward_of = functools.partial(_reward, model)
+            classifier.check_scores(made, reward_of, encoding.n_vocab, name)
+            score = torch.tensor(_reward(model, tokens))
+        made.save_pretrained(output_dir)
+        tokeniser.write_tokeniser(encoding, n_ctx, output_dir)
+        checks.check_score(output_dir, tokens, score)
+        constant = made.config.reward_constant
+    found = checks.tokens_of(output_dir, checks.QUERY + checks.RESPONSE)
+    checks.check_tokens(output_dir, found, text)
+    return constant
 
 
 def _reward(model: rewards.TrainedRewardModel, tokens: Sequence[int]) -> float:

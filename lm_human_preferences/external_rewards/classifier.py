@@ -29,8 +29,8 @@ from lm_human_preferences.language.causal_lm.library import (
 from lm_human_preferences.language.weights import SLACK_BYTES
 from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.rendering import TemplateError, render
 from lm_human_preferences.utils.streams import note
-from lm_human_preferences.utils.time_limit import rendering
 
 BATCH = 16_384  # tokens that go through it at a time
 LARGEST = 1e30  # a constant of a reward model that `export` wrote
@@ -119,9 +119,8 @@ class Classifier(TextScorer):
         else:
             dialogue.append({'role': messages.ASSISTANT, 'content': texts.response})
         try:
-            with rendering(self._tokeniser.get_chat_template()):
-                return self._tokeniser.apply_chat_template(dialogue, tokenize=False)
-        except Exception as e:  # a template can raise anything
+            return render(self._tokeniser, dialogue)
+        except TemplateError as e:
             reason = ' '.join(str(e).split())
             raise UserError(f'{self.name}: its chat template fails: {reason:.200}') from e
 

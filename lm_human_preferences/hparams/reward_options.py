@@ -47,8 +47,8 @@ class LabelHParams(hyperparams.HParams):
     )
     too_long: str = own_option(
         'refuse',
-        'labels too long, of texts or of ids of another encoding: refuse, skip, or cut (the end,'
-        ' of a dialogue the beginning)',
+        'texts of labels, or ids of another encoding, that are too long: refuse, skip, or cut'
+        ' (the end, but the beginning of a dialogue)',
         one_of=TOO_LONG,
     )
     held_out: float = own_option(

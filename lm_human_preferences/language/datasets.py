@@ -13,7 +13,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import jsonl, messages, registry
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.language.chat import ChatTemplate
+from lm_human_preferences.language.chat import ChatTemplate, Contexts
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.tokenisers import spells_special, unnamed_ids_are_of_gpt2
 from lm_human_preferences.utils.original_names import explain_missing
@@ -32,8 +32,8 @@ class QueryRules:
     """Rules by which texts of one part of a data set make queries of at most `length` tokens.
 
     A text is cut after its first start token, at `length`, and after its last end token. It is left
-    out if one of these tokens is missing, or if nothing remains and not `allow_empty`. chat:
-    template of contexts; a text without one is left out, and a dialogue is taken whole.
+    out if one of these tokens is missing, or if nothing remains and not `allow_empty`. contexts: a
+    text without one is left out; by a chat template, a dialogue is taken whole.
     """
 
     length: int
@@ -44,14 +44,14 @@ class QueryRules:
     start_token: Tokens = None
     end_token: Tokens = None
     allow_empty: bool = True
-    chat: ChatTemplate | None = None
+    contexts: Contexts | None = None
 
     def query_of(self, text: str | list[int]) -> tuple[list[int], list[str]]:
         """Return (the part of a text's tokens that makes a query, names of its counts)."""
         start, end = self.start_token, self.end_token
         if isinstance(text, str):
             tokens = self.encoder.encode(text)
-            if self.chat is not None and messages.is_dialogue(text):
+            if isinstance(self.contexts, ChatTemplate) and messages.is_dialogue(text):
                 start = end = None
         else:
             tokens = _label_query(text, self.encoder)
@@ -73,8 +73,8 @@ class QueryRules:
                 return [], ['no_end']
         if not ended and not self.allow_empty:
             return [], ['empty']
-        problem = self.chat.problem(tokens, ended) if self.chat is not None else None
-        if problem:
+        problem = None if self.contexts is None else self.contexts.problem(tokens, ended)
+        if problem is not None:
             return [], [problem]
         counts = ['used']
         if len(begun) < len(tokens):

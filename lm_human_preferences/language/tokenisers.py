@@ -1,9 +1,10 @@
-"""Tokeniser in a directory of transformers as an encoding: tokenizer.json.
+"""Tokeniser of a model of transformers as an encoding, as AutoTokenizer reads it.
 
-The library `tokenizers` reads it; no code from the directory is run. A text is encoded as a part of
-a longer one: without special tokens around it, and without the space that some tokenisers put
-before a text. So `decode(encode(text))` is `text`, and prefix, query and suffix can be encoded one
-by one. Text that spells a special token stays text.
+It is seen in two ways. Contexts, which a policy reads, have the tokens that transformers makes. All
+else, queries and responses, are parts of longer texts: without special tokens around them, and
+without the space that some tokenisers put before a text. So `decode(encode(text))` is `text`, and
+parts can be put together. Text that spells a special token stays text there. No code from the
+directory is run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, SupportsInt
+from collections.abc import Iterable, Iterator
+from typing import Any, SupportsInt
 
 import tokenizers
 
@@ -25,22 +25,23 @@ from lm_human_preferences.errors import UserError, no_panics
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.released import released_name
-from lm_human_preferences.language.tokeniser_rules import digest as digest_of
 from lm_human_preferences.language.tokeniser_rules import (
-    encoding_rules,
-    tokens_of,
-    without_prefix_space,
+    CONFIG,
+    Tokeniser,
+    digest,
+    load,
+    tokenizer_of,
 )
 from lm_human_preferences.runs import run_files
 
-TOKENISER = run_files.TOKENISER
-SETTINGS = run_files.TOKENISER_SETTINGS
-TEMPLATE = run_files.CHAT_TEMPLATE
+TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
+GENERATION = run_files.GENERATION_CONFIG
 # Files whose absence beside one of these files means that there is none.
 _COMES_WITH = {
     SETTINGS: (TOKENISER,),
     'special_tokens_map.json': (TOKENISER,),
-    TEMPLATE: (TOKENISER, SETTINGS),
+    'added_tokens.json': (TOKENISER,),
+    run_files.CHAT_TEMPLATE: (TOKENISER, SETTINGS),
 }
 PREFIX = 'tokenizer-'  # of these encodings' names; 12 digits of a digest follow
 # SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
@@ -48,32 +49,48 @@ GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca
 
 
 class TokeniserEncoder(Encoder):
-    """Encoder of a tokenizer.json; padding is the first id that is not a token."""
+    """Encoder of a tokeniser; padding is the first id that is not a token. own: transformers'."""
 
     def __init__(
-        self, encoding: TokeniserEncoding, rules: Mapping[str, Any], special_tokens: bool = False
+        self, encoding: TokeniserEncoding, tokeniser: Tokeniser, special_tokens: bool = False
     ) -> None:
         self.encoding = encoding
+        self.own = tokeniser.own
         self.eot_token = encoding.eot_token
         self.padding_token = encoding.n_vocab
         self.spells_special = True
-        added = rules.get('added_tokens') or []
-        self.special_texts = frozenset(
-            each['content'] for each in added if each.get('special') and not special_tokens
-        )
-        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(without_prefix_space(rules)))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = not special_tokens
-        self._made_of = encoding, rules
+        self._splits_special = not special_tokens
+        added = self.own.backend_tokenizer.get_added_tokens_decoder()
+        special = {token: each.content for token, each in added.items() if each.special}
+        self.special = {} if special_tokens else special  # read as text: {token: its text}
+        # Unigram models make special tokens of what spells them in any case.
+        is_unigram = tokeniser.rules['model']['type'] == 'Unigram'
+        self._never_text = frozenset(self.special) if is_unigram else frozenset()
+        self._parts = tokenizer_of(tokeniser.rules)
+        self._parts.encode_special_tokens = not special_tokens
+        self._tokeniser = tokeniser
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`; UserError for text without a token."""
-        try:
-            with no_panics():
-                return self._tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception as e:  # the library raises no other
-            raise UserError(f'the tokeniser of the model cannot encode {text!r:.80}: {e}') from e
+        """Return the token ids of a part of a text; UserError for text without a token."""
+        with failing('encode', text):
+            tokens = self._parts.encode(text, add_special_tokens=False).ids
+        for token in tokens:
+            if token in self._never_text:
+                spelled = self.special[token]
+                raise UserError(f'the tokeniser of the model cannot read {spelled!r:.80} as text')
+        return tokens
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Return the token ids that transformers gives a text from its beginning."""
+        with failing('encode', text):
+            return self.own(
+                text, add_special_tokens=False, split_special_tokens=self._splits_special
+            )['input_ids']
+
+    @functools.cached_property
+    def adds_space(self) -> bool:
+        """Return whether transformers puts a space before a text."""
+        return self.encode_whole('a') != self.encode('a')
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Return text with special tokens spelled out; KeyError for an id that is not a token.
@@ -85,14 +102,11 @@ class TokeniserEncoder(Encoder):
             if not 0 <= token <= self.padding_token:
                 raise KeyError(token)
         ids = [token for token in ids if token != self.padding_token]
-        try:
-            with no_panics():
-                return self._tokenizer.decode(ids, skip_special_tokens=not self.spells_special)
-        except Exception as e:  # as above
-            raise UserError(f'the tokeniser of the model cannot decode {ids!r:.80}: {e}') from e
+        with failing('decode', ids):
+            return self._parts.decode(ids, skip_special_tokens=not self.spells_special)
 
     def with_special_tokens(self) -> TokeniserEncoder:
-        return TokeniserEncoder(*self._made_of, special_tokens=True)
+        return TokeniserEncoder(self.encoding, self._tokeniser, special_tokens=True)
 
     def reader(self) -> TokeniserEncoder:
         """Return a copy that omits special tokens from texts, for people to read."""
@@ -115,9 +129,19 @@ class TokeniserEncoder(Encoder):
     @functools.cached_property
     def _texts(self) -> list[str]:
         """Return the text of each token, with U+FFFD for parts of characters."""
-        decode, ids = self._tokenizer.decode, range(self.padding_token)
-        with _explained(self.encoding.file(TOKENISER)):
-            return [decode([token], skip_special_tokens=False) for token in ids]
+        with failing('decode', 'all tokens'):
+            singles = [[token] for token in range(self.padding_token)]
+            return self._parts.decode_batch(singles, skip_special_tokens=False)
+
+
+@contextlib.contextmanager
+def failing(what: str, value: Any) -> Iterator[None]:
+    """Raise errors of a tokeniser that is to encode or decode a value as UserErrors."""
+    try:
+        with no_panics():
+            yield
+    except Exception as e:  # the library raises no other
+        raise UserError(f'the tokeniser of the model cannot {what} {value!r:.80}: {e}') from e
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +157,7 @@ class TokeniserEncoding(Encoding):
 
     def get_encoder(self) -> TokeniserEncoder:
         """Return the encoder, made once; UserError if its file is missing or damaged."""
-        return _encoder(self)
+        return _encoder(self, self.tokeniser())
 
     def fits(self, rows: int) -> bool:
         """Return whether a network can have it: an embedding may have rows without tokens."""
@@ -141,18 +165,26 @@ class TokeniserEncoding(Encoding):
 
     def copy_files(self, directory: str) -> None:
         """Copy the tokeniser's files into the directory of a saved model."""
-        for name in run_files.TOKENISER_FILES:
-            source = self.file(name)
-            if storage.exists(source):
-                _check_own(source)
-                with open(storage.cached_path(source), 'rb') as file:
-                    storage.write_bytes(os.path.join(directory, name), file.read())
+        for name, source in _files(run_files.TOKENISER_FILES, self.directory, self.base).items():
+            _check_own(source)
+            with open(storage.cached_path(source), 'rb') as file:
+                storage.write_bytes(os.path.join(directory, name), file.read())
+        if not os.path.exists(os.path.join(directory, CONFIG)):
+            # A model's config decides the class of its tokeniser, so its rules; else this does.
+            path = os.path.join(directory, SETTINGS)
+            named = {'tokenizer_class': type(self.tokeniser().own).__name__}
+            storage.write_json(path, read_object(path) | named)
 
     def write_tokeniser(self, directory: str) -> None:
         self.copy_files(directory)
 
-    def rules(self) -> dict[str, Any]:
-        return without_prefix_space(storage.read_json(self.file(TOKENISER)))
+    def tokeniser(self) -> Tokeniser:
+        return _tokeniser(self.directory, self.base)
+
+
+@functools.lru_cache(maxsize=8)
+def _encoder(encoding: TokeniserEncoding, tokeniser: Tokeniser) -> TokeniserEncoder:
+    return TokeniserEncoder(encoding, tokeniser)
 
 
 def _check_own(path: str) -> None:
@@ -188,9 +220,10 @@ def find(name: Any, directory: str) -> Encoding:
 
 def encoding_in(directory: str) -> Encoding:
     """Return the encoding of a directory of transformers: `main` for GPT-2's own."""
-    config = read_object(storage.join(directory, 'config.json'))
+    config = read_object(storage.join(directory, CONFIG))
     model_type = config.get('model_type', 'gpt2')
-    if not storage.exists(storage.join(directory, TOKENISER)):
+    path = storage.join(directory, TOKENISER)
+    if not storage.exists(path):
         if model_type == 'gpt2':
             return encodings.Main
         raise UserError(
@@ -198,37 +231,23 @@ def encoding_in(directory: str) -> Encoding:
             ' transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)'
         )
     is_of_gpt2 = model_type == 'gpt2' and config.get('vocab_size', 50257) == 50257
-    if is_of_gpt2 and _summary_of(storage.join(directory, TOKENISER)).has_gpt2_vocabulary:
-        return encodings.Main
-    return read(directory)
+    return encodings.Main if is_of_gpt2 and _has_gpt2_vocabulary(path) else read(directory)
 
 
 def read(directory: str, base: str | None = None) -> TokeniserEncoding:
-    """Return the encoding of the tokenizer.json in `directory`, or else in `base`."""
-    summary = _summary_of(_file(TOKENISER, directory, base))
-    _check_added(summary.token_of, _file(SETTINGS, directory, base))
+    """Return the encoding of the tokeniser in `directory`, or else in `base`."""
+    tokeniser = _tokeniser(directory, base)
+    n_vocab = max(tokeniser.own.get_vocab().values()) + 1
+    ends = [tokeniser.own.eos_token_id]
+    for file in (CONFIG, GENERATION):
+        ends += _eos_ids(_file(file, directory, base), n_vocab)
     return TokeniserEncoding(
-        f'{PREFIX}{summary.digest[:12]}',
-        n_vocab=summary.n_vocab,
-        eot_token=_eot_token(summary, directory, base),
+        f'{PREFIX}{tokeniser.digest[:12]}',
+        n_vocab=n_vocab,
+        eot_token=next((end for end in ends if end is not None), None),
         directory=directory,
         base=base,
     )
-
-
-def _check_added(token_of: Mapping[str, int], settings: str) -> None:
-    """Raise UserError for a token that transformers adds from a tokeniser's settings alone."""
-    added = read_object(settings).get('added_tokens_decoder')
-    if not isinstance(added, dict):
-        return
-    for number, token in added.items():
-        text = token.get('content') if isinstance(token, dict) else None
-        if isinstance(text, str) and str(token_of.get(text)) != number:
-            raise UserError(
-                f'{settings} adds the token {text!r:.80} as {number:.20}, which {TOKENISER} does'
-                ' not: make both again with'
-                ' transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)'
-            )
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
@@ -236,8 +255,7 @@ def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
     beside = {name for name in run_files.TOKENISER_FILES if _is_in(directory, name)}
     if isinstance(of_base, TokeniserEncoding):
         return read(directory, of_base.directory) if beside else of_base
-    path = storage.join(directory, TOKENISER)
-    if TOKENISER not in beside or _summary_of(path).has_gpt2_vocabulary:
+    if TOKENISER not in beside or _has_gpt2_vocabulary(storage.join(directory, TOKENISER)):
         return of_base
     return read(directory)
 
@@ -261,6 +279,19 @@ def _file(name: str, directory: str, base: str | None) -> str:
     return storage.join(base, name)
 
 
+def _files(names: Iterable[str], directory: str, base: str | None) -> dict[str, str]:
+    """Return the paths of those of the files that exist, by name."""
+    paths = {name: _file(name, directory, base) for name in names}
+    return {name: path for name, path in paths.items() if storage.exists(path)}
+
+
+def _tokeniser(directory: str, base: str | None) -> Tokeniser:
+    """Return the tokeniser in a directory as transformers reads it; UserError if it cannot be."""
+    names = [TOKENISER, CONFIG, *run_files.TOKENISER_FILES]
+    files = _files(names, directory, base)
+    return load({TOKENISER: _file(TOKENISER, directory, base), **files})
+
+
 def reader(encoder: Encoder, is_chat: bool | None) -> Encoder:
     """Return a decoder of texts for people: of a chat, without the marks of its template."""
     return encoder.reader() if is_chat and isinstance(encoder, TokeniserEncoder) else encoder
@@ -281,13 +312,13 @@ def spells_special(encoder: Encoder, *texts: str) -> bool:
     if not isinstance(encoder, TokeniserEncoder):
         return False
     together = '\n'.join(texts)
-    return any(map(together.__contains__, encoder.special_texts))
+    return any(text in together for text in encoder.special.values())
 
 
 def own_ends(encoder: Encoder) -> frozenset[int]:
     """Return the tokens that end a text of a model, as its files say, or its encoding."""
     if isinstance(encoder, TokeniserEncoder):
-        for file in ('generation_config.json', 'config.json'):
+        for file in (GENERATION, CONFIG):
             ends = _eos_ids(encoder.encoding.file(file), encoder.padding_token)
             if ends:
                 return frozenset(ends)
@@ -311,71 +342,16 @@ def may_have_own(model: str) -> bool:
     return any(os.path.exists(os.path.join(folder, TOKENISER)) for folder in (model, run))
 
 
-class _Summary(NamedTuple):
-    """Summary of a tokenizer.json. digest: of all that affects encoding."""
-
-    digest: str
-    n_vocab: int
-    has_gpt2_vocabulary: bool
-    token_of: dict[str, int]
-
-
-def _summary_of(path: str) -> _Summary:
-    return _summary(path, storage.md5(storage.cached_path(path)))
-
-
-@functools.lru_cache(maxsize=8)
-def _summary(path: str, md5: str) -> _Summary:
-    rules = storage.read_json(path)
-    with _explained(path):
-        token_of = tokens_of(rules)
-        n_vocab = max(token_of.values()) + 1
-        digest = digest_of(encoding_rules(rules))
-    n_gpt2 = encodings.Main.n_vocab
-    first = {text: token for text, token in token_of.items() if token < n_gpt2}
-    is_gpt2 = len(first) == n_gpt2 and digest_of(first) == GPT2_VOCABULARY
-    return _Summary(digest, n_vocab, is_gpt2, token_of)
-
-
-@functools.lru_cache(maxsize=8)
-def _encoder(encoding: TokeniserEncoding) -> TokeniserEncoder:
-    path = encoding.file(TOKENISER)
-    rules = storage.read_json(path)
-    with _explained(path):
-        return TokeniserEncoder(encoding, rules)
-
-
-@contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Raise any error about the tokeniser in a file as a UserError with the library's words."""
+def _has_gpt2_vocabulary(path: str) -> bool:
+    """Return whether the first tokens of a tokenizer.json are GPT-2's."""
     try:
         with no_panics():
-            yield
+            vocab = tokenizers.Tokenizer.from_file(storage.cached_path(path)).get_vocab()
     except Exception as e:  # the library raises no other
         raise UserError(f'{path} is not a tokeniser: {e!r:.80}') from e
-
-
-def _eot_token(summary: _Summary, directory: str, base: str | None) -> int | None:
-    """Return the token that ends a text, from the first file that names one."""
-    spelled = special_tokens(_file(SETTINGS, directory, base), ['eos_token']).get('eos_token')
-    if spelled in summary.token_of:
-        return summary.token_of[spelled]
-    for file in ('config.json', 'generation_config.json'):
-        for token in _eos_ids(_file(file, directory, base), summary.n_vocab):
-            return token
-    return None
-
-
-def special_tokens(path: str, names: Iterable[str]) -> dict[str, str]:
-    """Return {name: text} of the special tokens that a JSON file spells."""
-    settings = read_object(path)
-    found = {}
-    for name in names:
-        token = settings.get(name)
-        spelled = token.get('content') if isinstance(token, dict) else token
-        if isinstance(spelled, str):
-            found[name] = spelled
-    return found
+    n_gpt2 = encodings.Main.n_vocab
+    first = {text: token for text, token in vocab.items() if token < n_gpt2}
+    return len(first) == n_gpt2 and digest(first) == GPT2_VOCABULARY
 
 
 def read_object(path: str) -> dict[str, Any]:

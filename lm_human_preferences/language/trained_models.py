@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -177,8 +176,8 @@ class TrainedModel:
         n_vocab = self.encoding.n_vocab
         if self.savedir is None or self._adapted is None:
             return architecture_of(self.savedir, n_vocab)
-        is_untied = peft_files.unties(self.savedir)
-        return architecture_of(self._adapted.savedir, n_vocab, is_untied=is_untied)
+        changes = peft_files.changes_of(self.savedir)
+        return architecture_of(self._adapted.savedir, n_vocab, changes)
 
     def remote_files(self) -> list[str]:
         """Return the URLs of a released model's files, and of the encoding's files."""
@@ -290,16 +289,14 @@ class TrainedModel:
         # Only the weights show whether an output layer is the embedding.
         vars(self).pop('architecture', None)
 
-    def open_weights(self, architecture: Architecture | None = None) -> Weights:
-        """Open the weights in the model's files, local or remote, for a network of its adapter."""
+    def open_weights(self) -> Weights:
+        """Open the weights in the model's files, local or remote."""
         self.fetch()
-        architecture = architecture or self.architecture
+        architecture = self.architecture
         assert self.savedir is not None
         if self._adapted is not None:
-            with torch.device('meta'):
-                network = architecture.create([])
-            base = self._adapted.open_weights(architecture)
-            return peft_files.PeftWeights(self.savedir, base, network)
+            nbytes = self._adapted.open_weights().nbytes()
+            return peft_files.PeftWeights(self.savedir, self._adapted.to_transformers, nbytes)
         if is_saved_by_transformers(self.savedir):
             return architecture.saved_weights(storage.cached_directory(self.savedir))
         own = CheckpointWeights(self.savedir, architecture.variable_names, architecture.embedding)
@@ -314,22 +311,23 @@ class TrainedModel:
 
 
 def architecture_of(
-    directory: str | None, n_vocab: int, *, is_untied: bool = False
+    directory: str | None, n_vocab: int, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> Architecture:
     """Return the architecture in a directory; None: the tiny GPT-2.
 
-    n_vocab: of tokens. is_untied: adapters part the output layer from the embedding.
+    n_vocab: of tokens. changes: settings of its config.json that an adapter changes.
     """
     if directory is None:
         return GPT2(test_hparams())
     if is_saved_by_transformers(directory):
         path = storage.join(directory, CONFIG_FILE)
         config = storage.read_json(path)
-        is_untied = is_untied or _has_own_output_layer(directory, config)
-        if is_own(config, n_vocab) and not is_untied:
+        if _has_own_output_layer(directory, config):
+            changes = {**changes, 'tie_word_embeddings': False}
+        if is_own(config, n_vocab) and not changes:
             return GPT2(load_config(path))
-        return _of_transformers(directory, n_vocab, is_untied=is_untied)
-    if is_untied:
+        return _of_transformers(directory, n_vocab, changes)
+    if changes:
         raise UserError(
             f'{directory}: adapters of an output layer or an embedding need a base that'
             ' transformers has saved: `export` makes one'
@@ -337,15 +335,15 @@ def architecture_of(
     path = storage.join(directory, SIZES)
     sizes: Any = storage.read_json(path)
     if isinstance(sizes, dict) and 'family' in sizes:
-        return _of_transformers(directory, n_vocab)
+        return _of_transformers(directory, n_vocab, {})
     return GPT2(load_hparams(path))
 
 
-def _of_transformers(directory: str, n_vocab: int, *, is_untied: bool = False) -> CausalLM:
+def _of_transformers(directory: str, n_vocab: int, changes: Mapping[str, Any]) -> CausalLM:
     # GPT-2 does without, and without transformers.
     from lm_human_preferences.language.causal_lm.architecture import CausalLM
 
-    return CausalLM(directory, n_vocab, is_untied=is_untied)
+    return CausalLM(directory, n_vocab, changes)
 
 
 def _has_own_output_layer(directory: str, config: Any) -> bool:

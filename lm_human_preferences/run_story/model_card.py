@@ -15,10 +15,9 @@ from lm_human_preferences.utils.terminal import printable
 
 FILE = 'README.md'
 _MARKS = re.compile(r'([\\`*_\[\]<>&|#~$])')
-OTHER_TOKENS = (
-    'AutoTokenizer makes other tokens of texts than the training did, as it has rules of its own'
-    ' for this family. Load the tokenizer by PreTrainedTokenizerFast.from_pretrained, and give it'
-    ' to the pipeline as its tokenizer.'
+JOINED = (
+    'Prefix, query and suffix are one text here. The training encoded them one by one, and some'
+    ' tokens differ, as where a prefix ends with a space.'
 )
 
 
@@ -28,7 +27,7 @@ def card(
     *,
     has_policy: bool,
     has_tokenizer: bool = True,
-    has_auto_tokenizer: bool = True,
+    is_joined: bool = False,
     ends: Sequence[int] = (),
     constant: float = 0.0,
     members: int = 1,
@@ -57,7 +56,7 @@ def card(
         base=base,
         has_policy=has_policy,
         has_tokenizer=has_tokenizer,
-        other_tokens='' if has_auto_tokenizer else OTHER_TOKENS,
+        joined=JOINED if is_joined else '',
         ends=ends,
         constant=constant,
         members=members,

@@ -28,12 +28,14 @@ FUNCTION = 'reward_function.py'  # copy of a reward function of the user's
 # What belongs to a tokeniser: copied beside a model that is saved with it, where it exists.
 TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
 CHAT_TEMPLATE = 'chat_template.jinja'
+GENERATION_CONFIG = 'generation_config.json'
 TOKENISER_FILES = (
     TOKENISER,
     TOKENISER_SETTINGS,
     'special_tokens_map.json',
+    'added_tokens.json',
     CHAT_TEMPLATE,
-    'generation_config.json',
+    GENERATION_CONFIG,
 )
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
@@ -105,8 +107,7 @@ class CommandFiles:
 
 def usual_directory(*names: str) -> str:
     """Return the folder of all runs by default, of those of a command, or of COMMAND and NAME."""
-    root = os.environ.get('LMHP_SAVE_DIR') or '/tmp/save'
-    return os.path.join(os.path.expanduser(root), *names)
+    return os.path.join(os.environ.get('LMHP_SAVE_DIR') or '/tmp/save', *names)
 
 
 def member_name(name: str, number: int) -> str:

@@ -135,11 +135,8 @@ def is_offline() -> bool:
 
 
 def cache_root() -> str:
-    """Return the folder for downloads and other results; UserError if there is no home."""
-    folder = os.path.expanduser(os.environ.get('LMHP_CACHE') or '~/.cache/lm-human-preferences')
-    if folder.startswith('~'):
-        raise UserError(f'there is no home directory for the cache {folder}: set LMHP_CACHE')
-    return folder
+    """Return the folder for downloads and other results that are used again."""
+    return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
 
 
 def is_remote(path: str) -> bool:

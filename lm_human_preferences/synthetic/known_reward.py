@@ -14,19 +14,18 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language import encodings
 from lm_human_preferences.synthetic import disk_cache, language_model
 from lm_human_preferences.utils.core import default_device, one_thread
 
 N_REVIEWS = 16384  # labelled reviews that the classifier is fitted to
 L2_PENALTY = 0.1  # per review
-MOST_TOKENS = 256  # of a tokeniser of reviews
 CHECKPOINT = 'model.ckpt'  # in the directory in the cache
 
 
 def can_judge(encoding: encodings.Encoding) -> bool:
-    """Return whether texts in `encoding` are film reviews, or most of its tokens words of them."""
-    return encoding.name == encodings.Reviews.name or _words_of(encoding) is not None
+    """Return whether texts in `encoding` are film reviews."""
+    return encoding.name == encodings.Reviews.name
 
 
 def check_encoding(encoding: encodings.Encoding) -> None:
@@ -54,42 +53,15 @@ class KnownReward:
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
         self.weights = _weights().to(device or default_device())
-        words = _words_of(encoding)
-        self._words = None if words is None else words.to(self.weights.device)
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Return log odds (batch,) of queries (batch, length) with responses (batch, length)."""
         tokens = torch.cat([queries, responses], dim=1).to(self.weights.device)
-        if self._words is not None:
-            tokens = self._words[tokens]
         return _log_odds(self.weights, tokens, encodings.Reviews.n_vocab).float()
 
     def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
         """Return nothing: this reward is not part of a checkpoint."""
         return {}
-
-
-def _words_of(encoding: encodings.Encoding) -> torch.Tensor | None:
-    """Return the token of `reviews`, or padding, for each of a small tokeniser (n_vocab + 1,).
-
-    None where most tokens are other words.
-    """
-    if not isinstance(encoding, tokenisers.TokeniserEncoding):
-        return None
-    if encoding.n_vocab > MOST_TOKENS:
-        return None
-    encoder = encoding.get_encoder()
-    tokens, known = [], []
-    for token in range(encoding.n_vocab):
-        word = encoder.decode([token])
-        if word in reviews.WORDS:
-            tokens.append(token)
-            known.append(reviews.WORDS.index(word))
-    if 2 * len(tokens) < encoding.n_vocab:
-        return None
-    words = torch.full((encoding.n_vocab + 1,), encodings.Reviews.n_vocab)
-    words[tokens] = torch.tensor(known)
-    return words
 
 
 def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -> torch.Tensor:

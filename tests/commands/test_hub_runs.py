@@ -30,7 +30,7 @@ DATA = 'hf://datasets/org/data'
 def hub(hub_server, tmp_path):
     directory = tmp_path / 'gpt2'
     directory.mkdir()
-    write_hugging_face(directory)
+    write_hugging_face(directory, n_vocab=309)
     write_words(directory, WORDS)
     (directory / 'encoding').unlink()
     lines = [json.dumps({**PREFERENCE, 'rejected': word}) for word in WORDS]

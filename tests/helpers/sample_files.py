@@ -65,18 +65,19 @@ def write_model(folder):
     checkpoints.save(str(folder / 'checkpoints'), 'model.ckpt', tensors)
 
 
-def write_hugging_face(folder):
-    config = {theirs: SIZES[ours] for ours, (theirs, _) in HUGGING_FACE_SIZES.items()}
+def write_hugging_face(folder, **sizes):
+    sizes = {**SIZES, **sizes}
+    config = {theirs: sizes[ours] for ours, (theirs, _) in HUGGING_FACE_SIZES.items()}
     storage.write_json(str(folder / 'config.json'), {'model_type': 'gpt2', **config})
     storage.write_json(str(folder / 'encoding'), 'test')
-    parameters = _network().transformer.named_parameters()
+    parameters = _network(**sizes).transformer.named_parameters()
     save_file(
         {name: tensor.detach() for name, tensor in parameters}, str(folder / 'model.safetensors')
     )
 
 
-def _network():
-    return model.Model(model.HParams(**SIZES), ['reward', 'value']).initialize()
+def _network(**sizes):
+    return model.Model(model.HParams(**{**SIZES, **sizes}), ['reward', 'value']).initialize()
 
 
 def write_byte_pairs(folder):

@@ -23,9 +23,6 @@ if IS_MAIN:
     for _name in list(os.environ):
         if _name.startswith('XDG_') or _name in ('MPLCONFIGDIR', 'TORCH_HOME', 'HF_HUB_CACHE'):
             del os.environ[_name]
-    # Tests serve what they ask for themselves. A package index keeps its proxy.
-    _direct = os.environ.pop('no_proxy', os.environ.get('NO_PROXY', ''))
-    os.environ['NO_PROXY'] = f'{_direct},127.0.0.1,localhost'
 
 # Of this process, and empty for each test: where runs are kept by default, and where tests stand.
 SAVES = os.path.join(tempfile.gettempdir(), f'saves-{os.getpid()}')

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from tiny_causal_lms import OLDER, SIZES, WITHOUT_HEAD_DIM
-from tiny_tokenisers import write_words
+from tiny_tokenisers import write_alone
 
 from lm_human_preferences.datasets.reviews import WORDS
 
@@ -45,7 +45,7 @@ def write_classifier(directory, family='gpt2', names=('reward',), seed=0, **sett
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(directory)
-    write_words(Path(directory), WORDS)
+    write_alone(Path(directory), WORDS)
     return str(directory)
 
 

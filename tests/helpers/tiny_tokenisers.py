@@ -3,6 +3,7 @@
 import json
 
 from tokenizers import (
+    AddedToken,
     Tokenizer,
     decoders,
     models,
@@ -36,7 +37,20 @@ def write_byte_level(directory, sentences=SENTENCES, size=400, **settings):
 
 
 def write_words(directory, words, **settings):
-    """A token for each of `words`, which white space separates."""
+    """A token for each of `words`, and for each with a space before it; bytes for all else."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = {letter: token for token, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(letters, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    spelled = [space + word for word in words for space in ('', ' ')]
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in spelled])
+    tokenizer.add_special_tokens([END])
+    return _save(tokenizer, directory, settings)
+
+
+def write_alone(directory, words, **settings):
+    """A token for each of `words`, which white space separates: other texts do not come back."""
     vocab = {word: token for token, word in enumerate([*words, END])}
     tokenizer = Tokenizer(models.WordLevel(vocab))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -77,10 +77,15 @@ def test_a_text_ends_a_response_at_each_token_that_holds_it(tmp_path):
     words = ['a', 'a.', '.', '."', 'b']
     encoder = tokenisers.read(write_words(tmp_path, words)).get_encoder()
     hparams = lm_tasks.TaskHParams(truncate_token=0, truncate_text='.', truncate_after=1)
-    truncate = lm_tasks.postprocess_fn_from_hparams(hparams, 6, encoder)
+    padding = encoder.padding_token
+    truncate = lm_tasks.postprocess_fn_from_hparams(hparams, padding, encoder)
     is_valid = lm_tasks.filter_fn_from_hparams(hparams, encoder)
-    responses = torch.tensor([[1, 3, 4, 2], [1, 0, 2, 1], [2, 0, 4, 1], [2, 0, 4, 4]])
-    assert truncate(responses).tolist() == [[1, 3, 6, 6], [1, 0, 2, 6], [2, 0, 4, 1], [2, 0, 4, 4]]
+    token = [encoder.encode(word)[0] for word in words]
+    rows = [[1, 3, 4, 2], [1, 0, 2, 1], [2, 0, 4, 1], [2, 0, 4, 4]]
+    responses = torch.tensor([[token[number] for number in row] for row in rows])
+    expected = responses.clone()
+    expected[0, 2:] = expected[1, 3:] = padding
+    assert truncate(responses).tolist() == expected.tolist()
     assert is_valid(responses).tolist() == [True, True, True, False]
     letters = encodings.Test.get_encoder()
     assert lm_tasks.truncate_tokens(hparams, letters) == set(letters.encode('.'))

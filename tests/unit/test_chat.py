@@ -159,13 +159,11 @@ def test_where_the_template_is(tmp_path):
         place = place.get_encoder() if place is encodings.Test else place
         with pytest.raises(UserError, match=f'^--task.chat: .*{told}'):
             lm_tasks.query_formatter(task(), place)
-    encoder = encoder_of(tmp_path, template=['x', {'name': []}])
-    with pytest.raises(UserError, match=f'^--task.chat: {tmp_path} has no chat template'):
-        lm_tasks.query_formatter(task(), encoder)
     several = [{'name': 'tools', 'template': 'x'}, {'name': 'default', 'template': TEMPLATE}]
     encoder = encoder_of(tmp_path, template=several)
     assert encoder.decode(ChatTemplate(encoder, '', '', 9).context((0,))).startswith('<s><|user|>')
     (tmp_path / 'chat_template.jinja').write_text('{{ messages[0].content }}!')
+    encoder = tokenisers.read(str(tmp_path)).get_encoder()
     assert encoder.decode(ChatTemplate(encoder, '', '', 9).context((50,))).endswith('!')
 
 
@@ -200,7 +198,7 @@ def test_dialogues_are_taken_whole_or_left_out(tmp_path):
         "  cut up to their first --task.start_text '.': 2",
         '  cut at --task.query_length 40: 1',
         "  left out, without --task.start_text '.': 2",
-        '  left out, too long for --task.query_length 40 in the chat template: 1',
+        '  left out, too long for --task.query_length 40 in their contexts: 1',
         '  left out, refused by the chat template: 1',
     ]
 
@@ -212,9 +210,7 @@ def test_a_dialogue_whose_marks_take_too_much_room_is_left_out(tmp_path):
     query = encoder.encode(messages.as_text(turns))
     assert len(query) <= 40 < template.length < len(template.context(tuple(query)))
     assert template.problem(query, query) == 'too_long'
-    with pytest.raises(
-        UserError, match=rf'tokens in the chat template, more than {template.length}'
-    ):
+    with pytest.raises(UserError, match=rf'tokens in its context, more than {template.length}'):
         template.contexts([query])
 
 
@@ -234,6 +230,20 @@ def test_queries_that_are_rendered_already_are_counted_or_read_as_the_tokens_the
         assert (encoder.eot_token in sampler()['tokens']) == special
 
 
+def test_a_query_that_spells_a_special_token_has_it_in_a_chat(tmp_path):
+    """As transformers does it; and that is said."""
+    encoder = encoder_of(tmp_path)
+    query = f'a{END}b'
+    found = ChatTemplate(encoder, '', '', 40).context(tuple(encoder.encode(query)))
+    theirs = encoder.own.apply_chat_template(
+        [{'role': 'user', 'content': query}], add_generation_prompt=True
+    )
+    assert found == theirs['input_ids'] and found.count(encoder.eot_token) == 2
+    path = write_queries(tmp_path / 'x.jsonl', query, 'a')
+    (line,) = lm_tasks.query_notes(task(path, end_text=None), encoder, 'train')[1:]
+    assert line == '  spell special tokens, which are tokens in a context: 1'
+
+
 @pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
 @pytest.mark.parametrize('special', [False, True])
 def test_special_tokens_in_prefix_and_suffix(tmp_path, write, special):
@@ -242,12 +252,17 @@ def test_special_tokens_in_prefix_and_suffix(tmp_path, write, special):
     affixes = {'query_prefix': '<s>the ', 'query_suffix': f' dog{END}<s>'}
     hparams = task(chat=False, stop=False, special_tokens=special, **affixes)
     query = encoder.encode('a fox')
-    (context,) = lm_tasks.query_formatter(hparams, encoder)(torch.tensor([query])).tolist()
-    assert encoder.decode(context) == f'<s>the a fox dog{END}<s>'
+    (padded,) = lm_tasks.query_formatter(hparams, encoder)(torch.tensor([query])).tolist()
+    context = [token for token in padded if token != encoder.padding_token]
+    whole = encoder.own(
+        f'<s>the a fox dog{END}<s>', add_special_tokens=False, split_special_tokens=not special
+    )
+    assert context == whole['input_ids']
     (bos,) = encoder.with_special_tokens().encode('<s>')
     ends = (context[0] == bos, context[-1] == bos, context[-2] == encoder.eot_token)
     assert ends == (special,) * 3
-    sizes = HParams(n_vocab=30, n_ctx=len(context) - len(query) + 40 + 2)
+    longest = len(padded) + (0 if encoder.adds_space else 40 - len(query))
+    sizes = HParams(n_vocab=30, n_ctx=longest + 2)
     lm_tasks.check_lengths(hparams, encoder, sizes)
     with pytest.raises(UserError, match='tokens of prefix and suffix are'):
         lm_tasks.check_lengths(hparams, encoder, dataclasses.replace(sizes, n_ctx=sizes.n_ctx - 1))

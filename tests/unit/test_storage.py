@@ -281,20 +281,6 @@ def test_unwritable_cache(server, tmp_path, monkeypatch):
     assert 'Not a directory' in failure()
 
 
-def test_the_cache_in_a_home_directory_is_found_without_a_shell(monkeypatch):
-    monkeypatch.setenv('HOME', '/home/anna')
-    monkeypatch.setenv('LMHP_CACHE', '~/cache')  # by Docker or a file .env, which expand nothing
-    assert storage.paths.cache_root() == '/home/anna/cache'
-    monkeypatch.delenv('LMHP_CACHE')
-    assert storage.paths.cache_root() == '/home/anna/.cache/lm-human-preferences'
-
-
-def test_a_user_without_a_home_directory_names_a_cache(monkeypatch):
-    monkeypatch.setenv('LMHP_CACHE', '~a-name-of-nobody/cache')
-    with pytest.raises(UserError, match=r'^there is no home directory .*: set LMHP_CACHE$'):
-        storage.paths.cache_root()
-
-
 def test_own_credentials_stay_at_home(server, monkeypatch):
     monkeypatch.setenv('AZURE_STORAGE_KEY', 'c2VjcmV0')
     assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'

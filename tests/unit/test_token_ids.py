@@ -34,8 +34,10 @@ def letters(text, length):
 
 
 def words(text, length):
-    tokens = [WORDS.index(word) for word in text.split()]
-    return (tokens + [len(WORDS) + 1] * length)[:length]
+    spelled = [space + word for word in WORDS for space in ('', ' ') if len(space + word) > 1]
+    ids = {'a': 64, 'b': 65, **{word: 256 + i for i, word in enumerate(spelled)}}
+    tokens = [ids[word] for word in re.findall(' ?[a-z]+', text)]
+    return (tokens + [256 + len(spelled) + 1] * length)[:length]
 
 
 def load(tmp_path, labels, encoding, too_long='refuse'):

@@ -6,9 +6,17 @@ import shutil
 import pytest
 import torch
 from golden_data import require_bpe
-from tiny_tokenisers import END, SENTENCES, write_byte_level, write_sentencepiece, write_words
-from tokenizers import Tokenizer
+from tiny_tokenisers import (
+    END,
+    SENTENCES,
+    write_alone,
+    write_byte_level,
+    write_sentencepiece,
+    write_words,
+)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -41,60 +49,72 @@ def test_texts_that_are_encoded_one_by_one_make_the_whole(tmp_path):
 
 
 def test_ids_of_an_encoding(tmp_path):
-    words = ['the', 'film', 'was', 'good']
-    encoding = tokenisers.read(write_words(tmp_path, words))
+    """Its padding is the first id that is none of its own."""
+    encoding = tokenisers.read(write_words(tmp_path, ['the', 'film', 'was', 'good']))
     encoder = encoding.get_encoder()
-    assert (encoding.n_vocab, encoding.eot_token, encoder.padding_token) == (5, 4, 5)
-    assert encoder.encode('the film was good') == [0, 1, 2, 3]
-    assert encoder.decode([0, 4, 5, 5]) == f'the {END}'
+    (end,) = encoder.with_special_tokens().encode(END)
+    assert (encoding.n_vocab, encoding.eot_token, encoder.padding_token) == (265, end, 265)
+    assert encoder.encode('the film was good') == [256, 259, 261, 263]
+    assert encoder.decode([256, end, 265, 265]) == f'the{END}'
     with pytest.raises(KeyError):
-        encoder.decode([6])
-    with pytest.raises(UserError, match="cannot encode 'bad film'"):
-        encoder.encode('bad film')
-    assert (encoding.fits(5), encoding.fits(64), encoding.fits(4)) == (True, True, False)
+        encoder.decode([266])
+    assert (encoding.fits(265), encoding.fits(300), encoding.fits(264)) == (True, True, False)
 
 
 def test_the_tokens_that_hold_a_text(tmp_path):
     words = ['was', 'wash', "was'", '.', 'was.', '..."', '3.5', '\u3002']
     encoder = tokenisers.read(write_words(tmp_path, words)).get_encoder()
-    assert encoder.tokens_holding('.') == {3, 4, 5, 6}
-    assert encoder.tokens_holding('was') == {0, 2, 4}
-    with pytest.raises(UserError, match=r"^'\\n' is in no token of the tokeniser of the model$"):
-        encoder.tokens_holding('\n')
+    held = {encoder.decode([token]).strip() for token in encoder.tokens_holding('.')}
+    assert held == {'.', 'was.', '..."', '3.5'}
+    held = {encoder.decode([token]).strip() for token in encoder.tokens_holding('was')}
+    assert held == {'was', "was'", 'was.'}
+    with pytest.raises(UserError, match=r"^'dog' is in no token of the tokeniser of the model$"):
+        encoder.tokens_holding('dog')
     pieces = tokenisers.read(write_sentencepiece(tmp_path)).get_encoder()
     assert [pieces.decode([token]) for token in pieces.tokens_holding('\n')] == ['\n']  # <0x0A>
     found = map(pieces.decode, [[token] for token in pieces.tokens_holding('.')])
     assert sorted(found) == [' .', '.', '.', '..']  # a letter, and <0x2E>
 
 
-def test_a_token_that_was_added_last_counts(tmp_path):
-    path = tmp_path / 'tokenizer.json'
-    write_words(tmp_path, ['a', 'b'])
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.add_special_tokens(['<pad>'])
-    tokenizer.save(str(path))
-    assert tokenisers.read(str(tmp_path)).n_vocab == 4
+@pytest.mark.parametrize('where', ['tokenizer.json', 'tokenizer_config.json'])
+def test_a_token_that_was_added_last_counts(tmp_path, where):
+    """Also one that the settings alone add, as transformers does."""
+    write_byte_level(tmp_path)
+    n_vocab = tokenisers.read(str(tmp_path)).n_vocab
+    if where == 'tokenizer.json':
+        path = str(tmp_path / where)
+        tokenizer = Tokenizer.from_file(path)
+        tokenizer.add_special_tokens(['<think>'])
+        tokenizer.save(path)
+    else:
+        settings = json.loads((tmp_path / where).read_text())
+        text = json.dumps({**settings, 'additional_special_tokens': ['<think>']})
+        (tmp_path / where).write_text(text)
+    encoding = tokenisers.read(str(tmp_path))
+    assert encoding.n_vocab == n_vocab + 1
+    assert encoding.get_encoder().with_special_tokens().encode('<think>') == [n_vocab]
 
 
 @pytest.mark.parametrize(
     'files, expected',
     [
-        ({'tokenizer_config.json': {'eos_token': 'b'}, 'config.json': {'eos_token_id': 0}}, 1),
-        ({'tokenizer_config.json': {'eos_token': {'content': 'b'}}}, 1),
-        ({'tokenizer_config.json': {'eos_token': 'elsewhere'}}, None),
+        ({'tokenizer_config.json': {'eos_token': 'b'}, 'config.json': {'eos_token_id': 0}}, 'b'),
         ({'config.json': {'eos_token_id': 0}, 'generation_config.json': {'eos_token_id': 1}}, 0),
         ({'config.json': {'eos_token_id': None}, 'generation_config.json': {'eos_token_id': 1}}, 1),
         ({'generation_config.json': {'eos_token_id': [2, 1]}}, 2),
-        ({'config.json': {'eos_token_id': 3}}, None),  # no token of the tokeniser
+        ({'config.json': {'eos_token_id': 999}}, None),  # no token of the tokeniser
         ({}, None),
     ],
 )
 def test_the_token_that_ends_a_text(tmp_path, files, expected):
-    write_words(tmp_path, ['a', 'b'])
-    (tmp_path / 'tokenizer_config.json').unlink()
-    for name, content in files.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    assert tokenisers.read(str(tmp_path)).eot_token == expected
+    write_byte_level(tmp_path)
+    settings = {'tokenizer_config.json': {'tokenizer_class': 'PreTrainedTokenizerFast'}}
+    for name, content in {**settings, **files}.items():
+        (tmp_path / name).write_text(json.dumps({**settings.get(name, {}), **content}))
+    encoding = tokenisers.read(str(tmp_path))
+    if expected == 'b':
+        (expected,) = encoding.get_encoder().encode('b')
+    assert encoding.eot_token == expected
 
 
 def test_the_name_tells_tokenisers_apart_and_nothing_else(tmp_path):
@@ -109,8 +129,8 @@ def test_the_name_tells_tokenisers_apart_and_nothing_else(tmp_path):
 
     truncation = {'direction': 'Right', 'max_length': 2, 'strategy': 'LongestFirst', 'stride': 0}
     assert name_with(truncation=truncation) == name
-    assert tokenisers.read(str(tmp_path / 'a')).get_encoder().encode('a a b') == [0, 0, 1]
-    assert name_with(pre_tokenizer={'type': 'Whitespace'}) != name
+    assert len(tokenisers.read(str(tmp_path / 'a')).get_encoder().encode('a a b')) == 3
+    assert name_with(normalizer={'type': 'NFC'}) != name
     assert tokenisers.read(write_words(tmp_path / 'b', ['b', 'a'])).name != name
 
 
@@ -161,8 +181,10 @@ def test_which_directories_have_the_encoding_of_gpt2(tmp_path, monkeypatch):
 
 def test_a_tokeniser_with_the_vocabulary_of_gpt2_is_main(tmp_path):
     vocab = json.loads((require_bpe() / 'encoder.json').read_text())
-    rules = {'model': {'type': 'BPE', 'vocab': vocab, 'merges': []}}
-    (tmp_path / 'tokenizer.json').write_text(json.dumps(rules))
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / 'tokenizer.json'))
     assert write_config(tmp_path, model_type='gpt2', vocab_size=50257).encoding is encodings.Main
     assert write_config(tmp_path, model_type='gpt2').encoding is encodings.Main
     own = write_config(tmp_path, model_type='llama', vocab_size=50257).encoding
@@ -186,17 +208,49 @@ def test_damaged_files_are_told(tmp_path, content):
         tokenisers.read(str(tmp_path)).get_encoder()
 
 
-def test_a_token_that_the_settings_alone_add_is_refused(tmp_path):
-    """transformers would add it; here its text would be letters."""
-    write_byte_level(tmp_path)
-    settings = json.loads((tmp_path / 'tokenizer_config.json').read_text())
-    rules = json.loads((tmp_path / 'tokenizer.json').read_text())
-    known = {str(each['id']): {'content': each['content']} for each in rules['added_tokens']}
-    for added, is_known in ((known, True), ({**known, '9999': {'content': '<think>'}}, False)):
-        text = json.dumps({**settings, 'added_tokens_decoder': added})
-        (tmp_path / 'tokenizer_config.json').write_text(text)
-        if is_known:
-            tokenisers.read(str(tmp_path))
-            continue
-        with pytest.raises(UserError, match=r"adds the token '<think>' as 9999, which tokenizer"):
-            tokenisers.read(str(tmp_path))
+CLASSES = {
+    'of the file': {},
+    'legacy': {'tokenizer_class': 'LlamaTokenizer', 'legacy': True},
+    'not legacy': {'tokenizer_class': 'LlamaTokenizer', 'legacy': False},
+}
+
+
+@pytest.mark.parametrize('kind', CLASSES)
+def test_contexts_are_as_transformers_reads_them_and_responses_go_on(tmp_path, kind):
+    """Also by the files beside a saved model."""
+    from transformers import AutoTokenizer
+
+    write_sentencepiece(tmp_path / 'model', **CLASSES[kind])
+    model = write_config(tmp_path / 'model', model_type='llama')
+    own = AutoTokenizer.from_pretrained(tmp_path / 'model')
+    encoder = model.encoding.get_encoder()
+    (tmp_path / 'copy').mkdir()
+    model.encoding.copy_files(str(tmp_path / 'copy'))
+    copy = AutoTokenizer.from_pretrained(tmp_path / 'copy')
+    assert tokenisers.read(str(tmp_path / 'copy')).name == model.encoding.name
+    affixes = {'query_prefix': 'the ', 'query_suffix': '\n\nTL;DR:'}
+    task = lm_tasks.TaskHParams(query_length=60, **affixes)
+    for text in ('a cat', ' a dog.', 'Bär, 東京'):
+        query = torch.tensor([encoder.encode(text)])
+        (padded,) = lm_tasks.query_formatter(task, encoder)(query).tolist()
+        context = [token for token in padded if token != encoder.padding_token]
+        for each in (own, copy):
+            found = each(f'the {text}\n\nTL;DR:', add_special_tokens=False)['input_ids']
+            assert context == found
+        begun = own('\n', add_special_tokens=False)['input_ids']
+        going_on = own(f'\n{text}', add_special_tokens=False)['input_ids']
+        assert going_on == begun + encoder.encode(text)
+
+
+@pytest.mark.parametrize(
+    'write, rules',
+    [(write_alone, 'WordLevel, WhitespaceSplit'), (write_byte_level, 'BPE, Lowercase, ByteLevel')],
+)
+def test_a_tokeniser_from_which_texts_do_not_come_back_is_refused_by_name(tmp_path, write, rules):
+    directory = write(tmp_path) if write is write_byte_level else write(tmp_path, ['a', 'b'])
+    path = tmp_path / 'tokenizer.json'
+    if write is write_byte_level:
+        rules_of_file = json.loads(path.read_text())
+        path.write_text(json.dumps({**rules_of_file, 'normalizer': {'type': 'Lowercase'}}))
+    with pytest.raises(UserError, match=rf'^{path} cannot be used: .*Backend: {rules}\)|UNK'):
+        tokenisers.read(directory)

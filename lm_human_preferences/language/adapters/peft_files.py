@@ -1,10 +1,14 @@
-"""Directories of PEFT, without the library: it imports slowly and knows few families."""
+"""Directories of PEFT: its own adapters of others, which it loads and merges, and ours for it."""
 
+import contextlib
 import functools
-import math
+import json
 import os
 import re
-from collections.abc import Callable, Collection
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -14,12 +18,11 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.layers import attach
 from lm_human_preferences.language.adapters.record import Record, read
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     EMBEDDING_LAYER,
     OUTPUT_LAYER,
-    Weights,
     copy_value,
     load_parameters,
 )
@@ -27,147 +30,174 @@ from lm_human_preferences.training import model_sizes
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # what names of tensors begin with
-MAGNITUDE = 'lora_magnitude_vector'  # of DoRA
 ROWS = 'token_adapter.trainable_tokens_delta'  # rows of an embedding
-WHOLE = 'base_layer'  # a parameter in place of the base's
-_NAME = re.compile(
-    rf'{re.escape(PREFIX)}(?P<module>.+?)'
-    rf'(\.(?P<part>lora_(embedding_)?[AB]|{MAGNITUDE}|{re.escape(ROWS)}|{WHOLE}))?'
-    r'(\.(?P<kind>weight|bias))?'
+_TABLE = re.compile(
+    r'(.*\.)?((?P<output>lm_head|embed_out)|embed_tokens|wte|embed_in|word_embeddings)'
+    r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-_TRANSPOSED = ('Conv1D', 'Projection')  # linear layers whose weight is (inputs, outputs)
-# Ways to begin that leave the base as it is; the others take something away from it.
-_BEGINNINGS = (None, True, False, 'gaussian', 'eva', 'orthogonal')
-# Settings that decide nothing here, or that are read below.
-_READ = {
-    *('alpha_pattern auto_mapping base_model_name_or_path bias corda_config eva_config'.split()),
-    *('ensure_weight_tying exclude_modules fan_in_fan_out inference_mode'.split()),
-    *('init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha'.split()),
-    *('lora_bias lora_dropout megatron_core modules_to_save peft_type peft_version'.split()),
-    *('qalora_group_size r rank_pattern revision target_modules task_type'.split()),
-    *('trainable_token_indices use_dora use_rslora'.split()),
-}
+SAVED = 'modules_to_save.'  # in the second name of what PEFT saves whole, if the vocabulary grew
+TOLERANCE = 1e-4  # of the largest logit, between an adapter beside its base and merged into it
+PATTERN_SECONDS = 5
+_OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
+# Matches all patterns, in the forms that PEFT gives them, with all names.
+_MATCH = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    for name in names:
+        re.fullmatch(pattern, name), re.match(rf'(.*\\.)?({pattern})$', name)
+        re.match(rf'.*\\.[^.]*\\.({pattern})\\.(\\d+)\\.', name)
+"""
 
 
 class PeftWeights:
-    """Weights of a base with PEFT's adapters merged; UserError if unfit.
+    """Weights of a base with an adapter merged into them by PEFT; UserError if unfit.
 
-    network: of the merged model, without values.
+    base_of: makes the base, a model of transformers in float32, which is changed. nbytes: of its
+    weights.
     """
 
-    def __init__(self, directory: str, base: Weights, network: Network) -> None:
+    def __init__(self, directory: str, base_of: Callable[[], Any], nbytes: int) -> None:
         self.path = storage.join(directory, WEIGHTS)
-        self._base = base
-        self._config = read_config(directory)
-        self._network = network
-        self._changes: dict[str, dict[str, torch.Tensor]] = {}  # by own name of the parameter
-        parameters = dict(network.named_parameters())
-        file = _opened(self.path)
-        for name in file.keys():  # noqa: SIM118
-            module, part, kind = _parsed(name)
-            own = f'{module}.{kind}'.removesuffix('.')
-            if own not in parameters:
-                own = CAUSAL_LM + own
-            if own not in parameters:
-                raise UserError(f'{self.path}: {name} is not an adapter of a layer of {base.path}')
-            if part.startswith('lora_embedding') and self._config.get('ensure_weight_tying'):
-                raise UserError(f'{self.path}: {name} with ensure_weight_tying is not supported')
-            tensor = file.get_tensor(name)
-            if not tensor.is_floating_point() or not tensor.isfinite().all():
-                raise UserError(f'{self.path}: {name} has values that are not finite numbers')
-            self._changes.setdefault(own, {})[part] = tensor.float()
-        if not self._changes:  # as some ways to train on several GPUs have saved it
-            raise UserError(f'{self.path} holds no adapters: merged, they would be {base.path}')
+        self._directory = directory
+        self._base_of = base_of
+        self._nbytes = nbytes
 
     def __contains__(self, name: object) -> bool:
-        return name in self._base
+        return not str(name).startswith(HEADS) and self.name_of(str(name)) in self._tensors
 
     def nbytes(self) -> int:
-        return self._base.nbytes()
+        return self._nbytes
 
     def scopes(self) -> list[str]:
-        return self._base.scopes()
+        return ['']
 
     def name_of(self, name: str) -> str:
-        return self._base.name_of(name)
+        return name.removeprefix(CAUSAL_LM)
 
     def unread(self, names: Collection[str]) -> list[str]:
-        return self._base.unread(names)
+        """Return the tensors that are not read; an output layer is if it is the embedding."""
+        read_names = {self.name_of(name) for name in names}
+        tables = [each for name, each in self._tensors.items() if _is(EMBEDDING_LAYER, name)]
+        return [
+            name
+            for name, tensor in self._tensors.items()
+            if name not in read_names
+            and not (_is(OUTPUT_LAYER, name) and any(torch.equal(tensor, each) for each in tables))
+        ]
 
-    @torch.no_grad()
     def load(self, name: str, parameter: torch.Tensor) -> None:
         """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
-        self._base.load(name, parameter)
-        own = name.rpartition('/')[2]
-        parts = dict(self._changes.get(own, {}))
-        if WHOLE in parts:
-            copy_value(parts.pop(WHOLE).numpy(), parameter, f'{self.path}: {own}')
-        for embedding, changes in self._changes.items():
-            if ROWS in changes and own in (embedding, self._tied_to(embedding)):
-                rows = self._rows(embedding, len(parameter))
-                copied = parameter[rows]
-                copy_value(changes[ROWS].numpy(), copied, f'{self.path}: {embedding}')
-                parameter[rows] = copied
-        parts.pop(ROWS, None)
-        if parts:
-            self._merge(parts, parameter, own)
+        value = self._tensors[self.name_of(name)]
+        copy_value(value.float().numpy(), parameter.detach(), f'{self.path}: {name}')
 
-    def _tied_to(self, embedding: str) -> str | None:
-        """Return the output layer whose rows PEFT replaces with those of an embedding, if any."""
-        # Said by a config.json of transformers, so by causal_lm's weights alone.
-        if not getattr(self._base, 'says_tied', False):
-            return None
-        for name, _ in self._network.named_parameters():
-            is_output_layer = OUTPUT_LAYER.fullmatch(name.removesuffix('.weight')) is not None
-            if is_output_layer and ROWS not in self._changes.get(name, {}):
-                return name
-        return None
+    @functools.cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return dict(merged(self._directory, self._base_of()).state_dict())
 
-    def _merge(self, parts: dict[str, torch.Tensor], parameter: torch.Tensor, own: str) -> None:
-        """Add the product of two matrices, or a bias, to a parameter of the base."""
-        module = own.rpartition('.')[0]
-        layer = self._network.get_submodule(module)
-        is_embedding = isinstance(layer, nn.Embedding)
-        is_transposed = is_embedding or type(layer).__name__ in _TRANSPOSED
-        weight = parameter.mT if is_transposed and parameter.ndim == 2 else parameter
-        rank, alpha = self._rank_and_alpha(module.removeprefix(CAUSAL_LM))
-        outputs, *inputs = weight.shape
-        infix = 'embedding_' * is_embedding
-        expected = {f'lora_{infix}B': (outputs, rank), f'lora_{infix}A': (rank, *inputs)}
-        if self._config['use_dora']:
-            expected[MAGNITUDE] = (outputs,)
-        if own.endswith('.bias'):
-            expected = {'lora_B': (outputs,)}
-        found = {part: tuple(tensor.shape) for part, tensor in parts.items()}
-        if found != expected:
-            raise UserError(f'{self.path}: {own} has adapters {found}, not {expected}')
-        factors = [parts[part] for part in expected if part != MAGNITUDE]
-        scale = alpha / (rank**0.5 if self._config['use_rslora'] else rank)
-        adapted = weight + scale * functools.reduce(torch.matmul, factors)
-        if MAGNITUDE in parts:
-            adapted *= (parts[MAGNITUDE] / adapted.norm(dim=1)).unsqueeze(1)
-        weight.copy_(adapted)
 
-    def _rank_and_alpha(self, module: str) -> tuple[int, float]:
-        """Return the settings of a module: those of the first pattern that matches its name."""
-        found = []
-        for setting, patterns in (('r', 'rank_pattern'), ('lora_alpha', 'alpha_pattern')):
-            value = self._config[setting]
-            for pattern, of_pattern in reversed(self._config[patterns].items()):
-                if re.match(rf'(.*\.)?({pattern})$', module):
-                    value = of_pattern
-            found.append(value)
-        return found[0], found[1]
+@torch.no_grad()
+def merged(directory: str, model: Any) -> Any:
+    """Return a model of transformers, which is changed, with the adapter in `directory` merged."""
+    path = storage.join(directory, WEIGHTS)
+    tensors = _tensors_of(path)
+    folder = os.path.dirname(storage.cached_path(path))
+    check_patterns(directory, [name for name, _ in model.named_modules()])
+    changes = changes_of(directory)
+    with _explained(path):
+        import peft  # takes seconds
 
-    def _rows(self, own: str, length: int) -> list[int]:
-        """Return the rows of an embedding that the adapter replaces."""
-        rows = self._config.get('trainable_token_indices')
-        if isinstance(rows, dict):
-            module = own.removeprefix(CAUSAL_LM).removesuffix('.weight')
-            rows = next((rows[name] for name in rows if f'.{module}'.endswith(f'.{name}')), None)
-        if not isinstance(rows, list) or any(row not in range(length) for row in rows):
-            raise UserError(f'{self.path}: trainable_token_indices {rows!r:.40} are not of {own}')
-        return rows
+        if 'vocab_size' in changes:
+            model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
+        adapted = peft.PeftModel.from_pretrained(model, folder).eval()
+        found: Any = peft.set_peft_model_state_dict(adapted, tensors)
+        wrong = _without_place(adapted, tensors, found)
+        if wrong:
+            raise UserError(f'{path}: {wrong[0]} and {len(wrong) - 1} more do not fit its base')
+        # PEFT says nothing where a merge is another model.
+        table = model.get_input_embeddings().weight
+        tokens = torch.arange(8, device=table.device).unsqueeze(0) % len(table)
+        expected = adapted(input_ids=tokens).logits
+        if changes:
+            _untie(adapted)  # else the merge changes both tables, and the adapter only one
+        whole: Any = adapted.merge_and_unload(safe_merge=True)  # safe: NaN is an error
+        difference = (whole(input_ids=tokens).logits - expected).abs().max()
+    # `not ... <=` and not `>`: NaN fails, too.
+    if not difference <= TOLERANCE * expected.abs().max():
+        raise UserError(f'{path}: merged, it gives other outputs, by up to {difference:.3g}')
+    return whole
+
+
+def _tensors_of(path: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of an adapter; UserError unless they are finite numbers."""
+    file = _opened(path)
+    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if not tensors:  # as some ways to train on several GPUs have saved it
+        raise UserError(f'{path} holds no adapters')
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise UserError(f'{path}: {name} has values that are not finite numbers')
+    return tensors
+
+
+def _without_place(adapted: Any, tensors: dict[str, torch.Tensor], found: Any) -> list[str]:
+    """Return the names of tensors that the model has no place for, and of those that it lacks.
+
+    found: missing and unexpected keys, as PEFT has loaded the tensors.
+    """
+    state, missing = adapted.state_dict(), set(found.missing_keys)
+    loaded = {each.data_ptr() for name, each in state.items() if name not in missing}
+    own = {name for name in missing if '.default' in name}  # not the base's
+    lacking = {name for name in own if state[name].data_ptr() not in loaded}
+    twins = {name for name in tensors if SAVED in name and name.replace(SAVED, '') in tensors}
+    return sorted(lacking | (set(found.unexpected_keys) - twins))
+
+
+def _untie(model: Any) -> None:
+    """Give a model an output layer of its own."""
+    modules = list(model.modules())
+    tables = {id(each.weight) for each in modules if isinstance(each, nn.Embedding)}
+    for layer in modules:
+        if isinstance(layer, nn.Linear) and id(layer.weight) in tables:
+            layer.weight = nn.Parameter(layer.weight.detach().clone())
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Raise errors of PEFT as UserErrors in one line; keep random numbers."""
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # what they say is checked
+            yield
+    except UserError:
+        raise
+    except Exception as e:  # of any kind: the settings are whatever a file says
+        raise UserError(f'{path}: PEFT cannot merge it: {" ".join(str(e).split()):.300}') from e
+
+
+def check_patterns(directory: str, names: list[str]) -> None:
+    """Raise UserError if a pattern in an adapter's settings does not end on these names.
+
+    A process of its own tries them: no regular expression can be interrupted.
+    """
+    patterns = []
+    for setting, value in read_config(directory).items():
+        if setting.endswith(('_pattern', '_modules', '_parameters')) and value:
+            patterns += [value] if isinstance(value, str) else list(value)
+    given = json.dumps([[each for each in patterns if isinstance(each, str)], names])
+    command = [sys.executable, '-I', '-c', _MATCH]
+    path = storage.join(directory, CONFIG)
+    try:
+        subprocess.run(
+            command, input=given.encode(), timeout=PATTERN_SECONDS, check=True, capture_output=True
+        )
+    except subprocess.TimeoutExpired as e:
+        raise UserError(
+            f'{path}: a pattern for names of layers takes more than {PATTERN_SECONDS} s'
+        ) from e
+    except subprocess.CalledProcessError as e:
+        reason = e.stderr.decode(errors='replace').strip().rpartition('\n')[2]
+        raise UserError(f'{path}: a pattern for names of layers fails: {reason:.200}') from e
 
 
 def _opened(path: str) -> Any:
@@ -179,22 +209,25 @@ def _opened(path: str) -> Any:
         raise UserError(f'{path} is damaged or missing: {e}') from e
 
 
-def _parsed(name: str) -> tuple[str, str, str]:
-    """Return (module, part, weight or bias) of a name; of a whole buffer (its name, WHOLE, '')."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return name, WHOLE, ''
-    part = match['part'] or WHOLE
-    return match['module'], part, match['kind'] or 'weight' * (part != WHOLE)
+def _is(layer: re.Pattern[str], name: str) -> bool:
+    return layer.fullmatch(name.removesuffix('.weight')) is not None
 
 
-def unties(directory: str) -> bool:
-    """Return whether adapters change an output layer, or an embedding, but not the other alike."""
-    for name in _opened(storage.join(directory, WEIGHTS)).keys():  # noqa: SIM118
-        module, part, _ = _parsed(name)
-        if OUTPUT_LAYER.fullmatch(module) or (EMBEDDING_LAYER.fullmatch(module) and part != ROWS):
-            return True
-    return False
+def changes_of(directory: str) -> dict[str, Any]:
+    """Return the settings of the base's config.json that an adapter changes.
+
+    It may part the output layer from the embedding, and hold them with more rows.
+    """
+    file = _opened(storage.join(directory, WEIGHTS))
+    changes: dict[str, Any] = {}
+    for name in file.keys():  # noqa: SIM118
+        layer = _TABLE.match(name)
+        if layer is None or (ROWS in name and not layer['output']):
+            continue
+        changes['tie_word_embeddings'] = False
+        if layer['whole'] is not None:
+            changes['vocab_size'] = file.get_slice(name).get_shape()[0]
+    return changes
 
 
 def is_peft(directory: str) -> bool:
@@ -207,53 +240,22 @@ def is_peft(directory: str) -> bool:
 
 
 def read_config(directory: str) -> dict[str, Any]:
-    """Return the settings of an adapter; UserError for one that cannot be merged exactly."""
+    """Return the settings of an adapter; UserError for one that is not merged."""
     path = storage.join(directory, CONFIG)
     config: Any = storage.read_json(path)
-    if not isinstance(config, dict) or config.get('peft_type') != 'LORA':
-        kind = config.get('peft_type') if isinstance(config, dict) else config
-        raise UserError(f'{path}: adapters of the kind {kind!r:.40} are not supported, only LORA')
-    switches = ('use_rslora', 'use_dora', 'fan_in_fan_out')
-    found = {**dict.fromkeys(switches, False), 'revision': None, **config}
-    for name in ('rank_pattern', 'alpha_pattern'):
-        found[name] = config.get(name) or {}
-    others = [name for name, value in config.items() if value and name not in _READ]
-    if config.get('init_lora_weights') not in _BEGINNINGS:
-        others.append(f'init_lora_weights {config["init_lora_weights"]!r:.40}')
-    if others:
-        raise UserError(f'{path}: adapters with {", ".join(sorted(others))} are not supported')
-    rank, alpha = found.get('r'), found.get('lora_alpha')
-    is_described = (
-        type(rank) is int
-        and rank > 0
-        and isinstance(alpha, int | float)
-        and not isinstance(alpha, bool)
-        and math.isfinite(alpha)
-        and all(type(found[name]) is bool for name in switches)
-        and _are_patterns(found['rank_pattern'])
-        and _are_patterns(found['alpha_pattern'])
-    )
-    if not is_described:
+    if not isinstance(config, dict) or not isinstance(config.get('peft_type'), str):
         raise UserError(f'{path} is damaged: it does not describe adapters')
-    return found
-
-
-def _are_patterns(values: Any) -> bool:
-    """Return whether {pattern of names: rank or alpha} can be that."""
-    if not isinstance(values, dict):
-        return False
-    try:
-        for pattern in values:
-            re.compile(pattern)
-    except re.error:
-        return False
-    return all(type(value) in (int, float) and 0 < value < math.inf for value in values.values())
+    if config['peft_type'] in _OF_PROMPTS:
+        raise UserError(f'{path}: adapters of the kind {config["peft_type"]} do not merge')
+    if config.get('megatron_config'):  # names a module that PEFT would import
+        raise UserError(f'{path}: adapters with megatron_config are not supported')
+    return config
 
 
 def base_of(directory: str) -> str:
     """Return the name of the model that an adapter is of."""
     config = read_config(directory)
-    name, revision = config.get('base_model_name_or_path'), config['revision']
+    name, revision = config.get('base_model_name_or_path'), config.get('revision')
     if not isinstance(name, str) or not name:
         raise UserError(
             f'{storage.join(directory, CONFIG)}: base_model_name_or_path is {name!r:.40}: set it to'
@@ -269,8 +271,10 @@ def write(
     scope: str,
     base_of: Callable[[Record], str],
     head: torch.Tensor | None = None,
-) -> None:
+) -> str:
     """Save adapters, as a classifier with `head (n_embd,)`; UserError for a model without.
+
+    Return the path of their base, or its name on the hub.
 
     base_of: finds or makes a base that PEFT can load, at a path or hf://ORG/NAME@COMMIT.
     """
@@ -316,3 +320,4 @@ def write(
     os.makedirs(directory, exist_ok=True)
     save_file(tensors, os.path.join(directory, WEIGHTS), {'format': 'pt'})
     storage.write_json(os.path.join(directory, CONFIG), config)
+    return base

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,20 +26,18 @@ from lm_human_preferences.language.weights import CAUSAL_LM, Weights
 class CausalLM:
     """Architecture of a causal language model of transformers.
 
-    n_vocab: tokens of its encoding. is_untied: the output layer is not the embedding, whatever the
-    config says.
+    n_vocab: tokens of its encoding. changes: settings that are others than the config says.
     """
 
     variable_names: VariableNames = OwnNames()
     is_probed = True
 
-    def __init__(self, directory: str, n_vocab: int, *, is_untied: bool = False) -> None:
+    def __init__(self, directory: str, n_vocab: int, changes: Mapping[str, Any]) -> None:
         self.path = storage.join(directory, 'config.json')
         self._n_vocab = n_vocab
         self._content: Any = storage.read_json(self.path)
         self._saved_config = _config_of(self._content, self.path)
-        if is_untied:
-            self._content['tie_word_embeddings'] = False
+        self._content.update(changes)
         self._config = _config_of(self._content, self.path)
 
     def sizes(self) -> TransformersSizes:

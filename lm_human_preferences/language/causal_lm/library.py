@@ -134,11 +134,6 @@ class PretrainedWeights(SafetensorsWeights):
     def unread(self, names: Collection[str]) -> list[str]:
         return self._unexpected
 
-    @property
-    def says_tied(self) -> bool:
-        """Return whether the config says that the output layer is the embedding."""
-        return bool(self._config.tie_word_embeddings)
-
     @functools.cached_property
     def model(self) -> Any:
         """Load the model of transformers in float32; UserError unless all weights fit."""

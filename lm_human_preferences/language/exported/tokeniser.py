@@ -6,84 +6,55 @@ padding token, not the end of a text either. A chat template is left out: only p
 """
 
 import json
-import os
-import random
 from typing import Any
 
 import tokenizers
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets.letters import LETTERS
-from lm_human_preferences.errors import no_panics
-from lm_human_preferences.language import tokeniser_rules, tokenisers
 from lm_human_preferences.language.encodings import (
     BYTE_PAIR_FILES,
     END_OF_TEXT,
     Encoding,
     WordEncoder,
 )
+from lm_human_preferences.language.tokeniser_rules import tokenizer_of
 from lm_human_preferences.language.tokenisers import TokeniserEncoding
 
 PADDING = '<|pad|>'
-_TRIED_TEXTS, _TRIED_TOKENS = 20, 12
 _NAMED = ('bos_token', 'eos_token', 'unk_token')
 
 
 def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: bool = True) -> None:
-    """Write tokenizer.json and tokenizer_config.json. longest: most tokens of the model.
+    """Write a tokeniser as transformers saves it. longest: most tokens of the model.
 
     pads: whether the model has a row for one more token, of padding.
     """
-    settings: dict[str, Any] = {}
+    from transformers import TokenizersBackend  # it takes seconds to import
+
     if isinstance(encoding, TokeniserEncoding):
-        rules = encoding.rules()
-        known = tokeniser_rules.tokens_of(rules)
-        for name, text in tokenisers.special_tokens(
-            encoding.file(tokenisers.SETTINGS), _NAMED
-        ).items():
-            if text in known:
-                settings[name] = text
+        tokeniser = encoding.tokeniser()
+        rules = dict(tokeniser.rules)
+        special = {name: getattr(tokeniser.own, name) for name in _NAMED}
     else:
         rules = json.loads(_of_own(encoding).to_str())
-    rules |= {'truncation': None, 'padding': None, 'post_processor': None}
+        special: dict[str, Any] = {}
     if pads:
-        padding = PADDING
-        while padding in tokeniser_rules.tokens_of(rules):
+        padding, known = PADDING, tokenizer_of(rules).get_vocab()
+        while padding in known:
             padding = f'<{padding}>'
         flags = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
         token = {'id': encoding.n_vocab, 'content': padding, **flags, 'special': True}
-        rules['added_tokens'] = [*(rules.get('added_tokens') or []), token]
-        settings['pad_token'] = padding
-    settings |= {
-        # The file as it is: other classes make rules of their own.
-        'tokenizer_class': 'PreTrainedTokenizerFast',
-        'padding_side': 'right',
-        'model_max_length': longest,
-        'clean_up_tokenization_spaces': False,
-        'split_special_tokens': True,  # what looks like a special token is text
-    }
-    for name, content in (tokenisers.TOKENISER, rules), (tokenisers.SETTINGS, settings):
-        text = json.dumps(content, indent=2, ensure_ascii=False)
-        storage.write_bytes(os.path.join(directory, name), text.encode())
-
-
-def is_read_as_written(encoding: Encoding, directory: str) -> bool:
-    """Return whether AutoTokenizer makes the encoding's tokens; some families change rules."""
-    from transformers import AutoTokenizer
-
-    encoder = encoding.get_encoder()
-    rng = random.Random(0)
-    tokens = [rng.choices(range(encoding.n_vocab), k=_TRIED_TOKENS) for _ in range(_TRIED_TEXTS)]
-    texts = [encoder.decode(each) for each in tokens]
-    try:
-        # Whatever the model takes: it does not see these texts.
-        found = AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, model_max_length=_TRIED_TOKENS**2
-        )
-        with no_panics():
-            return found(texts)['input_ids'] == [encoder.encode(text) for text in texts]
-    except Exception:  # of any kind: it is code for other tokenisers
-        return False
+        rules['added_tokens'] = [*rules['added_tokens'], token]
+        special['pad_token'] = padding
+    TokenizersBackend(
+        tokenizer_object=tokenizer_of(rules),
+        **{name: text for name, text in special.items() if text is not None},
+        padding_side='right',
+        model_max_length=longest,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # what looks like a special token is text
+    ).save_pretrained(directory)
 
 
 def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:

@@ -1,0 +1,85 @@
+"""What was exported, loaded again by transformers as its card says: the same model, or an error."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lm_human_preferences.errors import UserError
+
+# In words that every encoding has, of which the export's texts are made
+QUERY, RESPONSE = 'the film was', ' good'
+TOLERANCE = 1e-3  # of the largest number
+
+
+def tokens_of(directory: str, text: Any, folder: str = '') -> list[int]:
+    """Return the token ids that AutoTokenizer gives a text, or a list of messages."""
+    from transformers import AutoTokenizer  # it takes seconds to import
+
+    tokeniser = AutoTokenizer.from_pretrained(directory, subfolder=folder)
+    if isinstance(text, str):
+        return tokeniser(text, add_special_tokens=False)['input_ids']
+    return tokeniser.apply_chat_template(text, add_generation_prompt=True)['input_ids']
+
+
+def check_tokens(directory: str, found: Sequence[int], expected: Sequence[int]) -> None:
+    """Raise UserError where transformers makes other tokens of a text."""
+    if list(found) != list(expected):
+        raise UserError(
+            f'{directory}: transformers gives a text the tokens {list(found)!r:.80}, in training it'
+            f' had {list(expected)!r:.80}: the tokeniser cannot be exported'
+        )
+
+
+@torch.no_grad()
+def check_logits(directory: str, tokens: Sequence[int], expected: torch.Tensor) -> None:
+    """Raise UserError unless the language model has these logits (n_vocab,) after the tokens."""
+    from transformers import AutoModelForCausalLM  # as above
+
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    found = model(input_ids=torch.tensor([tokens])).logits[0, -1, : len(expected)].float()
+    check_numbers(directory, found, expected)
+
+
+@torch.no_grad()
+def states_of(directory: str, tokens: Sequence[int], start: int) -> torch.Tensor:
+    """Return the inputs of all blocks where tokens from `start` on are predicted.
+
+    (blocks, 1, length - start, n_embd).
+    """
+    from transformers import AutoModelForCausalLM  # as above
+
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    states = model(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return torch.stack(states[:-1])[:, :, start - 1 : -1].float()
+
+
+@torch.no_grad()
+def check_score(directory: str, tokens: Sequence[int], expected: torch.Tensor) -> None:
+    """Raise UserError unless the classifier gives the tokens this score (), with its constant."""
+    from transformers import AutoModelForSequenceClassification  # as above
+
+    model = AutoModelForSequenceClassification.from_pretrained(directory)
+    score = model(input_ids=torch.tensor([tokens])).logits[0, 0].float()
+    check_numbers(directory, score + model.config.reward_constant, expected)
+
+
+def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise UserError unless what is loaded from a directory computes the same."""
+    difference = (found.cpu() - expected.cpu()).abs().max()
+    # `not ... <=` and not `>`: NaN fails, too.
+    if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):
+        raise UserError(
+            f'{directory}: transformers loads another model than was exported, with outputs that'
+            f' differ by up to {difference:.3g}'
+        )
+
+
+@torch.no_grad()
+def check_adapter_score(directory: str, tokens: Sequence[int], expected: torch.Tensor) -> None:
+    """Raise UserError unless an adapter of PEFT gives the tokens this score ()."""
+    from peft import AutoPeftModelForSequenceClassification  # it takes seconds to import
+
+    model: Any = AutoPeftModelForSequenceClassification.from_pretrained(directory, num_labels=1)
+    found = model(input_ids=torch.tensor([tokens])).logits[0, 0].float()
+    check_numbers(directory, found, expected)

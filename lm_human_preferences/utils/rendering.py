@@ -1,0 +1,96 @@
+"""Chat templates, rendered by transformers in a process with limits of time and memory.
+
+A template is code of others. transformers' sandbox keeps it from all else, but not from taking for
+ever, or all of the memory.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SECONDS = 2.0  # of the processor, for one dialogue
+MEGABYTES = 512  # that rendering may take
+# The timer ends the process whatever the template does. -P: it imports nothing from the folder that
+# it is started in.
+_PROGRAM = """
+import json, resource, signal, sys
+from transformers.utils.chat_template_utils import render_jinja_template
+seconds, megabytes = map(float, sys.argv[1:])
+with open('/proc/self/statm') as file:
+    pages = int(file.read().split()[0])
+limit = pages * resource.getpagesize() + int(megabytes * 2**20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+print('ready', flush=True)
+for line in sys.stdin:
+    dialogue, settings = json.loads(line)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        found = {'text': render_jinja_template([dialogue], **settings)[0][0]}
+    except BaseException as e:
+        found = {'error': f'{type(e).__name__}: {e}' if isinstance(e, MemoryError) else str(e)}
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    print(json.dumps(found), flush=True)
+"""
+
+
+class TemplateError(Exception):
+    """A template fails, or takes too much time or memory."""
+
+
+class _Renderer:
+    """The process, which is started when it is first needed, and again after its end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def render(self, request: str) -> dict[str, str]:
+        """Return the text or the error of a request [dialogue, settings] in JSON."""
+        with self._lock:
+            process = self._process or self._started()
+            assert process.stdin is not None and process.stdout is not None
+            answer = ''
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(f'{request}\n')
+                process.stdin.flush()
+                answer = process.stdout.readline()
+            if answer:
+                return json.loads(answer)
+            process.kill()
+            process.communicate()
+            self._process = None
+        return {'error': f'it takes more than {SECONDS:g} s'}
+
+    def _started(self) -> subprocess.Popen[str]:
+        command = [sys.executable, '-P', '-c', _PROGRAM, str(SECONDS), str(MEGABYTES)]
+        process = self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is not for it: it ends when its input does
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+
+_renderer = _Renderer()
+
+
+def render(tokeniser: Any, dialogue: Sequence[Mapping[str, str]], **settings: Any) -> str:
+    """Render a dialogue as `apply_chat_template` of a tokeniser of transformers does.
+
+    settings: of it. TemplateError where the template fails, or takes too much.
+    """
+    template = {'chat_template': tokeniser.get_chat_template(), **tokeniser.special_tokens_map}
+    found = _renderer.render(json.dumps([list(dialogue), {**template, **settings}], default=str))
+    if 'error' in found:
+        raise TemplateError(found['error'])
+    return found['text']
