@@ -73,7 +73,7 @@ def why_not(family: Family | None) -> str:
     """Return why ranks that speak this MPI cannot average by Horovod; '' if they can."""
     import torch
 
-    path = library()
+    path = _library()
     built = mpi_library.linked_family(path) if path else None
     if path is None:
         return 'Horovod is not installed'
@@ -89,8 +89,14 @@ def why_not(family: Family | None) -> str:
     return ''
 
 
-def library() -> Path | None:
-    """Return the path of Horovod's library for torch; None where it is not installed."""
+def mpi_of_build() -> str | None:
+    """Return the soname of the MPI that Horovod was built against, for `tools/horovod.sh`."""
+    path = _library()
+    built = mpi_library.linked_family(path) if path else None
+    return built and built.soname
+
+
+def _library() -> Path | None:
     spec = importlib.util.find_spec('horovod')
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or []:
