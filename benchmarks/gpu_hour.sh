@@ -50,7 +50,3 @@ part memory_large 120 "benchmarks/adapters.py memory $large --batch $episodes"
 part memory_large_bf16 120 "benchmarks/adapters.py memory $large --batch $episodes --bf16"
 part speed_large 240 "benchmarks/adapters.py speed $large --batch $episodes --bf16 --repeats $repeats"
 part memory_7b 300 "benchmarks/adapters.py memory $largest --batch 8 --bf16"
-# NCCL refuses two ranks on one GPU.
-part two_ranks 120 \
-    'launch.py train_policy test two --ppo.total_episodes 640 --mpi 2 --run.allreduce gloo' \
-    --save_dir "$out/runs"
