@@ -77,7 +77,9 @@ class _Renderer:
             start_new_session=True,  # Ctrl-C is not for it: it ends when its input does
         )
         assert process.stdout is not None
-        process.stdout.readline()
+        if process.stdout.readline() != 'ready\n':
+            self._process = None
+            raise TemplateError('transformers cannot be started to render it')
         return process
 
 

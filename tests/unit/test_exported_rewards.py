@@ -8,6 +8,7 @@ import torch
 from command_line import error_of, invoke, succeed
 from golden_data import require_bpe
 from reward_models import save_reward_model
+from run_folders import write_settings
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import END, SENTENCES, write_byte_level, write_sentencepiece, write_words
 
@@ -164,15 +165,17 @@ def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families, 
     ]
     (tmp_path / 'texts.jsonl').write_text('\n'.join(map(json.dumps, texts)))
 
-    def scored(reward, options=''):
-        printed = invoke(f'score {reward} {tmp_path}/texts.jsonl {options}').stdout
+    def scored(reward):
+        printed = invoke(f'score {reward} {tmp_path}/texts.jsonl').stdout
         return torch.tensor([json.loads(line)['score'] for line in printed.splitlines()])
 
     longest = {'gpt2': 'n_positions', 'llama': 'max_position_embeddings'}[family]
     save_reward_model(tmp_path / 'run/reward_model', families(family, **{longest: 256}))
     shutil.rmtree(tmp_path / 'initial')
+    lengths = {'task__query_length': 100, 'task__response_length': 150}
+    write_settings(tmp_path / 'run', 'train_reward', 'test', ranks=1, **lengths)
     out = exported(tmp_path / 'run', tmp_path / 'out')
-    own = scored(tmp_path / 'run', '--query_length 100 --response_length 150')
+    own = scored(tmp_path / 'run')
     found = pipeline('text-classification', model=str(out))(
         [each['query'] + each['response'] for each in texts], batch_size=16
     )
