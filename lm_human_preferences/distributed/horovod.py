@@ -49,7 +49,10 @@ class Horovod:
         until = time.monotonic() + self.seconds
         while not self.hvd.poll(handle):
             if time.monotonic() > until:
-                raise RankLost(f'a sum by Horovod has not ended within {self.seconds} s')
+                raise RankLost(
+                    f'a sum by Horovod has not ended within {self.seconds} s; see'
+                    ' --run.allreduce_timeout'
+                )
             time.sleep(_POLL_SECONDS)
         self.hvd.synchronize(handle)
 
