@@ -190,12 +190,12 @@ def test_the_hour_of_a_gpu_ends(tmp_path):
     """The limit of all parts cuts the first of them off, whose lines are written."""
     found = printed_by_hour(tmp_path, 'echo begun; exec sleep 30', SECONDS='2399')
     assert found.count('begun') == 1
-    assert found.count(': no time left') == 11
+    assert found.count(': no time left') == 10
     written = (tmp_path / 'out/tests.txt').read_text()
     assert written.splitlines()[1:] == ['begun', '== status 124 after 1 s']
 
 
-# The others are above, with the same options; two_ranks is what test_ranks tests.
+# The others are above, with the same options.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'part, printed',
