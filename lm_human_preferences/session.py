@@ -48,6 +48,7 @@ def pin(settings: Settings, comm: Comm) -> None:
     """Have all ranks use the commits, seeds and number of reward models of rank 0."""
 
     def pinned() -> dict[str, Any]:
+        """Return the pins, once the model's small files are here."""
         found = pins(settings)
         if run_settings.INITIAL_MODEL in found:
             lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()

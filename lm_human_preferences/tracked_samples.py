@@ -17,7 +17,7 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.core import random_stream
-from lm_human_preferences.utils.integers import ceil_div
+from lm_human_preferences.utils.option_checks import ceil_div
 from lm_human_preferences.utils.terminal import cut_mark
 
 if TYPE_CHECKING:

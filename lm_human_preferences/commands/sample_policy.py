@@ -63,8 +63,7 @@ def sample_policy(
         sizes = trained_model.sizes()
         task, encoder = hparams.task, trained_model.encoding.get_encoder()
         if is_original:
-            print('hparams', hparams)
-            hyperparams.dump(sizes, name='model_hparams')
+            _print_settings(hparams, sizes)
         precisions.configure_for(sizes.n_embd, precision)
         if note := products.note_on_bf16(precision):
             print(note)
@@ -72,7 +71,6 @@ def sample_policy(
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries)
         encoded = [encoded_query(query.where, query.text, task, encoder) for query in given]
-
         judge = None
         if output is not None:
             function = (rewards or {}).get('function')
@@ -80,17 +78,14 @@ def sample_policy(
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = _policy(trained_model, task, temperature)
-        if not given and comm.rank == 0 and not is_original:
-            for note in lm_tasks.query_notes(task, encoder, 'test'):
-                print(note)
-            if note := note_on_queries(save_dir, hparams):
-                print(note)
-        count = nsamples or len(given) * per_query or None
         if given:
             rounds = rounds_of(torch.tensor(encoded), per_query, batch_size, comm)
         else:
+            if comm.rank == 0 and not is_original:
+                _print_query_notes(save_dir, hparams, encoder)
             rounds = endless_rounds(hparams, encoder, per_query, batch_size, comm)
 
+        count = nsamples or len(given) * per_query or None
         reader = tokenisers.reader(encoder, task.chat)
         samples = samples_of(rounds, count, policy, task, judge, comm)
         for number, sample in enumerate(samples):
@@ -99,6 +94,20 @@ def sample_policy(
             _print_sample(sample, reader, stdout)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
+
+
+def _print_settings(hparams: HParams, sizes: hyperparams.HParams) -> None:
+    """Print the settings of a run and the sizes of its model as the original did."""
+    print('hparams', hparams)
+    hyperparams.dump(sizes, name='model_hparams')
+
+
+def _print_query_notes(save_dir: str, hparams: HParams, encoder: Encoder) -> None:
+    """Print what is to be known of the queries that a run samples by itself."""
+    for note in lm_tasks.query_notes(hparams.task, encoder, 'test'):
+        print(note)
+    if note := note_on_queries(save_dir, hparams):
+        print(note)
 
 
 def _print_sample(sample: Mapping[str, Any], encoder: Encoder, stdout: TextIO) -> None:

@@ -66,6 +66,7 @@ def is_reporter(*, is_lost: bool) -> bool:
     answers = []
 
     def ask() -> None:
+        """Add whether this rank is the first in the store to `answers`."""
         own = str(launch.rank)
         try:
             answers.append(store.compare_set('failed', '', own).decode() == own)

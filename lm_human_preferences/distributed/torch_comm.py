@@ -117,6 +117,7 @@ class TorchComm(Comm):
             self.dist.barrier()
 
     def close(self) -> None:
+        """Wait for the other ranks, then end communication."""
         self.barrier()
         if self.horovod:
             self.horovod.close()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
-from lm_human_preferences.utils.integers import ceil_div
+from lm_human_preferences.utils.option_checks import ceil_div
 
 MOST_KL_ERROR = 0.2  # in proportion to the target, that one step corrects
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from lm_human_preferences.hparams.labelling_options import WebHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
-from lm_human_preferences.utils.integers import ceil_div
+from lm_human_preferences.utils.option_checks import ceil_div
 
 PEOPLE = 'people'
 SOURCES = (PEOPLE, 'mock', 'test')

@@ -18,7 +18,7 @@ from lm_human_preferences.hparams.online_options import OnlineHParams, ServeHPar
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
-from lm_human_preferences.utils.integers import check_multiple
+from lm_human_preferences.utils.option_checks import check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
 _LEAST_TO_WHITEN = 8  # responses of a minibatch

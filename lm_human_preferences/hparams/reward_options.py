@@ -11,7 +11,7 @@ from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
-from lm_human_preferences.utils.integers import check_multiple
+from lm_human_preferences.utils.option_checks import check_multiple
 from lm_human_preferences.utils.stop_signals import STOP_TIMEOUT
 
 ON_ANOMALY = ('warn', 'stop')

@@ -21,18 +21,20 @@ def comparison(
     names: Sequence[str], runs: Sequence[RunFacts], *, has_names: bool = True
 ) -> dict[str, Any]:
     """Return the rows of results, charts, and rows of settings that differ between `runs`."""
+    named = list(zip(names, runs, strict=True))
     drawn = []
     for tag, (title, y) in _CURVES.items():
-        series = [
-            _series(name, place, facts.curves[tag])
-            for place, (name, facts) in enumerate(zip(names, runs, strict=True))
-            if tag in facts.curves
-        ]
+        series = []
+        for place, (name, facts) in enumerate(named):
+            if tag in facts.curves:
+                series.append(_series(name, place, facts.curves[tag]))
         identity = f'runs-{tag.partition("/")[2]}'
-        drawn.append(charts.layout(title, charts.STEP, y, series, identity=identity))
+        chart = charts.layout(title, charts.STEP, y, series, identity=identity)
+        if chart is not None:
+            drawn.append(chart)
     return {
-        'rows': [[name, *_results(facts)] for name, facts in zip(names, runs, strict=True)],
-        'charts': [chart for chart in drawn if chart is not None],
+        'rows': [[name, *_results(facts)] for name, facts in named],
+        'charts': drawn,
         'settings': _settings(runs, has_names=has_names),
     }
 
@@ -45,17 +47,20 @@ def _series(name: str, place: int, curve: LoggedCurve) -> Series:
 
 def _results(facts: RunFacts) -> list[Any]:
     """Return initial model, labels, steps, mean score and KL at the end, share, alarms."""
-    labels = facts.reward_trainer.labels if facts.learned_reward else None
-    ends = [facts.curves.get(tag) for tag in _CURVES]
-    found = [
-        facts.initial_model,
-        None if labels is None else labels.count,
-        None if ends[0] is None else ends[0].steps[-1] + 1,
-        *(None if curve is None else charts.number(curve.recent) for curve in ends),
-        facts.share_of_gain,
-    ]
+    found: list[Any] = [_NONE] * 6
+    found[0] = facts.initial_model or _NONE
+    labels = facts.reward_trainer.labels
+    if facts.learned_reward and labels is not None:
+        found[1] = labels.count
+    for place, tag in enumerate(_CURVES, start=3):
+        curve = facts.curves.get(tag)
+        if curve is not None:
+            found[2] = curve.steps[-1] + 1
+            found[place] = charts.number(curve.recent)
+    if facts.share_of_gain is not None:
+        found[5] = facts.share_of_gain
     alarms = len(facts.marks['policy']['alarm']) if 'policy' in facts.marks else 0
-    return [*(_NONE if value is None else value for value in found), alarms]
+    return [*found, alarms]
 
 
 def _settings(runs: Sequence[RunFacts], *, has_names: bool) -> list[list[str]]:

@@ -21,6 +21,7 @@ from lm_human_preferences.runs import recorded_paths, reward_function, run_files
 from lm_human_preferences.runs.fixed_settings import NEW_MODEL, is_fixed
 from lm_human_preferences.runs.recorded_paths import INITIAL_MODEL
 from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.streams import note
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
 AnyValue = TypeVar('AnyValue')
@@ -71,17 +72,11 @@ def records(
 def use_own_model(hparams: policy_options.HParams) -> None:
     """Let a run that goes on take its own model for the initial one, if that is not here."""
     model, save_dir = hparams.task.policy.initial_model, hparams.run.save_dir
-    path = storage.model_path(model)
-    if path is None:
-        is_here = storage.is_remote(model) or os.path.exists(model)
-    else:
-        is_here = storage.is_here(path)
+    path = storage.model_path(model) or model
+    is_blob = storage.is_remote(path) and not storage.is_hub(path)
     unfinished = os.path.join(str(hparams.run.directory), run_files.POLICY.unfinished)
-    if not is_here and names.resumable(unfinished):
-        print(
-            f'note: {model} is not on this machine; the run has what it needs of it',
-            file=sys.stderr,
-        )
+    if not (is_blob or storage.is_here(path)) and names.resumable(unfinished):
+        note(f'note: {model} is not on this machine; the run has what it needs of it')
         base = storage.join(str(save_dir), run_files.BASE)
         _set_initial_model(hparams, base if storage.exists(base) else str(save_dir))
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy import random as numpy_random
 
 # The original has them here.
-from lm_human_preferences.utils.integers import ceil_div as ceil_div
-from lm_human_preferences.utils.integers import exact_div as exact_div
+from lm_human_preferences.utils.option_checks import ceil_div as ceil_div
+from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import explain_missing
 
 MIN_TEMPERATURE = 1e-10  # the original's clamp: temperature 0 means greedy

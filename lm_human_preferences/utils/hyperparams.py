@@ -12,11 +12,8 @@ from typing import Any, TypedDict, Unpack
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import streams
+from lm_human_preferences.utils import option_checks, streams
 
-MAX_INT = 2**63 - 1
-MAX_FLOAT = 3e38  # what a float32 tensor can hold
-_LIMITS = {'at_least': operator.ge, 'above': operator.gt, 'at_most': operator.le}
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
 TEXTS = tuple[str, ...]  # type of an option that may be given several times
@@ -265,7 +262,7 @@ class HParams:
                 raise TypeError(f'{name} must be given: {describe(f.type)}')
             if not _is_of_type(value, f.type):
                 raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
-            check_accepted(name, f, value)
+            option_checks.check_accepted(name, f.metadata, value)
             if isinstance(value, HParams):
                 value.check_values()
 
@@ -387,31 +384,3 @@ def parse(ty: Any, s: str | float) -> Any:
     if s not in values:
         raise ValueError(f'{s!r} is not {describe(kind)}')
     return values[s]
-
-
-def check_accepted(name: str, field: dataclasses.Field, value: Any) -> None:
-    """Raise ValueError for a value that no tensor holds, is out of range, or is not a choice."""
-    if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
-        raise ValueError(f'{name} must be a number of at most 64 bits, its sign included')
-    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails this too
-        raise ValueError(f'{name} must be a finite number, got {value}')
-    if isinstance(value, (int, float)):
-        _check_range(name, field.metadata, value)
-    choices = field.metadata.get('one_of')
-    if choices and value is not None and value not in choices:
-        raise ValueError(f'{name} {value} is none of {", ".join(choices)}')
-
-
-def _check_range(name: str, limits: Mapping[str, Any], value: float) -> None:
-    accepted = {}
-    is_in_range = True
-    for kind, is_within in _LIMITS.items():
-        limit = limits.get(kind)
-        if limit is not None:
-            accepted[kind] = f'{kind.replace("_", " ")} {limit}'
-            is_in_range = is_in_range and is_within(value, limit)
-    words = ' and '.join(accepted.values())
-    if accepted.keys() == {'at_least', 'at_most'}:
-        words = f'from {limits["at_least"]} to {limits["at_most"]}'
-    if not is_in_range:
-        raise ValueError(f'{name} must be {words}, got {value}')

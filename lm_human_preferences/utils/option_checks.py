@@ -1,0 +1,69 @@
+"""Checks of the values of options, without PyTorch: multiples, ranges, choices."""
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from lm_human_preferences.errors import UserError
+
+MAX_INT = 2**63 - 1
+MAX_FLOAT = 3e38  # what a float32 tensor can hold
+_LIMITS = {'at_least': operator.ge, 'above': operator.gt, 'at_most': operator.le}
+
+
+def exact_div(a: int, b: int) -> int:
+    """Return `a // b`; ValueError if there is a remainder."""
+    q = a // b
+    if a != q * b:
+        raise ValueError(f'Inexact division: {a} / {b} = {a / b}')
+    return q
+
+
+def ceil_div(a: int, b: int) -> int:
+    return (a - 1) // b + 1
+
+
+def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise: str = '') -> None:
+    """Raise UserError unless the product of `factors` {name: number} divides `total`."""
+    factors = {factor: number for factor, number in factors.items() if number != 1}
+    part = math.prod(factors.values())
+    below = total - total % part
+    if below != total:
+        parts = ' x '.join(f'{factor} {number}' for factor, number in factors.items())
+        near = f'{below} or {below + part}' if below > 0 else below + part
+        raise UserError(
+            f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: use'
+            f' {near}{otherwise}'
+        )
+
+
+def check_accepted(name: str, marks: Mapping[str, Any], value: Any) -> None:
+    """Raise ValueError for a value that no tensor can hold, or that the option does not accept.
+
+    name: the option, for the message. marks: what `hyperparams.option` was given.
+    """
+    if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
+        raise ValueError(f'{name} must be a number of at most 64 bits, its sign included')
+    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails this too
+        raise ValueError(f'{name} must be a finite number, got {value}')
+    if isinstance(value, (int, float)):
+        _check_range(name, marks, value)
+    choices = marks.get('one_of')
+    if choices and value is not None and value not in choices:
+        raise ValueError(f'{name} {value} is none of {", ".join(choices)}')
+
+
+def _check_range(name: str, limits: Mapping[str, Any], value: float) -> None:
+    accepted = {}
+    is_in_range = True
+    for kind, is_within in _LIMITS.items():
+        limit = limits.get(kind)
+        if limit is not None:
+            accepted[kind] = f'{kind.replace("_", " ")} {limit}'
+            is_in_range = is_in_range and is_within(value, limit)
+    words = ' and '.join(accepted.values())
+    if accepted.keys() == {'at_least', 'at_most'}:
+        words = f'from {limits["at_least"]} to {limits["at_most"]}'
+    if not is_in_range:
+        raise ValueError(f'{name} must be {words}, got {value}')
