@@ -1,14 +1,19 @@
 """Fields of a record by the names that people use: the query, and texts."""
 
+import re
 import unicodedata
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from lm_human_preferences.datasets.messages import USER, Message, as_text
+from lm_human_preferences.datasets.messages import USER, Message, query_text
 from lm_human_preferences.errors import UserError
 
 QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query
 SYSTEMS = ('system', 'system_prompt')  # fields with the message of the system, which begins a query
+# A list of messages in a cell of a table, or in quotes
+WRITTEN_MESSAGES = re.compile(
+    r"""\s*(\{\s*["']messages["']:\s*)?\[\s*\{\s*["'](role|content)["']:"""
+)
 INVISIBLE = {'Cc', 'Cf', 'Zl', 'Zp', 'Zs'}  # categories of characters: controls and white space
 
 
@@ -35,31 +40,41 @@ def columns(record: Mapping[str, Any], known: Collection[str] = ()) -> dict[str,
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a field holds nothing: tables write None, '' and [], and some U+200B."""
+    """Return whether a field holds nothing: tables write None, NaN, '' and [], or U+200B."""
     if isinstance(value, str):
         return {unicodedata.category(letter) for letter in value} <= INVISIBLE
-    return value is None or value in ([], {})
+    return value is None or value in ([], {}) or value != value
 
 
 def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
-    """Return a text of a record; UserError if there is none."""
+    """Return a text of a record; UserError if there is none, or messages written as a text."""
     text = record.get(field)
     if not isinstance(text, str):
         state = f'is a {type(text).__name__}' if field in record else 'is missing'
         raise UserError(f'{where}, field {field!r} {state}: it must be a text')
+    if WRITTEN_MESSAGES.match(text):
+        raise UserError(
+            f'{where}, field {field!r} is a list of messages that was written as a text: give JSON'
+            ' lines with the list itself'
+        )
     return text
 
 
-def system_message(record: Mapping[str, Any]) -> list[Message]:
-    """Return the message of the system that a record has in a field of its own; [] for none."""
-    for name in SYSTEMS:
-        content = record.get(name)
-        if isinstance(content, str) and content.strip():
-            return [{'role': 'system', 'content': content}]
-    return []
+def system_message(record: Mapping[str, Any], where: str) -> list[Message]:
+    """Return the message of the system that a record has in a field of its own; [] for none.
+
+    UserError for several, and for what is not a text.
+    """
+    given = [record[name] for name in SYSTEMS if not is_empty(record.get(name))]
+    if not given:
+        return []
+    if not isinstance(given[0], str) or given.count(given[0]) < len(given):
+        names = ' or '.join(map(repr, SYSTEMS))
+        raise UserError(f'{where}: the message of the system must be one text, in a field {names}')
+    return [{'role': 'system', 'content': given[0]}]
 
 
-def after_system(record: Mapping[str, Any], query: str) -> str:
+def after_system(record: Mapping[str, Any], query: str, where: str) -> str:
     """Return a query that is a text, with the message of the system before it."""
-    system = system_message(record)
-    return as_text([*system, {'role': USER, 'content': query}]) if system else query
+    system = system_message(record, where)
+    return query_text([*system, {'role': USER, 'content': query}], where) if system else query

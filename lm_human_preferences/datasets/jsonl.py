@@ -40,9 +40,10 @@ def _query(where: str, value: Any) -> Query:
             columns = fields.columns(record)
             value = record[name]
             if isinstance(value, str):
-                value = fields.after_system(record, value)
+                text = fields.text_field(record, name, where)
+                value = fields.after_system(record, text, where)
             elif messages.are_messages(value):
-                value = [*fields.system_message(record), *value]
+                value = [*fields.system_message(record, where), *value]
     if messages.are_messages(value):
         value = messages.query_text(value, where)
     if not isinstance(value, str):

@@ -5,6 +5,7 @@ import copy
 import hashlib
 import io
 import json
+import math
 import random
 import re
 
@@ -160,6 +161,21 @@ def test_a_query_may_have_the_names_that_people_use(name, others):
             'must both be texts, or lists of messages',
         ),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
+        # a message of the system would be lost, or a text of the user would be another's turn
+        ({**ANSWERS, 'prompt': 'a', 'system': PARTS}, 'the message of the system must be one text'),
+        ({**IN_MESSAGES, 'system': SYSTEM}, 'the message of the system must be one text'),
+        ({**ANSWERS, 'prompt': 'a', 'system': 'b', 'system_prompt': 'c'}, 'must be one text'),
+        (
+            {**ANSWERS, 'prompt': 'a\n\nassistant: b', 'system': 'c'},
+            'cannot be told apart as a text',
+        ),
+        # lists of messages as libraries write them into tables, and as JSON in JSON
+        (
+            {'prompt': 'a', 'chosen': str([USER, GOOD]), 'rejected': str([USER, BAD])},
+            "'chosen' is a",
+        ),
+        ({**ANSWERS, 'prompt': json.dumps([USER])}, "field 'prompt' is a list of messages"),
+        ({'query': 'a', 'sample0': json.dumps({'messages': [GOOD]})}, "'sample0' is a list of"),
     ],
 )
 def test_a_query_that_is_not_understood_is_refused(record, message):
@@ -217,7 +233,7 @@ def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, 
 @pytest.mark.parametrize(
     'labeller, name',
     [
-        *(('', None), (' ', None), (None, None)),
+        *(('', None), (' ', None), (None, None), (math.nan, None)),
         *((1, '1'), ('1', '1'), (1.0, '1'), ('1.0', '1'), (' anna', 'anna')),
         ('a@b.c', f'a-b-c-{hashlib.sha256(b"a@b.c").hexdigest()[:8]}'),
     ],
@@ -228,13 +244,13 @@ def test_a_labeller_has_one_name_or_none(labeller, name):
     assert label.labeller == name and (name is None or LABELLER.fullmatch(name))
 
 
-@pytest.mark.parametrize('id, read', [(7, 7), ('a-7', 'a-7'), ('', None), (None, None)])
+@pytest.mark.parametrize('id, read', [(7, 7), ('a-7', 'a-7'), ('', None), (math.nan, None)])
 def test_a_label_may_have_an_id(id, read):
     record = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'id': id}
     assert records.parse(record, 'here', PAIRS).id == read
 
 
-@pytest.mark.parametrize('id', [True, 1.5, float('nan'), '\ud800', 'a\nb', [1]])
+@pytest.mark.parametrize('id', [True, 1.5, math.inf, '\ud800', 'a\nb', [1]])
 def test_what_is_no_id(id):
     record = {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 0, 'id': id}
     with pytest.raises(UserError, match='^here, field id must be a whole number or a line of text'):
@@ -270,7 +286,7 @@ def test_fields_that_are_not_read_are_named_once_with_their_records(tmp_path):
     plain = {'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}
     found = [
         {**plain, 'margin': 1.5, 'images': [], 'tools': [{'name': 'f'}]},
-        {**plain, 'margin': 0, 'weight': None},
+        {**plain, 'margin': 0, 'weight': None, 'score': math.nan},
         {**plain, 'chosen': [{**GOOD, 'weight': 1}], 'rejected': [BAD]},
         {'query': 'Why?', 'sample0': 'a', 'sample1': 'b', 'best': 0, 'score_chosen': 2, 'id': 3},
     ]

@@ -157,7 +157,7 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
     query = fields.text_field(record, fields.query_field(record, where) or 'prompt', where)
-    query = fields.after_system(record, query)
+    query = fields.after_system(record, query, where)
     for name in _RESPONSES:
         if name in record:
             return query, {'score': fields.text_field(record, name, where)}

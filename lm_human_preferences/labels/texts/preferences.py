@@ -25,7 +25,7 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
     """Return (query, the chosen and the rejected response); UserError if the record has none."""
     chosen, rejected = record.get('chosen'), record.get('rejected')
     if isinstance(chosen, str) and isinstance(rejected, str):
-        return _parse_strings(record, chosen, rejected, where)
+        return _parse_strings(record, where)
     dialogues = as_plain(chosen, where), as_plain(rejected, where)
     if dialogues[0] is not None and dialogues[1] is not None:
         return _parse_messages(record, dialogues[0], dialogues[1], where)
@@ -46,10 +46,9 @@ def _is_transcript(text: str) -> bool:
     return text.lstrip().startswith(HUMAN.strip()) and ASSISTANT in text
 
 
-def _parse_strings(
-    record: Mapping[str, Any], chosen: str, rejected: str, where: str
-) -> tuple[str, tuple[str, str]]:
+def _parse_strings(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
     """Return (query, responses): the query is the record's prompt, else transcripts begin alike."""
+    chosen, rejected = (fields.text_field(record, name, where) for name in PAIR)
     field = fields.query_field(record, where)
     if _is_transcript(chosen) and _is_transcript(rejected):
         if field is not None and not fields.is_empty(record[field]):
@@ -58,7 +57,7 @@ def _parse_strings(
                 f' beside the field {field!r}: leave that out, or all of them but the answers'
             )
         end = _end_of_query(chosen, rejected, where)
-        return fields.after_system(record, chosen[:end]), (chosen[end:], rejected[end:])
+        return fields.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
     if field is None:
         raise UserError(
             f"{where}, field 'prompt' is missing: it must be a text or messages, as 'chosen' and"
@@ -79,8 +78,8 @@ def _end_of_query(chosen: str, rejected: str, where: str) -> int:
 def _query(record: Mapping[str, Any], field: str | None, shared: list[Message], where: str) -> str:
     """Return the query in a field of a record. shared: what both dialogues begin with, if any."""
     value = None if field is None else record[field]
-    if isinstance(value, str) and not shared:
-        return fields.after_system(record, value)
+    if field is not None and isinstance(value, str) and not shared:
+        return fields.after_system(record, fields.text_field(record, field, where), where)
     query = shared
     if field is not None and not fields.is_empty(value):
         prompt = as_plain(value, where)
@@ -95,7 +94,7 @@ def _query(record: Mapping[str, Any], field: str | None, shared: list[Message], 
             )
     if not query:
         raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
-    return query_text(_with_system(record, query), where)
+    return query_text(_with_system(record, query, where), where)
 
 
 def _parse_messages(
@@ -121,9 +120,9 @@ def _common_prefix_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     return sum(1 for _ in same)
 
 
-def _with_system(record: Mapping[str, Any], query: list[Message]) -> list[Message]:
+def _with_system(record: Mapping[str, Any], query: list[Message], where: str) -> list[Message]:
     """Return messages with that of the system before them, unless they begin with it."""
-    system = fields.system_message(record)
+    system = fields.system_message(record, where)
     is_there = _comparable(query[: len(system)]) == _comparable(system)
     return query if is_there else [*system, *query]
 

@@ -170,7 +170,7 @@ def _parse_label(
     record: dict[str, Any], where: str, label_type: LabelType, needs_answer: bool
 ) -> TextLabel:
     name = fields.query_field(record, where) or 'query'
-    query = after_system(record, text_field(record, name, where))
+    query = after_system(record, text_field(record, name, where), where)
     samples = tuple(text_field(record, name, where) for name in label_type.samples)
     field = label_type.field
     given = record.get(field)
