@@ -1,4 +1,4 @@
-"""Starts the measurements of a benchmark in processes of their own, on several ranks or on one."""
+"""Measurements of a benchmark in processes of their own, on several ranks or on one."""
 
 import json
 import subprocess
@@ -10,36 +10,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lm_human_preferences.distributed import launcher
 
 
-def start(size, *command, **more_variables):
-    """Start `python COMMAND...` on `size` ranks, by our launcher's mpiexec.
+def measure(size, *command):
+    """Return the last line that `python COMMAND...` prints on `size` ranks, which is JSON.
 
-    Each has one thread unless OMP_NUM_THREADS, here or in the environment, says otherwise.
+    Our launcher's mpiexec starts the ranks. Each has one thread unless OMP_NUM_THREADS says
+    otherwise.
     """
     mpiexec, is_open_mpi = launcher.find_mpiexec()
-    variables = {
-        'OMP_NUM_THREADS': '1',
-        **launcher.rank_environment(is_open_mpi),
-        **more_variables,
-    }
     prefix = []
     if size > 1:
         prefix = [mpiexec, *launcher.mpiexec_options(is_open_mpi, size)]
-    return subprocess.Popen(
+    done = subprocess.run(
         [*prefix, sys.executable, *map(str, command)],
-        env=variables,
+        env={'OMP_NUM_THREADS': '1', **launcher.rank_environment(is_open_mpi)},
         stdout=subprocess.PIPE,
         text=True,
+        check=True,
     )
-
-
-def result_of(process):
-    """Return the last line that a started process printed, which is JSON."""
-    output, _ = process.communicate()
-    if process.returncode:
-        sys.exit(f'{process.args} ended with status {process.returncode}')
-    return json.loads(output.splitlines()[-1])
-
-
-def measure(size, *command, **more_variables):
-    """The result of `python COMMAND...` on `size` ranks."""
-    return result_of(start(size, *command, **more_variables))
+    return json.loads(done.stdout.splitlines()[-1])

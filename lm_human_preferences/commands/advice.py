@@ -1,4 +1,4 @@
-"""Recommended reward training by number of labels, from benchmarks/few_labels.py and real/."""
+"""Recommended reward training by number of labels, as measured in benchmarks/labels.md."""
 
 import itertools
 import os

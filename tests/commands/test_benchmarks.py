@@ -19,21 +19,6 @@ FOLDER = Path(__file__).parents[2] / 'benchmarks'
 
 
 @pytest.mark.slow
-def test_labelling():
-    options = ['many', 'large', '--answers=60', '--pause=0', '--alone', '--questions=300']
-    done = subprocess.run(
-        [sys.executable, FOLDER / 'labelling.py', *options],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = (
-        r'60 answers in .*\n.* 99 %: .*\n300 questions of .*\n(.*\n)*the report on 300 answers'
-    )
-    assert re.search(printed, done.stdout), done.stdout
-
-
-@pytest.mark.slow
 def test_an_evening(tmp_path):
     """The person is judged by what it likes, not by the head that its answers taught."""
     model = write_chat_model(tmp_path / 'model', positions=256)
@@ -80,14 +65,6 @@ BENCHMARKS = {
         'sampling --size test --batches 2 --repeats 1 --threads 1',
         r'\n +2( +\d+\.\d+){5}',
     ),
-    'lengths': (
-        'lengths --size test --batch 2 --limit 20 --repeats 1 --threads 1',
-        r'\nupdate( +\d+\.\d+){5} +-?\d+\.\d+',
-    ),
-    'tokenise': (
-        'tokenise --size test --repeats 1',
-        r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
-    ),
     'interval_coverage': (
         'interval_coverage labels agreement labellers correlation deviations --quick',
         r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|.*\n(.*\n)*\| 3.0 \| 300 \|',
@@ -100,17 +77,9 @@ BENCHMARKS = {
         'interval_coverage evaluation exact best --trials 1',
         r'\| half 0, even \| 512 \| 200 \|.*\n(.*\n)*\| 0/1 \| 512 \| 200 \|',
     ),
-    'checkpoint': (
-        'checkpoint --size test --episodes 1 --steps 1 --repeats 1',
-        r'\nshare of training ',
-    ),
     'scaling': (
         'scaling --size test --batch 1 --skip batch,responses',
         r'\nbase .* 1\.00   1\.00 (.*\n)*2 ranks ',
-    ),
-    'online_step': (
-        'online_step --size test --batch 1 --steps 1 --threads 1',
-        r'a look that finds nothing .*\n5,000 labels in .*\n60,000 labels in .*% of a step',
     ),
 }
 

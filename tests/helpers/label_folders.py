@@ -1,4 +1,4 @@
-"""Folders of labels that tests and benchmarks make, without a model."""
+"""Folders of labels that tests make, without a model."""
 
 import itertools
 import random

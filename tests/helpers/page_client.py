@@ -1,7 +1,4 @@
-"""Scripted labellers and the server that they ask: what the page in a browser would do.
-
-Benchmarks and tests share this.
-"""
+"""Scripted labellers and the server that they ask: what the page in a browser would do."""
 
 import atexit
 import http.client
@@ -11,18 +8,13 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.parse
 import uuid
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / 'tests/helpers'))
+from lm_human_preferences.labels.page.key import QuestionTokens, folder_key
 
-from lm_human_preferences.labels.folder import LabelFolder  # noqa: E402
-from lm_human_preferences.labels.page.key import QuestionTokens, folder_key  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds for a server to start, to answer, or to end
 
 
@@ -118,25 +110,12 @@ class Client:
         self.connection = None
 
 
-def insist(call, seconds=PATIENCE):
-    """Return the result of `call`, once the server is there: the page, too, sends again."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            return call()
-        except (OSError, http.client.HTTPException):
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
-
-
 class Server:
     """`./launch.py label --web on` in a process of its own. links: {labeller: URL}."""
 
     def __init__(self, path, names, port=0, options=()):
         command = ['label', str(path), '--labeller', ','.join(names), *options]
         command += ['--web.port', str(port)]
-        self.started = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / 'launch.py'), *command],
             stdout=subprocess.PIPE,
@@ -148,7 +127,6 @@ class Server:
         lines = [self.process.stdout.readline() for _ in names]
         if not all(lines):
             sys.exit(self.process.stderr.read())
-        self.seconds_to_start = time.perf_counter() - self.started
         self.links = dict(line.split() for line in lines)
         self.port = urllib.parse.urlsplit(next(iter(self.links.values()))).port
 
@@ -167,24 +145,3 @@ class Server:
 def id_of_token(folder, token):
     """The id of a question of a LabelFolder, by what the browser calls it."""
     return QuestionTokens(folder_key(folder.path)).id(token, folder.questions)
-
-
-def check(folder, acknowledged):
-    """Return the number of answers in a folder.
-
-    Exits with an error unless each that was acknowledged, {labeller: {uuid: token of the
-    question}}, is there, and no question has two.
-    """
-    opened = LabelFolder(str(folder))
-    tokens = QuestionTokens(folder_key(str(folder)))
-    for name, given in acknowledged.items():
-        log = opened.logs[name]
-        lost = given.keys() - log.uuids.keys()
-        if lost:
-            sys.exit(f'{name}: {len(lost)} acknowledged answers are lost')
-        if any(tokens.token(log.uuids[key].question) != token for key, token in given.items()):
-            sys.exit(f'{name}: an answer is to another question')
-    everything = [answer for log in opened.logs.values() for answer in log.uuids.values()]
-    if len({answer.question for answer in everything}) != len(everything):
-        sys.exit('a question has two answers')
-    return len(everything)
