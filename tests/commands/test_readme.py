@@ -167,7 +167,6 @@ def test_trainings_are_understood(commands, monkeypatch):
     trainings = [args for args in lines if args[0] in TRAININGS and '--dry_run' not in args]
     assert {tuple(args[:2]) for args in trainings} >= {
         ('train_policy', 'mock_sentiment'),
-        ('train_policy', 'test'),
         ('train_policy', 'descriptiveness'),
         ('train_reward', 'descriptiveness'),
         ('train_reward', 'sentiment'),
