@@ -14,8 +14,9 @@ import sys
 TEXTS = ('prompt', 'response_a', 'response_b')
 BEST = {'a': 0, 'b': 1, 'tie': 'tie'}
 
+csv.field_size_limit(sys.maxsize)
 with open(sys.argv[1], encoding='utf-8-sig', newline='') as file:
-    for row in csv.DictReader(file):
+    for row in csv.DictReader(file, restval=''):
         query, first, second = (row.pop(name) for name in TEXTS)
         for annotator, answer in row.items():
             if not answer.strip():

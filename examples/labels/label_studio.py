@@ -11,9 +11,10 @@ import sys
 
 
 def annotator(annotation):
-    """Return the number of who answered; some exports have the whole user."""
+    """Return a name of who answered; some exports have the whole user, or nobody."""
     user = annotation['completed_by']
-    return user['id'] if isinstance(user, dict) else user
+    number = user['id'] if isinstance(user, dict) else user
+    return None if number is None else f'annotator-{number}'
 
 
 path, control = sys.argv[1:]
@@ -31,6 +32,6 @@ for task in tasks:
         label = {'id': task['id'], 'query': data['prompt']}
         label |= {'sample0': data[left], 'sample1': data[right]}
         label['best'] = ['left', 'right'].index(results[0]['value']['selected'])
-        label['labeller'] = f'annotator-{annotator(annotation)}'
+        label['labeller'] = annotator(annotation)
         print(json.dumps(label))
 print(f'{left_out} annotations without an answer of {control} were left out', file=sys.stderr)

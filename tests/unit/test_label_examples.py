@@ -62,6 +62,7 @@ def test_label_studio(converted):
             annotation('left', 7, '2023-02-03'),
             annotation('left', 8, '2024-02-03', was_cancelled=True),
             annotation('left', 9, '2024-02-03', control='harmless'),
+            annotation('right', None, '2024-02-04'),  # of an import
         ],
         'data': {'prompt': 'Why?', 'answer1': 'Because.', 'answer2': 'No.'},
         'meta': {},
@@ -69,7 +70,9 @@ def test_label_studio(converted):
     labels, said = converted('label_studio.py', json.dumps([task]), 'pw')
     samples = ('No.', 'Because.')
     who = 'annotator-7'
-    assert said_by(labels) == [(who, 'Why?', samples, 0), (who, 'Why?', samples, 1)]
+    answers = [(label.labeller, label.answer) for label in labels]
+    assert answers == [(who, 0), (who, 1), (None, 1)]
+    assert {(label.query, label.samples) for label in labels} == {('Why?', samples)}
     assert {label.id for label in labels} == {12}
     assert said == '2 annotations without an answer of pw were left out\n'
 
@@ -138,11 +141,14 @@ def test_arena(converted):
 
 def test_annotator_columns(converted):
     table = 'prompt,response_a,response_b,anna,bob\nWhy?,x,y,A,B\nWho?,x,"y,z", ,tie\n'
+    long = 'y' * 200_000
+    table += f'Who?,x,{long},B\n'  # without a last cell
     labels, _ = converted('annotator_columns.py', table)
     assert said_by(labels) == [
         ('anna', 'Why?', ('x', 'y'), 0),
         ('bob', 'Why?', ('x', 'y'), 1),
         ('bob', 'Who?', ('x', 'y,z'), 'tie'),
+        ('anna', 'Who?', ('x', long), 1),
     ]
 
 
