@@ -47,8 +47,8 @@ class LabelHParams(hyperparams.HParams):
     )
     too_long: str = own_option(
         'refuse',
-        'texts of labels, or ids of another encoding, that are too long: refuse, skip, or cut'
-        ' (the end, but the beginning of a dialogue)',
+        'what is done with texts, or ids of another encoding, that are too long: refuse, skip or'
+        ' cut (see labelling.md)',
         one_of=TOO_LONG,
     )
     held_out: float = own_option(
