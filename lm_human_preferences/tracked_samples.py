@@ -147,5 +147,5 @@ def _as_markdown(records: list[dict[str, Any]]) -> str:
         cut = cut_mark(record.get('tokens_after_end', 0))
         text = f'{record["query"]} | {record["response"]} {cut}'
         shown = ' '.join(text.split())
-        lines.append(f'    {shown}   (score {record["score"]:.2f}, KL {record["kl"]:.2f})')
+        lines.append(f'    {shown}   (score {record["score"]:.2f}, KL {record["kl"]:z.2f})')
     return '\n'.join(lines)

@@ -45,7 +45,7 @@ def policy_hooks(
         unit='episode',
         done=trainer.episodes_done,
         per_step=trainer.ppo.batch_size,
-        shown={'score': ('objective/score', '.2f'), 'kl': ('objective/kl', '.2f')},
+        shown={'score': ('objective/score', '.2f'), 'kl': ('objective/kl', 'z.2f')},
     )
     return [
         Samples(trainer, encoder),
@@ -93,7 +93,7 @@ class Samples(Hook):
             )
         for query, response, score, kl, cut in self._first(SAMPLES_IN_SUMMARY, rollout):
             shown = f'{response} {cut_mark(cut)}'.rstrip()
-            announce(f'  {query} | {shown}   (score {score:.2f}, KL {kl:.2f})')
+            announce(f'  {query} | {shown}   (score {score:.2f}, KL {kl:z.2f})')
 
     def _first(self, count: int, rollout: Rollout) -> Iterator[tuple[str, str, float, float, int]]:
         """Yield (query, response, score, KL, tokens cut) of the first episodes."""

@@ -78,7 +78,7 @@ def policy_table(*, has_spread: bool) -> Table:
     if has_spread:
         columns['spread'] = (6, '.2f')
     columns |= {
-        'KL': (6, '.2f'),
+        'KL': (6, 'z.2f'),
         'KL coef': (8 - less, '.4g'),
         'loss': (7, '.3f'),
         'episodes/s': (10, '.0f'),

@@ -123,9 +123,9 @@ def test_a_line_of_the_policy_has_its_speed_and_the_time_left(capsys, monkeypatc
     now[0] += 8
     trainer.episodes_done = 256
     names = 'objective/score', 'objective/kl', 'objective/kl_coef', 'ppo/loss/total'
-    table.after_step(2, dict.fromkeys(names, 0.5))
+    table.after_step(2, dict.fromkeys(names, 0.5) | {'objective/kl': -0.001})
     row = capsys.readouterr().out.splitlines()[-1].split()
-    assert row[:2] == ['2/4', '256'] and row[-2:] == ['16', '00:16']
+    assert row[:4] == ['2/4', '256', '0.50', '0.00'] and row[-2:] == ['16', '00:16']
 
 
 @pytest.mark.parametrize('words', ['train_policy test x --dry_run', 'train_reward test x'])
