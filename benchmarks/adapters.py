@@ -18,13 +18,12 @@ import reward_step
 import torch
 import workload
 
-from lm_human_preferences import train_reward
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters.shared import SharedBase
 from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import policy_phase, reward_phase
+from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
@@ -63,25 +62,6 @@ def model_of(args, *, adapted: bool):
     return shared
 
 
-def reward_trainer(model, batch):
-    """Return a trainer of a reward model on as many labels."""
-    hparams = train_reward.HParams()
-    settings = {'labels.type': 'best_of_4', 'labels.source': 'test', 'batch_size': batch}
-    hparams.override_from_dict({**settings, 'run.log_interval': 10**9})
-    phase = reward_phase(hparams)
-    trainer = train_reward.RewardModelTrainer(
-        reward_model=RewardModel(model),
-        policy=reward_step.NOT_USED,
-        query_sampler=reward_step.NOT_USED,
-        labels=reward_step.labels(batch),
-        phase=phase,
-        logger=train_reward.logger_of(phase, comm.init_comm()),
-        comm=comm.init_comm(),
-    )
-    trainer.steps_done = 1
-    return trainer
-
-
 def speed(args):
     """Print seconds of the parts of an update, and of a reward step, for both."""
     hparams = ppo_update.hparams_of(args.batch)
@@ -91,7 +71,9 @@ def speed(args):
         model = model_of(args, adapted=adapted)
         run = ppo_update.Ours(args.size, hparams, queries, comm.init_comm(), lambda _, m=model: m)
         trainer = run.trainer
-        step = reward_trainer(model, 8)
+        step = reward_step.trainer_of(
+            reward_step.hparams_of(8), RewardModel(model), reward_step.labels(8)
+        )
         parts[name] = {
             'sampling': lambda t=trainer: t.policy.respond(queries, workload.RESPONSE_LENGTH),
             'epoch': lambda t=trainer: t.train_minibatch(t.rollout),

@@ -28,7 +28,6 @@ import reward_step
 import torch
 import workload
 
-from lm_human_preferences import train_reward
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.plan.making import policy_phase, reward_phase
 from lm_human_preferences.policy import Policy
@@ -71,49 +70,26 @@ def ppo(args, common):
     return policy_phase(hparams).memory(model_of(args).sizes(), 1), build
 
 
-def reward_hparams(args, common):
-    """Of a step on labels of the best of four, without sampling."""
-    hparams = train_reward.HParams()
+def reward(args, common):
+    """As `ppo`, for a reward model's step on labels, without sampling."""
+    hparams = reward_step.hparams_of(args.batch)
     hparams.override_from_dict(
         {
             **common,
-            'labels.type': 'best_of_4',
-            'labels.source': 'test',
-            'batch_size': args.batch,
             'task.query_length': workload.QUERY_LENGTH,
             'task.response_length': workload.RESPONSE_LENGTH,
             'rollout_batch_size': 1,
             'micro_batch_size': args.micro_batch_size,
-            'run.log_interval': 10**9,
         }
     )
-    return hparams
-
-
-def reward_trainer(args, hparams):
-    """A trainer of a reward model, and its step."""
-    reward_model = RewardModel(model_of(args))
-    reward_model.model.gradient_checkpointing = args.checkpointing
-    phase = reward_phase(hparams)
-    trainer = train_reward.RewardModelTrainer(
-        reward_model=reward_model,
-        policy=Policy(model_of(args)),
-        query_sampler=reward_step.NOT_USED,
-        labels=reward_step.labels(args.batch),
-        phase=phase,
-        logger=train_reward.logger_of(phase, comm.init_comm()),
-        comm=comm.init_comm(),
-    )
-    trainer.steps_done = 1  # step 0 would print
-    return trainer, lambda: trainer.train_batch(np.arange(args.batch), lr=5e-5)
-
-
-def reward(args, common):
-    """As `ppo`, for a reward model."""
-    hparams = reward_hparams(args, common)
 
     def build():
-        return reward_trainer(args, hparams)
+        reward_model = RewardModel(model_of(args))
+        reward_model.model.gradient_checkpointing = args.checkpointing
+        trainer = reward_step.trainer_of(
+            hparams, reward_model, reward_step.labels(args.batch), Policy(model_of(args))
+        )
+        return trainer, lambda: trainer.train_batch(np.arange(args.batch), lr=5e-5)
 
     return reward_phase(hparams).memory(model_of(args).sizes(), 1), build
 

@@ -38,21 +38,26 @@ def labels(batch):
     }
 
 
-def ours(args, batch):
-    """The step of the trainer that `./launch.py train_reward` uses."""
+def hparams_of(batch):
+    """Return the settings of a step on so many best-of-4 labels; nothing printed, nothing saved."""
     hparams = train_reward.HParams()
     hparams.override_from_dict(
         {
             'labels.type': f'best_of_{NUM_RESPONSES}',
             'labels.source': 'test',
-            'batch_size': args.batch,
+            'batch_size': batch,
             'run.log_interval': 10**9,
         }
     )
+    return hparams
+
+
+def trainer_of(hparams, reward_model, batch, policy=NOT_USED):
+    """Return the trainer that `./launch.py train_reward` uses, of `reward_model` on `batch`."""
     phase = reward_phase(hparams)
     trainer = train_reward.RewardModelTrainer(
-        reward_model=RewardModel(workload.random_model(args.size, args.model)),
-        policy=NOT_USED,
+        reward_model=reward_model,
+        policy=policy,
         query_sampler=NOT_USED,
         labels=batch,
         phase=phase,
@@ -60,6 +65,13 @@ def ours(args, batch):
         comm=comm.init_comm(),
     )
     trainer.steps_done = 1  # step 0 would print
+    return trainer
+
+
+def ours(args, batch):
+    """The step of our trainer."""
+    reward_model = RewardModel(workload.random_model(args.size, args.model))
+    trainer = trainer_of(hparams_of(args.batch), reward_model, batch)
     return lambda: trainer.train_batch(np.arange(args.batch), lr=5e-5)
 
 
