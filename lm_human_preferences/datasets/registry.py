@@ -14,12 +14,12 @@ class DatasetInfo:
     name: str  # as in --task.query_dataset
     summary: str  # for docs/options.md
     # Has generator(mode, seed=0, shuffle=False), which yields texts of the part `mode`; perhaps
-    # first_file(mode), the URL that a part needs, and queries(), if they are few.
+    # first_file(mode), the URL that a part needs.
     module: str
     downloaded: bool = False  # when first used, so a dry run cannot check it
     labels_stand_in: bool = False  # whether queries of a file `labels` replace lost texts
     seed_per_run: bool = False  # else it is read in the order of seed 0
-    is_enumerable: bool = False  # whether an evaluation covers all of queries()
+    is_enumerable: bool = False  # whether an evaluation covers all its queries
     loaded: Any = None  # what the module would have, where there is none
 
     def load(self) -> Any:
@@ -29,10 +29,6 @@ class DatasetInfo:
         """Return the URL of the file that a part begins with; None where none is needed."""
         find = getattr(self.load(), 'first_file', None)
         return None if find is None else find(mode)
-
-    def all_queries(self) -> list[str] | None:
-        """Return every query; None if there are too many to list."""
-        return self.load().queries() if self.is_enumerable else None
 
 
 _HERE = 'lm_human_preferences.datasets'

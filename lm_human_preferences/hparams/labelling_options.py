@@ -195,5 +195,9 @@ class ReportHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that a format of labels is given with a file for them."""
+        """Check that a format of labels is given with a file for them, and that it is no table."""
         yield self.export_as != 'tokens' and self.export is None, '{export_as=}: give {export} FILE'
+        yield (
+            self.export is not None and self.export.lower().endswith(('.csv', '.tsv')),
+            '{export=}: labels are written as JSON, so give a name that ends in .json or .jsonl',
+        )

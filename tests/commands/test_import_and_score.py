@@ -256,6 +256,7 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
         return error_of(invoke(f'labels {tmp_path}/f {more}'))
 
     assert '--export_as text: give --export' in error('--export_as text')
+    assert 'ends in .json or .jsonl' in error(f'--export {tmp_path}/labels.csv')
     assert 'neither it nor its reward_model/' in error(f'--reward {tmp_path}')
     assert error(f'--reward {tmp_path}#good').startswith(f'--reward good: {tmp_path} is no')
     make_folder(tmp_path / 'letters', 2)
