@@ -88,8 +88,8 @@ def test_all_ranks_take_the_commits_that_rank_0_finds(hub, tmp_path):
     class SecondRank(LocalComm):
         rank = 1
 
-        def all_gather_object(self, value):
-            return [{'task.policy.initial_model': 'org/gpt2@1234'}, value]
+        def on_rank_0(self, work):
+            return {'task.policy.initial_model': 'org/gpt2@1234'}
 
     hparams = resolved('train_reward', 'test')
     hparams.task.policy.initial_model = 'org/gpt2'

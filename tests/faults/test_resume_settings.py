@@ -72,7 +72,7 @@ REFUSED = {
 OF_HOW = (
     'run.log_interval run.save_interval run.save_dir run.resume run.evaluate run.console'
     ' run.allreduce run.allreduce_timeout run.stop_timeout run.on_anomaly'
-    ' run.gradient_checkpointing run.keep_base run.sample_queries run.sample_interval'
+    ' run.gradient_checkpointing run.keep_base run.keep_checkpoints run.sample_queries run.sample_interval'
     ' run.deterministic ppo.micro_batch_size'
 )
 WITHOUT_NUMBERS = set(OF_HOW.split())
@@ -202,7 +202,7 @@ REFUSED_OF_REWARD = {
 }
 FIXED = (
     'task.query_length task.response_length task.policy.initial_model task.policy.lora lora'
-    ' ensemble keep labels.type labels.held_out labels.error normalize_before'
+    ' ensemble labels.type labels.held_out labels.error normalize_before'
 )
 FIXED_OF_REWARD = set(FIXED.split())
 OF_LATER = (
