@@ -72,8 +72,8 @@ REFUSED = {
 OF_HOW = (
     'run.log_interval run.save_interval run.save_dir run.resume run.evaluate run.console'
     ' run.allreduce run.allreduce_timeout run.stop_timeout run.on_anomaly'
-    ' run.gradient_checkpointing run.keep_base run.keep_checkpoints run.sample_queries run.sample_interval'
-    ' run.deterministic ppo.micro_batch_size'
+    ' run.gradient_checkpointing run.keep_base run.keep_checkpoints run.sample_queries'
+    ' run.sample_interval run.deterministic ppo.micro_batch_size'
 )
 WITHOUT_NUMBERS = set(OF_HOW.split())
 # Of the reward itself: tests/unit/test_reward_function.py, test_classifier_reward.py,
