@@ -19,7 +19,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError, no_panics
-from lm_human_preferences.external_rewards.texts import Texts, TextScorer
+from lm_human_preferences.external_rewards.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.language.causal_lm.library import (
     PretrainedWeights,
     config_of,
@@ -33,7 +33,6 @@ from lm_human_preferences.utils.rendering import TemplateError, render
 from lm_human_preferences.utils.streams import note
 
 BATCH = 16_384  # tokens that go through it at a time
-LARGEST = 1e30  # a constant of a reward model that `export` wrote
 # In place of no padding token, without which transformers takes one text at a time: the last token
 # of every text is read then.
 NO_TOKEN = -1
@@ -85,8 +84,12 @@ class Classifier(TextScorer):
             for start in range(0, len(numbers), count):
                 part = numbers[start : start + count]
                 scores[part] = self._scores_of([rows[number] for number in part])
-        if not scores.isfinite().all():
-            raise UserError(f'{self.name} gives scores that are not finite')
+        wrong = scores[~(scores.abs() <= LARGEST)]  # NaN, too
+        if len(wrong):
+            raise UserError(
+                f'{self.name} gives the score {wrong[0].item():g}: a reward must be finite, of at'
+                f' most {LARGEST:g} in size'
+            )
         return scores
 
     def _tokens(self, texts: Sequence[Texts]) -> list[Tokens]:

@@ -154,6 +154,15 @@ def test_tensors_that_a_classifier_has_no_place_for_are_said(tmp_path, capsys):
     assert '1 tensors are left out, the first score.bias' in capsys.readouterr().err
 
 
+def test_scores_whose_square_is_not_finite_are_refused(tmp_path):
+    directory = write_classifier(tmp_path)
+    tensors = load_file(tmp_path / 'model.safetensors')
+    tensors['score.weight'] *= 1e37
+    save_file(tensors, tmp_path / 'model.safetensors', {'format': 'pt'})
+    with pytest.raises(UserError, match=r'gives the score \S+e\+3\d: a reward must be finite'):
+        Classifier(directory).score(TEXTS)
+
+
 @pytest.mark.parametrize('family', ['gpt2', 'roberta'])
 def test_what_is_too_long_loses_its_beginning(tmp_path, family):
     directory = write_classifier(tmp_path, family)
