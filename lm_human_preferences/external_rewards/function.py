@@ -12,10 +12,12 @@ the file keeps in its module is neither saved with the run nor shared by the ran
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import pathlib
 import random
 import reprlib
+import signal
 import sys
 import tempfile
 import traceback
@@ -29,12 +31,11 @@ import torch
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.texts import LARGEST, Texts
 from lm_human_preferences.runs.reward_function import Source
+from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import default_device
 
 SHOWN = 200  # characters of the message of an exception
 FRAMES = 3  # of the function's own traceback, the innermost
-# sys.exit() in the file would end the rank as if all were well.
-_ITS_ERRORS = (Exception, SystemExit)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Names by which a function says that it takes the two lists in the other order, or not both first.
 _OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
@@ -69,8 +70,13 @@ class FunctionScorer:
         try:
             with torch.no_grad(), _apart():
                 returned = self._function(queries, responses, **columns)
-        except _ITS_ERRORS as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # as sys.exit(), asyncio and some timeouts raise
             raise self._error(f' raised {self._told(e)}') from e
+        if inspect.iscoroutine(returned):
+            returned.close()
+            raise self._error(' is async: it must return numbers, by asyncio.run for instance')
         try:
             return _scores_and_parts(returned, len(texts))
         except UserError as e:
@@ -95,7 +101,7 @@ class FunctionScorer:
         return UserError(f'reward function {self.name}{what}')
 
     def _loaded(self, source: Source) -> Callable[[list[str], list[str]], Any]:
-        module = types.ModuleType(f'reward_function_{source.digest[:12]}')
+        module = types.ModuleType(f'reward_function_{next(_numbers)}_{source.digest[:12]}')
         module.__file__ = self._path
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
         _let_children_import(module.__name__, source.text, self._path)
@@ -103,7 +109,9 @@ class FunctionScorer:
             code = compile(source.text, self._path, 'exec')
             with _apart():
                 exec(code, module.__dict__)
-        except _ITS_ERRORS as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
             raise self._error(f': the file cannot be run: {self._told(e)}') from e
         function = module.__dict__.get(source.function)
         if function is None:
@@ -203,19 +211,24 @@ def _as_array(returned: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Keep the run's random numbers, and the run itself, from what is done in the block.
+    """Keep the run's random numbers, signals and streams, and the run itself, from the block.
 
     A process that is forked in the block ends where it would leave it: there is one run.
     """
     process, of_python, of_numpy = os.getpid(), random.getstate(), np.random.get_state()
     device = default_device()
     devices = [torch.cuda.current_device()] if device.type == 'cuda' else []
+    streams, handlers = (sys.stdout, sys.stderr), stop_signals.handlers()
+    alarm = signal.getitimer(signal.ITIMER_REAL)
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
         if os.getpid() != process:
             os._exit(1)
+        signal.setitimer(signal.ITIMER_REAL, *alarm)
+        stop_signals.restore(handlers)
+        sys.stdout, sys.stderr = streams
         random.setstate(of_python)
         np.random.set_state(of_numpy)
 
@@ -230,3 +243,4 @@ def _let_children_import(name: str, text: str, path: str) -> None:
 
 
 _folder_of_modules = functools.cache(tempfile.TemporaryDirectory)
+_numbers = itertools.count()  # a file may be run again, as a judge: pickle needs one module a name

@@ -11,11 +11,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from lm_human_preferences.utils import streams
 
 WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 TO_STOP = (signal.SIGTERM, *WARNINGS)
+Handlers = dict[int, Any]  # of signals, by number
 _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.WeakSet()
 # Seconds until what is asked to stop stops. Batch systems kill what has not ended 30 s after
 # SIGTERM, and the end of a run takes a moment.
@@ -49,8 +51,19 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
     try:
         yield
     finally:
+        restore(before)
+
+
+def handlers() -> Handlers:
+    """Return the handlers of the signals that ask a job to stop."""
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, *TO_STOP)}
+
+
+def restore(before: Handlers) -> None:
+    """Set Python's handlers again, in the main thread; what is ignored by now stays so."""
+    if threading.current_thread() is threading.main_thread():
         for number, earlier in before.items():
-            if signal.getsignal(number) != signal.SIG_IGN:
+            if signal.getsignal(number) != signal.SIG_IGN and earlier is not None:
                 signal.signal(number, earlier)
 
 

@@ -36,6 +36,7 @@ from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs import reward_function, run_files, run_lock
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training.loop import FailedElsewhere
+from lm_human_preferences.utils import stop_signals
 
 # The known reward of film reviews as a user could have written it.
 MOCK = """
@@ -111,6 +112,23 @@ def test_random_numbers_of_the_run_are_not_touched(write):
     assert drawn() == before
 
 
+def test_signals_and_streams_of_the_run_are_not_touched(write):
+    name = write(
+        'import io, signal, sys\ndef score(queries, responses):\n'
+        ' signal.signal(signal.SIGTERM, signal.SIG_DFL)\n signal.alarm(100)\n'
+        ' sys.stdout = sys.stderr = io.StringIO()\n return [1, 2]'
+    )
+
+    def state():
+        is_timed = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+        return signal.getsignal(signal.SIGTERM), is_timed, sys.stdout, sys.stderr
+
+    with stop_signals.handled(stop_signals.interrupt, signal.SIGTERM):
+        before = state()
+        scores_of(name)
+        assert state() == before
+
+
 def test_processes_that_are_spawned_import_the_file(write):
     """As a pool does from Python 3.14 on."""
     name = write(
@@ -122,7 +140,8 @@ def test_processes_that_are_spawned_import_the_file(write):
         ' assert set(files) == {__file__}\n'
         ' return lengths'
     )
-    assert scores_of(name).tolist() == [13, 3]
+    scorer, _ = (FunctionScorer(reward_function.read(name)) for _ in range(2))  # and a judge
+    assert scorer.score(TEXTS).tolist() == [13, 3]
 
 
 FORKS = """
@@ -187,7 +206,12 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
         ('return [1e300, 1]', 'returned 1e+300 for response 0 of 2: a reward must be finite'),
         ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
+        ('raise BaseException', 'raised BaseException (my_reward.py, line 3, in score)'),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
+        (
+            'return wait()\nasync def wait():\n return [1, 2]',
+            'is async: it must return numbers, by asyncio.run for instance',
+        ),
         (
             'return [*map(helper, queries)]\ndef helper(q):\n return {}[q]',
             "raised KeyError: 'the film was' (my_reward.py, line 3, in score; my_reward.py, line 5,"
