@@ -20,7 +20,6 @@ HEADER = {
     'part': 'train',
     'texts_read': 1,
 }
-AT_ONCE = 1000  # questions that are written at a time
 
 
 def random_questions(seed=0, samples=4, task=TASK['task'], tokens=26):
@@ -42,9 +41,7 @@ def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, **hea
     header = {**HEADER, 'policies': ['initial'] * samples, **header}
     new = random_questions(seed, samples, task['task'], tokens)
     with QuestionWriter(str(path), task) as writer:
-        for start in range(0, count, AT_ONCE):
-            some = list(itertools.islice(new, min(AT_ONCE, count - start)))
-            writer.add(some, [header] * len(some))
+        writer.add(list(itertools.islice(new, count)), [header] * count)
         return writer.folder
 
 
