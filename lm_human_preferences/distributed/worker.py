@@ -4,6 +4,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -66,8 +67,7 @@ def run_job(job: str, arguments: dict[str, Any], at_stop: Callable[[], None]) ->
         at_stop()
     sys.stdout.flush()
     mpi_library.finalize()
-    # Python's own end aborts now and then beside the threads of Gloo and MPI.
-    os._exit(status)
+    _exit(status)
 
 
 def _ranks(settings: Any) -> Any:
@@ -104,6 +104,17 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
     time.sleep(PRINT_SECONDS if is_reporter else OTHERS_SECONDS)
+    _exit(status)
+
+
+def _exit(status: int) -> NoReturn:
+    """End this process at once, and the processes that a reward function has left.
+
+    Python's own end aborts now and then beside the threads of Gloo and MPI; children would keep the
+    launcher's pipes open, which waits for them.
+    """
+    for child in multiprocessing.active_children():
+        child.terminate()
     os._exit(status)
 
 

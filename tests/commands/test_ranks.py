@@ -248,6 +248,26 @@ def test_words_reach_the_ranks_as_they_were_typed(tmp_path):
 
 
 @needs_mpi
+def test_processes_that_a_reward_function_keeps_end_with_the_ranks(tmp_path):
+    """They have the launcher's pipes, for whose end it waits."""
+    path = tmp_path / 'pooled.py'
+    path.write_text(
+        'import multiprocessing\n\n'
+        "pool = multiprocessing.get_context('fork').Pool(1)\n\n"
+        'def score(queries, responses):\n    return pool.map(len, responses)\n'
+    )
+    launch = Launch(
+        tmp_path,
+        '--rewards.train_new_model=off',
+        f'--rewards.function={path}:score',
+        '--mpi=2',
+        '--ppo.total_episodes=64',
+    )
+    assert launch.wait() == 0, launch.errors()
+    launch.assert_nothing_left(10)
+
+
+@needs_mpi
 def test_notes_are_printed_once(tmp_path):
     """By the process that checks the command, and becomes mpiexec."""
     words = ('--run.save_dir=x', '--ppo.total_episodes=64', '--rewards.train_new_model=off')
