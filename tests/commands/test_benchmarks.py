@@ -151,7 +151,7 @@ def tiny_hour(tmp_path):
 
 def test_each_part_of_the_hour_of_a_gpu_is_written(tmp_path):
     commands = tiny_hour(tmp_path)
-    assert len(commands) == 12
+    assert len(commands) == 11
     assert commands['tests'] == ['-m', 'pytest', '-n0', '-q', 'tests/gpu']
 
 
