@@ -135,6 +135,7 @@ class ChatTemplate(Contexts):
         return frozenset([token for token in self._tokens(after) if token in added][:1])
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
+        """Return what is wrong with a query; a dialogue must not lose its end."""
         # The role that a dialogue begins with is in its first tokens.
         if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG

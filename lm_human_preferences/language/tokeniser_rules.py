@@ -82,7 +82,8 @@ def _loaded(files: Mapping[str, str]) -> Tokeniser | str:
     problem = _problem(parts, own.unk_token_id)
     if problem:
         kinds = [rules['model']['type']]
-        kinds += [kind for name in ('normalizer', 'pre_tokenizer') for kind in _types(rules[name])]
+        for name in ('normalizer', 'pre_tokenizer'):
+            kinds += _types(rules[name])
         return f'cannot be used: {problem} ({type(own).__name__}: {", ".join(kinds)})'
     stored = storage.read_json(files[run_files.TOKENISER])
     is_as_stored = _are_alike(parts, tokenizer_of(without_prefix_space(stored) | _PLAIN))
@@ -92,8 +93,11 @@ def _loaded(files: Mapping[str, str]) -> Tokeniser | str:
 def _kind_in(config: str) -> dict[str, Any]:
     """Return what decides the class of a tokeniser, of a model's config.json."""
     content = storage.read_json(config)
-    content = content if isinstance(content, dict) else {}
-    return {name: content[name] for name in ('model_type', 'tokenizer_class') if name in content}
+    found = {}
+    for name in ('model_type', 'tokenizer_class'):
+        if isinstance(content, dict) and name in content:
+            found[name] = content[name]
+    return found
 
 
 def tokenizer_of(rules: Mapping[str, Any]) -> tokenizers.Tokenizer:
@@ -119,10 +123,12 @@ def _problem(parts: tokenizers.Tokenizer, unknown: Any) -> str:
 def _are_alike(one: tokenizers.Tokenizer, other: tokenizers.Tokenizer) -> bool:
     """Return whether two tokenisers have the same tokens, and make the same of texts."""
     one.encode_special_tokens = other.encode_special_tokens = True
-    texts = [*_TEXTS, *_OTHER_TEXTS]
-    encoded = [each.encode_batch(texts, add_special_tokens=False) for each in (one, other)]
-    first, second = ([each.ids for each in batch] for batch in encoded)
-    return first == second and one.get_vocab() == other.get_vocab()
+    for text in (*_TEXTS, *_OTHER_TEXTS):
+        first = one.encode(text, add_special_tokens=False)
+        second = other.encode(text, add_special_tokens=False)
+        if first.ids != second.ids:
+            return False
+    return one.get_vocab() == other.get_vocab()
 
 
 def encoding_rules(rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,4 +178,9 @@ def _types(rule: Any) -> list[str]:
     if not isinstance(rule, dict):
         return []
     inner = rule.get('normalizers') or rule.get('pretokenizers')
-    return [kind for each in inner for kind in _types(each)] if inner else [rule['type']]
+    if not inner:
+        return [rule['type']]
+    kinds = []
+    for each in inner:
+        kinds += _types(each)
+    return kinds

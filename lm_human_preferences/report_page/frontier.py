@@ -38,18 +38,16 @@ def _chart(results: dict[str, Any], reward: str, identity: str) -> Chart | None:
     # The policy comes last, so that nothing hides it. One number serves both kinds of best of n,
     # which have about the same KL.
     for kind, names in sorted(kinds.items(), key=lambda item: item[0] == 'policy'):
+        colour = _COLOURS.get(kind, _BEST_OF)
+        if kind in chosen_by_other:
+            colour = _BEST_OF_OTHER
         has_texts = kind.startswith('best of n') and kind not in chosen_by_other
-        colour = _COLOURS.get(kind, _BEST_OF_OTHER if kind in chosen_by_other else _BEST_OF)
-        series.append(
-            Series(
-                kind,
-                [marks[name]['kl'] for name in names],
-                [marks[name]['reward'] for name in names],
-                charts.POINTS,
-                colour,
-                [name.split('_')[2] if has_texts else '' for name in names],
-            )
-        )
+        steps, values, texts = [], [], []
+        for name in names:
+            steps.append(marks[name]['kl'])
+            values.append(marks[name]['reward'])
+            texts.append(name.split('_')[2] if has_texts else '')
+        series.append(Series(kind, steps, values, charts.POINTS, colour, texts))
     place = list(results['rewards']).index(reward)
     return charts.layout(
         f'The policy and the best one possible, by the {reward}',
@@ -64,6 +62,9 @@ def _curve(
     name: str, points: dict[str, Any], curve: str, up_to: float, kind: str, colour: int
 ) -> Series:
     """Return a curve of the results from the initial model to the KL `up_to`."""
-    found = zip(*report.from_base(points, curve), strict=True)
-    near = [(kl, value) for kl, value in found if kl <= up_to]
-    return Series(name, [kl for kl, _ in near], [value for _, value in near], kind, colour)
+    steps, values = [], []
+    for kl, value in zip(*report.from_base(points, curve), strict=True):
+        if kl <= up_to:
+            steps.append(kl)
+            values.append(value)
+    return Series(name, steps, values, kind, colour)
