@@ -220,7 +220,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             try:
                 yield
             finally:
-                signal.alarm(0)
+                stop_signals.deadline.end()
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal; interrupt at the second one, or at the alarm.
@@ -235,7 +235,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         if self.stop_requested:
             return
         self.stop_requested = True
-        signal.alarm(self.stop_timeout)
+        stop_signals.deadline.begin(self.stop_timeout)
         if self.comm.rank == 0:
             # Not print(), which the signal may have interrupted.
             text = (
@@ -250,7 +250,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         if self.writing and self.writing.done():
             self.wait()
         if any(self.comm.all_gather_object(self.stop_requested)):
-            signal.alarm(0)
+            stop_signals.deadline.end()
             self.save(trainer)
             self.comm.on_rank_0(self.wait)
             raise AllStopped

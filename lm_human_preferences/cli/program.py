@@ -14,7 +14,7 @@ from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError, disks_are_told
 from lm_human_preferences.utils import streams
 from lm_human_preferences.utils.streams import note
-from lm_human_preferences.utils.terminal import printable
+from lm_human_preferences.utils.terminal import error_line
 
 HELP = ['-h', '--help']
 HELP_ALL = '--help-all'
@@ -77,9 +77,8 @@ class Program(click.Group):
 
 
 def _fail(message: str) -> None:
-    line = printable(' '.join(message.splitlines()))
     streams.mute_notes(False)
-    note(f'error: {line}')
+    note(error_line(message))
     worker.let_rank_0_report()
     sys.exit(FAILED)
 

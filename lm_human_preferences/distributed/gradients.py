@@ -33,7 +33,7 @@ class OverlappedGradients(Gradients):
     """Gradients averaged in large buckets, last parameters first, during the last backward pass.
 
     A parameter's `grad` becomes a view of its bucket, 0 where the loss does not reach it.
-    begin_sum: `engines.Engine.begin_sum` of `size` ranks.
+    begin_sum: begins to sum a tensor over `size` ranks, and returns a function that waits.
     """
 
     def __init__(

@@ -77,9 +77,9 @@ def why_not(family: Family | None) -> str:
     import torch
 
     path = _library()
-    built = mpi_library.linked_family(path) if path else None
     if path is None:
         return 'Horovod is not installed'
+    built = mpi_library.linked_family(path)
     if family is None or built is not family:  # it would crash
         builder, speaker = (each.name if each else 'no MPI' for each in (built, family))
         return f'Horovod was built against {builder}, and the ranks speak {speaker}'

@@ -58,7 +58,8 @@ def is_reporter(*, is_lost: bool) -> bool:
     """Return whether this rank reports its error, for all: the first in the store does.
 
     is_lost: the error is that another rank is lost. If the store is lost with rank 0, that one has
-    reported its own error, or its launcher tells why it ended.
+    reported its own error, or its launcher tells why it ended. If the store does not answer in
+    time, this rank reports.
     """
     store, launch = _store, launch_methods.current()
     if store is None:

@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 from lm_human_preferences.distributed import launch_methods, launcher, meeting, mpi_library
 from lm_human_preferences.errors import UserError, disks_are_told
 from lm_human_preferences.utils import stop_signals, streams
+from lm_human_preferences.utils.terminal import error_line
 
-STDOUT, STDERR = 1, 2  # file descriptors
 _PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has ended
 # How long an error has to be printed, and passed on by the launcher, before other ranks end.
 PRINT_SECONDS = 0.5
 OTHERS_SECONDS = 2
+
+_clean_ups: list[Callable[[], object]] = []
 
 
 def become_rank() -> None:
@@ -35,18 +37,18 @@ def become_rank() -> None:
         return
     stdout: Any = sys.stdout  # its declared type has no `reconfigure`
     stdout.reconfigure(line_buffering=True)
-    is_terminal = os.environ.get(launcher.TERMINAL)
-    if is_terminal:
+    terminal = os.environ.get(launcher.TERMINAL)
+    if terminal is not None:
         streams.mute_notes(True)  # which the process that became mpiexec has printed
-    if is_terminal == 'True':
+    if terminal == 'True':
         sys.stderr.isatty = lambda: True
-        os.dup2(STDERR, STDOUT)  # lines and progress bars stay in order
+        os.dup2(streams.STDERR, streams.STDOUT)  # lines and progress bars stay in order
 
 
 def run_job(job: str, arguments: dict[str, Any], at_stop: Callable[[], None]) -> NoReturn:
     """Do `job` on this rank and end the process; at_stop: called on rank 0 after a signal."""
     launch_methods.prepare_torch()
-    faulthandler.enable(STDERR)  # a crash shows where it happened, as an exception does
+    faulthandler.enable(streams.STDERR)  # a crash shows where it happened, as an exception does
     streams.mute_notes(False)
     status = 0
     try:
@@ -97,7 +99,7 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
             status, text = 1, f'error: rank {rank} has lost another: {error}'
             time.sleep(PRINT_SECONDS)  # another rank's error may be the reason
         elif isinstance(error, UserError):
-            status, text = 2, f'error: {" ".join(str(error).splitlines())}'
+            status, text = 2, error_line(error)
         else:
             status, text = 1, ''.join(traceback.format_exception(error)).rstrip()
         is_reporter = meeting.is_reporter(is_lost=is_lost)
@@ -115,7 +117,14 @@ def _exit(status: int) -> NoReturn:
     """
     for child in multiprocessing.active_children():
         child.terminate()
+    for clean_up in _clean_ups:
+        clean_up()
     os._exit(status)
+
+
+def before_exit(clean_up: Callable[[], object]) -> None:
+    """Call `clean_up` when this rank ends, where Python's own end is left out."""
+    _clean_ups.append(clean_up)
 
 
 def let_rank_0_report() -> None:

@@ -17,7 +17,6 @@ import os
 import pathlib
 import random
 import reprlib
-import signal
 import sys
 import tempfile
 import traceback
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.texts import LARGEST, Texts
 from lm_human_preferences.runs.reward_function import Source
@@ -219,15 +219,14 @@ def _apart() -> Iterator[None]:
     device = default_device()
     devices = [torch.cuda.current_device()] if device.type == 'cuda' else []
     streams, handlers = (sys.stdout, sys.stderr), stop_signals.handlers()
-    alarm = signal.getitimer(signal.ITIMER_REAL)
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
         if os.getpid() != process:
             os._exit(1)
-        signal.setitimer(signal.ITIMER_REAL, *alarm)
         stop_signals.restore(handlers)
+        stop_signals.deadline.set_timer()
         sys.stdout, sys.stderr = streams
         random.setstate(of_python)
         np.random.set_state(of_numpy)
@@ -236,11 +235,18 @@ def _apart() -> Iterator[None]:
 def _let_children_import(name: str, text: str, path: str) -> None:
     """Let spawned processes, which look for modules in sys.path, import the file's module."""
     module = f'__file__ = {path!r}\nexec(compile({text!r}, __file__, "exec"))\n'
-    folder = _folder_of_modules().name
+    folder = _folder_of_modules()
     pathlib.Path(folder, f'{name}.py').write_text(module, encoding='utf-8')
     if folder not in sys.path:
         sys.path.append(folder)
 
 
-_folder_of_modules = functools.cache(tempfile.TemporaryDirectory)
+@functools.cache
+def _folder_of_modules() -> str:
+    """Make a folder for this process, which is deleted when it ends."""
+    folder = tempfile.TemporaryDirectory()
+    worker.before_exit(folder.cleanup)
+    return folder.name
+
+
 _numbers = itertools.count()  # a file may be run again, as a judge: pickle needs one module a name

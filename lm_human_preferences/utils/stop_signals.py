@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -22,6 +23,7 @@ _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.We
 # Seconds until what is asked to stop stops. Batch systems kill what has not ended 30 s after
 # SIGTERM, and the end of a run takes a moment.
 STOP_TIMEOUT = 20
+LEAST_SECONDS = 1e-3  # of a timer: 0 would be none
 
 
 @contextlib.contextmanager
@@ -54,9 +56,38 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
         restore(before)
 
 
+class Deadline:
+    """Time at which a job that was asked to stop gets SIGALRM."""
+
+    def __init__(self) -> None:
+        self._end: float | None = None  # by the monotonic clock
+
+    def begin(self, seconds: float) -> None:
+        """Let the signal come in `seconds`."""
+        self._end = time.monotonic() + seconds
+        self.set_timer()
+
+    def end(self) -> None:
+        """Let no signal come."""
+        self._end = None
+        self.set_timer()
+
+    def set_timer(self) -> None:
+        """Set the process's timer, which the user's code may have used for itself."""
+        if threading.current_thread() is threading.main_thread():
+            left = 0.0
+            if self._end is not None:
+                left = max(self._end - time.monotonic(), LEAST_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, left)
+
+
+deadline = Deadline()  # of this process, which has one timer
+
+
 def handlers() -> Handlers:
-    """Return the handlers of the signals that ask a job to stop."""
-    return {number: signal.getsignal(number) for number in (signal.SIGINT, *TO_STOP)}
+    """Return the handlers of the signals that ask a job to stop, and of its deadline."""
+    numbers = (signal.SIGINT, signal.SIGALRM, *TO_STOP)
+    return {number: signal.getsignal(number) for number in numbers}
 
 
 def restore(before: Handlers) -> None:

@@ -22,6 +22,11 @@ def printable(text: str) -> str:
     return ''.join(shown)
 
 
+def error_line(error: object) -> str:
+    """Return the line that reports an error, or a message, to the user."""
+    return f'error: {printable(" ".join(str(error).splitlines()))}'
+
+
 def columns(most: int) -> int:
     """Return the width of the terminal, or `most` where it is wider or none."""
     return max(_LEAST_COLUMNS, min(shutil.get_terminal_size((most, 24)).columns, most))

@@ -129,6 +129,21 @@ def test_signals_and_streams_of_the_run_are_not_touched(write):
         assert state() == before
 
 
+def test_the_time_to_stop_does_not_begin_again_or_end_with_a_call(write):
+    """As of a signal that comes during the call, whatever timer the function uses."""
+    name = write(
+        'import signal\nfrom lm_human_preferences.utils import stop_signals\n'
+        'def score(queries, responses):\n stop_signals.deadline.begin(50)\n signal.alarm(0)\n'
+        ' return [1, 2]'
+    )
+    try:
+        scores_of(name)
+        assert 40 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
+    finally:
+        stop_signals.deadline.end()
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
 def test_processes_that_are_spawned_import_the_file(write):
     """As a pool does from Python 3.14 on."""
     name = write(
