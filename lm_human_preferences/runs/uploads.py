@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lm_human_preferences import shell, storage
@@ -21,30 +21,42 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.storage import local_files
 from lm_human_preferences.utils.logging import announce
 
+Files = dict[str, tuple[int, str | None]]  # {path: (size, MD5 or None)} of a remote directory
+
 UPLOADED = 'uploaded'
 SYNC_SECONDS = 20  # between two looks for what has changed
 CLOSE_TIMEOUT = 600  # seconds of tries when the run is done
 
 
+class TakenOver(storage.StorageError):
+    """Another process has uploaded checkpoints to the remote directory."""
+
+
 def is_up_to_date(url: str, directory: str) -> bool:
     """Return whether a staging directory has everything that the store has."""
     lists = _lists_in(url, storage.listing(url))
-    return os.path.isdir(directory) and _has_uploaded(directory, lists.values())
+    return os.path.isdir(directory) and _has_uploaded(directory, lists)
 
 
-def _lists_in(url: str, remote: Iterable[str]) -> dict[str, bytes]:
-    """Return {path: text} of the lists of checkpoints among the files of the store."""
+def _lists_in(url: str, remote: Files) -> dict[str, str]:
+    """Return {path: MD5} of the lists of checkpoints among the files of the store."""
     lists = {}
-    for path in filter(_is_list, remote):
-        lists[path] = Path(storage.cached_path(storage.join(url, path))).read_bytes()
+    for path, (_, md5) in remote.items():
+        if _is_list(path):
+            lists[path] = md5 or _md5(_read(url, path))  # a store need not know it
     return lists
 
 
-def _has_uploaded(directory: str, lists: Iterable[bytes]) -> bool:
+def _read(url: str, path: str) -> bytes:
+    """Return the content of a small file of the store."""
+    return Path(storage.cached_path(storage.join(url, path))).read_bytes()
+
+
+def _has_uploaded(directory: str, lists: Mapping[str, str]) -> bool:
     """Return whether all of these lists of checkpoints are from this staging directory."""
     record = Path(directory, UPLOADED)
     uploaded = record.read_text().split() if record.exists() else []
-    return all(_md5(text) in uploaded for text in lists)
+    return all(md5 in uploaded for md5 in lists.values())
 
 
 def _record(directory: str, text: bytes) -> None:
@@ -64,7 +76,8 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
         os.remove(os.path.join(directory, path))
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
-    for path, text in _lists_in(url, remote).items():
+    for path in filter(_is_list, remote):
+        text = _read(url, path)
         _record(directory, text)
         stems = _listed(path, text)
         resumable = [stem for stem in stems if stem + names.RESUME in remote]
@@ -84,12 +97,13 @@ def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     """Upload new files that match `pattern`, and delete old ones.
 
     Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at
-    any point leaves those that are listed whole. FileNotFoundError if a file is deleted meanwhile.
+    any point leaves those that are listed whole. FileNotFoundError if a file is deleted meanwhile;
+    TakenOver if the store has checkpoints of others.
     """
     remote = storage.listing(url)
     in_store = _lists_in(url, remote)
-    if not _has_uploaded(directory, in_store.values()):
-        raise storage.StorageError(f'{url} was changed by another process')
+    if not _has_uploaded(directory, in_store):
+        raise TakenOver(f'{url} was changed by another process')
     local = local_files(directory, pattern)
     lists = {path: Path(directory, path).read_bytes() for path in local if _is_list(path)}
     kept = set()
@@ -115,7 +129,7 @@ def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
         with open(os.path.join(directory, path), 'rb') as file:
             storage.write(storage.join(url, path), file)
     for path, text in lists.items():
-        if text != in_store.get(path):
+        if _md5(text) != in_store.get(path):
             _record(directory, text)
             storage.write(storage.join(url, path), io.BytesIO(text))
 
@@ -164,7 +178,7 @@ class Uploader:
         self.thread.start()
 
     def _sync_repeatedly(self) -> None:
-        while not self.closing.wait(SYNC_SECONDS):
+        while not self._is_taken_over() and not self.closing.wait(SYNC_SECONDS):
             self._try_to_sync()
 
     def _try_to_sync(self) -> bool:
@@ -174,7 +188,9 @@ class Uploader:
         except FileNotFoundError:
             return False
         except (storage.StorageError, OSError) as e:
-            if not self.last_error:
+            if isinstance(e, TakenOver):
+                announce(f'WARNING: uploads end: {e}')
+            elif not self.last_error:
                 announce(f'WARNING: uploads are delayed, and tried again: {e}')
             self.last_error = e
             return False
@@ -184,20 +200,35 @@ class Uploader:
         return True
 
     def close(self, timeout: float) -> None:
-        """Upload the rest; UserError if that takes more than `timeout` seconds of tries."""
+        """Upload the rest; UserError if it cannot be done within `timeout` seconds of tries."""
         self.closing.set()
         self.thread.join()
+        if not self._is_taken_over():
+            self._upload_rest(timeout)
+        if self._is_taken_over():
+            raise UserError(
+                f'{self.last_error}; what this one has made is in {self.directory}: copy it before'
+                f' you type `{self._resume_command()}`, which replaces it'
+            )
+
+    def _upload_rest(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         if self.last_error and timeout:
             announce(f'note: trying to upload the rest, for up to {timeout / 60:.0f} minutes')
-        while not self._try_to_sync():
+        while not self._try_to_sync() and not self._is_taken_over():
             if time.monotonic() > deadline:
-                command = shell.typed('./launch.py resume', self.url)
                 raise UserError(
-                    f'{self.url} is not complete: {self.last_error}; all of the run is in'
-                    f' {self.directory}, and `{command}` here uploads the rest'
+                    f'{self.url} is not complete: {self.last_error or "a file is missing"}; all of'
+                    f' the run is in {self.directory}, and `{self._resume_command()}` here uploads'
+                    ' the rest'
                 ) from self.last_error
             time.sleep(SYNC_SECONDS)
+
+    def _is_taken_over(self) -> bool:
+        return isinstance(self.last_error, TakenOver)
+
+    def _resume_command(self) -> str:
+        return shell.typed('./launch.py resume', self.url)
 
 
 @contextlib.contextmanager

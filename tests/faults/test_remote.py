@@ -368,8 +368,12 @@ def test_a_run_with_which_another_machine_went_on_is_left_to_it(server, store, m
         server.properties.clear()
 
     after_steps(monkeypatch, {2: take_over})
-    taken_over = f'{RUN} was changed by another process; all of the run is in '
-    assert taken_over in last_error_of(invoke(f'{DIRECT} 256'))
+    result = invoke(f'{DIRECT} 256')
+    assert last_error_of(result) == (
+        f'{RUN} was changed by another process; what this one has made is in {staged()}: copy it'
+        f' before you type `./launch.py resume {RUN}`, which replaces it'
+    )
+    assert result.output.count('uploads end: ') == 1 and 'uploads are delayed' not in result.output
     assert store[name] == others
     assert os.path.exists(staged('policy/checkpoints/model.ckpt-4.index'))
 
