@@ -32,7 +32,6 @@ CONFIG = 'config.json'
 SMALL_FILES = ('*.json', 'tokenizer*', 'merges.txt', 'vocab*', '*.jinja')
 WEIGHTS = 'model*.safetensors'
 NEVER = ['*/*', '*.bin', '*.pt', '*.pkl', '*.py']  # '*/*': nothing in folders, such as onnx/
-SNAPSHOTS = 'snapshots'  # folder of the library's cache that has a folder for each commit
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -60,8 +59,8 @@ def pinned(name: str, *, ask: bool = True) -> str:
         raise StorageError(f'no such directory: {name}; as a model of the hub, {e}') from e
     if not hub.name and not os.path.exists(os.path.join(copy, CONFIG)):
         raise hub.error(f'it has no {CONFIG}, so it is not a model of transformers')
-    folders = copy.split(os.sep)
-    return hub.at(folders[folders.index(SNAPSHOTS) + 1])
+    directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
+    return hub.at(os.path.basename(directory))  # which the library calls by the commit
 
 
 def is_pin_of(recorded: Any, given: Any) -> bool:

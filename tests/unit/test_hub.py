@@ -231,7 +231,15 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
     assert f'put {LABELS} into HF_HOME by `hf download`' in told
 
 
-def test_what_the_hub_refuses(hub_server):
+@pytest.fixture
+def patient(monkeypatch):
+    """Let the library not wait between its tries."""
+    waits = types.SimpleNamespace(sleep=lambda seconds: None)
+    for module in ('file_download', 'utils._http'):
+        monkeypatch.setattr(f'huggingface_hub.{module}.time', waits)
+
+
+def test_what_the_hub_refuses(hub_server, patient):
     told = failure(storage.pinned, 'hf://org/none')
     assert told.startswith('hf://org/none: the hub has no such model') and 'HF_TOKEN' in told
     assert failure(storage.pinned, 'hf://org/model@v9').endswith('has no revision v9')
@@ -266,12 +274,10 @@ def test_what_is_not_a_hub(hub_server):
     assert told.endswith('the answer is not from a hub (a log-in page of the network?)')
 
 
-def test_a_file_that_ends_early(hub_server, monkeypatch):
+def test_a_file_that_ends_early(hub_server, patient, monkeypatch):
     hub_server.holds['org/model']['main'] = {'config.json': b'{}', 'model.safetensors': bytes(1000)}
     hub_server.ends['model.safetensors'] = 999
     monkeypatch.setattr(constants, 'DOWNLOAD_CHUNK_SIZE', 1000)
-    patient = types.SimpleNamespace(sleep=lambda seconds: None)
-    monkeypatch.setattr('huggingface_hub.file_download.time', patient)
     told = failure(storage.cached_directory, 'hf://org/model')
     assert told.startswith('hf://org/model: the hub: peer closed connection')
     assert hub_server.requests('GET /org/model/resolve') <= 8
