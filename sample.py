@@ -18,12 +18,10 @@ from lm_human_preferences.cli import launch
 from lm_human_preferences.cli.program import Program
 from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.command_options import RewardOfRunHParams
-from lm_human_preferences.hparams.reward_options import PRECISIONS
+from lm_human_preferences.hparams.reward_options import CONSOLES, PRECISIONS
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.hyperparams import TEXTS, option, own_option
-
-CONSOLES = ('summary', 'original')
 
 
 @dataclass

@@ -81,7 +81,7 @@ def show_start(plan: Plan, comm: Comm) -> None:
     """Print what starts, and how its queries are made of the texts."""
     console.show_start(plan.settings, comm)
     if len(plan.names) > 1:
-        log_in_summary(f'phases: {", then ".join(plan.names)}')
+        log_in_summary(plan.phases_line())
     encoding = lm_tasks.initial_encoding(plan.settings.task.policy.initial_model)
     log_in_summary(*checks.check_queries(plan, encoding.get_encoder()))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from lm_human_preferences import shell
 from lm_human_preferences.hparams.differences import Experiments, task_options
+from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.task_file import EXPERIMENT
@@ -15,26 +16,25 @@ from lm_human_preferences.runs.run_files import POLICY, usual_directory
 # (most labels, epochs). With fewer epochs the reward model underfits; with more it overfits the
 # labellers' errors, above all where there are many labels.
 EPOCHS = ((512, 16), (4096, 4))
-MEMBERS = 4
+MEMBERS = 4  # reward models whose mean is the reward
 # Most labels from which a head on a large model's frozen hidden states learns more than a network
 MOST_FOR_HEAD = 512
 
 
 def training_options(labels: int, *, is_large: bool) -> list[str]:
     """Return options of a new reward model for so many labels; is_large: as its language model."""
-    new_model = '--rewards.train_new_model'
     if is_large and labels <= MOST_FOR_HEAD:
-        return [f'{new_model}.features', 'frozen']
-    epochs, members = epochs_and_members(labels)
-    return [f'{new_model}.epochs', str(epochs), '--rewards.ensemble', str(members)]
+        return [f'--{NEW_MODEL}.features', 'frozen']
+    epochs = str(epochs_for(labels))
+    return [f'--{NEW_MODEL}.epochs', epochs, '--rewards.ensemble', str(MEMBERS)]
 
 
-def epochs_and_members(labels: int) -> tuple[int, int]:
-    """Return epochs, and reward models in an ensemble, for a training on so many labels."""
+def epochs_for(labels: int) -> int:
+    """Return the epochs for a training on so many labels."""
     for most, epochs in EPOCHS:
         if labels <= most:
-            return epochs, MEMBERS
-    return 1, MEMBERS
+            return epochs
+    return 1
 
 
 def training_command(
@@ -43,18 +43,17 @@ def training_command(
     """Return the command that trains a policy on so many labels, all but those of `without`."""
     experiment, for_task = _experiment_and_task(folder.task, experiments)
     path = os.path.abspath(folder.path)
-    new_model = '--rewards.train_new_model'
     name = os.path.basename(path)
     names = itertools.chain([name], (f'{name}-{number}' for number in itertools.count(2)))
     new = (each for each in names if not os.path.exists(usual_directory(POLICY.command, each)))
     words = [experiment, next(new)]
     for option, value in for_task.items():
         words += shell.option_words(option, value)
-    words += [f'{new_model}.labels.source', path]
-    words += [f'{new_model}.labels.type', folder.task['label_type']]
-    words += [f'{new_model}.labels.num_train', 'None']
+    words += [f'--{NEW_MODEL}.labels.source', path]
+    words += [f'--{NEW_MODEL}.labels.type', folder.task['label_type']]
+    words += [f'--{NEW_MODEL}.labels.num_train', 'None']
     if without:
-        words += [f'{new_model}.labels.without', without]
+        words += [f'--{NEW_MODEL}.labels.without', without]
     # Those that learn by adapters are large, and know more than a few labels can teach.
     is_large = folder.task['task'].get('policy', {}).get('lora') is not None
     words += training_options(labels, is_large=is_large)

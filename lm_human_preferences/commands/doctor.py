@@ -23,16 +23,20 @@ PACKAGES = (
     'filelock',
     'ftfy',
     'google_crc32c',
+    'jinja2',
     'matplotlib',
     'mpi4py',
     'numpy',
+    'peft',
     'safetensors',
+    'starlette',
     'tensorboard',
     'tiktoken',
     'torch',
     'tqdm',
     'transformers',
     'urllib3',
+    'uvicorn',
 )
 # Pipfile.lock has wheels for these and what is between; tools/ knows the same versions.
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)

@@ -43,7 +43,7 @@ def dry_run(
     save_dir = settings.run.save_dir
     lines = [_start(settings, ranks)]
     lines.append(f'would write to {save_dir}' if save_dir else 'would save nothing')
-    lines.append(f'phases: {", then ".join(plan.names)}')
+    lines.append(plan.phases_line())
     encoding, sizes = _initial_model(plan, unchecked)
     encoder = None
     if encoding is not None and encoding.is_here:

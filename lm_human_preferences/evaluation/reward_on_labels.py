@@ -58,13 +58,12 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     of each but gold ones, where there are any only on those held out. What the model may have
     'learned' tests nothing, and has no interval.
     """
-    model, share, parts = parts_of(folder, run, without, may_be_code=True)
+    model, share, parts = parts_of(folder, run, without)
     label_type = folder.label_type
     learns = isinstance(model, LearnedReward) or _is_exported(model)
-    learned = {'held_out': False, 'trained_on': learns, 'comparisons': False}
     found, labellers = {}, {}
     for name, part in parts.items():
-        found[name] = _prediction(model, part, label_type, learned=learned[name])
+        found[name] = _prediction(model, part, label_type, learned=learns and name == 'trained_on')
     learns = learns and found['held_out'] is None
     for name in folder.logs:
         if name in without:
@@ -108,10 +107,10 @@ def _parted(folder: LabelFolder, labels: Labels, share: float) -> tuple[Labels, 
 
 
 def parts_of(
-    folder: LabelFolder, run: str, without: Collection[str], *, may_be_code: bool = False
+    folder: LabelFolder, run: str, without: Collection[str]
 ) -> tuple[loading.FrozenRewardModel, float, dict[str, Labels]]:
     """Return (the reward model of `run`, the share it held out, {part: its labels})."""
-    model = _reward_for(folder, run, may_be_code)
+    model = _reward_for(folder, run)
     share = _share_held_out(model, run)
     learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
     compared = label_files.tensors_of(folder, folder.counted(VALIDATION, without))
@@ -120,13 +119,13 @@ def parts_of(
     return model, share, parts
 
 
-def _reward_for(folder: LabelFolder, run: str, may_be_code: bool) -> loading.FrozenRewardModel:
+def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:
     """Return the reward of `run` for tokens of a folder; see loading.load_reward_model."""
     encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
     if run == 'mock':
         return loading.load_reward_model(run, encoding)
     with option_renamed('--reward'):
-        scorer = text_scorer(run, chat=chat, may_be_code=may_be_code)
+        scorer = text_scorer(run, chat=chat, may_be_code=True)
     if scorer is not None:
         return TextReward(scorer, encoding, chat=chat)
     saved = saved_model(run)

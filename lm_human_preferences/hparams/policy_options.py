@@ -64,7 +64,7 @@ class RewardHParams(hyperparams.HParams):
     pessimism: float | None = own_option(
         None,
         'standard deviations by which a head (features frozen) lowers its scores where its labels'
-        ' tell little; None: half a one',
+        ' tell little; None: 0.5',
         at_least=0,
         at_most=MOST_PESSIMISM,
     )

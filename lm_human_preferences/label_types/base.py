@@ -59,7 +59,7 @@ class LabelType:
     expected: str  # what a valid answer is, for errors
     instructions: str = ''  # for labellers, where nobody says otherwise
     control: Control = Control('choose', 2, '')
-    chance: float | None = None  # share of answers that guessing gets right; None: see `matches`
+    chance: float | None = None  # fraction of answers that guessing gets right; None for ratings
     can_tie: bool = False  # whether "no preference" can be an answer
     ties: bool = False  # whether it may be given, see `allow_ties`
     tied: float | None = None  # the answer in a tensor that has no preference, if there is one
@@ -128,7 +128,7 @@ class LabelType:
         return places[value] if isinstance(value, int) else value
 
     def matches(self, value: Value, right: Value) -> bool:
-        """Return whether an answer is right; not called if `chance` is None."""
+        """Return whether an answer is the same as another one, such as a gold answer."""
         return value == right
 
     # ------------------------------------------------------------ what somebody simulated answers

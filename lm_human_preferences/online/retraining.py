@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-
 from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.frozen_head.reward import FrozenReward
-from lm_human_preferences.labels.held_out import Prediction, predict
+from lm_human_preferences.labels.held_out import Labels, Prediction, predict
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
@@ -19,8 +17,6 @@ from lm_human_preferences.trainers import head_training
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.logging import Logger, announce
-
-Labels = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)

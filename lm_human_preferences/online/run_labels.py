@@ -12,16 +12,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError, option_renamed
+from lm_human_preferences.errors import UserError, about_option, option_renamed
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import TRAIN, LabelFolder, QuestionWriter
+from lm_human_preferences.labels.held_out import Labels
 from lm_human_preferences.labels.labeller import Labeller, names_in
 from lm_human_preferences.labels.task_file import new_task
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.questions import QuestionSource
-from lm_human_preferences.online.retraining import Labels
 from lm_human_preferences.runs.run_files import LABELS
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
@@ -50,7 +50,10 @@ class RunLabels:
         self.online = online
         self.schedule = online.schedule(trainer.total_steps)
         path = online.instructions
-        text = None if path is None else storage.read_text(path).strip()
+        text = None
+        if path is not None:
+            with about_option(online.option_name('instructions')):
+                text = storage.read_text(path).strip()
         label_type = phase.retraining.settings.labels.type
         task = new_task(label_type, phase.settings.task.to_nested_dict(), text, online.ties)
         task['encoding'] = encoding.name

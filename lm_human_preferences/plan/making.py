@@ -39,6 +39,10 @@ class Plan:
         names = [phase.name for phase in self.trainings]
         return names if self.evaluation is None else [*names, self.evaluation.name]
 
+    def phases_line(self) -> str:
+        """Return the line that tells the user what comes after what."""
+        return f'phases: {", then ".join(self.names)}'
+
     def memory(self, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
         """Estimate the memory of each training on one of `ranks`; members take the same."""
         different = [*self.rewards[:1], *self.trainings[len(self.rewards) :]]

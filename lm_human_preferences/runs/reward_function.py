@@ -8,11 +8,11 @@ import dataclasses
 import functools
 import hashlib
 import shlex
-import sys
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.utils.streams import note
 
 OPTION = '--rewards.function'
 
@@ -77,7 +77,7 @@ def check_named(run: str, recorded: str, named: str | None) -> None:
     except storage.NotFound:
         return
     if not is_copied:
-        print(f'note: {named} is not what it was when this run began; see {copy}', file=sys.stderr)
+        note(f'note: {named} is not what it was when this run began; see {copy}')
 
 
 def _parts(name: str) -> tuple[str, str]:

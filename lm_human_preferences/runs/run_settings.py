@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shlex
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -258,7 +257,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
             f' `{resume_command(hparams)}`'
         )
     for text in changes.values():
-        print(f'note: going on with {text}', file=sys.stderr)
+        note(f'note: going on with {text}')
     settings = _given_settings(hparams)
     digests = _recorded(directory, 'digests', dict) or {}
     for name in recorded_paths.changed(digests, settings):

@@ -81,7 +81,7 @@ class Checkpoints(Hook):
             self.begun = self.checkpointer.position(self.trainer)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Save when it is due; KeyboardInterrupt if a signal has come."""
+        """Save when it is due; AllStopped if a signal has come."""
         self.checkpointer.after_step(self.trainer)
         is_last = step == self.trainer.total_steps
         if step % self.interval == 0 or (self.resume_hint is not None and is_last):

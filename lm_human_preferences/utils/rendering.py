@@ -64,11 +64,11 @@ class _Renderer:
             process.kill()
             process.communicate()
             self._process = None
-        return {'error': f'it takes more than {SECONDS:g} s'}
+        return {'error': f'it takes more than {SECONDS:g} s, or ends the process that renders it'}
 
     def _started(self) -> subprocess.Popen[str]:
         command = [sys.executable, '-P', '-c', _PROGRAM, str(SECONDS), str(MEGABYTES)]
-        process = self._process = subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -78,8 +78,10 @@ class _Renderer:
         )
         assert process.stdout is not None
         if process.stdout.readline() != 'ready\n':
-            self._process = None
+            process.kill()
+            process.communicate()
             raise TemplateError('transformers cannot be started to render it')
+        self._process = process
         return process
 
 

@@ -58,10 +58,10 @@ SIZES = {  # width, heads and blocks
 TRAININGS = ('train_reward', 'train_policy')
 # Options of other tools.
 OTHER_TOOLS = set(
-    '--dev --hostfile --logdir --kill-on-bad-exit --nodes --ntasks --ntasks-per-node'
-    ' --gpus-per-node --gpus-per-task --nproc-per-node --nnodes --node-rank --master-addr'
-    ' --master-port --rdzv-backend --rdzv-id --rdzv-endpoint --rdzv-conf --max-restarts --mca'
-    ' --shutdown-timeout --signals-to-handle --standalone --signal --initial --ends --quick'
+    '--dev --hostfile --logdir --kill-on-bad-exit --ntasks'
+    ' --gpus-per-task --nproc-per-node --nnodes --node-rank --master-addr'
+    ' --master-port --rdzv-backend --rdzv-id --rdzv-endpoint --max-restarts --mca'
+    ' --shutdown-timeout --standalone --signal --initial'
     ' --seeds --trials --picture'.split()
 )
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch

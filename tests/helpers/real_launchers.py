@@ -25,8 +25,7 @@ class Missing(Exception):
 class Launcher:
     """command: what comes before `python launch.py`. words: options of launch.py. starter: what
     comes before other programs, if that differs. mpi: what the ranks speak, if they speak MPI.
-    variables: of its environment. passes_sigterm: whether the ranks, when it gets SIGTERM, may
-    finish their step and say so."""
+    variables: of its environment."""
 
     command: tuple[str, ...]
     mpi: Family | None = None
@@ -34,7 +33,6 @@ class Launcher:
     starter: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     cluster: slurm_cluster.Cluster | None = None
-    passes_sigterm: bool = True
 
     def engines(self) -> list[str]:
         """Those that its ranks can average by in this environment."""
@@ -54,13 +52,7 @@ def mpich(cluster, ranks=2):
 
 def open_mpi(cluster, ranks=2):
     mpiexec = open_mpi_mpiexec()
-    version = subprocess.run([mpiexec, '--version'], capture_output=True, text=True).stdout
-    return Launcher(
-        (mpiexec, '--oversubscribe', '-n', str(ranks)),
-        OPEN_MPI,
-        variables=ROOT_MAY,
-        passes_sigterm='(OpenRTE) 4.' in version,
-    )
+    return Launcher((mpiexec, '--oversubscribe', '-n', str(ranks)), OPEN_MPI, variables=ROOT_MAY)
 
 
 def srun_by_pmi2(cluster, ranks=2):

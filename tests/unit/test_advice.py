@@ -15,7 +15,8 @@ from lm_human_preferences.labels import task_file
 
 @pytest.mark.parametrize('labels, epochs', [(1, 16), (512, 16), (513, 4), (4096, 4), (4097, 1)])
 def test_few_labels_are_learned_more_often(labels, epochs):
-    assert advice.epochs_and_members(labels) == (epochs, 4)
+    options = ['--rewards.train_new_model.epochs', str(epochs), '--rewards.ensemble', '4']
+    assert advice.training_options(labels, is_large=False) == options
 
 
 def test_a_large_model_needs_only_a_head():

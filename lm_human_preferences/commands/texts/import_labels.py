@@ -15,7 +15,6 @@ from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import ID
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
-from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.task_file import TIES
 from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
 from lm_human_preferences.language.encodings import Encoding
@@ -59,7 +58,7 @@ def import_labels(
         _write_file(output, shuffled, label_type.field, encoding.name)
     else:
         folder = _write_folder(output, labels, task, encoding, options.labeller)
-        of_training = report(folder, ())['training_labels']
+        of_training = len(folder.counted())
         if of_training:
             click.echo(f'To train on them: {training_command(folder, experiments, of_training)}')
     for note in notes:

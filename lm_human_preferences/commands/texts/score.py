@@ -51,14 +51,16 @@ def score(run: str, file: str, batch_size: int, too_long: str) -> None:
         too_long,
         option='--too_long',
     )
-    questions = [_tokens(record, where, tokeniser, encoding.n_vocab) for where, record in found]
+    named = [texts_of(record, where) for where, record in found]
+    questions = []
+    for (where, record), texts in zip(found, named, strict=True):
+        questions.append(_tokens(record, where, texts, tokeniser, encoding.n_vocab))
     with warnings_only():
         model = load(saved)  # last, as it may be a large download
     has_spread = isinstance(model, FrozenReward)
     scores = _scores(model, [tokens for tokens in questions if tokens], batch_size)
     show = _printer(has_spread=has_spread)
-    for tokens, (where, record) in zip(questions, found, strict=True):
-        query, responses = texts_of(record, where)
+    for tokens, (_, record), (query, responses) in zip(questions, found, named, strict=True):
         columns = {}
         for name in responses:
             score, score_std = (None, None) if tokens is None else next(scores)
@@ -129,8 +131,14 @@ def _fitted(text: str, width: int) -> str:
     return shown if len(shown) <= width else f'{shown[: width - 1]}…'
 
 
-def _tokens(record: Any, where: str, tokeniser: Tokeniser, n_vocab: int) -> Question | None:
-    query, responses = texts_of(record, where)
+def _tokens(
+    record: Any,
+    where: str,
+    texts: tuple[str, dict[str, str]],
+    tokeniser: Tokeniser,
+    n_vocab: int,
+) -> Question | None:
+    query, responses = texts
     # A sample may hold tokens after its end, which no reward has seen.
     response_tokens, after_end = record.get('response_tokens'), record.get('tokens_after_end')
     if isinstance(response_tokens, list) and type(after_end) is int and after_end > 0:

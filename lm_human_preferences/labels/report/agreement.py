@@ -54,9 +54,6 @@ def _pairs(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (counts * (counts - 1) // 2).sum(1), totals * (totals - 1) // 2
 
 
-# Warning of a measurement of a reward model of which an epoch was chosen by the same labels
-
-
 def krippendorff_alpha(counts: np.ndarray) -> float:
     """Return Krippendorff's alpha for nominal values: 1 is perfect agreement, 0 is chance.
 

@@ -129,7 +129,7 @@ def parse(
             )
         query, samples = preference(record, where)
         return TextLabel(query, samples, answer, is_ordered=False, **_given(record, where))
-    if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
+    if is_text(record):
         return _parse_label(record, where, label_type, needs_answer)
     if any(isinstance(record.get(field), list) for field in TEXT_FIELDS):
         raise UserError(
