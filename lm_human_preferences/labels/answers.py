@@ -21,6 +21,7 @@ REASONS = (  # for skipping a question
     'other',
 )
 IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
+SIMULATED = 'simulated'  # the field that says whether a simulated labeller gave an answer
 GIVEN_BY = 'labeller'  # the field of a label that says who gave it
 ID = 'id'  # the field of a label with the name that it has elsewhere
 GIVEN_ID = 'given_id'  # the field of a question or an answer that holds it
@@ -78,6 +79,7 @@ class Answer:
     seconds: float  # that it took; 0 if it was imported
     time: float  # since 1970, see LabelFolder.time_of_next_answer
     is_imported: bool = False  # whether it was given elsewhere
+    is_simulated: bool = False  # whether a simulated labeller gave it
     given_id: int | str | None = None  # of the label that was imported
 
     def record(self, label_type: LabelType) -> dict[str, Any]:
@@ -95,6 +97,8 @@ class Answer:
         }
         if self.is_imported:
             record[IMPORTED] = True
+        if self.is_simulated:
+            record[SIMULATED] = True
         if self.given_id is not None:
             record[GIVEN_ID] = self.given_id
         return record
@@ -191,6 +195,7 @@ class AnswerLog:
                 seconds=record['seconds'],
                 time=record['time'],
                 is_imported=record.get(IMPORTED, False),
+                is_simulated=record.get(SIMULATED, False),
                 given_id=record.get(GIVEN_ID),
             )
             check_answer(answer, self.label_type)
@@ -230,8 +235,9 @@ def check_answer(answer: Answer, label_type: LabelType) -> None:
     for name in ('seconds', 'time'):
         if not is_number(getattr(answer, name)):
             raise TypeError(f'{name} must be a number')
-    if type(answer.is_imported) is not bool:
-        raise TypeError(f'{IMPORTED} must be true or false')
+    for name, value in ((IMPORTED, answer.is_imported), (SIMULATED, answer.is_simulated)):
+        if type(value) is not bool:
+            raise TypeError(f'{name} must be true or false')
     check_given_id(answer.given_id)
     if answer.value is None:
         if not isinstance(answer.reason, str):

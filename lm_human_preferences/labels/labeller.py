@@ -147,6 +147,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         reason: str | None = None,
         uuid: str | None = None,
         only_once: bool = False,
+        simulated: bool = False,
     ) -> Answer:
         """Record an answer, or with value None a skip and its reason; on the disk on return.
 
@@ -163,6 +164,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
             order=self.order(question),
             seconds=round(seconds, 3),
             time=self.folder.time_of_next_answer(),
+            is_simulated=simulated,
         )
         with self._one_at_a_time:
             with self.folder.lock:

@@ -183,7 +183,7 @@ def simulate(
             rewards = _judged(labeller, question, judge)
         rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
         value = simulated_answer(label_type, rewards[question.id], rng, error)
-        labeller.answer(question, value, time.monotonic() - begin)
+        labeller.answer(question, value, time.monotonic() - begin, simulated=True)
         given += 1
     return given
 

@@ -537,6 +537,7 @@ GOOD = {'answer': 'u', 'best': 1, 'order': [0, 1, 2, 3], 'seconds': 1, 'time': 1
         ({'order': [0, 1, 2]}, 'order must hold 0 to 3'),
         ({'seconds': 'x'}, 'seconds must be a number'),
         ({'seconds': 10**400}, 'not an answer'),
+        ({'simulated': 'no'}, 'simulated must be true or false'),
         ({'undo': 'x'}, 'takes back the answer x, which is not there'),
         ({'question': 'x'}, 'answers the question x, which is not in'),
     ],

@@ -39,6 +39,17 @@ def test_it_chooses_the_sample_of_the_highest_reward(tmp_path):
         assert 0 <= given[question.id].seconds < 60
 
 
+def test_its_answers_say_that_they_are_simulated(tmp_path):
+    with Labeller(make_folder(tmp_path / 'f', 2), 'anna') as anna:
+        anna.answer(anna.next_question(), 1, 1)
+    answers_of(tmp_path / 'f')
+    logs = LabelFolder(str(tmp_path / 'f')).logs
+    said = {name: [each.is_simulated for each in log.uuids.values()] for name, log in logs.items()}
+    assert said == {'anna': [False], 'sim': [True]}
+    lines = [(tmp_path / f'f/answers/{name}.jsonl').read_text() for name in ('anna', 'sim')]
+    assert ['"simulated": true' in line for line in lines] == [False, True]
+
+
 @pytest.mark.parametrize(
     'error, expected',
     [(0, [0, 0, 1, 0]), (1, [0.25, 0.25, 0.25, 0.25]), (0.32, [0.08, 0.08, 0.76, 0.08])],
