@@ -1,8 +1,7 @@
 """Upload of a run from a staging directory to a remote one, where listed checkpoints stay whole.
 
-The staging directory keeps in UPLOADED the MD5 of each list of checkpoints that it has uploaded. If
-the store has another list, somebody else has gone on with the run, and this directory is out of
-date.
+The file UPLOADER names the staging directory that a remote directory is written from, by an
+identifier that both contain. A machine that goes on with a run replaces it, and the other one stops.
 """
 
 import contextlib
@@ -12,7 +11,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from lm_human_preferences import shell, storage
@@ -21,53 +21,44 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.storage import local_files
 from lm_human_preferences.utils.logging import announce
 
-Files = dict[str, tuple[int, str | None]]  # {path: (size, MD5 or None)} of a remote directory
-
-UPLOADED = 'uploaded'
+UPLOADER = 'uploader'
 SYNC_SECONDS = 20  # between two looks for what has changed
 CLOSE_TIMEOUT = 600  # seconds of tries when the run is done
 
 
 class TakenOver(storage.StorageError):
-    """Another process has uploaded checkpoints to the remote directory."""
+    """Another staging directory is uploaded to the remote directory."""
 
 
 def is_up_to_date(url: str, directory: str) -> bool:
     """Return whether a staging directory has everything that the store has."""
-    lists = _lists_in(url, storage.listing(url))
-    return os.path.isdir(directory) and _has_uploaded(directory, lists)
+    if not os.path.isdir(directory):
+        return False
+    uploader = _uploader(url)
+    return uploader == _uploader(directory) if uploader else not storage.listing(url)
 
 
-def _lists_in(url: str, remote: Files) -> dict[str, str]:
-    """Return {path: MD5} of the lists of checkpoints among the files of the store."""
-    lists = {}
-    for path, (_, md5) in remote.items():
-        if _is_list(path):
-            lists[path] = md5 or _md5(_read(url, path))  # a store need not know it
-    return lists
+def _uploader(place: str) -> str | None:
+    """Return the identifier in a staging or a remote directory; None if there is none."""
+    try:
+        return storage.read_text(storage.join(place, UPLOADER))
+    except storage.NotFound:
+        return None
 
 
-def _read(url: str, path: str) -> bytes:
-    """Return the content of a small file of the store."""
-    return Path(storage.cached_path(storage.join(url, path))).read_bytes()
+def _take_over(url: str, directory: str) -> None:
+    """Put the identifier of a staging directory into the store; StorageError if not allowed."""
+    identifier = _uploader(directory) or uuid.uuid4().hex
+    storage.write_bytes(os.path.join(directory, UPLOADER), identifier.encode())
+    place = storage.join(url, UPLOADER)
+    storage.remove(place)  # which has to be allowed, too
+    storage.write(place, io.BytesIO(identifier.encode()))
 
 
-def _has_uploaded(directory: str, lists: Mapping[str, str]) -> bool:
-    """Return whether all of these lists of checkpoints are from this staging directory."""
-    record = Path(directory, UPLOADED)
-    uploaded = record.read_text().split() if record.exists() else []
-    return all(md5 in uploaded for md5 in lists.values())
-
-
-def _record(directory: str, text: bytes) -> None:
-    """Note in a staging directory that the store may have this list of checkpoints."""
-    os.makedirs(directory, exist_ok=True)
-    with open(os.path.join(directory, UPLOADED), 'a', encoding='utf-8') as file:
-        file.write(f'{_md5(text)}\n')
-
-
-def _md5(text: bytes) -> str:
-    return hashlib.md5(text, usedforsecurity=False).hexdigest()
+def _check_uploader(url: str, directory: str) -> None:
+    """Raise TakenOver if the store is written from another staging directory."""
+    if _uploader(url) != _uploader(directory):
+        raise TakenOver(f'{url} was changed by another process')
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
@@ -77,9 +68,7 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        text = _read(url, path)
-        _record(directory, text)
-        stems = _listed(path, text)
+        stems = _listed(path, storage.read_text(storage.join(url, path)))
         resumable = [stem for stem in stems if stem + names.RESUME in remote]
         with_values.update(stems[-1:], resumable[-1:])
     wanted = []
@@ -97,18 +86,16 @@ def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     """Upload new files that match `pattern`, and delete old ones.
 
     Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at
-    any point leaves those that are listed whole. FileNotFoundError if a file is deleted meanwhile;
-    TakenOver if the store has checkpoints of others.
+    any point leaves the listed checkpoints whole. FileNotFoundError if a file is deleted meanwhile;
+    TakenOver if the store is written from another staging directory.
     """
+    _check_uploader(url, directory)
     remote = storage.listing(url)
-    in_store = _lists_in(url, remote)
-    if not _has_uploaded(directory, in_store):
-        raise TakenOver(f'{url} was changed by another process')
-    local = local_files(directory, pattern)
-    lists = {path: Path(directory, path).read_bytes() for path in local if _is_list(path)}
+    lists = {}
     kept = set()
-    for path, text in lists.items():
-        kept.update(_listed(path, text))
+    for path in filter(_is_list, local_files(directory, pattern)):
+        lists[path] = Path(directory, path).read_bytes()
+        kept.update(_listed(path, lists[path].decode()))
     # Looked for after the lists: a checkpoint may be saved, or deleted, at any moment.
     files = []
     for path in local_files(directory, pattern):
@@ -119,18 +106,19 @@ def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
             if path not in files and path not in remote:
                 raise FileNotFoundError(path)
 
-    changed = [path for path in files if _version(directory, path) != remote.get(path)]
+    contents = {path: _content(directory, path) for path in files}
+    changed = [path for path in files if contents[path] != remote.get(path)]
     # A run that was resumed with other settings saves some checkpoints once more.
     if any(_stem(path) is not None and path in remote for path in changed):
-        for path in in_store:
+        for path in filter(_is_list, list(remote)):
             storage.remove(storage.join(url, path))
-        in_store.clear()
+            del remote[path]
     for path in sorted(changed, key=lambda path: _stem(path) is not None):
         with open(os.path.join(directory, path), 'rb') as file:
             storage.write(storage.join(url, path), file)
+    _check_uploader(url, directory)  # uploading may have taken long
     for path, text in lists.items():
-        if _md5(text) != in_store.get(path):
-            _record(directory, text)
+        if (len(text), hashlib.md5(text, usedforsecurity=False).hexdigest()) != remote.get(path):
             storage.write(storage.join(url, path), io.BytesIO(text))
 
     gone = []
@@ -142,8 +130,8 @@ def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
         storage.remove(storage.join(url, path))
 
 
-def _version(directory: str, path: str) -> tuple[int, str]:
-    """Return (size, MD5) of a file in a local directory."""
+def _content(directory: str, path: str) -> tuple[int, str]:
+    """Return (size, MD5) of a file in a local directory, as `storage.listing` does."""
     local = os.path.join(directory, path)
     return os.path.getsize(local), storage.md5(local)
 
@@ -159,10 +147,10 @@ def _stem(path: str) -> str | None:
     return match and os.path.join(os.path.dirname(path), match[1])
 
 
-def _listed(path: str, text: bytes) -> list[str]:
+def _listed(path: str, text: str) -> list[str]:
     """Return the checkpoints in the list at `path` with this text, the latest last."""
     directory = os.path.dirname(path)
-    return [os.path.join(directory, name) for name in names.parse_checkpoint_file(text.decode())]
+    return [os.path.join(directory, name) for name in names.parse_checkpoint_file(text)]
 
 
 class Uploader:
@@ -173,13 +161,21 @@ class Uploader:
         self.directory = directory
         self.pattern = pattern
         self.last_error: Exception | None = None  # None when all was uploaded
+        self.is_done = False  # whether all was uploaded after `close`
+        self.deadline = 0.0  # of tries after `close`, by time.monotonic()
         self.closing = threading.Event()
-        self.thread = threading.Thread(target=self._sync_repeatedly, daemon=True)
+        self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
-    def _sync_repeatedly(self) -> None:
-        while not self._is_taken_over() and not self.closing.wait(SYNC_SECONDS):
-            self._try_to_sync()
+    def _work(self) -> None:
+        while not isinstance(self.last_error, TakenOver):
+            is_closing = self.closing.wait(SYNC_SECONDS)
+            is_uploaded = self._try_to_sync()
+            if is_closing:
+                self.is_done = is_uploaded
+                if is_uploaded or time.monotonic() > self.deadline:
+                    return
+                time.sleep(SYNC_SECONDS)
 
     def _try_to_sync(self) -> bool:
         """Upload, and return whether all is there now; print a failure, but not its repetitions."""
@@ -201,41 +197,29 @@ class Uploader:
 
     def close(self, timeout: float) -> None:
         """Upload the rest; UserError if it cannot be done within `timeout` seconds of tries."""
+        if self.last_error and timeout and self.thread.is_alive():
+            announce(f'note: trying to upload the rest, for up to {timeout / 60:.0f} minutes')
+        self.deadline = time.monotonic() + timeout
         self.closing.set()
         self.thread.join()
-        if not self._is_taken_over():
-            self._upload_rest(timeout)
-        if self._is_taken_over():
+        resume = shell.typed('./launch.py resume', self.url)
+        if isinstance(self.last_error, TakenOver):
             raise UserError(
                 f'{self.last_error}; what this one has made is in {self.directory}: copy it before'
-                f' you type `{self._resume_command()}`, which replaces it'
+                f' you type `{resume}`, which replaces it'
             )
-
-    def _upload_rest(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        if self.last_error and timeout:
-            announce(f'note: trying to upload the rest, for up to {timeout / 60:.0f} minutes')
-        while not self._try_to_sync() and not self._is_taken_over():
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f'{self.url} is not complete: {self.last_error or "a file is missing"}; all of'
-                    f' the run is in {self.directory}, and `{self._resume_command()}` here uploads'
-                    ' the rest'
-                ) from self.last_error
-            time.sleep(SYNC_SECONDS)
-
-    def _is_taken_over(self) -> bool:
-        return isinstance(self.last_error, TakenOver)
-
-    def _resume_command(self) -> str:
-        return shell.typed('./launch.py resume', self.url)
+        if not self.is_done:
+            raise UserError(
+                f'{self.url} is not complete: {self.last_error or "a file is missing"}; all of the'
+                f' run is in {self.directory}, and `{resume}` here uploads the rest'
+            ) from self.last_error
 
 
 @contextlib.contextmanager
 def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[None]:
     """Upload a directory during the block, and delete it afterwards unless something failed."""
     try:
-        storage.check_access(storage.join(url, UPLOADED))
+        _take_over(url, directory)
     except storage.StorageError as e:
         raise UserError(f'--save_dir: {e}') from e
     uploader = Uploader(url, directory, pattern)
@@ -248,9 +232,9 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Non
             announce(f'WARNING: {e}')
         raise
     uploader.close(CLOSE_TIMEOUT)
-    for path in local_files(directory, pattern):
+    storage.remove(storage.join(url, UPLOADER))
+    for path in (UPLOADER, *local_files(directory, pattern)):
         os.remove(os.path.join(directory, path))
-    Path(directory, UPLOADED).unlink(missing_ok=True)
     for folder, *_ in os.walk(directory, topdown=False):
         with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(folder)
