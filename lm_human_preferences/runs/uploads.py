@@ -1,7 +1,7 @@
 """Upload of a run from a staging directory to a remote one, where listed checkpoints stay whole.
 
 The file UPLOADER names the staging directory that a remote directory is written from, by an
-identifier that both contain. A machine that goes on with a run replaces it, and the other one stops.
+identifier that both contain. A machine that goes on with a run replaces it, and the other stops.
 """
 
 import contextlib
