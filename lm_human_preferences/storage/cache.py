@@ -117,7 +117,9 @@ def exists(path: str) -> bool:
     if not is_remote(path):
         return os.path.exists(path)
     if is_hub(path):
-        return hub.exists(path)
+        with contextlib.suppress(NotFound):
+            return bool(hub.cached_path(path))
+        return False
     blob = Blob(path)
     if not blob.may_change and os.path.exists(blob.cached):
         return True

@@ -1,14 +1,11 @@
 """Models and data sets of the Hugging Face hub, by its library and in its cache.
 
-Pickles and code are never fetched. If the hub cannot be reached, the library uses its cache.
+Pickles and code are never fetched with a model. If the hub cannot be reached, the cache is used.
 """
 
-import contextlib
-import errno
 import functools
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from lm_human_preferences.storage import blobs
@@ -28,11 +25,10 @@ os.environ['HF_HUB_DISABLE_XET'] = '1'
 os.environ['HF_HUB_DISABLE_TELEMETRY'] = '1'
 os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 
-CONFIG = 'config.json'
-SMALL_FILES = ('*.json', 'tokenizer*', 'merges.txt', 'vocab*', '*.jinja')
+CONFIGS = ('config.json', 'adapter_config.json')  # a model has one of these
+SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-NEVER = ['*/*', '*.bin', '*.pt', '*.pkl', '*.py']  # '*/*': nothing in folders, such as onnx/
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+IN_FOLDERS = '*/*'  # such as onnx/, which no model that is read has
 
 
 def model_path(name: str) -> str | None:
@@ -48,7 +44,7 @@ def model_path(name: str) -> str | None:
 def pinned(name: str, *, ask: bool = True) -> str:
     """Return the path of a model or a file with its commit; what it names is fetched.
 
-    Of a model, weights are not fetched. ask: False takes the commit that is in the cache.
+    The weights of a model are not fetched. ask: False takes the commit that is in the cache.
     """
     hub = HubPath(_with_scheme(name))
     try:
@@ -57,8 +53,8 @@ def pinned(name: str, *, ask: bool = True) -> str:
         if is_hub(name):
             raise
         raise StorageError(f'no such directory: {name}; as a model of the hub, {e}') from e
-    if not hub.name and not os.path.exists(os.path.join(copy, CONFIG)):
-        raise hub.error(f'it has no {CONFIG}, so it is not a model of transformers')
+    if not hub.name and not any(os.path.exists(os.path.join(copy, name)) for name in CONFIGS):
+        raise hub.error(f'it has no {" or ".join(CONFIGS)}, so it is not a model of transformers')
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
     return hub.at(os.path.basename(directory))  # which the library calls by the commit
 
@@ -69,12 +65,8 @@ def is_pin_of(recorded: Any, given: Any) -> bool:
         before, now = (HubPath(_with_scheme(name)) for name in (recorded, given))
     except (StorageError, TypeError):
         return False
-    is_same_file = (before.kind, before.repository, before.name) == (
-        now.kind,
-        now.repository,
-        now.name,
-    )
-    return is_same_file and before.is_commit and not now.is_commit
+    is_same = now.at(before.revision) == before.at(before.revision)
+    return is_same and before.is_commit and not now.is_commit
 
 
 def _with_scheme(name: str) -> str:
@@ -89,122 +81,82 @@ def cached_path(path: str) -> str:
     return _fetched(path)
 
 
-def exists(path: str) -> bool:
-    """Return whether the hub has a file, which is fetched; without a network, the cache."""
-    try:
-        cached_path(path)
-    except NotFound:
-        return False
-    return True
-
-
 def is_here(path: str) -> bool:
     """Return whether a file, or the description of a model, can be read without the network."""
-    return isinstance(_in_cache(HubPath(path)), str)
+    hub = HubPath(path)
+    names = (hub.name,) if hub.name else CONFIGS
+    return any(isinstance(_in_cache(hub, name), str) for name in names)
 
 
 def cached_directory(path: str) -> str:
     """Return the local directory of a model with its weights; one of the hub is fetched."""
-    return _fetched(path, (*SMALL_FILES, WEIGHTS)) if is_hub(path) else path
+    return _fetched(path, with_weights=True) if is_hub(path) else path
+
+
+def _in_cache(hub: HubPath, name: str) -> Any:
+    """Return the path of a file's copy; None, or a mark of what the hub lacks, if there is none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
+
+
+@functools.cache  # a branch that moves while this process runs is not followed
+def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False) -> str:
+    """Return the local copy of a file, or a model's directory with its SMALL_FILES."""
+    from huggingface_hub import errors, hf_hub_download, snapshot_download
+
+    hub = HubPath(path)
+    if hub.is_commit and hub.name:  # which never changes, so that the hub is asked only once
+        copy = _in_cache(hub, hub.name)
+        if isinstance(copy, str):
+            return copy
+        if copy is not None:
+            raise hub.error('no such file', NotFound)
+    problem = None if only_cached else hub_problem()
+    source: dict[str, Any] = {
+        'repo_type': hub.kind,
+        'revision': hub.revision,
+        'local_files_only': only_cached or problem is not None,
+    }
+    try:
+        if hub.name:
+            return hf_hub_download(hub.repository, hub.name, **source)
+        patterns = [*SMALL_FILES, WEIGHTS] if with_weights else [*SMALL_FILES]
+        return snapshot_download(
+            hub.repository, allow_patterns=patterns, ignore_patterns=IN_FOLDERS, **source
+        )
+    except errors.LocalEntryNotFoundError as e:
+        raise hub.error(f'not in the cache, and {problem or e.__cause__ or e}', NotFound) from e
+    except errors.RepositoryNotFoundError as e:  # also if its terms are to be accepted first
+        kind = StorageError if isinstance(e, errors.GatedRepoError) else NotFound
+        raise hub.error(f'{e} (put your token into HF_TOKEN)', kind) from e
+    except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as e:
+        raise hub.error(str(e), NotFound) from e
+    except ValueError as e:
+        raise hub.error('the answer is not from a hub (a log-in page of the network?)') from e
+    except Exception as e:  # an error of any of four libraries
+        is_of_disk = isinstance(e, OSError) and e.errno is not None
+        raise hub.error(f'the hub: {e}{" (HF_HOME moves its cache)" * is_of_disk}') from e
 
 
 @functools.cache
 def hub_problem() -> str | None:
     """Return why this process uses only the cache; None if the hub answers.
 
-    Asked once, with a deadline: the library tries for minutes to reach a hub that is silent.
+    Asked once, with a deadline: the library waits without end for a hub that is silent.
     """
-    library = _library()
+    from huggingface_hub import constants, get_session, is_offline_mode
+
     if is_offline():
         return 'LMHP_OFFLINE=1'
-    if library.is_offline_mode():
+    if is_offline_mode():
         return 'HF_HUB_OFFLINE=1'
-    endpoint = library.constants.ENDPOINT
     try:
-        blobs.first_answer(lambda: library.get_session().head(endpoint), 'the hub')
+        blobs.first_answer(lambda: get_session().head(constants.ENDPOINT), 'the hub')
         return None
     except TimeoutError:
         reason = f'the hub gives no answer within {blobs.ANSWER_TIMEOUT} s, is there a network?'
     except Exception as e:  # an error of any of four libraries
-        reason = f'the hub cannot be reached: {_first_line(e)}'
+        reason = f'the hub cannot be reached: {e}'
     print(f'note: {reason}; its cache is used', file=sys.stderr)
     return reason
-
-
-@functools.cache  # a branch that moves while this process runs is not followed
-def _fetched(
-    path: str, patterns: tuple[str, ...] = SMALL_FILES, *, only_cached: bool = False
-) -> str:
-    """Return the local copy of a file, or a model's directory with what matches `patterns`."""
-    hub = HubPath(path)
-    library = _library()
-    if hub.is_commit and hub.name:
-        copy = _in_cache(hub)
-        if isinstance(copy, str):
-            return copy
-        if copy is not None:  # the hub has been asked, and said that there is none
-            raise hub.error('no such file', NotFound)
-    source: dict[str, Any] = {
-        'repo_type': hub.kind,
-        'revision': hub.revision,
-        'local_files_only': only_cached or hub_problem() is not None,
-    }
-    with _explained(hub):
-        if hub.name:
-            return library.hf_hub_download(hub.repository, hub.name, **source)
-        return library.snapshot_download(
-            hub.repository, allow_patterns=[*patterns], ignore_patterns=NEVER, **source
-        )
-
-
-def _in_cache(hub: HubPath) -> Any:
-    """Return the path of a copy in the cache; None, or a mark of what the hub lacks, if none."""
-    return _library().try_to_load_from_cache(
-        hub.repository, hub.name or CONFIG, revision=hub.revision, repo_type=hub.kind
-    )
-
-
-def _library() -> Any:
-    """Import huggingface_hub, for which no start of the program waits."""
-    import huggingface_hub
-
-    return huggingface_hub
-
-
-@contextlib.contextmanager
-def _explained(hub: HubPath) -> Iterator[None]:
-    """Raise errors of huggingface_hub, and of the libraries that it uses, as StorageErrors."""
-    from huggingface_hub import constants, errors
-
-    what = 'model' if hub.kind == 'model' else 'data set'
-    try:
-        yield
-    except errors.GatedRepoError as e:
-        page = f'{constants.ENDPOINT}/{"" if what == "model" else "datasets/"}{hub.repository}'
-        reason = f'this {what} is gated: accept its terms at {page}, and set HF_TOKEN to your token'
-        raise hub.error(reason) from e
-    except errors.RepositoryNotFoundError as e:
-        reason = f'the hub has no such {what}, or it is private: then set HF_TOKEN to your token'
-        raise hub.error(reason, NotFound) from e
-    except errors.RevisionNotFoundError as e:
-        raise hub.error(f'this {what} has no revision {hub.revision}', NotFound) from e
-    except errors.LocalEntryNotFoundError as e:
-        reason = hub_problem() or _first_line(e)
-        raise hub.error(f'not in the cache, and {reason}', NotFound) from e
-    except errors.EntryNotFoundError as e:
-        raise hub.error('no such file', NotFound) from e
-    except Exception as e:
-        if isinstance(e, OSError) and e.errno in UNWRITABLE:
-            folder = constants.HF_HUB_CACHE
-            reason = f'{folder} cannot be written ({e.strerror}): HF_HOME moves it'
-            raise hub.error(reason) from e
-        if isinstance(e, ValueError):
-            reason = 'the answer is not from a hub (a log-in page of the network?)'
-            raise hub.error(reason) from e
-        raise hub.error(f'the hub: {_first_line(e)}') from e
-
-
-def _first_line(e: BaseException) -> str:
-    """Return the first line of the error behind `e`."""
-    cause = e.__cause__ or e
-    return (str(cause).splitlines() or [type(cause).__name__])[0]

@@ -121,7 +121,7 @@ def test_a_file_of_a_data_set(hub_server):
     assert hub_server.requests('GET /datasets') == 1
     assert not storage.exists('hf://datasets/org/labels/descriptiveness.json')
     assert not storage.exists('hf://datasets/org/others/labels.json')
-    assert 'no such file' in failure(storage.read_json, 'hf://datasets/org/labels/x.json')
+    assert 'Entry Not Found' in failure(storage.read_json, 'hf://datasets/org/labels/x.json')
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,14 @@ def patient(monkeypatch):
 
 def test_what_the_hub_refuses(hub_server, patient):
     told = failure(storage.pinned, 'hf://org/none')
-    assert told.startswith('hf://org/none: the hub has no such model') and 'HF_TOKEN' in told
-    assert failure(storage.pinned, 'hf://org/model@v9').endswith('has no revision v9')
+    assert told.startswith('hf://org/none: 401 ') and 'Repository Not Found' in told
+    assert told.endswith('(put your token into HF_TOKEN)')
+    assert 'Revision Not Found' in failure(storage.pinned, 'hf://org/model@v9')
     hub_server.gated.add('org/model')
     told = failure(storage.pinned, 'hf://org/model')
-    assert f'accept its terms at {hub_server.url}/org/model, and set HF_TOKEN' in told
+    assert 'gated repo' in told and told.endswith('(put your token into HF_TOKEN)')
+    with pytest.raises(storage.StorageError):  # not that there is no such file
+        storage.exists('hf://org/model/config.json')
     hub_server.status = 403
     forget()
     assert '403 Forbidden' in failure(storage.read_json, LABELS)
@@ -264,7 +267,6 @@ def test_what_is_no_model_that_can_be_read(hub_server, files, told):
     hub_server.holds['org/model']['main'] = files
     with pytest.raises(UserError) as e:
         TrainedModel('org/model').checked_weights()
-    print(e.value)
     assert told in str(e.value)
 
 
@@ -290,11 +292,19 @@ def test_a_disk_without_room(monkeypatch):
     full = mock.Mock(side_effect=OSError(28, 'No space left on device'))
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', full)
     told = failure(storage.cached_directory, path)
-    assert told.endswith('cannot be written (No space left on device): HF_HOME moves it')
+    assert told.endswith('No space left on device (HF_HOME moves its cache)')
+
+
+def test_an_adapter_is_a_model(hub_server):
+    """A directory of PEFT has no config.json."""
+    hub_server.holds['org/model']['main'] = files = {'adapter_config.json': b'{}'}
+    path = storage.pinned('org/model')
+    assert path == f'hf://org/model@{commit_of(files)}'
+    assert storage.is_here(path)
 
 
 def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
-    with pytest.raises(UserError, match='directory: runs/mine; .* hf://runs/mine: the hub has'):
+    with pytest.raises(UserError, match='directory: runs/mine; .* hf://runs/mine: 401 '):
         TrainedModel('runs/mine')
     told = failure(TrainedModel, 'hf://datasets/org/labels/sentiment/offline.json')
     assert told.endswith('this is not a model: give hf://ORG/NAME')
