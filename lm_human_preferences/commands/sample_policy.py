@@ -18,6 +18,7 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError, about_option, os_errors_as
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language import tokenisers, trained_models
+from lm_human_preferences.language.adapters import layers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
@@ -78,6 +79,8 @@ def sample_policy(
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = _policy(trained_model, task, temperature)
+        if precision == 'bf16':
+            layers.reduce(policy.model)
         if given:
             rounds = rounds_of(torch.tensor(encoded), per_query, batch_size, comm)
         else:

@@ -13,6 +13,7 @@ from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import torch_comm
 from lm_human_preferences.evaluation import evaluate, measure
 from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language.adapters import layers
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.synthetic import known_reward, language_model
 from lm_human_preferences.training import memory
@@ -156,9 +157,12 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize('options', ['', '--precision bf16 --savescope ref_policy'])
-def test_samples(trained, options):
+def test_samples(trained, options, monkeypatch):
+    reduced, reduce = [], layers.reduce
+    monkeypatch.setattr(layers, 'reduce', lambda each: (reduced.append(each), reduce(each)))
     words = f'sample --nsamples 3 --batch_size 2 --seed 3 {options}'
     reference = ran(words, trained, sample.cli)
+    assert len(reduced) == ('bf16' in options)
     with pretend_gpu.pretended(shared=True):
         assert ran(words, trained, sample.cli) == reference
     with pretend_gpu.pretended():

@@ -133,12 +133,15 @@ def reset(network: nn.Module) -> None:
             layer.reset()
 
 
-def reduce(network: nn.Module) -> None:
-    """Keep the weights of all linear layers in bfloat16, in which autocast would multiply them."""
+@torch.no_grad()
+def reduce(network: Network) -> None:
+    """Keep weights and biases of linear layers in bfloat16, to which autocast would cast them."""
+    # A first pass decides `takes_rows` by comparing outputs, while the weights are exact.
+    with precision.plain():  # without prepacked copies of them
+        network.hidden(torch.zeros(1, 1, dtype=torch.int64))
     for layer in network.modules():
         if type(layer) in _ADAPTED:
-            weight: Any = layer.weight
-            weight.data = weight.data.to(torch.bfloat16)
+            layer.to(torch.bfloat16)
 
 
 def is_transposed(network: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import allocator
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training import model_sizes, precision
+from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import digest_of
 
@@ -109,12 +109,8 @@ class SharedBase(TrainedModel):
         checkpoints.save(os.path.join(directory, 'checkpoints'), 'model.ckpt', variables)
         super().write_files(directory)
 
-    @torch.no_grad()
     def reduce(self) -> None:
-        """Keep the weights of linear layers in bfloat16."""
-        # A first pass decides `takes_rows` by comparing outputs, while the weights are exact.
-        with precision.plain():  # without prepacked copies of them
-            self._base.hidden(torch.zeros(1, 1, dtype=torch.int64))
+        """Keep the linear layers in bfloat16."""
         layers.reduce(self._base)
         allocator.release_freed_memory()  # half of the weights' bytes
 
