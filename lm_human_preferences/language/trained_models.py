@@ -14,6 +14,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.adapters.weights import merged
+from lm_human_preferences.language.causal_lm.library import empty_model
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.language.gpt2.sizes import (
     HUGGING_FACE_SIZES,
@@ -77,7 +78,7 @@ class GPT2:
 
     def to_transformers(self, network: Any) -> PreTrainedModel:
         """Return a causal language model of transformers with the network's weights."""
-        from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
+        from transformers.models.gpt2 import GPT2Config
 
         sizes = {
             theirs: getattr(self._sizes, ours) for ours, (theirs, _) in HUGGING_FACE_SIZES.items()
@@ -92,7 +93,7 @@ class GPT2:
             bos_token_id=None,
             eos_token_id=None,
         )
-        theirs = GPT2LMHeadModel(config)
+        theirs = empty_model(config)  # which draws no random numbers
         theirs.transformer.load_state_dict(network.transformer.state_dict())
         return theirs
 

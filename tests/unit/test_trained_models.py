@@ -259,6 +259,13 @@ def test_hugging_face_directories_are_read_and_written(tmp_path, model_dir, monk
     assert 'pickled weights are not read' in error_of(theirs)
 
 
+def test_a_model_for_transformers_takes_no_random_numbers(model_dir):
+    """A training that loads an adapter of PEFT draws the same ones as without."""
+    state = torch.get_rng_state()
+    TrainedModel(str(model_dir)).to_transformers()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
 def test_safetensors_of_other_types_are_read(tmp_path, dtype):
     write_hugging_face(tmp_path)
