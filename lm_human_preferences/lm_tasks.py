@@ -295,11 +295,11 @@ def make_query_sampler(
         seed = int(torch.randint(2**31, ()))
         if comm:  # all ranks share one stream
             seed = comm.all_gather_object(seed)[0]
-    # Simulated labels and folders are not a file of queries.
+    contexts = contexts_of(hparams, encoder)
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
+    # Simulated labels and folders are not a file of queries.
     no_file = labels is None or labels == 'test' or os.path.isdir(labels)
     stand_in = None if no_file else labels
-    contexts = contexts_of(hparams, encoder)
     has_affix = bool(hparams.query_prefix or hparams.query_suffix)
     rules = datasets.QueryRules(
         hparams.query_length,

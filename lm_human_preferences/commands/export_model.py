@@ -5,7 +5,6 @@ import functools
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,12 +16,13 @@ from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.external_rewards.classifier import is_classifier
 from lm_human_preferences.frozen_head.features import pooled
 from lm_human_preferences.frozen_head.head import FILE, is_head, load, task_of
-from lm_human_preferences.frozen_head.reward import load_frozen
+from lm_human_preferences.frozen_head.reward import checked, reference_of
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.exported import checks, classifier, tokeniser
 from lm_human_preferences.language.gpt2 import released
+from lm_human_preferences.language.network import Network
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.run_story import facts, model_card
 from lm_human_preferences.runs import run_files
@@ -74,17 +74,15 @@ def _export_policy(
     task = None if run is None else run.task
     context = _context(task, encoder)
     tokens = context[: policy.sizes().n_ctx]
-    network = policy.build(scope='model')
-    with precision.plain():
-        logits = network.logits(network.hidden(torch.tensor([tokens])))[0, -1]
-    is_here = True
     if is_adapter:
         base_of = functools.partial(_base, policy, output_dir)
         base = peft_files.write(output_dir, policy, run_files.POLICY.network, base_of)
-        is_here = _is_here(base)
+        logits = _logits(policy.build(scope='model'), tokens) if _is_here(base) else None
     else:
+        network = policy.build(scope='model')
+        logits = _logits(network, tokens)
         policy.as_transformers(network).save_pretrained(output_dir)
-    del network  # it is loaded again
+        del network  # it is loaded again
     policy.encoding.write_tokeniser(output_dir)
     ends: list[int] = []
     if task is not None:
@@ -94,10 +92,17 @@ def _export_policy(
     has_tokenizer, is_joined = _has_tokeniser(output_dir), False
     if has_tokenizer and task is not None:
         is_joined = _check_context(output_dir, task, context)
-    if is_here:
-        checks.check_logits(output_dir, tokens, logits.detach())
+    if logits is not None:
+        checks.check_logits(output_dir, tokens, logits)
     card = card_of(has_policy=True, has_tokenizer=has_tokenizer, is_joined=is_joined, ends=ends)
     model_card.write(card, output_dir)
+
+
+@torch.no_grad()
+def _logits(network: Network, tokens: Sequence[int]) -> torch.Tensor:
+    """Return the logits (n_vocab,) after the tokens."""
+    with precision.plain():
+        return network.logits(network.hidden(torch.tensor([tokens])))[0, -1]
 
 
 def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
@@ -163,11 +168,14 @@ def _write_generation_config(temperature: float, ends: list[int], output_dir: st
     """Let `generate` of transformers sample as the training did, not as the base's file says."""
     from transformers import GenerationConfig
 
-    sampling: dict[str, Any] = {'do_sample': False}
-    if temperature > 0:
-        neutral = {'top_k': 0, 'top_p': 1.0, 'repetition_penalty': 1.0}
-        sampling = {'do_sample': True, 'temperature': temperature, **neutral}
-    GenerationConfig(**sampling, eos_token_id=ends or None).save_pretrained(output_dir)
+    GenerationConfig(
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        eos_token_id=ends or None,
+    ).save_pretrained(output_dir)
 
 
 def _export_reward_models(
@@ -192,10 +200,11 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
     """Save the initial model with the head on its hidden states."""
     if is_adapter:
         raise UserError(f'--form adapter: {directory} is a head on a model as it was; leave it out')
+    head, about = load(directory)
     with warnings_only():
-        reward = load_frozen(directory)
+        reward = checked(directory, head, about, reference_of(directory, about))
     model = reward.reference.trained_model
-    task, longest = task_of(load(directory)[1]), model.sizes().n_ctx
+    task, longest = task_of(about), model.sizes().n_ctx
     encoder = model.encoding.get_encoder()
     query, response = (
         torch.tensor([encoder.encode(each)]) for each in (checks.QUERY, checks.RESPONSE)
@@ -208,24 +217,23 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
         model.encoding.write_files(output_dir)  # for this program
     responses = os.path.join(output_dir, RESPONSES)
     tokeniser.write_tokeniser(model.encoding, longest, responses, pads=False)
-    fitted, about = load(directory)
-    fitted.save(output_dir, about)
+    head.save(output_dir, about)
     context = _context(task, encoder)
     is_joined = _check_context(output_dir, task, context)
     found = checks.tokens_of(output_dir, checks.RESPONSE, RESPONSES)
     checks.check_tokens(output_dir, found, response[0].tolist())
     states = checks.states_of(output_dir, context + found, len(context))
     features = pooled(states[list(reward.blocks)], torch.ones(1, len(found), dtype=torch.bool))
-    checks.check_numbers(output_dir, fitted(features)[0], score)
+    checks.check_numbers(output_dir, head(features)[0], score)
     parts = [repr(task.query_prefix), 'query', repr(task.query_suffix)]
-    head = {
+    of_card = {
         'file': FILE,
         'blocks': reward.blocks,
         'chat': task.chat,
         'content': ' + '.join(part for part in parts if part != repr('')),
         'responses': RESPONSES,
     }
-    model_card.write(card_of(has_policy=False, is_joined=is_joined, head=head), output_dir)
+    model_card.write(card_of(has_policy=False, is_joined=is_joined, head=of_card), output_dir)
 
 
 def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
@@ -267,15 +275,16 @@ def _export_reward_model(
     encoder = encoding.get_encoder()
     text = encoder.encode(checks.QUERY) + encoder.encode(checks.RESPONSE)
     tokens = text[: n_ctx - 1]  # and a response without tokens, see _reward
+    with precision.plain():
+        score = _reward(model, tokens)
+    is_here = True
     if is_adapter:
         of_place = trained_models.TrainedModel(saved.name, location.directory)
         base_of = functools.partial(_base, of_place, output_dir)
         base = peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
-        tokeniser.write_tokeniser(encoding, n_ctx, output_dir)
-        if _is_here(base):
-            score = torch.tensor(_reward(model, tokens) - head.constant)
-            checks.check_adapter_score(output_dir, tokens, score)
+        is_here = _is_here(base)
         constant = head.constant
+        score -= constant  # which no file of an adapter has a place for
     else:
         with precision.plain():
             made = classifier.classifier_of(
@@ -283,11 +292,11 @@ def _export_reward_model(
             )
             reward_of = functools.partial(_reward, model)
             classifier.check_scores(made, reward_of, encoding.n_vocab, name)
-            score = torch.tensor(_reward(model, tokens))
         made.save_pretrained(output_dir)
-        tokeniser.write_tokeniser(encoding, n_ctx, output_dir)
-        checks.check_score(output_dir, tokens, score)
         constant = made.config.reward_constant
+    tokeniser.write_tokeniser(encoding, n_ctx, output_dir)
+    if is_here:
+        checks.check_score(output_dir, tokens, torch.tensor(score), is_adapter=is_adapter)
     found = checks.tokens_of(output_dir, checks.QUERY + checks.RESPONSE)
     checks.check_tokens(output_dir, found, text)
     return constant

@@ -101,7 +101,8 @@ def fit_head(
 def _prediction(problem: Problem, found: Validated) -> Prediction | None:
     """Return the prediction of labels without ties, by scores relative to each fold's guess.
 
-    A guess is the further below the labels that are left out, the higher these are.
+    Each guess is made from the other folds, so it is low where the left-out labels are high;
+    without subtracting it, scores and labels would correlate negatively.
     """
     label_type, labels = problem.label_type, dict(problem.labels)
     if label_type.is_numeric:

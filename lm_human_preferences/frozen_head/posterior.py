@@ -17,9 +17,10 @@ LEAST_KNOWN = 1e-9  # share of the prior's variance, below which labels have tol
 
 
 def standardized(labels: Labels, label_type: LabelType) -> tuple[Labels, float, float]:
-    """Return labels, and unit and origin of their numbers: those of 1 and 0 where guessing errs.
+    """Return standardised labels, with the unit and the origin taken out of their numbers.
 
-    The rest is then the same in every unit. Labels that are not numbers stay as they are.
+    The numbers then have origin 0 and root mean square 1, so the rest is the same in every unit.
+    Labels that are not numbers stay as they are.
     """
     if not label_type.is_numeric:
         return labels, 1.0, 0.0
@@ -53,7 +54,7 @@ class Problem(NamedTuple):
         return (0.5 if self.label_type.is_numeric else 1.0) * len(scores) * mean
 
     def surprises(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return that of each label (labels,)."""
+        """Return the surprise (labels,) of each label."""
         rows = torch.arange(len(scores)).split(1)
         return torch.stack([self.rows(row).surprise(scores[row]) for row in rows])
 

@@ -105,12 +105,16 @@ def load_frozen(
     """
     head, about = load(directory)
     if reference is None:
-        reference = _reference_of(directory, about)
+        reference = reference_of(directory, about)
     return checked(directory, head, about, reference, pessimism)
 
 
 def checked(
-    directory: str, head: Head, about: Mapping[str, Any], reference: Policy, pessimism: float
+    directory: str,
+    head: Head,
+    about: Mapping[str, Any],
+    reference: Policy,
+    pessimism: float = 0.0,
 ) -> FrozenReward:
     """Return the reward of a head from a directory; see load_frozen."""
     fitted_on, here = torch.tensor(about['probe']), probe_of(reference)
@@ -133,7 +137,7 @@ def other_model(directory: str, about: Mapping[str, Any], name: str) -> UserErro
     )
 
 
-def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
+def reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
     """Load the model that a head was fitted on: beside it, in its run, or else the one named."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)

@@ -157,7 +157,7 @@ class TokeniserEncoding(Encoding):
 
     def get_encoder(self) -> TokeniserEncoder:
         """Return the encoder, made once; UserError if its file is missing or damaged."""
-        return _encoder(self, self.tokeniser())
+        return _encoder(self)
 
     def fits(self, rows: int) -> bool:
         """Return whether a network can have it: an embedding may have rows without tokens."""
@@ -183,8 +183,8 @@ class TokeniserEncoding(Encoding):
 
 
 @functools.lru_cache(maxsize=8)
-def _encoder(encoding: TokeniserEncoding, tokeniser: Tokeniser) -> TokeniserEncoder:
-    return TokeniserEncoder(encoding, tokeniser)
+def _encoder(encoding: TokeniserEncoding) -> TokeniserEncoder:
+    return TokeniserEncoder(encoding, encoding.tokeniser())
 
 
 def _check_own(path: str) -> None:

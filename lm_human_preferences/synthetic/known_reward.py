@@ -57,7 +57,7 @@ class KnownReward:
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Return log odds (batch,) of queries (batch, length) with responses (batch, length)."""
         tokens = torch.cat([queries, responses], dim=1).to(self.weights.device)
-        return _log_odds(self.weights, tokens, encodings.Reviews.n_vocab).float()
+        return _log_odds(self.weights, tokens, self.padding_token).float()
 
     def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
         """Return nothing: this reward is not part of a checkpoint."""

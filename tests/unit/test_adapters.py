@@ -563,6 +563,18 @@ def test_a_released_model_is_called_as_on_the_hub(trained, tmp_path, monkeypatch
     assert export_model._base(saved, str(tmp_path), on_hub) == on_hub.base
 
 
+def test_adapters_of_a_model_that_is_not_here_are_exported_without_it(
+    trained, tmp_path, monkeypatch
+):
+    base = 'hf://org/name@' + 40 * '0'
+    monkeypatch.setattr(export_model, '_base', lambda *_: base)
+    monkeypatch.setattr(TrainedModel, 'build', lambda *_, **__: pytest.fail('the base is read'))
+    printed = succeed(f'export {trained} {tmp_path}/out --form adapter').output
+    assert 'note: it is not loaded again, as its base org/name would be fetched' in printed
+    config = json.loads((tmp_path / 'out/adapter_config.json').read_text())
+    assert (config['base_model_name_or_path'], config['revision']) == ('org/name', 40 * '0')
+
+
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}</s>{% endfor %}"
 
 

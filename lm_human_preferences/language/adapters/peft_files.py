@@ -1,6 +1,5 @@
-"""Directories of PEFT: its own adapters of others, which it loads and merges, and ours for it."""
+"""PEFT directories: adapters of others, which PEFT loads and merges, and ours, written for it."""
 
-import contextlib
 import functools
 import json
 import os
@@ -8,7 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.layers import attach
 from lm_human_preferences.language.adapters.record import Record, read
+from lm_human_preferences.language.causal_lm.library import explained
 from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.weights import (
     CAUSAL_LM,
@@ -32,7 +32,7 @@ CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'  # what names of tensors begin with
 ROWS = 'token_adapter.trainable_tokens_delta'  # rows of an embedding
 _TABLE = re.compile(
-    r'(.*\.)?((?P<output>lm_head|embed_out)|embed_tokens|wte|embed_in|word_embeddings)'
+    rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
 SAVED = 'modules_to_save.'  # in the second name of what PEFT saves whole, if the vocabulary grew
@@ -104,9 +104,10 @@ def merged(directory: str, model: Any) -> Any:
     folder = os.path.dirname(storage.cached_path(path))
     check_patterns(directory, [name for name, _ in model.named_modules()])
     changes = changes_of(directory)
-    with _explained(path):
-        import peft  # takes seconds
+    import peft  # takes seconds
 
+    with explained(path, ': PEFT cannot merge it'):
+        warnings.simplefilter('ignore')  # what they say is checked
         if 'vocab_size' in changes:
             model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
         adapted = peft.PeftModel.from_pretrained(model, folder).eval()
@@ -160,19 +161,6 @@ def _untie(model: Any) -> None:
     for layer in modules:
         if isinstance(layer, nn.Linear) and id(layer.weight) in tables:
             layer.weight = nn.Parameter(layer.weight.detach().clone())
-
-
-@contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Raise errors of PEFT as UserErrors in one line; keep random numbers."""
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # what they say is checked
-            yield
-    except UserError:
-        raise
-    except Exception as e:  # of any kind: the settings are whatever a file says
-        raise UserError(f'{path}: PEFT cannot merge it: {" ".join(str(e).split()):.300}') from e
 
 
 def check_patterns(directory: str, names: list[str]) -> None:

@@ -28,8 +28,13 @@ _one_at_a_time = threading.RLock()
 
 
 @contextlib.contextmanager
-def explained(path: str) -> Iterator[None]:
-    """Raise errors of transformers about files at `path` as UserErrors; keep random numbers."""
+def explained(
+    path: str, problem: str = ' does not describe a model that transformers can make'
+) -> Iterator[None]:
+    """Raise errors of transformers or PEFT about files at `path` as UserErrors in one line.
+
+    Random numbers and filters of warnings are afterwards as before. problem: follows the path.
+    """
     # Outside of the try below: a failing import is not a fault of a model's files.
     import transformers.modeling_utils
 
@@ -44,9 +49,7 @@ def explained(path: str) -> Iterator[None]:
         raise
     except Exception as e:  # of any kind: the numbers are whatever a file says
         reason = ' '.join(str(e).split())
-        raise UserError(
-            f'{path} does not describe a model that transformers can make: {reason:.300}'
-        ) from e
+        raise UserError(f'{path}{problem}: {reason:.300}') from e
 
 
 def config_of(content: Any, path: str) -> Any:

@@ -47,7 +47,10 @@ def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
 
 
 def _kept_numbers(causal_lm: Any) -> int:
-    """Estimate it by the inputs and outputs of a block's products with weights, and its norms."""
+    """Estimate how many numbers a block keeps of a token for the gradient.
+
+    They are the inputs and outputs of its products with weights, and of its norms.
+    """
     config = causal_lm.config
     chosen = getattr(config, 'num_experts_per_tok', None) or 1
     numbers = 4 * config.hidden_size

@@ -55,13 +55,25 @@ def states_of(directory: str, tokens: Sequence[int], start: int) -> torch.Tensor
 
 
 @torch.no_grad()
-def check_score(directory: str, tokens: Sequence[int], expected: torch.Tensor) -> None:
-    """Raise UserError unless the classifier gives the tokens this score (), with its constant."""
-    from transformers import AutoModelForSequenceClassification  # as above
+def check_score(
+    directory: str, tokens: Sequence[int], expected: torch.Tensor, *, is_adapter: bool = False
+) -> None:
+    """Raise UserError unless a classifier, or an adapter of PEFT, gives the tokens this score ().
 
-    model = AutoModelForSequenceClassification.from_pretrained(directory)
+    The constant in a classifier's config.json is part of its score.
+    """
+    if is_adapter:
+        from peft import AutoPeftModelForSequenceClassification  # it takes seconds to import
+
+        model: Any = AutoPeftModelForSequenceClassification.from_pretrained(directory, num_labels=1)
+        constant = 0.0
+    else:
+        from transformers import AutoModelForSequenceClassification  # as above
+
+        model = AutoModelForSequenceClassification.from_pretrained(directory)
+        constant = model.config.reward_constant
     score = model(input_ids=torch.tensor([tokens])).logits[0, 0].float()
-    check_numbers(directory, score + model.config.reward_constant, expected)
+    check_numbers(directory, score + constant, expected)
 
 
 def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -73,13 +85,3 @@ def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -
             f'{directory}: transformers loads another model than was exported, with outputs that'
             f' differ by up to {difference:.3g}'
         )
-
-
-@torch.no_grad()
-def check_adapter_score(directory: str, tokens: Sequence[int], expected: torch.Tensor) -> None:
-    """Raise UserError unless an adapter of PEFT gives the tokens this score ()."""
-    from peft import AutoPeftModelForSequenceClassification  # it takes seconds to import
-
-    model: Any = AutoPeftModelForSequenceClassification.from_pretrained(directory, num_labels=1)
-    found = model(input_ids=torch.tensor([tokens])).logits[0, 0].float()
-    check_numbers(directory, found, expected)
