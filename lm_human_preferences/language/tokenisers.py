@@ -144,19 +144,20 @@ def failing(what: str, value: Any) -> Iterator[None]:
         raise UserError(f'the tokeniser of the model cannot {what} {value!r:.80}: {e}') from e
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TokeniserEncoding(Encoding):
     """Encoding of the tokeniser in `directory` (path or URL). base: where other files of it are."""
 
-    directory: str = ''
+    directory: str
     base: str | None = None
+    tokeniser: Tokeniser
 
     def file(self, name: str) -> str:
         """Return the path of a file of the tokeniser or of its model, which may be missing."""
         return _file(name, self.directory, self.base)
 
     def get_encoder(self) -> TokeniserEncoder:
-        """Return the encoder, made once; UserError if its file is missing or damaged."""
+        """Return the encoder, made once."""
         return _encoder(self)
 
     def fits(self, rows: int) -> bool:
@@ -172,19 +173,16 @@ class TokeniserEncoding(Encoding):
         if not os.path.exists(os.path.join(directory, CONFIG)):
             # A model's config decides the class of its tokeniser, so its rules; else this does.
             path = os.path.join(directory, SETTINGS)
-            named = {'tokenizer_class': type(self.tokeniser().own).__name__}
+            named = {'tokenizer_class': type(self.tokeniser.own).__name__}
             storage.write_json(path, read_object(path) | named)
 
     def write_tokeniser(self, directory: str) -> None:
         self.copy_files(directory)
 
-    def tokeniser(self) -> Tokeniser:
-        return _tokeniser(self.directory, self.base)
-
 
 @functools.lru_cache(maxsize=8)
 def _encoder(encoding: TokeniserEncoding) -> TokeniserEncoder:
-    return TokeniserEncoder(encoding, encoding.tokeniser())
+    return TokeniserEncoder(encoding, encoding.tokeniser)
 
 
 def _check_own(path: str) -> None:
@@ -247,6 +245,7 @@ def read(directory: str, base: str | None = None) -> TokeniserEncoding:
         eot_token=next((end for end in ends if end is not None), None),
         directory=directory,
         base=base,
+        tokeniser=tokeniser,
     )
 
 
