@@ -20,7 +20,7 @@ from figures import worker_pool
 from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.cli import user_settings
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
@@ -176,7 +176,7 @@ def run_reward(path: str, hparams: train_reward.HParams) -> None:
     part = f'{path}.part'
     shutil.rmtree(part, ignore_errors=True)
     hparams.run.save_dir = part
-    train_reward.train(hparams, LocalComm())
+    train_reward.train(hparams, Comm())
     os.rename(part, path)
 
 
@@ -216,8 +216,8 @@ def measured_steps(
     phase: TrainPolicy, known: Known
 ) -> tuple[train_policy.PPOTrainer, list[dict[str, float]]]:
     """Train a policy; return its trainer, and measurements at the start and where it is saved."""
-    with Checkpointer(None, LocalComm(), resume=False) as checkpointer:
-        trainer = train_policy.start(phase, checkpointer, LocalComm())
+    with Checkpointer(None, Comm(), resume=False) as checkpointer:
+        trainer = train_policy.start(phase, checkpointer, Comm())
         curve = KnownRewardCurve(trainer, phase.run.save_interval, known)
         train_policy.take_steps(trainer, phase, checkpointer, [curve])
     return trainer, curve.points
@@ -293,7 +293,7 @@ def finish(processes: int | None, *phases: dict[str, Job]) -> None:
     finished = sum(os.path.exists(path) for phase in phases for path in phase)
     total = sum(map(len, phases))
     with (
-        progress(total=total, initial=finished, comm=LocalComm(), desc='runs', unit='run') as bar,
+        progress(total=total, initial=finished, comm=Comm(), desc='runs', unit='run') as bar,
         worker_pool.pool(processes) as pool,
     ):
         for phase in phases:

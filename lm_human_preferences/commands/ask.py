@@ -8,7 +8,7 @@ import click
 from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.sample_policy import warnings_only
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.hparams.labelling_options import AskHParams
@@ -283,7 +283,7 @@ def _ask_sampled(
     names = sampler.share(list(sampler.policies))
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
     added = idle = 0
-    with progress(total=count, comm=LocalComm(), desc='asking', unit='question') as bar:
+    with progress(total=count, comm=Comm(), desc='asking', unit='question') as bar:
         while added < count and idle < IDLE_BATCHES:
             batch = queries.take(min(options.batch_size, count - added))
             seen = set(writer.folder.questions)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lm_human_preferences import lm_tasks, session, storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed import horovod, mpi_library
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.external_rewards.texts import joined
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.language import datasets
@@ -178,7 +178,7 @@ def _reward(
     unchecked += elsewhere
     if elsewhere:
         return []
-    source = policy.source.pinned(LocalComm())
+    source = policy.source.pinned(Comm())
     source.check(encoding, None if sizes is None else sizes.n_embd)
     scorer = source.scorer()
     if scorer is None:

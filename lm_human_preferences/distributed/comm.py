@@ -1,6 +1,5 @@
 """Communication between ranks: `Comm`, for one process here; torch_comm.py has several."""
 
-import abc
 import contextlib
 import functools
 import importlib
@@ -20,32 +19,32 @@ T = TypeVar('T')
 MEETING_SECONDS = 1  # between two meetings of ranks while rank 0 works alone
 
 
-class Comm(abc.ABC):
-    """Ranks of a run, as one of them sees them. All ranks call its methods in the same order."""
+class Comm:
+    """Ranks of a run, as one of them sees them: here a single process, which exchanges nothing.
 
-    name: str  # of what averages, on the console
-    rank: int  # this one, from 0
-    size: int
-    local_rank: int  # this one among those on its host, from 0
-    local_size: int
+    All ranks call its methods in the same order.
+    """
 
-    @abc.abstractmethod
+    name = 'nothing'  # of what averages, on the console
+    rank = 0  # this one, from 0
+    size = 1
+    local_rank = 0  # this one among those on its host, from 0
+    local_size = 1
+
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite `tensors` on all ranks with those of rank 0."""
 
-    @abc.abstractmethod
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         """Return the `Gradients` that average those of `parameters`."""
+        return Gradients(parameters)
 
-    @abc.abstractmethod
     def all_gather_object(self, value: T) -> list[T]:
         """Return the `value` of every rank, in the order of ranks."""
+        return [value]
 
-    @abc.abstractmethod
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
-    @abc.abstractmethod
     def close(self) -> None:
         """End the communication: after this, one rank may end before the others."""
 
@@ -64,6 +63,8 @@ class Comm(abc.ABC):
 
         The ranks meet every second meanwhile, as they wait for each other for a limited time.
         """
+        if self.size == 1:
+            return work()
         if self.rank == 0:
             with self._meeting_others():
                 result = work()
@@ -94,34 +95,6 @@ class Comm(abc.ABC):
             thread.join()
 
 
-class LocalComm(Comm):
-    """Single process: nothing is exchanged."""
-
-    name = 'nothing'
-    rank = 0
-    size = 1
-    local_rank = 0
-    local_size = 1
-
-    def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
-        pass
-
-    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
-        return Gradients(parameters)
-
-    def all_gather_object(self, value: T) -> list[T]:
-        return [value]
-
-    def on_rank_0(self, work: Callable[[], T]) -> T:
-        return work()
-
-    def barrier(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @functools.cache
 def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm:
     """Return the ranks of this process, or it alone; UserError if they cannot work together.
@@ -130,7 +103,7 @@ def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm
     """
     if launch_methods.current().size == 1:
         threads.limit_alone()
-        return LocalComm()
+        return Comm()
     # One process does without torch.distributed. By name: that module builds on this one.
     torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')
     return torch_comm.TorchComm(allreduce, seconds)

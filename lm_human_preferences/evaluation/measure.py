@@ -10,7 +10,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import comparison, optimum, report
 from lm_human_preferences.external_rewards.function import FunctionScorer
@@ -164,7 +164,7 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
     kls = []
     scores = {name: ([], []) for name in judges}
     for query in progress(
-        queries.split(1), comm=LocalComm(), desc='all responses, by both models', unit='query'
+        queries.split(1), comm=Comm(), desc='all responses, by both models', unit='query'
     ):
         of_reference = optimum.all_logprobs(reference, query, length)
         of_policy = optimum.all_logprobs(policy, query, length)
@@ -215,7 +215,7 @@ def sample_many(
     parts = rows.split(batch_size)
     same = math.gcd(samples, batch_size)  # neighbours of a part, at least
     length = task.response_length
-    for part in progress(parts, comm=LocalComm(), desc=bar, unit='batch'):
+    for part in progress(parts, comm=Comm(), desc=bar, unit='batch'):
         for model in (reference, policy):
             drawn = model.respond(part, length, same)
             other = reference if model is policy else policy

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.classifier import Classifier
@@ -165,7 +165,7 @@ def _check(saved: TrainedModel, folder: LabelFolder) -> None:
 def _prediction(
     model: loading.FrozenRewardModel, labels: Labels, label_type: LabelType, *, learned: bool
 ) -> dict[str, Any] | None:
-    found = predict(rewards_by(model), labels, label_type, BATCH, LocalComm())
+    found = predict(rewards_by(model), labels, label_type, BATCH, Comm())
     if found is None:
         return None
     low, high = (None, None) if learned else found.interval()

@@ -9,7 +9,7 @@ import torch
 
 from lm_human_preferences import label_types
 from lm_human_preferences.datasets import books
-from lm_human_preferences.distributed.comm import Comm, LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE, TIED, LabelType
@@ -49,7 +49,7 @@ def load_labels(
     source = settings.labels.setting('source')
     record: dict[str, Any] = {}
     if is_folder(settings.labels.source):
-        folder = _open_folder(settings, encoding, comm or LocalComm(), lines)
+        folder = _open_folder(settings, encoding, comm or Comm(), lines)
         answers = folder.counted(without=parse_names(settings.labels.without))
         objects, notes = list(folder.as_labels(answers)), []
         ids = [[answer.question, answer.labeller, answer.uuid] for answer in answers]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError
 from lm_human_preferences.external_rewards.classifier import Classifier, is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
@@ -32,7 +32,6 @@ from lm_human_preferences.training.networks import POLICY_NETWORKS, Networks
 from lm_human_preferences.utils.core import default_device
 
 if TYPE_CHECKING:
-    from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.policy_options import HParams
     from lm_human_preferences.language.encodings import Encoding
     from lm_human_preferences.language.trained_models import TrainedModel
@@ -361,7 +360,7 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
     source = source_of(settings)
     if isinstance(source, FunctionSource):
         reward_function.check_named(run, source.name, function)
-        return dataclasses.replace(source, name=function).pinned(LocalComm())
+        return dataclasses.replace(source, name=function).pinned(Comm())
     if function is not None:
         raise OptionError(reward_function.OPTION, f'{function}: {run} learned from {source.name}')
     return source

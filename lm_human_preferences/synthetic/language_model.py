@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.datasets import reviews
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language import attention, encodings, model
 from lm_human_preferences.language import network as network_module
 from lm_human_preferences.language.gpt2 import tf_names
@@ -75,8 +75,8 @@ def train(own_sizes: model.HParams, steps: int = STEPS) -> model.Model:
         # Only the CPU's generator: the run that needs this model draws from the GPU's later.
         torch.default_generator.manual_seed(SEED)
         network = model.Model(own_sizes).initialize()
-        adam = optimizer.Adam(dict(network.named_parameters()), comm=LocalComm())
-        for step in progress(range(steps), comm=LocalComm(), desc='base model', unit='batch'):
+        adam = optimizer.Adam(dict(network.named_parameters()), comm=Comm())
+        for step in progress(range(steps), comm=Comm(), desc='base model', unit='batch'):
             batch = texts[torch.randint(len(texts), (BATCH,))]
             loss = reviews_loss(network, batch, encoder.padding_token)
             adam.minimize(loss, LR * (1 - step / steps))

@@ -10,7 +10,7 @@ from command_line import invoke, succeed
 from experiments import resolved
 from trainers import rollout_of
 
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.trainers import policy_hooks
 from lm_human_preferences.training import console
 from lm_human_preferences.utils import logging
@@ -90,7 +90,7 @@ def test_a_progress_bar_is_for_a_terminal(is_terminal, capsys, monkeypatch):
     """In a file it would stand between the lines of the table."""
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: is_terminal)
     monkeypatch.setattr(logging, '_console', 'summary')
-    for _ in logging.progress(range(3), comm=LocalComm(), desc='policy'):
+    for _ in logging.progress(range(3), comm=Comm(), desc='policy'):
         logging.announce('a line of the table')
     captured = capsys.readouterr()
     assert ('policy' in captured.err) == is_terminal
@@ -110,7 +110,7 @@ def test_the_seed_of_the_reward_model_is_its_own(tmp_path):
 
 def trainer_of(**more):
     logger = SimpleNamespace(is_due=lambda step: True, log_interval=2)
-    return SimpleNamespace(comm=LocalComm(), logger=logger, **more)
+    return SimpleNamespace(comm=Comm(), logger=logger, **more)
 
 
 def test_a_line_of_the_policy_has_its_speed_and_the_time_left(capsys, monkeypatch):

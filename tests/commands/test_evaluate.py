@@ -14,7 +14,7 @@ from events import events_of
 from experiments import resolved
 
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import (
     comparison,
@@ -408,7 +408,7 @@ def test_numbers_that_are_not_finite_are_said_and_not_drawn(broken, told, monkey
 
 def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
     for part in parts:
-        logger = logging.Logger(str(tmp_path), 'ppo', log_interval=10**9, comm=LocalComm())
+        logger = logging.Logger(str(tmp_path), 'ppo', log_interval=10**9, comm=Comm())
         logger.purge_from(min(part))
         for step, value in part.items():
             logger.log({'objective/kl': 1.0, 'objective/kl_coef': value}, step)

@@ -12,7 +12,7 @@ from tiny_classifiers import write_classifier
 from tiny_tokenisers import write_words
 
 from lm_human_preferences import session
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.runs import run_settings
 
@@ -85,7 +85,7 @@ def test_a_run_records_its_commits_and_goes_on_with_them(hub, tmp_path, monkeypa
 
 
 def test_all_ranks_take_the_commits_that_rank_0_finds(hub, tmp_path):
-    class SecondRank(LocalComm):
+    class SecondRank(Comm):
         rank = 1
 
         def on_rank_0(self, work):

@@ -18,7 +18,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
@@ -179,7 +179,7 @@ def labels_of(kind, seed=0):
     hparams.labels.type, hparams.labels.num_train = kind, 64
     torch.manual_seed(seed)
     policy = Policy(lm_tasks.initial_model('reviews'))
-    return simulated.simulated_labels(hparams, policy, LocalComm())
+    return simulated.simulated_labels(hparams, policy, Comm())
 
 
 def test_best_is_the_best(reward):

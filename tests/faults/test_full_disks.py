@@ -7,7 +7,7 @@ import pytest
 from command_line import invoke, last_error_of, succeed
 from full_disks import largest_file
 
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, disks_are_told
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.runs import run_dir
@@ -61,7 +61,7 @@ def test_the_lock_of_a_run(tmp_path, monkeypatch):
     hparams.run.save_dir = str(tmp_path / 'run')
     with (
         pytest.raises(UserError, match='--save_dir: .*/lock cannot be written: No space left'),
-        run_dir.lock_run_dir(hparams, LocalComm()),
+        run_dir.lock_run_dir(hparams, Comm()),
     ):
         pass
     assert not (tmp_path / 'run').exists()

@@ -33,7 +33,7 @@ import sample
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.datasets.jsonl import read_jsonl
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.labels import label_files
@@ -319,7 +319,7 @@ def test_events_that_are_none(tmp_path):
         size + struct.pack('<I', masked_crc(size)) + event + struct.pack('<I', masked_crc(event))
     )
     (folder / 'events.out.tfevents.5').write_bytes(b'\xff' * 1000)
-    logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
+    logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=Comm())
     confined(tmp_path, logger.purge_from, 3)
     assert sorted(path.name[-1] for path in folder.iterdir()) == ['1', '2', '3']
     assert (tmp_path / 'precious').read_text() == 'mine'
@@ -338,12 +338,12 @@ def test_lock_that_is_no_text_or_leads_elsewhere(tmp_path):
     (tmp_path / 'lock').write_bytes(b'\xff' * 5000)
     hparams = resolved('train_policy', 'test')
     hparams.run.save_dir = str(tmp_path)
-    lock = run_dir.lock_run_dir(hparams, LocalComm())
+    lock = run_dir.lock_run_dir(hparams, Comm())
     assert 'is writing this run' in told(lock.__enter__)
     for make in (lambda path: os.symlink(tmp_path / 'precious', path), os.mkfifo):
         os.remove(tmp_path / 'lock')
         make(tmp_path / 'lock')
         with pytest.raises(UserError, match='cannot be written'):
-            run_dir.lock_run_dir(hparams, LocalComm()).__enter__()
+            run_dir.lock_run_dir(hparams, Comm()).__enter__()
         assert run_dir.ranks_of(str(tmp_path)) is None
     assert (tmp_path / 'precious').read_text() == 'of 8 ranks'

@@ -29,7 +29,7 @@ from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import RunHParams
 from lm_human_preferences.runs import run_dir, run_lock
@@ -107,7 +107,7 @@ def test_events_stay_in_order_whatever_the_clock_and_the_process(
         with monkeypatch.context() as patch:
             patch.setattr(os, 'getpid', lambda number=number: number)
             patch.setattr('time.time', lambda now=now: now)
-            logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
+            logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=Comm())
             logger.purge_from(step)
             logger.log({'a': step}, step)
             logger.close()
@@ -119,7 +119,7 @@ def test_events_stay_in_order_whatever_the_clock_and_the_process(
 def test_a_file_of_events_that_are_all_done_again_is_deleted(tmp_path):
     """Where a run begins again from its first step; a later one keeps what came before it."""
     folder = tmp_path / 'tb/ppo'
-    logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
+    logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=Comm())
     for step in range(3):
         logger.log({'a': step}, step)
     logger.close()
@@ -510,7 +510,7 @@ def test_states_of_no_run_are_passed_over(changed_in_newest, tmp_path, capsys, k
     for value in values:
         path = changed_in_newest(keys, value)
         with checkpointer.Checkpointer(
-            str(path.parent), LocalComm(), resume=True, schema=train_policy.STATE
+            str(path.parent), Comm(), resume=True, schema=train_policy.STATE
         ) as kept:
             assert kept.prefix == str(path.parent / 'model.ckpt-2')
         (told,) = capsys.readouterr().out.splitlines()

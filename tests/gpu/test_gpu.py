@@ -13,7 +13,7 @@ from tiny_causal_lms import tiny
 from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences.distributed import torch_comm
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -55,7 +55,7 @@ def policy_on(device, model, adapted):
         options = {'task.policy.initial_model': model, 'task.policy.lora': 'on'}
         hparams = resolved('train_policy', 'test', options)
         start = shared.Bases().under(
-            start, policy_phase(hparams).adapters, hparams.run, 'policy', LocalComm()
+            start, policy_phase(hparams).adapters, hparams.run, 'policy', Comm()
         )
     policy = Policy(start, device=device)
     generator = torch.Generator().manual_seed(1)

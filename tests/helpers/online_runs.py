@@ -10,7 +10,7 @@ from experiments import resolved
 from interrupted import result_of
 
 from lm_human_preferences import train_policy
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 
 # Ten steps; the reward model is trained before the first and before those of RETRAINED.
 SETTINGS = {
@@ -44,7 +44,7 @@ def online_hparams(directory, **settings):
 def train(directory, comm=None, **settings):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        train_policy.train(online_hparams(directory, **settings), comm or LocalComm())
+        train_policy.train(online_hparams(directory, **settings), comm or Comm())
     return out.getvalue()
 
 

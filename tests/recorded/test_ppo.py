@@ -64,7 +64,7 @@ def test_loss_targets_and_gradients(case):
     for rank in range(size):
         recorded = under(arrays, f'{rank_prefix(rank, size)}initial/')
         rollouts = rollouts_of(folder, config['id'], rank, size)
-        trainer = ppo_trainer(config['hparams'], comms.LocalComm())
+        trainer = ppo_trainer(config['hparams'], comms.Comm())
         for prefix in sorted({key.split('/')[0] for key in recorded}):
             check_minibatch(
                 trainer,
@@ -113,7 +113,7 @@ def check_gradients(policy, recorded, without):
 def test_updates_without_shuffling(case):
     """Statistics and learning rate of every call, parameters after some of them."""
     folder, config, size, arrays = case
-    initial = snapshot(variables_of(ppo_trainer(config['hparams'], comms.LocalComm())))
+    initial = snapshot(variables_of(ppo_trainer(config['hparams'], comms.Comm())))
 
     def work(comm):
         recorded = under(arrays, f'{rank_prefix(comm.rank, size)}per_call/')
@@ -146,7 +146,7 @@ def test_train_shuffles_as_the_original(case, monkeypatch):
     folder, config, size, arrays = case
     if size > 1:
         give_each_thread_its_own_numpy_random(monkeypatch)
-    initial = snapshot(variables_of(ppo_trainer(config['hparams'], comms.LocalComm())))
+    initial = snapshot(variables_of(ppo_trainer(config['hparams'], comms.Comm())))
 
     def work(comm):
         recorded = under(arrays, f'{rank_prefix(comm.rank, size)}train/')

@@ -12,7 +12,7 @@ from golden_data import found, json_if_there, load_json, load_npz, npz_keys, req
 from trainers import trained_model
 
 from lm_human_preferences import lm_tasks
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources.sources import source_of
@@ -133,7 +133,7 @@ def test_a_run_whose_reward_model_was_deleted_has_a_copy_in_its_policy(tmp_path)
 @pytest.mark.parametrize('rank', [0, 1])
 def test_every_rank_reads_a_saved_reward_model_and_rank_0_one_of_this_run(rank, tmp_path):
     """Other hosts may not see the directory of a run, and get the values from rank 0."""
-    comm = LocalComm()
+    comm = Comm()
     comm.rank = rank
     hparams = resolved('train_policy', 'mock_sentiment')
     reference = SimpleNamespace(trained_model=lm_tasks.initial_model('reviews'))

@@ -177,7 +177,7 @@ def test_queries_of_labels_stand_in_where_they_are_a_file(tmp_path, monkeypatch,
 def test_ranks_take_turns_in_one_stream_of_letters():
     """Defect 19: in the original ranks could draw the same texts."""
 
-    class Other(comms.LocalComm):
+    class Other(comms.Comm):
         rank, size = 1, 2
 
         def all_gather_object(self, value):
@@ -188,7 +188,7 @@ def test_ranks_take_turns_in_one_stream_of_letters():
     assert torch.equal(drawn_queries(1, 2, Other()), drawn_queries(1, 4)[1::2])
 
 
-class Rank(comms.LocalComm):
+class Rank(comms.Comm):
     """One of `size` ranks, all of which draw the same."""
 
     def __init__(self, rank, size):

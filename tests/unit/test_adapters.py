@@ -24,7 +24,7 @@ from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.commands import export_model
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.adapters import layers, peft_files, record, shared
@@ -42,7 +42,7 @@ from lm_human_preferences.utils.core import digest_of
 NEW = '--rewards.train_new_model'
 LORA = '--task.policy.lora on --task.policy.lora.rank 2 --ppo.lr 1e-3'
 IN_FULL = '.*(wte|embed_tokens)'
-COMM = LocalComm()
+COMM = Comm()
 
 
 @pytest.fixture(scope='module', params=['llama', 'gpt2'])

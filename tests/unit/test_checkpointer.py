@@ -17,7 +17,7 @@ from lm_human_preferences.checkpointing import checkpointer
 from lm_human_preferences.checkpointing import checkpoints as saving
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
 from lm_human_preferences.utils import stop_signals
 
@@ -75,11 +75,11 @@ def draw(generators):
     ],
 )
 def test_how_a_run_multiplies_is_kept(tmp_path, products, kept):
-    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+    with Checkpointer(str(tmp_path), Comm(), resume=False) as checkpoints:
         checkpoints.set_seed(5)
         checkpoints.products = products
         checkpoints.save(CountingTrainer())
-    with Checkpointer(str(tmp_path), LocalComm(), resume=True) as checkpoints:
+    with Checkpointer(str(tmp_path), Comm(), resume=True) as checkpoints:
         assert checkpoints.products == kept
 
 
@@ -91,12 +91,12 @@ def test_a_run_that_goes_on_with_or_without_a_gpu_says_so(
     if begun == 'GPU':
         state['cuda'] = state['torch']
     monkeypatch.setattr(checkpointer, 'random_state', lambda: state)
-    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+    with Checkpointer(str(tmp_path), Comm(), resume=False) as checkpoints:
         checkpoints.set_seed(5)
         checkpoints.save(trainer)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: now == 'GPU')
     monkeypatch.setattr(checkpointer, 'set_seed', lambda seed, rank: None)
-    with Checkpointer(str(tmp_path), LocalComm(), resume=True) as checkpoints:
+    with Checkpointer(str(tmp_path), Comm(), resume=True) as checkpoints:
         checkpoints.set_seed(None)
         checkpoints.restore(trainer, saves=1)
     note = f'note: 1 rank(s) on {now}, before 1 rank(s) on {begun}: responses and minibatches are'
@@ -107,7 +107,7 @@ def test_before_it_begins_there_is_room_for_all_that_it_will_save(tmp_path, monk
     planned = []
     monkeypatch.setattr(saving, 'check_disk_space', planned.append)
     trainer = CountingTrainer()
-    with Checkpointer(str(tmp_path), LocalComm(), resume=False, max_to_keep=3) as checkpoints:
+    with Checkpointer(str(tmp_path), Comm(), resume=False, max_to_keep=3) as checkpoints:
         checkpoints.restore(trainer, saves=7)
     size = saving.size_of({'ppo/step': trainer.steps})
     assert planned == [saving.Planned(str(tmp_path), 7, size, 3)]
@@ -164,7 +164,7 @@ def test_a_checkpoint_holds_the_values_of_its_own_step(tmp_path, monkeypatch):
 
     monkeypatch.setattr(saving, 'save', save_slowly)
     trainer = CountingTrainer()
-    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+    with Checkpointer(str(tmp_path), Comm(), resume=False) as checkpoints:
         checkpoints.set_seed(1)
         for _ in range(2):
             trainer.steps += 1
@@ -191,7 +191,7 @@ def test_the_end_of_a_rank_cuts_off_its_save_without_harm(tmp_path, monkeypatch,
             is_ended.set()
 
     trainer = CountingTrainer()
-    with Checkpointer(str(written), LocalComm(), resume=False, max_to_keep=1) as checkpoints:
+    with Checkpointer(str(written), Comm(), resume=False, max_to_keep=1) as checkpoints:
         checkpoints.set_seed(1)
         trainer.steps += 1
         checkpoints.save(trainer)
@@ -209,7 +209,7 @@ def test_the_end_of_a_rank_cuts_off_its_save_without_harm(tmp_path, monkeypatch,
 
 def test_a_step_that_does_not_end_is_interrupted(tmp_path, capfd):
     """Stop signals wait for its end, but no longer than they are allowed to."""
-    with Checkpointer(str(tmp_path), LocalComm(), resume=False, stop_timeout=1) as checkpoints:
+    with Checkpointer(str(tmp_path), Comm(), resume=False, stop_timeout=1) as checkpoints:
         since = time.monotonic()
         with pytest.raises(KeyboardInterrupt), checkpoints.defer_signals():
             signal.raise_signal(signal.SIGTERM)
@@ -230,7 +230,7 @@ def test_the_end_of_a_session_is_one_signal(first, then, tmp_path, capfd):
     """Systemd and Slurm send two; another Ctrl-C or SIGTERM still interrupts."""
     before = {number: signal.getsignal(number) for number in stop_signals.WARNINGS}
     with (
-        Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints,
+        Checkpointer(str(tmp_path), Comm(), resume=False) as checkpoints,
         checkpoints.defer_signals(),
     ):
         signal.raise_signal(first)
@@ -245,7 +245,7 @@ def test_the_end_of_a_session_is_one_signal(first, then, tmp_path, capfd):
 
 def test_a_run_that_was_asked_to_end_has_saved_when_it_does(tmp_path):
     trainer = CountingTrainer()
-    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+    with Checkpointer(str(tmp_path), Comm(), resume=False) as checkpoints:
         checkpoints.set_seed(1)
         trainer.steps += 1
         checkpoints.stop_requested = True

@@ -18,7 +18,7 @@ import sample
 from lm_human_preferences import lm_tasks, rewards, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams import reward_options
@@ -115,11 +115,11 @@ def test_the_mean_is_measured_by_the_labels_held_out(tmp_path):
     run_settings.read_settings(hparams, f'{tmp_path}/run')
     initial = lm_tasks.initial_model('test')
     set_seed(hparams.run.seed, 0)
-    phase, comm = reward_phase(hparams), LocalComm()
+    phase, comm = reward_phase(hparams), Comm()
     trainer = train_reward.build_trainer(phase, initial, comm, TrainingLabels(phase, comm))
     model = loading.load_learned(f'{tmp_path}/run', encodings.Test)
     score = reward_on_labels.rewards_by(model)
-    expected = predict(score, trainer.held_out, trainer.label_type, 32, LocalComm())
+    expected = predict(score, trainer.held_out, trainer.label_type, 32, Comm())
     ((step, value),) = events_of(tmp_path / 'run/tb/reward_model')[
         'train_reward/held_out_of_mean/accuracy'
     ]
@@ -152,7 +152,7 @@ def test_members_learn_the_same_labels(monkeypatch):
         'normalize_after': False,
     }
     hparams = resolved('train_reward', 'test', settings)
-    train_reward.train(hparams, LocalComm())
+    train_reward.train(hparams, Comm())
     first, second = trainers
     assert torch.equal(first.labels['query'], second.labels['query'])
     assert (first.order != second.order).any()

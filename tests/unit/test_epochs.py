@@ -10,7 +10,7 @@ from experiments import resolved
 from interrupted import REWARD_STEP, failing
 
 from lm_human_preferences import train_reward
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 
 # Some 64 labels to train on, in batches of 32: the last one of an epoch is smaller.
 TRAINING = (
@@ -36,7 +36,7 @@ def batches(monkeypatch):
 def test_each_epoch_learns_every_label_once(batches):
     hparams = resolved('train_reward', 'test')
     hparams.override_from_dict({'labels.num_train': 96, 'labels.held_out': 0.3, 'epochs': 3})
-    train_reward.train(hparams, LocalComm())
+    train_reward.train(hparams, Comm())
     assert len(batches) == 3 * STEPS
     orders = []
     for epoch in range(3):

@@ -284,7 +284,7 @@ def gradient_of(trainer, rollouts):
 
 def test_bf16_agrees_with_float32_within_its_digits(library):
     config = load_json('ppo', 'configs.json')['configs'][0]
-    trainer = ppo_trainer(config['hparams'], comms.LocalComm())
+    trainer = ppo_trainer(config['hparams'], comms.Comm())
     rollouts = rollouts_of('ppo', config['id'], 0, 1)
     exact, gradient = gradient_of(trainer, rollouts)
     precision.configure('bf16', CPU, library)
@@ -338,7 +338,7 @@ def test_masks_have_the_type_of_the_layers(net, library, monkeypatch, name, dtyp
 @needs_bf16
 def test_weights_laid_out_for_sampling_are_those_of_now(net, library):
     precision.configure('bf16', CPU, library)
-    optimizer = Adam(dict(net.named_parameters()), comm=comms.LocalComm())
+    optimizer = Adam(dict(net.named_parameters()), comm=comms.Comm())
     tokens = padded(3, QUERY, share=0)
 
     def outputs():

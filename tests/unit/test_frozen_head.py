@@ -11,7 +11,7 @@ import torch
 from experiments import resolved
 
 from lm_human_preferences import label_types, lm_tasks, ppo, rewards
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import features, fitting, head, posterior, validation
 from lm_human_preferences.frozen_head import reward as frozen_reward
@@ -369,11 +369,11 @@ def test_all_samples_that_are_wanted_set_the_scale_and_a_bar_counts_what_is_read
 ):
     settings = {'features': 'frozen', 'normalize_samples': 160, 'rollout_batch_size': 32}
     phase = reward_phase(resolved('train_reward', 'test', settings))
-    assert len(head_training._sampled(phase, reference, LocalComm())) == 160
+    assert len(head_training._sampled(phase, reference, Comm())) == 160
     bar = mock.MagicMock()
     monkeypatch.setattr(head_training, 'progress', bar)
     queries, answers = responses
-    found = head_training._features_of_labels(reference, queries, answers.unsqueeze(1), LocalComm())
+    found = head_training._features_of_labels(reference, queries, answers.unsqueeze(1), Comm())
     assert found.shape == (4, 1, 3 * reference.model.sizes.n_embd)
     counted = bar.return_value.__enter__.return_value.update.call_args_list
     # Of queries 2 * (2 + 3), of responses 4 + 2 + 3 + 4

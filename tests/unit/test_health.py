@@ -6,7 +6,7 @@ from golden_data import load_json, load_npz
 from ranks import on_ranks
 
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.trainers import policy_hooks
@@ -27,7 +27,7 @@ class Checkpointer:
 class Trainer:
     def __init__(self, comm=None):
         self.logger, self.texts = self, []
-        self.comm = comm or LocalComm()
+        self.comm = comm or Comm()
 
     def log_text(self, tag, text, step):
         assert tag == 'alarms'

@@ -15,7 +15,7 @@ from experiments import resolved
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 from lm_human_preferences import label_types, train_reward
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import HParams
@@ -73,7 +73,7 @@ def test_where_there_is_no_query_a_pair_in_any_order_is_held_out_as_a_whole():
     mask, other = (is_held_out(each, PAIRS, 0.2, encoder) for each in (labels, swapped))
     assert 0.1 < mask.double().mean() < 0.3 and mask.tolist() == other.tolist()
     # The queries tell nothing apart, so the interval counts questions.
-    prediction = predict(rewards_are_first_tokens, labels, PAIRS, 64, LocalComm())
+    prediction = predict(rewards_are_first_tokens, labels, PAIRS, 64, Comm())
     assert (prediction.queries, prediction.effective) == (500, 500)
 
 
@@ -217,17 +217,17 @@ def learned_by_heart(labels):
 
 def check_interval_holds_a_half(train, held_out):
     rewards = learned_by_heart(train)
-    found = predict(rewards, held_out, PAIRS, 64, LocalComm())
+    found = predict(rewards, held_out, PAIRS, 64, Comm())
     assert found is not None and found.labels > 100
     low, high = found.interval()
     assert low < 0.5 < high and high - low > 0.1, str(found)
-    of_known = predict(rewards, train, PAIRS, 64, LocalComm())
+    of_known = predict(rewards, train, PAIRS, 64, Comm())
     assert of_known is not None and of_known.accuracy > 0.9  # or the test would prove nothing
 
 
 def trainer_of(phase):
-    labels = TrainingLabels(phase, LocalComm())
-    return train_reward.build_trainer(phase, TrainedModel('test'), LocalComm(), labels)
+    labels = TrainingLabels(phase, Comm())
+    return train_reward.build_trainer(phase, TrainedModel('test'), Comm(), labels)
 
 
 def of_source(source):
@@ -248,7 +248,7 @@ def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypat
     policy = Policy(TrainedModel('test'), scope='ref_policy')
     model = RewardModel(TrainedModel('test'))
     parts = {'reward_models': [model], 'ref_policy': policy}
-    retrainer = Retrainer(**parts, phase=reward_phase(hparams), comm=LocalComm(), seed=0)
+    retrainer = Retrainer(**parts, phase=reward_phase(hparams), comm=Comm(), seed=0)
     split_into = []
     monkeypatch.setattr(retrainer, '_train', lambda _, *both: (split_into.append(both), 0.0)[1])
     retrainer.train(labels, step=0)
@@ -299,10 +299,10 @@ def test_predictions_do_not_depend_on_ranks_and_batches(size):
             )
             assert prediction.queries == min(count, 3)  # the second and the last are connected
     twice = {field: torch.cat([values, values]) for field, values in labels.items()}
-    prediction = predict(rewards_are_first_tokens, twice, PAIRS, 2, LocalComm())
+    prediction = predict(rewards_are_first_tokens, twice, PAIRS, 2, Comm())
     assert prediction is not None and (prediction.labels, prediction.queries) == (8, 3)
     nothing = {field: values[:0] for field, values in labels.items()}
-    assert predict(rewards_are_first_tokens, nothing, PAIRS, 2, LocalComm()) is None
+    assert predict(rewards_are_first_tokens, nothing, PAIRS, 2, Comm()) is None
 
 
 def test_what_is_right_in_each_label_type():
@@ -343,7 +343,7 @@ def test_rewards_that_are_all_the_same_have_no_correlation(slope, scores, told):
     tokens = torch.arange(12)[:, None]
     labels = {'query': tokens, 'sample': tokens, 'score': torch.tensor(list(scores)).float()}
     rewards = lambda queries, responses: 5 + slope * responses[..., 0]  # noqa: E731
-    found = predict(rewards, labels, label_types.get('scalar_rating'), 4, LocalComm())
+    found = predict(rewards, labels, label_types.get('scalar_rating'), 4, Comm())
     assert found is not None and str(found) == told
     assert found.is_undefined == told.startswith('no ')
     low, high = found.interval()
@@ -358,7 +358,7 @@ def test_rewards_that_are_not_finite_predict_nothing(name):
     labels[label_type.field] = torch.tensor([0, 1, 1])
     not_finite = lambda queries, responses: responses[..., 0] * math.nan  # noqa: E731
     with pytest.raises(UserError, match='reward nan, by which nothing can be judged'):
-        predict(not_finite, labels, label_type, 2, LocalComm())
+        predict(not_finite, labels, label_type, 2, Comm())
 
 
 def test_all_answers_to_one_question_are_together_in_the_interval():
@@ -369,7 +369,7 @@ def test_all_answers_to_one_question_are_together_in_the_interval():
     best[:2] = 0
     labels = {'query': query, **samples, 'best': best}
     best_of_2 = label_types.get('best_of_2')
-    prediction = predict(rewards_are_first_tokens, labels, best_of_2, 16, LocalComm())
+    prediction = predict(rewards_are_first_tokens, labels, best_of_2, 16, Comm())
     assert prediction.accuracy == 0.75
     interval = clustered_interval([2] + [4] * 7 + [0] * 2, [4] * 10)
     assert prediction.interval() == pytest.approx(interval)

@@ -11,7 +11,7 @@ from tiny_tokenisers import write_byte_level
 from trainers import rollout_of
 
 from lm_human_preferences import ppo, train_policy
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -138,7 +138,7 @@ def test_with_a_relative_coefficient_the_scale_of_the_reward_does_not_matter():
         torch.manual_seed(1)
         policy = Policy(TrainedModel('test'))
         settings['rewards.relative_kl_coef'] = True
-        trainer = trainer_of(policy, LocalComm(), **settings)
+        trainer = trainer_of(policy, Comm(), **settings)
         trainer.ref_policy = Policy(TrainedModel('test'), temperature=0.5)
         scores = []
 
@@ -165,7 +165,7 @@ def test_a_step_whose_rewards_are_all_alike_teaches_nothing_but_has_statistics(s
     policy = Policy(TrainedModel('test'))
     torch.nn.init.zeros_(policy.model.heads['value'].w)
     settings = {'ppo.samples_per_query': same, 'rewards.kl_coef': 0.0}
-    trainer = trainer_of(policy, LocalComm(), **settings)
+    trainer = trainer_of(policy, Comm(), **settings)
     scores = torch.full((24,), reward)
     trainer.score_fn = lambda queries, responses: (scores, responses, {})
     queries = torch.ones(24 // same, QUERY, dtype=torch.int64)
@@ -178,7 +178,7 @@ def test_a_step_whose_rewards_are_all_alike_teaches_nothing_but_has_statistics(s
 
 def test_a_resumed_run_changes_a_relative_coefficient_in_proportion():
     settings = {'rewards.relative_kl_coef': True, 'rewards.kl_coef': 0.2}
-    trainer = trainer_of(Policy(TrainedModel('test')), LocalComm(), **settings)
+    trainer = trainer_of(Policy(TrainedModel('test')), Comm(), **settings)
     trainer.query_sampler = mock.Mock()
     state = {'kl_coef': 7.0, 'initial_kl_coef': 0.1, 'kl_scale': 70.0, 'elapsed': 0.0}
     done = {'step': 1, 'done': (8, 64, 64), 'optimizer_steps': 4, 'queries': (1, 8)}
@@ -187,7 +187,7 @@ def test_a_resumed_run_changes_a_relative_coefficient_in_proportion():
 
 
 def test_a_step_keeps_the_responses_to_a_query_together(policy):
-    trainer = trainer_of(policy, LocalComm(), **{'ppo.nminibatches': 2})
+    trainer = trainer_of(policy, Comm(), **{'ppo.nminibatches': 2})
     seen = []
     trainer.train_minibatch = lambda rollout: seen.append(rollout) or {}
     trainer.record_step_stats = lambda *args, **stats: {'objective/kl': 0}
@@ -203,7 +203,7 @@ def test_a_step_keeps_the_responses_to_a_query_together(policy):
 
 
 def test_an_update_is_the_same_in_micro_batches_and_leaves_the_value_head(policy):
-    trainer = trainer_of(policy, LocalComm())
+    trainer = trainer_of(policy, Comm())
     rollout = trainer.generate(
         trainer.query_sampler()['tokens'].repeat_interleave(SAME, dim=0), SAME
     )
@@ -211,7 +211,7 @@ def test_an_update_is_the_same_in_micro_batches_and_leaves_the_value_head(policy
     rollout.baselines = ppo.leave_one_out(rollout.rewards, SAME)
     gradients = []
     for micro_batch in (None, 6):
-        trainer = trainer_of(policy, LocalComm(), **{'ppo.micro_batch_size': micro_batch})
+        trainer = trainer_of(policy, Comm(), **{'ppo.micro_batch_size': micro_batch})
         trainer.optimizer.gradients.zero_grad = lambda: None  # the update would drop them
         trainer.ppo.lr = 0
         policy.model.zero_grad()

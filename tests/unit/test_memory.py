@@ -65,7 +65,7 @@ def assert_checkpointing_only_saves_memory(model, loss):
 
 def test_gradient_checkpointing_of_a_policy(computed_in):
     config = load_json('ppo', 'configs.json')['configs'][0]
-    trainer = ppo_trainer(config['hparams'], comms.LocalComm())
+    trainer = ppo_trainer(config['hparams'], comms.Comm())
     rollout = rollouts_of('ppo', config['id'], 0, 1)
     minibatch = ppo.add_advantages(rollout, trainer.ppo)
     assert_checkpointing_only_saves_memory(
@@ -185,13 +185,13 @@ def test_a_checkpoint_has_the_size_that_was_planned(kind, tmp_path):
             reward = {'rewards.trained_model': f'{tmp_path}/reward_model', 'rewards.ensemble': 3}
         hparams = train_policy.HParams()
         hparams.override_from_dict({**TEST_TASK, **reward})
-        trainer = train_policy.build_trainer(policy_phase(hparams), start, comms.LocalComm())
+        trainer = train_policy.build_trainer(policy_phase(hparams), start, comms.Comm())
         networks = source_of(hparams).networks
         trainer.step()
     else:
         hparams = train_reward.HParams()
         hparams.override_from_dict({**TEST_TASK, **TEST_LABELS})
-        phase, comm = reward_phase(hparams), comms.LocalComm()
+        phase, comm = reward_phase(hparams), comms.Comm()
         trainer = train_reward.build_trainer(phase, start, comm, TrainingLabels(phase, comm))
         networks = REWARD_NETWORKS
         trainer.prepare()

@@ -14,7 +14,7 @@ from label_folders import make_folder
 from label_page import answers_of, press
 
 from lm_human_preferences import label_types, lm_tasks, train_reward
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.label_files import load_labels
@@ -89,7 +89,7 @@ def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
     hparams = hparams_of('test', labels__source=str(path), batch_size=8, labels__num_train=8)
     labels, *_ = load_labels(hparams, encodings.Test)
     assert labels['ranking'].tolist() == [answer.value for answer in answers_of(path, 'anna')]
-    train_reward.train(hparams, LocalComm())
+    train_reward.train(hparams, Comm())
 
 
 def test_the_page_has_a_template_for_each_label_type():
@@ -136,7 +136,7 @@ ANSWERS = {  # to two questions that both get, to one of two policies, and to th
 def test_labels_are_simulated():
     hparams = hparams_of('mock_sentiment', labels__num_train=32)
     policy = Policy(lm_tasks.initial_model('reviews'))
-    labels = simulated_labels(hparams, policy, LocalComm())
+    labels = simulated_labels(hparams, policy, Comm())
     reward = KnownReward(encodings.Reviews)
     scores = [reward.score(labels['query'], labels[f'sample{i}']) for i in range(4)]
     ranked = torch.stack(scores, dim=1).gather(1, labels['ranking'])

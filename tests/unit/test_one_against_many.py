@@ -139,9 +139,7 @@ def assert_same(run, comm, alone, **settings):
 
 
 def without_others(run, **settings):
-    return {
-        dtype: run(comms.LocalComm(), dtype, **settings) for dtype in (torch.float32, torch.float64)
-    }
+    return {dtype: run(comms.Comm(), dtype, **settings) for dtype in (torch.float32, torch.float64)}
 
 
 def reward_training(comm, dtype, **settings):
@@ -194,7 +192,7 @@ def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
     settings = {'ppo.whiten_rewards': whiten_rewards}
     parts, whole = assert_same(
         policy_training,
-        comms.LocalComm(),
+        comms.Comm(),
         without_others(policy_training, **settings),
         **settings,
         **{'ppo.micro_batch_size': micro_batch_size},
@@ -262,7 +260,7 @@ def test_no_more_rows_at_a_time(rows, size, expected):
 
 def test_samples_in_parts_go_together():
     """A step on parts of the batch joins them in their order."""
-    trainer = ppo_trainer(comms.LocalComm(), torch.float32, **{'ppo.micro_batch_size': 5})
+    trainer = ppo_trainer(comms.Comm(), torch.float32, **{'ppo.micro_batch_size': 5})
     trained = []
     trainer.query_sampler = lambda: {
         'tokens': tokens(torch.Generator().manual_seed(5), BATCH, QUERY_LENGTH) % LETTERS

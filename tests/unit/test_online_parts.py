@@ -13,7 +13,7 @@ from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
 
 from lm_human_preferences import label_types, train_policy
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import ServeHParams
 from lm_human_preferences.labels import label_files, simulated
@@ -71,7 +71,7 @@ def retrainer_of(reward_models, ref_policy, hparams):
         reward_models=reward_models,
         ref_policy=ref_policy,
         phase=reward_phase(hparams),
-        comm=LocalComm(),
+        comm=Comm(),
         seed=7,
     )
 
@@ -264,7 +264,7 @@ def asked_by_a_run(path, while_interrupted=None):
     task = {**TASK, 'task': hparams.task.to_nested_dict()}
     set_seed(1)
     phase = policy_phase(hparams)
-    trainer = train_policy.build_trainer(phase, TrainedModel('test'), LocalComm())
+    trainer = train_policy.build_trainer(phase, TrainedModel('test'), Comm())
 
     def ask(writer, step, count):
         source = QuestionSource(

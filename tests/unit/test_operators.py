@@ -153,7 +153,7 @@ def trainer_of(policy, micro_batch_size):
             'run.log_interval': 10**9,
         }
     )
-    trainer = learner(policy, hparams, comms.LocalComm())
+    trainer = learner(policy, hparams, comms.Comm())
     trainer.steps_done = 1  # the first one logs
     trainer.score_fn = make_score_fn(hparams.task, RewardModel(policy.trained_model))
     trainer.query_sampler = lambda: {'tokens': torch.arange(16).view(8, 2)}

@@ -9,7 +9,7 @@ from command_line import invoke
 import sample
 from lm_human_preferences import session
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.gpt2.sizes import HParams as Sizes
@@ -204,7 +204,7 @@ def test_slow_bf16_is_noted_by_training_and_sampling(machine, tmp_path):
 
 
 def kept(**products):
-    checkpointer = Checkpointer(None, LocalComm(), resume=False)
+    checkpointer = Checkpointer(None, Comm(), resume=False)
     checkpointer.products = products
     return checkpointer
 
@@ -215,13 +215,13 @@ AMD = {'library': 'onednn', 'processor': 'AMD EPYC (avx2 avx512f avx512_vnni avx
 def test_a_run_goes_on_with_the_library_it_began_with(machine, capsys):
     machine('AMD with bf16')
     new = kept(library='abacus')  # of another version
-    assert session.agree_on_library(768, new, LocalComm()) == 'onednn'
+    assert session.agree_on_library(768, new, Comm()) == 'onednn'
     assert new.products == AMD
-    assert session.agree_on_library(768, kept(**new.products), LocalComm()) == 'onednn'
+    assert session.agree_on_library(768, kept(**new.products), Comm()) == 'onednn'
     assert capsys.readouterr().out == ''
     machine('Intel without bf16')
     elsewhere = kept(**new.products)
-    assert session.agree_on_library(768, elsewhere, LocalComm()) == 'onednn'
+    assert session.agree_on_library(768, elsewhere, Comm()) == 'onednn'
     assert elsewhere.products == new.products
     on_another, slower = capsys.readouterr().out.splitlines()
     assert 'this run began on AMD EPYC (avx2 ' in on_another and 'digits may differ' in on_another
@@ -234,7 +234,7 @@ ROUNDED = (
 )
 
 
-class TwoRanks(LocalComm):
+class TwoRanks(Comm):
     size = 2
 
     def __init__(self, rank, other_says):
@@ -314,7 +314,7 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     hparams.run.precision = 'bf16'
     hparams.run.deterministic = False
     with pytest.raises(Begun):
-        session.start(reward_phase(hparams), begin, kept(), shared.Bases(), LocalComm(), records={})
+        session.start(reward_phase(hparams), begin, kept(), shared.Bases(), Comm(), records={})
     assert calls == [(768, 'bf16', 'onednn', {'deterministic': False})]
 
 

@@ -22,7 +22,7 @@ from lm_human_preferences import lm_tasks, rewards
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import jsonl
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.external_rewards.function import FunctionScorer
@@ -428,7 +428,7 @@ def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
     hparams.task.chat = chat
     code = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
     source = sources.FunctionSource(code.name, hparams.task, 1, code)
-    source.for_training(LocalComm(), SimpleNamespace(trained_model=TrainedModel('test')))
+    source.for_training(Comm(), SimpleNamespace(trained_model=TrainedModel('test')))
     assert told == [chat]
 
 

@@ -118,7 +118,7 @@ def trainer_of(policy, comm=None, **settings):
             **settings,
         }
     )
-    return learner(copy.deepcopy(policy), hparams, comm or comms.LocalComm(), ref_policy=policy)
+    return learner(copy.deepcopy(policy), hparams, comm or comms.Comm(), ref_policy=policy)
 
 
 def episodes(policy, lengths, limit=LIMIT, with_mask=True):

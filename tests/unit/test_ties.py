@@ -11,7 +11,7 @@ from label_folders import make_folder
 from label_page import press, say
 
 from lm_human_preferences import label_types
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, TIED
 from lm_human_preferences.labels import label_files
@@ -59,11 +59,11 @@ def test_ties_are_no_part_of_accuracy_and_agreement():
     def first_tokens(queries, responses):
         return responses[..., 0].float()
 
-    prediction = predict(first_tokens, labels, label_type, 2, LocalComm())
+    prediction = predict(first_tokens, labels, label_type, 2, Comm())
     assert (prediction.labels, prediction.accuracy) == (3, pytest.approx(2 / 3))
     assert prediction.agreement == pytest.approx(1 / 3)
     only = {field: values[3:] for field, values in labels.items()}
-    assert predict(first_tokens, only, label_type, 2, LocalComm()) is None
+    assert predict(first_tokens, only, label_type, 2, Comm()) is None
     assert label_type.agreement(torch.zeros(1, 2), only).item() == 0
 
 

@@ -12,7 +12,7 @@ from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.adapters.shared import SharedBase
@@ -93,7 +93,7 @@ def test_buffers_that_are_learned_are_weights(tmp_path, family):
     network = assert_whole(directory, tmp_path / 'out')
     assert network.constants
     assert network.constants < network.own_parameters().keys()
-    base = SharedBase(TrainedModel(str(directory)), LocalComm())
+    base = SharedBase(TrainedModel(str(directory)), Comm())
     assert network.constants < base.parameters.keys()
     base.keep(str(tmp_path / 'copy'))
     copy = TrainedModel(str(tmp_path / 'copy')).build(scope='policy')
