@@ -11,9 +11,10 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm_human_preferences.distributed import launch_methods, mpi_library
 from lm_human_preferences.distributed.launch_methods import Endpoint, Launch
@@ -21,11 +22,15 @@ from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+T = TypeVar('T')
+
 LOOPBACK = '127.0.0.1'
 # How long an attempt to reach the store may take, after which comes another one.
 CONNECT_SECONDS = 5
-# How long a rank that is about to end waits for the store.
+# How long a rank that is about to end waits for the store, and for another one's report, which
+# may have to look at the run's files first.
 LAST_WORD_SECONDS = 2
+REPORT_SECONDS = 20
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 _store: Store | None = None  # at which this rank has met the others
@@ -64,20 +69,41 @@ def is_reporter(*, is_lost: bool) -> bool:
     store, launch = _store, launch_methods.current()
     if store is None:
         return launch.is_first_on_host  # before ranks meet, they have the same error
+    own = str(launch.rank)
+    is_first = _ask(
+        lambda: store.compare_set('failed', '', own).decode() == own,
+        LAST_WORD_SECONDS,
+        if_gone=not is_lost,
+    )
+    return is_first is not False
+
+
+def await_report(*, is_reporter: bool) -> None:
+    """Return when the reporter has printed what it reports, of which it tells the others here."""
+    store = _store
+    if store is None:
+        time.sleep(0 if is_reporter else LAST_WORD_SECONDS)
+    elif is_reporter:
+        _ask(lambda: store.set('reported', ''), LAST_WORD_SECONDS)
+    else:
+        late = datetime.timedelta(seconds=REPORT_SECONDS)
+        _ask(lambda: store.wait(['reported'], late), REPORT_SECONDS)
+
+
+def _ask(question: Callable[[], T], seconds: float, if_gone: T | None = None) -> T | None:
+    """Return the store's answer, `if_gone` if it is gone, None if it does not answer in time."""
     answers = []
 
     def ask() -> None:
-        """Add whether this rank is the first in the store to `answers`."""
-        own = str(launch.rank)
         try:
-            answers.append(store.compare_set('failed', '', own).decode() == own)
+            answers.append(question())
         except RuntimeError:
-            answers.append(not is_lost)
+            answers.append(if_gone)
 
     thread = threading.Thread(target=ask, daemon=True)  # a store that is stopped never answers
     thread.start()
-    thread.join(LAST_WORD_SECONDS)
-    return all(answers)
+    thread.join(seconds)
+    return answers[0] if answers else None
 
 
 def _meet_over_mpi(launch: Launch, seconds: int) -> tuple[Store, Endpoint]:

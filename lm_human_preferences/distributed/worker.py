@@ -19,9 +19,7 @@ from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.terminal import error_line
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has ended
-# How long an error has to be printed, and passed on by the launcher, before other ranks end.
-PRINT_SECONDS = 0.5
-OTHERS_SECONDS = 2
+PRINT_SECONDS = 0.5  # for the launcher to pass on what a rank has printed, before it ends all
 
 _clean_ups: list[Callable[[], object]] = []
 
@@ -105,7 +103,8 @@ def _end_all_ranks(error: BaseException, at_stop: Callable[[], None]) -> NoRetur
         is_reporter = meeting.is_reporter(is_lost=is_lost)
     if is_reporter and text:
         print(text, file=sys.__stderr__, flush=True)
-    time.sleep(PRINT_SECONDS if is_reporter else OTHERS_SECONDS)
+    meeting.await_report(is_reporter=is_reporter)
+    time.sleep(PRINT_SECONDS)
     _exit(status)
 
 
@@ -130,7 +129,7 @@ def before_exit(clean_up: Callable[[], object]) -> None:
 def let_rank_0_report() -> None:
     """Let rank 0, which has printed the error of all ranks, end before the others."""
     if launch_methods.current().rank:
-        time.sleep(OTHERS_SECONDS)
+        time.sleep(meeting.LAST_WORD_SECONDS)
 
 
 def import_job(job: str) -> Callable[..., Any]:

@@ -229,6 +229,17 @@ def test_who_reports_an_error(monkeypatch, answer, is_lost, is_reporter):
     assert meeting.is_reporter(is_lost=is_lost) is is_reporter
 
 
+def test_the_others_wait_until_the_error_is_printed(monkeypatch):
+    """Else their end, at which launchers end all ranks, would come before it."""
+    monkeypatch.setattr(meeting, '_store', dist.HashStore())
+    with ThreadPoolExecutor() as others:
+        waiting = others.submit(meeting.await_report, is_reporter=False)
+        time.sleep(0.2)
+        assert not waiting.done()
+        meeting.await_report(is_reporter=True)
+        waiting.result(5)
+
+
 @pytest.mark.parametrize('local_rank, is_reporter', [('0', True), ('1', False), ('', True)])
 def test_who_reports_an_error_before_ranks_meet(monkeypatch, local_rank, is_reporter):
     set_launcher(monkeypatch, {'MPI_LOCALRANKID': local_rank})
