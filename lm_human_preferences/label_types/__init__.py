@@ -115,6 +115,10 @@ class _Number(LabelType):
     def is_valid(self, value: Any) -> bool:
         return is_number(value)
 
+    def moved(self, value: float, places: Sequence[int]) -> float:
+        """Return the number as it is: it does not name a sample."""
+        return value
+
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> float:
         return rng.gauss(0, 1) * max(1.0, abs(self.by_rewards(rewards)))
 

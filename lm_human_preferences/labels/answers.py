@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,15 @@ REASONS = (  # for skipping a question
 )
 IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
 SIMULATED = 'simulated'  # the field that says whether a simulated labeller gave an answer
+UNNAMED = 'imported'  # labeller of imported answers that do not say who gave them
 GIVEN_BY = 'labeller'  # the field of a label that says who gave it
 ID = 'id'  # the field of a label with the name that it has elsewhere
 GIVEN_ID = 'given_id'  # the field of a question or an answer that holds it
+
+
+def is_unnamed(labeller: str) -> bool:
+    """Return whether a labeller stands for imported answers of people who are not known."""
+    return re.fullmatch(rf'{UNNAMED}(-\d+)?', labeller) is not None
 
 
 def files_of(folder: str) -> list[Path]:

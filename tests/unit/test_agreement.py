@@ -4,9 +4,12 @@ import math
 import random
 import statistics
 
+import krippendorff
 import numpy as np
 import pytest
 
+from lm_human_preferences import label_types
+from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.agreement import (
     best_of_share,
@@ -18,7 +21,6 @@ from lm_human_preferences.labels.report.agreement import (
     design_effect,
     effective_pairs,
     in_words,
-    interval_alpha,
     krippendorff_alpha,
     pairwise_share,
     raw_agreement,
@@ -28,63 +30,75 @@ from lm_human_preferences.labels.report.agreement import (
 )
 from lm_human_preferences.run_story import words
 
-# krippendorff.alpha(..., level_of_measurement='nominal') of the package krippendorff 0.9.0 for the
-# 60 tables of `random_tables`, rounded to 10 places; None where it has no value
-# fmt: off
-ALPHAS = [
-    1.0, -0.002, -0.2171052632, 1.0, -0.1666666667, -0.037037037, -0.112716763, 0.4657534247,
-    0.5384615385, -0.0211406096, 0.0454545455, -0.1612903226, 0.0296296296, 0.0447612732,
-    -0.1574074074, 0.1710526316, -0.2857142857, 0.0327102804, -0.25, 0.0515536723, -0.0097192225,
-    -0.3636363636, -0.1237161531, -0.0666666667, -0.05, -0.0833333333, -0.088372093, 0.0113636364,
-    -0.0892857143, -0.0625, -0.2222222222, -0.5, 0.0909090909, 0.1012849584, 0.0526315789, 0.0,
-    0.1218487395, -0.1011904762, 0.0454545455, 0.1689497717, -0.0340136054, None, 0.0714285714,
-    -0.0208333333, -0.3333333333, -0.0784313725, 0.4923076923, 0.6, -0.2222222222, 0.1050724638,
-    -0.1428571429, -0.25, -0.0544662309, 0.0782122905, -0.375, 0.1428571429, -0.1788617886,
-    0.0909090909, -0.2727272727, -0.2459639126,
-]
-# fmt: on
 
-
-def random_tables():
-    """60 tables of 2 to 5 labellers, 3 to 12 units, 2 to 5 values and gaps: (rows, values)."""
+def random_answers():
+    """60 times: answers of 2 to 5 labellers to 3 to 12 questions, of 2 to 5 values, with gaps."""
     rng = random.Random(15)
     for _ in range(60):
-        labellers, units, values = rng.randrange(2, 6), rng.randrange(3, 13), rng.randrange(2, 6)
+        labellers, questions, values = (
+            rng.randrange(2, 6),
+            rng.randrange(3, 13),
+            rng.randrange(2, 6),
+        )
         choices = [None, *range(values), *range(values)]
-        yield [[rng.choice(choices) for _ in range(units)] for _ in range(labellers)], values
+        rows = [[rng.choice(choices) for _ in range(labellers)] for _ in range(questions)]
+        yield [[value for value in row if value is not None] for row in rows], values
 
 
-def counts_of(table):
-    return value_counts(units_of(table))
+def test_chance_is_over_all_orders_of_the_samples():
+    """(0, 0), (1, 1), (0, 1), and the other way round: 4 unequal ordered pairs of 12 answers."""
+    best_of_2 = label_types.get('best_of_2')
+    answers = [[0, 0], [1, 1], [0, 1], [1], []]
+    expected = 1 - 11 * 4 / (144 - 36 - 36)
+    assert krippendorff_alpha(answers, best_of_2) == pytest.approx(expected, abs=1e-12)
+    for nothing in ([], [[0], [1]], [[TIE, TIE], [TIE, TIE]]):
+        assert math.isnan(krippendorff_alpha(nothing, best_of_2))
+    compared = [[1.0, 2.0], [-5.0, -5.0]]
+    # Variances inside .5 and 0; of 1, 2, -5, -5 and their opposites 110 / 7
+    alpha = krippendorff_alpha(compared, label_types.get('scalar_compare'))
+    assert alpha == pytest.approx(1 - 0.25 / (110 / 7), abs=1e-12)
 
 
-def units_of(table):
-    return [[value for value in unit if value is not None] for unit in zip(*table, strict=True)]
+@pytest.mark.parametrize(
+    'name, agreed, other, expected',
+    [('best_of_2', 0, 1, 0.901), ('best_of_4', 2, 3, 0.934), ('scalar_compare', 2.0, -1.0, 0.943)],
+)
+def test_alpha_does_not_depend_on_which_sample_is_stored_first(name, agreed, other, expected):
+    """Two labellers, who agree in 38 of 40 questions; each sample in turn comes first."""
+    label_type = label_types.get(name)
+    places = list(range(len(label_type.samples)))
+    stored = [[agreed, agreed]] * 38 + [[agreed, other]] * 2
+    moved = []
+    for number, answers in enumerate(stored):
+        first = number % len(places)
+        order = places[first:] + places[:first]
+        moved.append([label_type.moved(value, order) for value in answers])
+    assert moved != stored
+    for answers in stored, moved:
+        assert krippendorff_alpha(answers, label_type) == pytest.approx(expected, abs=5e-4)
 
 
-def test_alpha_is_that_of_another_program_on_random_tables_with_gaps():
-    found = [krippendorff_alpha(counts_of(table)) for table, _ in random_tables()]
-    assert [None if math.isnan(alpha) else round(alpha, 10) for alpha in found] == ALPHAS
-
-
-def test_alpha_by_hand():
-    """Two labellers: (0,0) (1,1) (0,1). 2 unequal ordered pairs; n 6, three of each value.
-
-    alpha = 1 - (6 - 1) 2 / (36 - 9 - 9) = 4 / 9.
-    """
-    counts = value_counts([[0, 0], [1, 1], [0, 1]])
-    assert counts.tolist() == [[2, 0], [0, 2], [1, 1]]
-    assert krippendorff_alpha(counts) == pytest.approx(4 / 9, abs=1e-12)
-    assert raw_agreement(counts) == (2 / 3, 3)
+@pytest.mark.parametrize('level', ['nominal', 'interval'])
+def test_alpha_is_that_of_another_program_on_random_answers_with_gaps(level):
+    """Ratings have one sample, and so one order; choices are given to it in all orders."""
+    for answers, count in random_answers():
+        label_type = label_types.get('scalar_rating' if level == 'interval' else f'best_of_{count}')
+        rotations = 1 if level == 'interval' else count
+        counts = np.zeros((0, count), int)
+        for first in range(rotations):
+            rows = [np.bincount(np.array(each, int), minlength=count) for each in answers]
+            counts = np.concatenate([counts, np.roll(rows, first, axis=1)])
+        counts = counts[counts.sum(1) > 1]
+        found = krippendorff_alpha(answers, label_type)
+        if (counts.sum(0) > 0).sum() < 2:
+            assert math.isnan(found)
+        else:
+            expected = krippendorff.alpha(value_counts=counts, level_of_measurement=level)
+            assert found == pytest.approx(expected, abs=1e-9)
 
 
 def test_units_with_one_answer_or_none_say_nothing():
-    some = [[0, 0], [1, 1], [0, 1]]
-    more = value_counts([*some, [3], []])
-    assert krippendorff_alpha(more) == krippendorff_alpha(value_counts(some))
-    assert raw_agreement(more) == (2 / 3, 3)
-    assert math.isnan(krippendorff_alpha(value_counts([[1], [2]])))
-    assert math.isnan(krippendorff_alpha(value_counts([[1, 1], [1, 1]])))
+    assert raw_agreement(value_counts([[0, 0], [1, 1], [0, 1], [3], []])) == (2 / 3, 3)
     share, pairs = raw_agreement(value_counts([[1]]))
     assert math.isnan(share) and pairs == 0
 
@@ -232,33 +246,11 @@ def test_few_answers_have_the_p_value_of_an_exact_test():
     assert uniform_p_value([9, 1, 5, 5]) == chi_square([9, 1, 5, 5])
 
 
-# krippendorff.alpha(..., level_of_measurement='interval') of the package krippendorff 0.9.0 for
-# the 60 of `random_tables`, rounded to 10 places; None where it has no value
-# fmt: off
-INTERVAL_ALPHAS = [
-    1.0, -0.0026420079, -0.2050359712, 1.0, -0.1666666667, -0.0666666667, -0.2017167382,
-    -0.0184331797, 0.5384615385, -0.0403628118, -0.1213592233, -0.2857142857, -0.1306042885,
-    0.1864649829, -0.2345679012, 0.3532338308, -0.2857142857, 0.2611731844, -0.25, -0.110483871,
-    -0.0015710919, -0.5517241379, -0.1121863799, -0.3043478261, 0.0454545455, 0.1913875598,
-    -0.0546875, 0.0857771261, -0.1792828685, -0.1987179487, -0.2222222222, -0.5, -0.4705882353,
-    0.1012849584, 0.1800643087, 0.0, 0.1302816901, -0.1011904762, -0.2103448276, 0.1728907331,
-    0.1796200345, None, -0.0196078431, -0.0208333333, -0.3333333333, 0.0434782609, 0.4923076923,
-    0.48, -0.0888888889, -0.0352564103, -0.186440678, -0.4583333333, 0.0058939096, 0.0, -0.375,
-    0.1428571429, -0.1790780142, -0.4705882353, -0.6578947368, -0.2557319224,
-]
-# fmt: on
-
-
-def test_alpha_of_numbers_is_that_of_another_program():
-    found = [interval_alpha(units_of(table)) for table, _ in random_tables()]
-    assert [None if math.isnan(alpha) else round(alpha, 10) for alpha in found] == INTERVAL_ALPHAS
-
-
-def test_alpha_of_numbers_by_hand():
-    """(1, 2) and (5, 5): variances inside .5 and 0, weighted 2 each of 4: .25; of all 4.25."""
-    assert interval_alpha([[1, 2], [5, 5], [9]]) == pytest.approx(1 - 0.25 / 4.25, abs=1e-12)
-    assert math.isnan(interval_alpha([[1], [2]])) and math.isnan(interval_alpha([[3, 3]]))
-    assert math.isnan(interval_alpha([[1e308, -1e308], [1e308, 1]]))
+def test_alpha_of_numbers_that_are_too_large_is_not_defined():
+    rating = label_types.get('scalar_rating')
+    assert krippendorff_alpha([[1, 2], [5, 5], [9]], rating) == pytest.approx(1 - 0.25 / 4.25)
+    for ratings in ([[3, 3]], [[1e308, -1e308], [1e308, 1]]):
+        assert math.isnan(krippendorff_alpha(ratings, rating))
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def contents(path):
 def test_both_orders_in_one_file_are_one_question_whoever_answers_it(tmp_path):
     records = [preference('abc', GOOD, BAD), preference('abc', BAD, GOOD)]
     _, folder = bring(tmp_path / 'f', records)
-    assert (len(folder.questions), report(folder)['agreement']['raw']) == (1, 0)
+    assert (len(folder.questions), len(report(folder)['disagreements'])) == (1, 1)
 
 
 def test_what_was_chosen_is_not_always_the_first_sample(tmp_path):
@@ -133,18 +133,33 @@ def test_the_samples_of_an_answer_move_with_equal_ones_among_them():
     assert moved == [1, 0, 2]
 
 
-def test_all_votes_without_a_name_count(tmp_path):
-    given = {'query': 'abc', 'sample0': GOOD, 'sample1': BAD}
-    votes = [{**given, 'best': best} for best in (0, 0, 1)]
-    said, folder = bring(tmp_path / 'f', votes)
-    assert said[1:] == [f'1 answers of {name} added' for name in folder.logs]
-    assert list(folder.logs) == ['imported', 'imported-2', 'imported-3']
-    assert [answer.value for answer in folder.counted()] == [0, 0, 1]
-    found = report(folder)
-    assert (found['agreement']['pairs'], found['agreement']['raw']) == (3, 1 / 3)
+def test_rows_without_a_name_that_are_the_same_count_once(tmp_path):
+    """Rows with ids of their own are several votes; in either order it is the same row."""
+    records = [preference(query, GOOD, BAD) for query in QUERIES] * 2
+    records += [swapped_texts('abc', GOOD, BAD), {**preference('abc', GOOD, BAD), 'id': 7}]
+    said, folder = bring(tmp_path / 'f', records)
+    assert said[1:3] == ['4 answers of imported added', '1 answers of imported-2 added']
+    assert said[-1].startswith('5 rows without a name are the same as an earlier one, and')
     before = contents(tmp_path / 'f')
-    bring(tmp_path / 'f', votes)
+    bring(tmp_path / 'f', records)
     assert contents(tmp_path / 'f') == before
+    said, folder = bring(tmp_path / 'g', records, 'anna')
+    assert not any('the same as' in line for line in said) and list(folder.logs) == ['anna']
+
+
+def test_people_without_a_name_have_no_agreement(tmp_path):
+    """They may all be one person; a name tells anna and bob apart."""
+    given = {'query': 'abc', 'sample0': GOOD, 'sample1': BAD}
+    votes = [{**given, 'best': best} for best in (0, 1)]
+    _, folder = bring(tmp_path / 'f', votes)
+    assert list(folder.logs) == ['imported', 'imported-2']
+    assert [answer.value for answer in folder.counted()] == [0, 1]
+    bring(tmp_path / 'f', votes[:1], 'anna')
+    _, folder = bring(tmp_path / 'f', votes[:1], 'bob')
+    found = report(folder)
+    assert (found['agreement']['pairs'], found['agreement']['raw']) == (1, 1)
+    pairs = {name: row['agreement_pairs'] for name, row in found['labellers'].items()}
+    assert pairs == {'anna': 1, 'bob': 1, 'imported': 0, 'imported-2': 0}
     # Somebody with a name has changed their mind, and a line says so.
     said, folder = bring(tmp_path / 'f', votes, 'anna')
     assert said[-1] == 'anna has changed the answer to 1 questions: the last one counts'

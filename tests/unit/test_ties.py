@@ -123,8 +123,8 @@ def test_two_ties_agree_and_a_tie_with_a_choice_does_not(tmp_path):
     agreement = found['agreement']
     assert (agreement['pairs'], agreement['raw']) == (3, pytest.approx(2 / 3))
     assert agreement['chance'] == 1 / 5
-    # Six values, three ties and three 1: unequal ordered pairs 2 inside, 6 * 6 - 9 - 9 in all.
-    assert agreement['alpha'] == pytest.approx(1 - 5 * 2 / 18)
+    # Six values in four orders: 12 ties, 3 of each other value; unequal ordered pairs 8 inside.
+    assert agreement['alpha'] == pytest.approx(1 - 23 * 8 / (24**2 - 12**2 - 4 * 3**2))
     anna, bob = found['labellers']['anna'], found['labellers']['bob']
     assert (anna['answers'], anna['ties'], bob['ties']) == (3, 2, 1)
     assert anna['agreement'] == pytest.approx(2 / 3) and sum(anna['positions']) == 1

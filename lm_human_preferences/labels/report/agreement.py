@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.utils import student
 
 MOST_CORRELATED = 1 - 1e-12  # beyond which Fisher's transformation is infinite
@@ -54,26 +55,34 @@ def _pairs(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (counts * (counts - 1) // 2).sum(1), totals * (totals - 1) // 2
 
 
-def krippendorff_alpha(counts: np.ndarray) -> float:
-    """Return Krippendorff's alpha for nominal values: 1 is perfect agreement, 0 is chance.
+def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType) -> float:
+    """Return Krippendorff's alpha of the answers to each question: 1 if all agree, 0 by chance.
 
-    counts (units, categories): see value_counts. NaN if nothing could be disagreed on: there is one
-    value only in units with several. (Computing Krippendorff's Alpha-Reliability, 2011.)
+    By chance means: in whatever order the samples are stored, which says nothing about them. So
+    each question counts once in each rotation of its samples. NaN if nothing could be disagreed on.
     """
-    counts = counts[counts.sum(1) >= 2].astype(np.float64)
-    totals = counts.sum(1)
-    # Ordered pairs of unequal values inside units, each unit weighted by 1 / (its values - 1).
-    observed = ((totals**2 - (counts**2).sum(1)) / (totals - 1)).sum()
-    of_value, n = counts.sum(0), counts.sum()
-    expected = n**2 - (of_value**2).sum()
-    if expected == 0:
+    places = list(range(len(label_type.samples)))
+    units = []
+    for of_question in answers:
+        for first in places if len(of_question) > 1 else ():
+            order = places[first:] + places[:first]
+            units.append([label_type.moved(value, order) for value in of_question])
+    if label_type.is_numeric:
+        return _alpha_of_numbers(units)
+    counts = value_counts(units)
+    if counts.shape[1] < 2:
         return math.nan
-    return float(1 - (n - 1) * observed / expected)
+    import krippendorff  # here, as it serves a report alone
+
+    return float(krippendorff.alpha(value_counts=counts, level_of_measurement='nominal'))
 
 
-def interval_alpha(values: Sequence[Sequence[float]]) -> float:
-    """Return Krippendorff's alpha for the numbers of each unit, by squared differences."""
-    units = [np.array(of_unit, np.float64) for of_unit in values if len(of_unit) >= 2]
+def _alpha_of_numbers(answers: Sequence[Sequence[float]]) -> float:
+    """Return Krippendorff's alpha of several numbers for each unit, by squared differences.
+
+    The library takes an array (units, values, values), which does not fit with many values.
+    """
+    units = [np.array(of_unit, np.float64) for of_unit in answers]
     if not units:
         return math.nan
     pooled = np.concatenate(units)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.label_types import TIE, Value
-from lm_human_preferences.labels.answers import Answer
+from lm_human_preferences.labels.answers import Answer, is_unnamed
 from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
 from lm_human_preferences.labels.report import agreement
 
@@ -22,16 +22,18 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
     names = [name for name in folder.logs if name not in without]
     answers = _answers_by_question(folder, names)
     # Gold questions are easier than others: to agree on them says nothing.
-    not_gold = {}
+    # Answers of people who are not known may all be of one person.
+    not_gold, named = {}, {}
     for question, given in answers.items():
         if folder.questions[question].kind != GOLD:
             not_gold[question] = given
+            named[question] = [answer for answer in given if not is_unnamed(answer.labeller)]
     return {
         'label_type': folder.label_type.name,
         'questions': _questions(folder, answers),
         'training_labels': len(folder.counted(without=without)),
-        'agreement': _agreement(folder, not_gold),
-        'labellers': {name: _labeller(folder, name, not_gold) for name in names},
+        'agreement': _agreement(folder, named),
+        'labellers': {name: _labeller(folder, name, named) for name in names},
         'comparisons': comparisons(folder, folder.counted(VALIDATION, without)),
         'disagreements': _disagreements(folder, not_gold),
     }
@@ -79,7 +81,7 @@ def _questions(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
 
 
 def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, Any]:
-    """Return the agreement of labellers on the same questions; of numbers only alpha."""
+    """Return the agreement of named labellers on the same questions; of numbers only alpha."""
     values, several = [], []
     for question, given in answers.items():
         values.append([answer.value for answer in given if answer.value is not None])
@@ -87,16 +89,13 @@ def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
             several.append(question)
     label_type = folder.label_type
     raw = low = high = chance = None
-    if label_type.is_numeric:
-        alpha = agreement.interval_alpha(values)
-    else:
+    if not label_type.is_numeric:
         counts = agreement.value_counts(values)
         raw = _number(agreement.raw_agreement(counts)[0])
         clusters = {**dict.fromkeys(answers), **independent(folder, several)}
         low, high = agreement.agreement_interval(counts, list(clusters.values()))
         # Of two who guess; a tie is one more answer.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
-        alpha = agreement.krippendorff_alpha(counts)
     return {
         'questions': sum(len(of_question) > 1 for of_question in values),
         'pairs': sum(math.comb(len(of_question), 2) for of_question in values),
@@ -104,7 +103,7 @@ def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
         'low': low,
         'high': high,
         'chance': chance,
-        'alpha': _number(alpha),
+        'alpha': _number(agreement.krippendorff_alpha(values, label_type)),
     }
 
 

@@ -13,8 +13,10 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels.answers import (
     GIVEN_ID,
+    UNNAMED,
     Answer,
     AnswerLog,
+    is_unnamed,
     question_id,
 )
 from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, QuestionWriter
@@ -23,7 +25,6 @@ from lm_human_preferences.labels.texts.records import TextLabel
 
 Tokens = dict[str, list[int]]
 Questions = Sequence[tuple[TextLabel, Tokens]]  # see tokenise
-UNKNOWN = 'imported'  # labeller of answers without a name, which may be of many people
 AT_WORK = 'nothing was imported; import again when they have left'
 
 
@@ -130,7 +131,8 @@ def add_labels(
     Those without a name are of `labeller`. UserError, and nothing is added, if one is at work.
     """
     folder = writer.folder
-    questions, notes = _without_known(as_asked(questions, folder), folder, labeller)
+    questions, repeated = _each_once(as_asked(questions, folder), labeller)
+    questions, notes = _without_known(questions, folder, labeller)
     given = _answers(questions, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
@@ -144,7 +146,25 @@ def add_labels(
             writers[name].add(new)
             lines.append(f'{len(new)} answers of {name} added')
             notes += more_notes
+    if repeated:
+        notes.append(
+            f'{repeated} rows without a name are the same as an earlier one, and were left out: a'
+            ' "labeller" or an "id" in each row says that they are answers of several people'
+        )
     return [*lines, *notes]
+
+
+def _each_once(questions: Questions, labeller: str) -> tuple[Questions, int]:
+    """Return labels without repeated ones, and how many these were. labeller: see add_labels.
+
+    An unnamed label repeats an earlier one if question, answer and id are the same.
+    """
+    found: dict[Any, tuple[TextLabel, Tokens]] = {}
+    for number, (label, tokens) in enumerate(questions):
+        row = question_id(tokens), repr(label.answer), label.id
+        has_name = (label.labeller or labeller) != UNNAMED
+        found.setdefault(number if has_name else row, (label, tokens))
+    return list(found.values()), len(questions) - len(found)
 
 
 def _without_known(
@@ -158,13 +178,13 @@ def _without_known(
     of_unknown = of_people.copy()
     for name, log in folder.logs.items():
         answers, there = list(itertools.chain(*log.by_question.values())), of_people
-        if name.startswith(UNKNOWN):  # whose earlier answers may be imported again
+        if is_unnamed(name):  # whose earlier answers may be imported again
             answers, there = [given[-1] for given in log.by_question.values()], of_unknown
         there.update((answer.question, repr(answer.value)) for answer in answers)
     named: list[tuple[TextLabel, Tokens]] = []
     unnamed: collections.Counter[tuple[str, str]] = collections.Counter()
     for label, tokens in questions:
-        if (label.labeller or labeller) == UNKNOWN:
+        if (label.labeller or labeller) == UNNAMED:
             unnamed[question_id(tokens), repr(label.answer)] += 1
         else:
             named.append((label, tokens))
@@ -190,10 +210,10 @@ def _answers(
     given: dict[str, dict[str, list[Answer]]] = {}
     for number, (label, tokens) in enumerate(questions):
         name, id = label.labeller or labeller, question_id(tokens)
-        if name == UNKNOWN:  # another one for each answer to a question
+        if name == UNNAMED:  # another one for each answer to a question
             votes[id] += 1
             if votes[id] > 1:
-                name = f'{UNKNOWN}-{votes[id]}'
+                name = f'{UNNAMED}-{votes[id]}'
         answer = Answer(
             uuid=str(uuids.uuid4()),
             labeller=name,
@@ -231,7 +251,7 @@ def _new_answers(
         notes.append(f'{left_out} answers of {name} were left out: those given here count')
     if changed:
         note = f'{name} has changed the answer to {changed} questions: the last one counts'
-        if name.startswith(UNKNOWN):
+        if is_unnamed(name):
             note += '; if that was somebody else, give --labeller NAME'
         notes.append(note)
     return sorted(new, key=lambda answer: answer.time), notes
