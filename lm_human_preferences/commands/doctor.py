@@ -183,8 +183,7 @@ def _store() -> str:
         storage.stat(storage.join(released.directory_of('124M'), SIZES))
     except storage.StorageError as e:
         raise UserError(
-            f'{e}: name your proxy by https_proxy, or bring what is needed from a machine with a'
-            ' network (docs/files.md) and set LMHP_OFFLINE=1'
+            f'{e} and set LMHP_OFFLINE=1 (docs/files.md), or name your proxy by https_proxy'
         ) from e
     return 'labels and models can be downloaded'
 

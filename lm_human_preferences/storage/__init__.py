@@ -1,6 +1,6 @@
 """Files, local and remote: atomic writing, a cache; the only room that opens remote paths."""
 
-from lm_human_preferences.storage.blobs import check_access, listing, remove, stat, write
+from lm_human_preferences.storage.blobs import listing, remove, stat, write
 from lm_human_preferences.storage.cache import (
     cached_path,
     cached_paths,

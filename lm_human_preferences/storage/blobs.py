@@ -5,15 +5,17 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import io
+import hashlib
 import os
 import re
 import shutil
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from lm_human_preferences.storage.files import atomic_write, md5
 from lm_human_preferences.storage.paths import (
     GOOGLE,
     PUBLIC,
@@ -36,22 +38,13 @@ RETRIES = 5
 CONNECT_TIMEOUT = 5  # seconds, of one request
 READ_TIMEOUT = 20  # seconds, of one request
 BLOCK_SIZE = 8 << 20  # bytes of one request
+NO_PROGRESS_BELOW = 1 << 16  # bytes: it ends before anybody has read a progress bar
 
 
 def stat(path: str) -> Stat:
-    """Ask the server for size, MD5, time and version of a file."""
-    return stat_blob(Blob(path, for_reading=False))
-
-
-def stat_blob(blob: Blob) -> Stat:
-    """Ask a server about a blob, before any other question; NotFound if there is none."""
-    if is_offline():
-        raise blob.error('not in the cache, and LMHP_OFFLINE=1')
-    with translate_errors(blob):
-        try:
-            return first_answer(lambda: _client(blob).stat(blob.path), blob.account)
-        except FileNotFoundError:
-            raise blob.error('no such file', NotFound) from None
+    """Ask the server for size, MD5, time and version of a file; NotFound if there is none."""
+    with _connected(path) as (blob, client):
+        return first_answer(lambda: client.stat(blob.path), blob.account)
 
 
 def first_answer(question: Callable[[], Answer], server: str) -> Answer:
@@ -72,21 +65,61 @@ def first_answer(question: Callable[[], Answer], server: str) -> Answer:
     return answer.result(ANSWER_TIMEOUT)
 
 
-def open_for_reading(blob: Blob, stat: Stat) -> BinaryIO:
-    """Open the version of a blob that `stat` describes."""
+def fetch(path: str, show_progress: bool) -> None:
+    """Download a file into the cache, unless the copy there is the server's version."""
+    import filelock
+
+    with _connected(path) as (blob, client):
+        # Asked before locking: without a network, all processes find out at the same time.
+        stat = first_answer(lambda: client.stat(blob.path), blob.account)
+        with filelock.FileLock(f'{blob.cached}.lock') as lock:
+            try:
+                is_there = os.path.exists(blob.cached)
+                if not is_there or (blob.may_change and md5(blob.cached) != stat.md5):
+                    _download(blob, client, stat, show_progress)
+            finally:
+                os.remove(lock.lock_file)
+
+
+def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> None:
+    """Download a blob and verify it before it becomes visible."""
+    from tqdm import tqdm
+
+    progress: dict[str, Any] = {'disable': True}
+    if show_progress and stat.size >= NO_PROGRESS_BELOW:
+        progress = progress_bar(f'fetching {blob.url}')
     version = None if blob.account == GOOGLE else stat.version  # blobfile has that for Azure only
-    return _client(blob).BlobFile(blob.path, 'rb', file_size=stat.size, version=version)
+    with (
+        client.BlobFile(blob.path, 'rb', file_size=stat.size, version=version) as source,
+        # The lock may not reach other machines that share the disk; they write parts of other
+        # names.
+        atomic_write(blob.cached, by=os.uname().nodename) as (file,),
+        tqdm(total=stat.size, unit='B', unit_scale=True, **progress) as bar,
+    ):
+        digest = hashlib.md5(usedforsecurity=False)
+        # A body that is longer than announced may have no end.
+        while file.tell() <= stat.size and (block := source.read(BLOCK_SIZE)):
+            digest.update(block)
+            bar.update(file.write(block))
+        computed = digest.hexdigest()
+        expected = stat.md5 or computed  # a server need not say
+        if file.tell() != stat.size or computed != expected:
+            raise blob.error(
+                f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {computed}'
+            )
 
 
-def check_access(path: str) -> None:
-    """Write and delete an empty file at `path`; StorageError if that is not allowed."""
-    write(path, io.BytesIO())
-    remove(path)
+def progress_bar(what: str) -> dict[str, Any]:
+    """Return settings of a progress bar on a terminal; elsewhere, print a line in its place."""
+    is_terminal = sys.stderr.isatty()
+    if not is_terminal:
+        print(what, file=sys.stderr)
+    return {'desc': what, 'disable': not is_terminal}
 
 
 def write(path: str, source: BinaryIO) -> None:
     """Upload what can be read from `source`, or nothing."""
-    with _writing(path) as (blob, client):
+    with _connected(path) as (blob, client):
         target: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
         try:
             shutil.copyfileobj(source, target, BLOCK_SIZE)
@@ -99,18 +132,18 @@ def write(path: str, source: BinaryIO) -> None:
 
 def remove(path: str) -> None:
     """Delete a local or remote file, if it exists."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotFound):
         if not is_remote(path):
             os.remove(path)
             return
-        with _writing(path) as (blob, client), contextlib.suppress(FileNotFoundError):
+        with _connected(path) as (blob, client):
             client.remove(blob.path)
 
 
 def listing(directory: str) -> dict[str, tuple[int, str | None]]:
     """Return {relative path: (size, MD5 or None)} of all files below a remote directory."""
     files = {}
-    with _writing(directory) as (blob, client):
+    with _connected(join(directory)) as (blob, client):
         for entry in client.scanglob(f'{blob.path}/**'):
             if entry.is_file:
                 assert entry.stat is not None
@@ -120,23 +153,18 @@ def listing(directory: str) -> dict[str, tuple[int, str | None]]:
 
 
 @contextlib.contextmanager
-def _writing(path: str) -> Iterator[tuple[Blob, Context]]:
-    """Yield (blob, client) for an operation on a directory of the user's own."""
-    blob = Blob(join(path), for_reading=False)
-    if is_offline():
-        raise blob.error('LMHP_OFFLINE=1, so nothing can be stored there')
-    with translate_errors(blob):
-        yield blob, _client(blob)
-
-
-@contextlib.contextmanager
-def translate_errors(blob: Blob) -> Iterator[None]:
-    """Raise errors of blobfile and urllib3 as StorageErrors."""
+def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
+    """Yield (blob, client of its server); raise errors of blobfile and urllib3 as StorageErrors."""
     import blobfile
     import urllib3
 
+    blob = Blob(path)
+    if is_offline():
+        raise blob.error('LMHP_OFFLINE=1, so no server is asked')
     try:
-        yield
+        yield blob, _make_client(blob.account, blob.container, os.getpid())
+    except FileNotFoundError as e:
+        raise blob.error(str(e), NotFound) from e
     except (OSError, KeyError, RuntimeError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
         if type(e) is TimeoutError:
             reason = f'no answer within {ANSWER_TIMEOUT} s, is there a network?'
@@ -148,14 +176,12 @@ def translate_errors(blob: Blob) -> Iterator[None]:
         raise blob.error(reason) from e
 
 
-def _client(blob: Blob) -> Context:
-    """Return the client for a blob's container; connections do not survive a fork."""
-    return _make_client(blob.account, blob.container, os.getpid())
-
-
 @functools.lru_cache
 def _make_client(account: str, container: str, pid: int) -> Context:
-    """Make a client with limited retries, proxies, and no credentials for the public account."""
+    """Make a client with limited retries, proxies, and no credentials for the public account.
+
+    pid: of this process, as connections do not survive a fork.
+    """
     import blobfile
 
     if account == PUBLIC:

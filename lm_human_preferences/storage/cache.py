@@ -9,16 +9,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import functools
-import hashlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lm_human_preferences.storage import blobs, hub
-from lm_human_preferences.storage.files import atomic_write, md5
 from lm_human_preferences.storage.paths import (
     Blob,
     NotFound,
@@ -28,11 +25,6 @@ from lm_human_preferences.storage.paths import (
     is_remote,
     join,
 )
-
-if TYPE_CHECKING:
-    from blobfile import Stat
-
-NO_PROGRESS_BELOW = 1 << 16  # bytes: it ends before anybody has read a progress bar
 
 
 def read_text(path: str) -> str:
@@ -116,20 +108,15 @@ def exists(path: str) -> bool:
     """Return whether a local or remote file exists; offline, whether it is in the cache."""
     if not is_remote(path):
         return os.path.exists(path)
-    if is_hub(path):
-        with contextlib.suppress(NotFound):
-            return bool(hub.cached_path(path))
-        return False
-    blob = Blob(path)
-    if not blob.may_change and os.path.exists(blob.cached):
-        return True
-    if is_offline():
-        return False
     try:
-        blobs.stat_blob(blob)
+        if is_hub(path):
+            return bool(hub.cached_path(path))
+        blob = Blob(path)
+        if not blob.may_change and os.path.exists(blob.cached):
+            return True
+        return not is_offline() and bool(blobs.stat(path))
     except NotFound:
         return False
-    return True
 
 
 def is_here(path: str) -> bool:
@@ -145,8 +132,7 @@ def is_model_here(directory: str) -> bool:
         return hub.is_here(directory)
     if is_remote(directory):
         Blob(join(directory, 'file'))
-        return False
-    return True
+    return not is_remote(directory)
 
 
 def check_cached(paths: Iterable[str]) -> None:
@@ -167,7 +153,7 @@ def cached_path(path: str, *, show_progress: bool = True) -> str:
     """Return a local path itself, or the copy of a remote file; NotFound if there is none."""
     if is_hub(path):
         return hub.cached_path(path)
-    local = _fetched(Blob(path), show_progress) if is_remote(path) else path
+    local = _fetched(path, show_progress) if is_remote(path) else path
     if not os.path.exists(local):
         raise NotFound(f'{path}: no such file or directory')
     if not os.path.isfile(local):  # a pipe would block for ever, and a device has no end
@@ -187,16 +173,8 @@ def cached_paths(paths: Sequence[str]) -> list[str]:
         max_workers=blobs.MAX_CONNECTIONS,
         unit='file',
         leave=False,
-        **_progress_of(f'fetching {paths[0]} ...'),
+        **blobs.progress_bar(f'fetching {paths[0]} ...'),
     )
-
-
-def _progress_of(what: str) -> dict[str, Any]:
-    """Return settings of a progress bar on a terminal; elsewhere, print a line in its place."""
-    is_terminal = sys.stderr.isatty()
-    if not is_terminal:
-        print(what, file=sys.stderr)
-    return {'desc': what, 'disable': not is_terminal}
 
 
 def make_cache_folder(path: str) -> None:
@@ -212,53 +190,12 @@ def make_cache_folder(path: str) -> None:
         ) from e
 
 
-def _fetched(blob: Blob, show_progress: bool = True) -> str:
+def _fetched(path: str, show_progress: bool) -> str:
     """Return the copy of a blob in the cache, fetched unless it is there and current."""
-    import filelock
-
-    if not blob.may_change and os.path.exists(blob.cached):
-        return blob.cached
-    # Asked before locking: without a network, all processes find out at the same time.
-    stat = blobs.stat_blob(blob)
-    make_cache_folder(os.path.dirname(blob.cached))
-    with blobs.translate_errors(blob), filelock.FileLock(f'{blob.cached}.lock') as lock:
-        try:
-            if not _is_current(blob, stat):
-                _download(blob, stat, show_progress)
-        finally:
-            os.remove(lock.lock_file)
+    blob = Blob(path)
+    if blob.may_change or not os.path.exists(blob.cached):
+        if is_offline():
+            raise blob.error('not in the cache, and LMHP_OFFLINE=1')
+        make_cache_folder(os.path.dirname(blob.cached))
+        blobs.fetch(path, show_progress)
     return blob.cached
-
-
-def _is_current(blob: Blob, stat: Stat) -> bool:
-    """Return whether the copy is the version that `stat` describes."""
-    if not os.path.exists(blob.cached):
-        return False
-    return not blob.may_change or md5(blob.cached) == stat.md5
-
-
-def _download(blob: Blob, stat: Stat, show_progress: bool) -> None:
-    """Download a blob and verify it before it becomes visible. stat: from the server."""
-    from tqdm import tqdm
-
-    progress: dict[str, Any] = {'disable': True}
-    if show_progress and stat.size >= NO_PROGRESS_BELOW:
-        progress = _progress_of(f'fetching {blob.url}')
-    with (
-        blobs.open_for_reading(blob, stat) as source,
-        # The lock may not reach other machines that share the disk; they write parts of other
-        # names.
-        atomic_write(blob.cached, by=os.uname().nodename) as (file,),
-        tqdm(total=stat.size, unit='B', unit_scale=True, **progress) as bar,
-    ):
-        digest = hashlib.md5(usedforsecurity=False)
-        # A body that is longer than announced may have no end.
-        while file.tell() <= stat.size and (block := source.read(blobs.BLOCK_SIZE)):
-            digest.update(block)
-            bar.update(file.write(block))
-        computed = digest.hexdigest()
-        expected = stat.md5 or computed  # a server need not say
-        if file.tell() != stat.size or computed != expected:
-            raise blob.error(
-                f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {computed}'
-            )

@@ -28,15 +28,11 @@ _UNSAFE = re.compile(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
 
 class StorageError(UserError):
-    """A file cannot be read or written. reason: the message without the path."""
-
-    def __init__(self, text: str, reason: str | None = None) -> None:
-        super().__init__(text)
-        self.reason = text if reason is None else reason
+    """A file cannot be read or written."""
 
 
 class NotFound(StorageError):
-    """Error: a file does not exist."""
+    """A file does not exist."""
 
 
 class Remote:
@@ -47,14 +43,13 @@ class Remote:
 
     def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
         """Return an error of one line that names the path."""
-        one_line = ' '.join(reason.split())
-        return kind(f'{self.url}: {one_line}{self.advice}', one_line)
+        return kind(f'{self.url}: {" ".join(reason.split())}{self.advice}')
 
 
 class Blob(Remote):
-    """URL of a blob, and the path of its copy in the cache. for_reading: errors name that."""
+    """URL of a blob, and the path of its copy in the cache."""
 
-    def __init__(self, path: str, for_reading: bool = True) -> None:
+    def __init__(self, path: str) -> None:
         if is_hub(path):
             raise StorageError(
                 f'{path}: the hub is only read from; give a local path, az:// or gs://'
@@ -83,7 +78,7 @@ class Blob(Remote):
             self.url = f'https://{host}/{self.container}/{urllib.parse.quote(name)}'
         self.relative_path = os.path.join(self.account, self.container, name)
         self.cached = os.path.join(cache_root(), self.relative_path)
-        if for_reading:
+        if self.account == PUBLIC:
             self.advice = f'; to do without it, put the file at {self.cached}'
 
 

@@ -17,10 +17,7 @@ NEW = '--rewards.train_new_model'
 
 @pytest.fixture(autouse=True)
 def nothing_is_fetched(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        storage.cache, '_download', lambda *args, **kwargs: pytest.fail('something is fetched')
-    )
-    monkeypatch.setattr(storage.blobs, 'stat_blob', lambda *args: pytest.fail('a server is asked'))
+    monkeypatch.setattr(storage.blobs, '_connected', lambda path: pytest.fail('a server is asked'))
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
     monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
     yield

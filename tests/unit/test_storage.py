@@ -128,7 +128,7 @@ def test_join_of_urls():
 def test_exists_asks_and_does_not_fetch(server, cache):
     assert storage.exists(BASE + '/big') and not storage.exists(BASE + '/bigger')
     assert not files(cache) and server.count('GET') == 0
-    assert BASE + '/bigger: no such file; ' in failure(BASE + '/bigger', storage.NotFound)
+    assert f'{BASE}/bigger: No such file: ' in failure(BASE + '/bigger', storage.NotFound)
 
 
 @pytest.mark.parametrize(
