@@ -17,9 +17,9 @@ from lm_human_preferences.language.attention import (
     last_present,
     positions_for,
 )
-from lm_human_preferences.training import precision
+from lm_human_preferences.training import precision, vocabulary
 from lm_human_preferences.training.model_sizes import Sizes
-from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each, logprobs_and_entropies
+from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each
 
 HEADS = 'heads.'  # what the names of the scalar heads' parameters begin with
 
@@ -292,7 +292,7 @@ class Network(nn.Module, ABC):
             # A column of ones makes the bias a part of the product.
             h = torch.cat([h, torch.full_like(h[..., :1], 1 / temperature)], dim=-1)
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
-        return logprobs_and_entropies(
+        return vocabulary.logprobs_and_entropies(
             h,
             weight,
             labels,

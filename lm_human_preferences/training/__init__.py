@@ -1,1 +1,1 @@
-"""Common parts of trainings: loop, optimizer, KL controllers, precision, memory, console."""
+"""Common parts of trainings: loop, optimizer, KL, precision, log-probabilities, memory, console."""

@@ -2,13 +2,12 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 # Not as np.random, which is loaded when it is first used: a Ctrl-C in that moment is lost, and by
 # then the run has begun.
@@ -96,83 +95,6 @@ def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return values
     indices = torch.from_numpy(np.flatnonzero(mask.cpu().numpy()))
     return values.flatten().index_select(0, indices.to(values.device, non_blocking=True))
-
-
-def logprobs_and_entropies(
-    h: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    gradient_type: torch.dtype | None = None,
-    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.linear,
-) -> tuple[torch.Tensor, ...]:
-    """Return log-probabilities and entropies of `labels (...)`: each (...).
-
-    Logits are `h (..., n_embd) @ weight (n_vocab, n_embd).T`, held once and read in pieces that fit
-    a cache. Entropies have no gradient. gradient_type: of the products of gradients, if not that of
-    `h`. product: makes the logits of `h (rows, n_embd)` and `weight`, without gradient.
-    """
-    results = _LinearLogProb.apply(
-        h.flatten(0, -2), weight, labels.flatten(), gradient_type or h.dtype, product
-    )
-    return tuple(result.view(labels.shape) for result in results)
-
-
-class _LinearLogProb(torch.autograd.Function):
-    """Log-probabilities and entropies of a linear layer's logits, in one table's memory."""
-
-    ROWS = 64  # of a piece in the forward pass: a softmax needs whole rows
-    COLUMNS = 1024  # of a piece in the backward pass: sums over the vocabulary do not
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        h: torch.Tensor,
-        weight: torch.Tensor,
-        labels: torch.Tensor,
-        gradient_type: torch.dtype,
-        product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute two of (rows,) of `h (rows, n_embd)` and `labels (rows,)`."""
-        table = product(h, weight)
-        logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
-        rows = _LinearLogProb.ROWS
-        if h.is_cuda:
-            rows *= 16  # launching more kernels would take longer than running them
-        pieces = (values.split(rows) for values in (table, labels, logprobs, entropies))
-        for piece, label, logprob, entropy in zip(*pieces, strict=True):
-            shifted = piece - piece.amax(-1, keepdim=True)
-            total = torch.exp(shifted, out=piece).sum(-1, keepdim=True)
-            piece.div_(total)
-            log_total = total.log()[:, 0]
-            logprob.copy_(shifted.gather(1, label[:, None])[:, 0] - log_total)
-            entropy.copy_(log_total - shifted.mul_(piece).sum(-1))
-        ctx.save_for_backward(h, weight, labels, table)
-        ctx.mark_non_differentiable(entropies)
-        ctx.gradient_type = gradient_type
-        return logprobs, entropies
-
-    @staticmethod
-    def backward(
-        ctx: Any,
-        gradient: torch.Tensor,
-        _: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
-        """Return a row's gradient times (one at the label, minus the probabilities)."""
-        h, weight, labels, table = ctx.saved_tensors
-        low = ctx.gradient_type
-        gradient = gradient.unsqueeze(1)
-        h_low = h.to(low)
-        d_h = gradient * weight[labels]  # the part at the label
-        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(weight), _LinearLogProb.COLUMNS):
-            piece = slice(start, start + _LinearLogProb.COLUMNS)
-            d_logits = table[:, piece].mul_(-gradient).to(low)
-            d_h += d_logits @ weight[piece].to(low)
-            if d_weight is not None:
-                d_weight[piece] = d_logits.T @ h_low
-        if d_weight is not None:
-            d_weight.index_add_(0, labels, gradient * h)
-        return d_h, d_weight, None, None, None
 
 
 def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

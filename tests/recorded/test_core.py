@@ -8,6 +8,7 @@ import torch
 from compare import assert_close, assert_equal, logprobs_from_logits, tokens
 from golden_data import json_if_there, load_json, load_npz, npz_keys, under
 
+from lm_human_preferences.training import vocabulary
 from lm_human_preferences.utils import core
 
 EPSILON = 1e-8  # of whiten
@@ -80,7 +81,9 @@ def test_entropy_and_logprobs(name):
     )  # the original took a difference of such numbers
     labels = tokens(case['labels'])
     # Logits are a product with the embedding there.
-    fused, entropies = core.logprobs_and_entropies(logits, torch.eye(logits.shape[-1]), labels)
+    fused, entropies = vocabulary.logprobs_and_entropies(
+        logits, torch.eye(logits.shape[-1]), labels
+    )
     assert_close(entropies, case['entropy_from_logits'], rtol=1e-5, atol=rounding)
     assert_close(fused, case['logprobs_from_logits'], rtol=1e-5, atol=1e-7)
     logprobs = logprobs_from_logits(logits=logits, labels=labels)

@@ -20,9 +20,8 @@ from lm_human_preferences.language import attention, model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.training import precision
+from lm_human_preferences.training import precision, vocabulary
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.utils import core
 
 CPU = torch.device('cpu')
 PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
@@ -208,7 +207,7 @@ def test_log_probabilities_of_a_large_vocabulary_are_exact(temperature):
     entropies = -(exact * exact.exp()).sum(-1)
     assert_close(logprobs_from_logits(logits=logits, labels=labels), expected, rtol=0, atol=4e-6)
     # The product gives the logits themselves.
-    found = core.logprobs_and_entropies(
+    found = vocabulary.logprobs_and_entropies(
         torch.zeros(64, 1), torch.zeros(50257, 1), labels, product=lambda h, weight: logits.clone()
     )
     assert_close(found[0], expected, rtol=0, atol=4e-6)
@@ -241,7 +240,7 @@ def test_logprobs_and_entropies_from_one_table(shape):
     for fused in (True, False):
         h, weight = (tensor.detach().requires_grad_() for tensor in (h, weight))
         if fused:
-            logprobs, entropies = core.logprobs_and_entropies(h, weight, labels)
+            logprobs, entropies = vocabulary.logprobs_and_entropies(h, weight, labels)
             assert not entropies.requires_grad
         else:
             logits = h @ weight.T
@@ -263,11 +262,29 @@ def test_logprobs_and_entropies_from_one_table(shape):
         assert_norm_close(ours, reference, rtol=1e-5)
 
 
-def test_a_frozen_vocabulary_costs_no_gradient():
+@pytest.mark.parametrize('size', [VOCABULARY, 64, 3001])
+def test_log_probabilities_of_a_gpu_are_those_of_a_cpu(size, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(vocabulary.OnGPU, 'ROWS', 16)
+    h, weight, labels = torch.randn(50, 16), torch.randn(size, 16), torch.randint(size, (50,))
+    found = []
+    for way in (vocabulary.OnCPU, vocabulary.OnGPU):
+        h, weight = (tensor.detach().requires_grad_() for tensor in (h, weight))
+        results = way.apply(h, weight, labels, torch.float32, torch.nn.functional.linear)
+        results[0].square().sum().backward()
+        found.append([*(each.detach() for each in results), h.grad, weight.grad])
+    for ours, reference, rtol in zip(*found, (1e-7, 1e-6, 1e-6, 1e-6), strict=True):
+        assert_norm_close(ours, reference, rtol=rtol)
+
+
+@pytest.mark.parametrize('way', [vocabulary.OnCPU, vocabulary.OnGPU])
+def test_a_frozen_vocabulary_costs_no_gradient(way, monkeypatch):
+    monkeypatch.setattr(vocabulary, 'OnCPU', way)
+    monkeypatch.setattr(way, 'ALIGNED', 1, raising=False)
     h, labels = torch.randn(7, 16, requires_grad=True), torch.randint(VOCABULARY, (7,))
     weight = torch.randn(VOCABULARY, 16)
     with FlopCounterMode(display=False) as counter:
-        core.logprobs_and_entropies(h, weight, labels)[0].sum().backward()
+        vocabulary.logprobs_and_entropies(h, weight, labels)[0].sum().backward()
     assert counter.get_total_flops() == 2 * (2 * 7 * 16 * VOCABULARY)  # logits, gradient of `h`
     expected = logprobs_from_logits(logits=h @ weight.T, labels=labels).sum()
     assert_close(h.grad, *torch.autograd.grad(expected, h), atol=1e-5)
@@ -313,7 +330,9 @@ def test_the_gradients_of_logits_are_multiplied_in_bf16(net, library):
 
     found = gradient(lambda h: net.logprobs_and_entropies(h, labels, 0.5))
     rounded, exact = (
-        gradient(lambda h, type=type: core.logprobs_and_entropies(h / 0.5, weight, labels, type))
+        gradient(
+            lambda h, type=type: vocabulary.logprobs_and_entropies(h / 0.5, weight, labels, type)
+        )
         for type in (torch.bfloat16, torch.float32)
     )
     assert all(map(torch.equal, found, rounded))
