@@ -66,7 +66,7 @@ def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[
     if not hparams.stops:
         return None
     assert encoder is not None
-    ends = tokenisers.own_ends(encoder)
+    ends = encoder.own_ends()
     chat = chat_template(hparams, encoder)
     if chat is not None:
         ends |= chat.ends()
@@ -100,11 +100,9 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
     """Return lines on files beside an adapter, a template with the date, affixes, and ends."""
     chat = chat_template(hparams, encoder)
-    notes = [f"{path} holds, not its base's" for path in tokenisers.beside_adapter(encoder)]
+    notes = [f"{path} holds, not its base's" for path in encoder.files_of_adapter]
     is_read = chat is not None or hparams.special_tokens
-    if not is_read and tokenisers.spells_special(
-        encoder, hparams.query_prefix, hparams.query_suffix
-    ):
+    if not is_read and encoder.spells_special(hparams.query_prefix, hparams.query_suffix):
         notes.append(
             '--task.query_prefix or --task.query_suffix spells a special token, which is read as'
             ' ordinary letters: --task.special_tokens on makes it one'

@@ -214,7 +214,7 @@ def take_steps(
     more: Sequence[Hook] = (),
 ) -> None:
     """Take the remaining steps; more: hooks."""
-    reader = tokenisers.reader(trainer.policy.encoder, phase.settings.task.chat)
+    reader = tokenisers.for_people(trainer.policy.encoder, phase.settings.task.chat)
     hooks = [
         *_plugged_in(trainer, phase, checkpointer, reader),
         *policy_hooks(trainer, phase, checkpointer, reader),

@@ -115,7 +115,7 @@ class Session:
         self.label_type = self.folder.label_type
         self.control = self.label_type.control
         encoder = self.folder.encoding().get_encoder()
-        self.encoder = tokenisers.reader(encoder, self.folder.task['task'].get('chat'))
+        self.encoder = tokenisers.for_people(encoder, self.folder.task['task'].get('chat'))
         self.columns = columns(WIDEST)
         self.given = 0
         self.pressed: list[int] = []  # so far, of an answer that takes several keys

@@ -89,7 +89,7 @@ def sample_policy(
             rounds = endless_rounds(hparams, encoder, per_query, batch_size, comm)
 
         count = nsamples or len(given) * per_query or None
-        reader = tokenisers.reader(encoder, task.chat)
+        reader = tokenisers.for_people(encoder, task.chat)
         samples = samples_of(rounds, count, policy, task, judge, comm)
         for number, sample in enumerate(samples):
             columns = given[number // per_query % len(given)].columns if given else {}
@@ -273,7 +273,7 @@ def _answered(
     ended = responses if truncate is None else truncate(responses)
     columns: dict[str, list[Any]] = {}
     if judge is not None:
-        reader = tokenisers.reader(policy.encoder, task.chat)
+        reader = tokenisers.for_people(policy.encoder, task.chat)
         columns = {'query': _texts(queries, policy.encoder), 'response': _texts(ended, reader)}
     columns |= {'query_tokens': queries.tolist(), 'response_tokens': responses.tolist()}
     if truncate is not None:

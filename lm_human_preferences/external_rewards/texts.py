@@ -54,7 +54,7 @@ class TextReward:
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
         self.columns: Mapping[tuple[int, ...], Mapping[str, Any]] = {}
-        self._reader = tokenisers.reader(self.encoder, chat)
+        self._reader = tokenisers.for_people(self.encoder, chat)
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Return scores (batch,) of responses (batch, length) to queries; padding is not read."""

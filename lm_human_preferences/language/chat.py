@@ -6,6 +6,7 @@ Only the policy sees a query so.
 from __future__ import annotations
 
 import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from lm_human_preferences.datasets import messages
 from lm_human_preferences.datasets.messages import Message
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.encodings import Encoder
-from lm_human_preferences.language.tokenisers import TokeniserEncoder, failing
+from lm_human_preferences.language.tokenisers import TOKENISER, TokeniserEncoder, failing
 from lm_human_preferences.utils.rendering import TemplateError, render
 
 # A context may have so many tokens more than its query and what is around it: a query that was
@@ -84,8 +85,9 @@ class ChatTemplate(Contexts):
         try:
             self._template: str = encoder.own.get_chat_template()
         except ValueError as e:
+            directory = os.path.dirname(encoder.files[TOKENISER])
             raise UserError(
-                f'--task.chat: {encoder.encoding.directory} has no chat template, neither'
+                f'--task.chat: {directory} has no chat template, neither'
                 ' chat_template.jinja nor in tokenizer_config.json: use a chat model, or leave'
                 ' --task.chat off'
             ) from e

@@ -15,7 +15,7 @@ from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.chat import ChatTemplate, Contexts
 from lm_human_preferences.language.encodings import Encoder
-from lm_human_preferences.language.tokenisers import spells_special, unnamed_ids_are_of_gpt2
+from lm_human_preferences.language.tokenisers import unnamed_ids_are_of_gpt2
 from lm_human_preferences.utils.original_names import explain_missing
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Dataset:
             characters += len(text)
             _, counts = rules.query_of(text)
             usage.update(['texts', *counts])
-            usage['special'] += isinstance(text, str) and spells_special(rules.encoder, text)
+            usage['special'] += isinstance(text, str) and rules.encoder.spells_special(text)
         return usage, True
 
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:

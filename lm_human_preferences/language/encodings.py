@@ -5,7 +5,7 @@ import functools
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsInt
 
 import tiktoken
@@ -25,10 +25,16 @@ TRANSFORMERS_FILES = {'encoder.json': 'vocab.json', 'vocab.bpe': 'merges.txt'}
 
 
 class Encoder(ABC):
-    """Text to token ids and back. padding_token: may be outside the model's vocabulary."""
+    """Text to token ids and back. padding_token: may be outside the model's vocabulary.
+
+    special: {token: text} of special tokens whose texts are read as ordinary letters.
+    files_of_adapter: paths of a tokeniser's files beside an adapter, which replace its base's.
+    """
 
     padding_token: int
     eot_token: int | None
+    special: Mapping[int, str] = {}
+    files_of_adapter: Sequence[str] = ()
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -41,6 +47,18 @@ class Encoder(ABC):
     def with_special_tokens(self) -> 'Encoder':
         """Return an encoder that makes special tokens of what spells them; self without any."""
         return self
+
+    def without_special_texts(self) -> 'Encoder':
+        """Return an encoder that omits special tokens from decoded texts; self without any."""
+        return self
+
+    def spells_special(self, *texts: str) -> bool:
+        """Return whether texts spell special tokens, which are read as ordinary letters."""
+        return any(spelled in text for spelled in self.special.values() for text in texts)
+
+    def own_ends(self) -> frozenset[int]:
+        """Return the tokens that end a text of the model."""
+        return frozenset() if self.eot_token is None else frozenset([self.eot_token])
 
     def tokens_holding(self, text: str) -> frozenset[int]:
         """Return the tokens at which a text is cut for `text`; UserError unless it is one token."""

@@ -30,35 +30,33 @@ _OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①
 class Tokeniser:
     """A tokeniser as transformers reads it (`own`), and its `rules` without the space before texts.
 
-    digest: of all that decides how a text is encoded.
+    digest: of its vocabulary, and of the tokens that it gives to some texts.
     """
 
     own: Any
     rules: dict[str, Any]
     digest: str
 
+    @functools.cached_property
+    def n_vocab(self) -> int:
+        return max(self.own.get_vocab().values()) + 1
+
 
 def load(files: Mapping[str, str]) -> Tokeniser:
-    """Read the tokeniser in files {name: path}, here or cached; UserError where texts are lost."""
-    local = {name: os.path.abspath(storage.cached_path(path)) for name, path in files.items()}
-    found = _load(tuple((name, path, storage.md5(path)) for name, path in local.items()))
-    if isinstance(found, str):
-        raise UserError(f'{files[run_files.TOKENISER]} {found}')
-    return found
-
-
-@functools.lru_cache(maxsize=8)
-def _load(files: tuple[tuple[str, str, str], ...]) -> Tokeniser | str:
-    """Return the tokeniser in files (name, path, MD5), or why it cannot be taken."""
+    """Read the tokeniser in files {name: path or URL}; UserError where texts would be lost."""
     try:
         with no_panics():
-            return _loaded({name: path for name, path, _ in files})
+            own = _own({name: storage.cached_path(path) for name, path in files.items()})
+            rules = without_prefix_space(json.loads(own.backend_tokenizer.to_str()) | _PLAIN)
+            tokens = _tokens_of_texts(tokenizer_of(rules), own)
+            return Tokeniser(own, rules, digest([own.get_vocab(), tokens]))
     except Exception as e:  # of any kind: it is code for many tokenisers
-        return f'is not a tokeniser: {" ".join(str(e).split()) or repr(e):.200}'
+        reason = ' '.join(str(e).split()) or repr(e)
+        raise UserError(f'{files[run_files.TOKENISER]} cannot be used: {reason:.300}') from e
 
 
-def _loaded(files: Mapping[str, str]) -> Tokeniser | str:
-    """Return what _load does; raises whatever transformers does."""
+def _own(files: Mapping[str, str]) -> Any:
+    """Return the tokeniser of transformers in files {name: path}; an error of any kind if none."""
     from transformers import AutoTokenizer, TokenizersBackend  # it takes seconds to import
 
     # Its class, so its rules, are said by the model's config or its own.
@@ -67,27 +65,17 @@ def _loaded(files: Mapping[str, str]) -> Tokeniser | str:
     with tempfile.TemporaryDirectory() as folder:
         for name, path in files.items():
             if name != CONFIG:
-                os.symlink(path, os.path.join(folder, name))
+                os.symlink(os.path.abspath(path), os.path.join(folder, name))
         if CONFIG in files:  # of which no more is of interest, and might be damaged
             storage.write_json(os.path.join(folder, CONFIG), _kind_in(files[CONFIG]))
         own = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(own, TokenizersBackend):
-        return f'is read by {type(own).__name__} of transformers, which is not a fast tokeniser'
+        raise TypeError(f'it is read by {type(own).__name__}, which is not a fast tokeniser')
     own.backend_tokenizer.no_truncation()
     own.backend_tokenizer.no_padding()
     if not own.get_vocab():
-        return 'is not a tokeniser: it has no tokens'
-    rules = without_prefix_space(json.loads(own.backend_tokenizer.to_str()) | _PLAIN)
-    parts = tokenizer_of(rules)
-    problem = _problem(parts, own.unk_token_id)
-    if problem:
-        kinds = [rules['model']['type']]
-        for name in ('normalizer', 'pre_tokenizer'):
-            kinds += _types(rules[name])
-        return f'cannot be used: {problem} ({type(own).__name__}: {", ".join(kinds)})'
-    stored = storage.read_json(files[run_files.TOKENISER])
-    is_as_stored = _are_alike(parts, tokenizer_of(without_prefix_space(stored) | _PLAIN))
-    return Tokeniser(own, rules, digest(encoding_rules(stored if is_as_stored else rules)))
+        raise ValueError('it has no tokens')
+    return own
 
 
 def _kind_in(config: str) -> dict[str, Any]:
@@ -104,42 +92,26 @@ def tokenizer_of(rules: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(rules))
 
 
-def _problem(parts: tokenizers.Tokenizer, unknown: Any) -> str:
-    """Return why texts cannot be encoded one by one, put together and read again, or ''."""
+def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
+    """Encode some texts; ValueError unless such can be put together, and come back as they were."""
     parts.encode_special_tokens = True
+    rules = f'{type(parts.model).__name__}, {parts.normalizer}, {parts.pre_tokenizer}'
+    source = f'{type(own).__name__}: {rules}'
+    found = []
     for text in _TEXTS + _OTHER_TEXTS:
         tokens = parts.encode(text, add_special_tokens=False).ids
-        if text in _OTHER_TEXTS and unknown in tokens:
+        found.append(tokens)
+        if text in _OTHER_TEXTS and own.unk_token_id in tokens:
             continue
         back = parts.decode(tokens, skip_special_tokens=False)
         # Unicode's normal forms are read as the same text: Qwen's rules compose accents.
         if len({unicodedata.normalize('NFKC', each) for each in (back, text)}) > 1:
-            return f'{text!r} comes back from its tokens as {back!r}'
+            raise ValueError(f'{text!r} comes back from its tokens as {back!r} ({source})')
     both = [parts.encode(text, add_special_tokens=False).ids for text in ('The fox', 'es ran.')]
     joined = parts.decode(both[0] + both[1], skip_special_tokens=False)
-    return '' if joined == 'The foxes ran.' else f"'The fox' and 'es ran.' give {joined!r}"
-
-
-def _are_alike(one: tokenizers.Tokenizer, other: tokenizers.Tokenizer) -> bool:
-    """Return whether two tokenisers have the same tokens, and make the same of texts."""
-    one.encode_special_tokens = other.encode_special_tokens = True
-    for text in (*_TEXTS, *_OTHER_TEXTS):
-        first = one.encode(text, add_special_tokens=False)
-        second = other.encode(text, add_special_tokens=False)
-        if first.ids != second.ids:
-            return False
-    return one.get_vocab() == other.get_vocab()
-
-
-def encoding_rules(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a tokenizer.json that affect encoding, with merges as 'a b'."""
-    names = ('added_tokens', 'normalizer', 'pre_tokenizer', 'decoder', 'model')
-    parts = {name: rules.get(name) for name in names}
-    model = parts['model']
-    assert isinstance(model, dict)  # it has a vocabulary
-    merges = model.get('merges') or []
-    spelled = [pair if isinstance(pair, str) else ' '.join(pair) for pair in merges]
-    return {**parts, 'model': {**model, 'merges': spelled}}
+    if joined != 'The foxes ran.':
+        raise ValueError(f"'The fox' and 'es ran.' give {joined!r} ({source})")
+    return found
 
 
 def digest(value: Any) -> str:
@@ -171,16 +143,3 @@ def _bare(rule: Any) -> Any:
             if isinstance(value, list):
                 bare[name] = [part for part in map(_bare, value) if part is not None]
     return bare
-
-
-def _types(rule: Any) -> list[str]:
-    """Return the types of a rule, or of a sequence of rules."""
-    if not isinstance(rule, dict):
-        return []
-    inner = rule.get('normalizers') or rule.get('pretokenizers')
-    if not inner:
-        return [rule['type']]
-    kinds = []
-    for each in inner:
-        kinds += _types(each)
-    return kinds

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsInt
 
 import tokenizers
@@ -36,46 +36,48 @@ from lm_human_preferences.runs import run_files
 
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
 GENERATION = run_files.GENERATION_CONFIG
-# Files whose absence beside one of these files means that there is none.
-_COMES_WITH = {
-    SETTINGS: (TOKENISER,),
-    'special_tokens_map.json': (TOKENISER,),
-    'added_tokens.json': (TOKENISER,),
-    run_files.CHAT_TEMPLATE: (TOKENISER, SETTINGS),
-}
 PREFIX = 'tokenizer-'  # of these encodings' names; 12 digits of a digest follow
 # SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
 GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
 
 
 class TokeniserEncoder(Encoder):
-    """Encoder of a tokeniser; padding is the first id that is not a token. own: transformers'."""
+    """Encoder of a tokeniser; padding is the first id that is not a token.
+
+    own: the tokeniser of transformers. files: {name: path or URL} of the tokeniser and its model.
+    ends: tokens that end a text, if a file of the model names them. files_of_adapter: see Encoder.
+    """
 
     def __init__(
-        self, encoding: TokeniserEncoding, tokeniser: Tokeniser, special_tokens: bool = False
+        self,
+        tokeniser: Tokeniser,
+        files: Mapping[str, str],
+        eot_token: int | None,
+        ends: Iterable[int],
+        files_of_adapter: Sequence[str] = (),
     ) -> None:
-        self.encoding = encoding
+        self.tokeniser = tokeniser
         self.own = tokeniser.own
-        self.eot_token = encoding.eot_token
-        self.padding_token = encoding.n_vocab
-        self.spells_special = True
-        self._splits_special = not special_tokens
+        self.files = files
+        self.eot_token = eot_token
+        self.files_of_adapter = files_of_adapter
+        self.padding_token = tokeniser.n_vocab
+        self._ends = frozenset(ends)
         added = self.own.backend_tokenizer.get_added_tokens_decoder()
-        special = {token: each.content for token, each in added.items() if each.special}
-        self.special = {} if special_tokens else special  # read as text: {token: its text}
+        self.special = {token: each.content for token, each in added.items() if each.special}
         # Unigram models make special tokens of what spells them in any case.
         is_unigram = tokeniser.rules['model']['type'] == 'Unigram'
-        self._never_text = frozenset(self.special) if is_unigram else frozenset()
-        self._parts = tokenizer_of(tokeniser.rules)
-        self._parts.encode_special_tokens = not special_tokens
-        self._tokeniser = tokeniser
+        self.never_text = frozenset(self.special) if is_unigram else frozenset()
+        self.omits_special = False
+        self.parts = tokenizer_of(tokeniser.rules)
+        self.parts.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a part of a text; UserError for text without a token."""
         with failing('encode', text):
-            tokens = self._parts.encode(text, add_special_tokens=False).ids
+            tokens = self.parts.encode(text, add_special_tokens=False).ids
         for token in tokens:
-            if token in self._never_text:
+            if token in self.never_text:
                 spelled = self.special[token]
                 raise UserError(f'the tokeniser of the model cannot read {spelled!r:.80} as text')
         return tokens
@@ -84,7 +86,9 @@ class TokeniserEncoder(Encoder):
         """Return the token ids that transformers gives a text from its beginning."""
         with failing('encode', text):
             return self.own(
-                text, add_special_tokens=False, split_special_tokens=self._splits_special
+                text,
+                add_special_tokens=False,
+                split_special_tokens=self.parts.encode_special_tokens,
             )['input_ids']
 
     @functools.cached_property
@@ -103,16 +107,23 @@ class TokeniserEncoder(Encoder):
                 raise KeyError(token)
         ids = [token for token in ids if token != self.padding_token]
         with failing('decode', ids):
-            return self._parts.decode(ids, skip_special_tokens=not self.spells_special)
+            return self.parts.decode(ids, skip_special_tokens=self.omits_special)
 
     def with_special_tokens(self) -> TokeniserEncoder:
-        return TokeniserEncoder(self.encoding, self._tokeniser, special_tokens=True)
+        encoder = copy.copy(self)
+        encoder.special = {}
+        encoder.never_text = frozenset()
+        encoder.parts = tokenizer_of(self.tokeniser.rules)
+        return encoder
 
-    def reader(self) -> TokeniserEncoder:
-        """Return a copy that omits special tokens from texts, for people to read."""
-        reader = copy.copy(self)
-        reader.spells_special = False
-        return reader
+    def without_special_texts(self) -> TokeniserEncoder:
+        """Return a copy that omits special tokens from decoded texts, for people to read."""
+        encoder = copy.copy(self)
+        encoder.omits_special = True
+        return encoder
+
+    def own_ends(self) -> frozenset[int]:
+        return self._ends or super().own_ends()
 
     def tokens_holding(self, text: str) -> frozenset[int]:
         """Return the tokens that contain `text`, but no word in a longer one; UserError if none."""
@@ -131,7 +142,7 @@ class TokeniserEncoder(Encoder):
         """Return the text of each token, with U+FFFD for parts of characters."""
         with failing('decode', 'all tokens'):
             singles = [[token] for token in range(self.padding_token)]
-            return self._parts.decode_batch(singles, skip_special_tokens=False)
+            return self.parts.decode_batch(singles, skip_special_tokens=False)
 
 
 @contextlib.contextmanager
@@ -146,19 +157,12 @@ def failing(what: str, value: Any) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokeniserEncoding(Encoding):
-    """Encoding of the tokeniser in `directory` (path or URL). base: where other files of it are."""
+    """Encoding of a tokeniser of transformers."""
 
-    directory: str
-    base: str | None = None
-    tokeniser: Tokeniser
-
-    def file(self, name: str) -> str:
-        """Return the path of a file of the tokeniser or of its model, which may be missing."""
-        return _file(name, self.directory, self.base)
+    encoder: TokeniserEncoder
 
     def get_encoder(self) -> TokeniserEncoder:
-        """Return the encoder, made once."""
-        return _encoder(self)
+        return self.encoder
 
     def fits(self, rows: int) -> bool:
         """Return whether a network can have it: an embedding may have rows without tokens."""
@@ -166,23 +170,19 @@ class TokeniserEncoding(Encoding):
 
     def copy_files(self, directory: str) -> None:
         """Copy the tokeniser's files into the directory of a saved model."""
-        for name, source in _files(run_files.TOKENISER_FILES, self.directory, self.base).items():
-            _check_own(source)
-            with open(storage.cached_path(source), 'rb') as file:
-                storage.write_bytes(os.path.join(directory, name), file.read())
+        for name, source in self.encoder.files.items():
+            if name != CONFIG:
+                _check_own(source)
+                with open(storage.cached_path(source), 'rb') as file:
+                    storage.write_bytes(os.path.join(directory, name), file.read())
         if not os.path.exists(os.path.join(directory, CONFIG)):
             # A model's config decides the class of its tokeniser, so its rules; else this does.
             path = os.path.join(directory, SETTINGS)
-            named = {'tokenizer_class': type(self.tokeniser.own).__name__}
+            named = {'tokenizer_class': type(self.encoder.own).__name__}
             storage.write_json(path, read_object(path) | named)
 
     def write_tokeniser(self, directory: str) -> None:
         self.copy_files(directory)
-
-
-@functools.lru_cache(maxsize=8)
-def _encoder(encoding: TokeniserEncoding) -> TokeniserEncoder:
-    return TokeniserEncoder(encoding, encoding.tokeniser)
 
 
 def _check_own(path: str) -> None:
@@ -232,68 +232,64 @@ def encoding_in(directory: str) -> Encoding:
     return encodings.Main if is_of_gpt2 and _has_gpt2_vocabulary(path) else read(directory)
 
 
-def read(directory: str, base: str | None = None) -> TokeniserEncoding:
-    """Return the encoding of the tokeniser in `directory`, or else in `base`."""
-    tokeniser = _tokeniser(directory, base)
-    n_vocab = max(tokeniser.own.get_vocab().values()) + 1
-    ends = [tokeniser.own.eos_token_id]
-    for file in (CONFIG, GENERATION):
-        ends += _eos_ids(_file(file, directory, base), n_vocab)
-    return TokeniserEncoding(
-        f'{PREFIX}{tokeniser.digest[:12]}',
-        n_vocab=n_vocab,
-        eot_token=next((end for end in ends if end is not None), None),
-        directory=directory,
-        base=base,
-        tokeniser=tokeniser,
-    )
+def read(directory: str) -> TokeniserEncoding:
+    """Return the encoding of the tokeniser in `directory`; UserError if texts would be lost."""
+    files = _files_in(directory, [CONFIG, *run_files.TOKENISER_FILES])
+    return _of_files({TOKENISER: storage.join(directory, TOKENISER), **files})
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
     """Return the encoding of an adapter: of the files beside it, and else of those of its base."""
-    beside = {name for name in run_files.TOKENISER_FILES if _is_in(directory, name)}
+    beside = _files_in(directory, run_files.TOKENISER_FILES)
     if isinstance(of_base, TokeniserEncoding):
-        return read(directory, of_base.directory) if beside else of_base
-    if TOKENISER not in beside or _has_gpt2_vocabulary(storage.join(directory, TOKENISER)):
+        files = of_base.encoder.files
+        if TOKENISER in beside:  # then other files of the base's tokeniser do not belong to it
+            files = {name: files[name] for name in (CONFIG, GENERATION) if name in files}
+        return _of_files({**files, **beside}, tuple(beside.values())) if beside else of_base
+    if TOKENISER not in beside or _has_gpt2_vocabulary(beside[TOKENISER]):
         return of_base
     return read(directory)
 
 
-def beside_adapter(encoder: Encoder) -> list[str]:
-    """Return the paths of a tokeniser's files that are beside an adapter, not its base."""
-    if not isinstance(encoder, TokeniserEncoder) or encoder.encoding.base is None:
-        return []
-    directory = encoder.encoding.directory
-    names = [name for name in run_files.TOKENISER_FILES if _is_in(directory, name)]
-    return [storage.join(directory, name) for name in names]
-
-
-def _is_in(directory: str, name: str) -> bool:
-    return storage.exists(storage.join(directory, name))
-
-
-def _file(name: str, directory: str, base: str | None) -> str:
-    if base is None or any(_is_in(directory, each) for each in (name, *_COMES_WITH.get(name, ()))):
-        return storage.join(directory, name)
-    return storage.join(base, name)
-
-
-def _files(names: Iterable[str], directory: str, base: str | None) -> dict[str, str]:
-    """Return the paths of those of the files that exist, by name."""
-    paths = {name: _file(name, directory, base) for name in names}
+def _files_in(directory: str, names: Iterable[str]) -> dict[str, str]:
+    """Return {name: path} of those of the files that exist."""
+    paths = {name: storage.join(directory, name) for name in names}
     return {name: path for name, path in paths.items() if storage.exists(path)}
 
 
-def _tokeniser(directory: str, base: str | None) -> Tokeniser:
-    """Return the tokeniser in a directory as transformers reads it; UserError if it cannot be."""
-    names = [TOKENISER, CONFIG, *run_files.TOKENISER_FILES]
-    files = _files(names, directory, base)
-    return load({TOKENISER: _file(TOKENISER, directory, base), **files})
+def _of_files(files: Mapping[str, str], of_adapter: tuple[str, ...] = ()) -> TokeniserEncoding:
+    """Return the encoding of files {name: path or URL}. of_adapter: the paths of an adapter's."""
+    digests = [(*file, storage.md5(storage.cached_path(file[1]))) for file in files.items()]
+    return _encoding(tuple(digests), of_adapter)
 
 
-def reader(encoder: Encoder, is_chat: bool | None) -> Encoder:
-    """Return a decoder of texts for people: of a chat, without the marks of its template."""
-    return encoder.reader() if is_chat and isinstance(encoder, TokeniserEncoder) else encoder
+@functools.lru_cache(maxsize=8)
+def _encoding(
+    digests: tuple[tuple[str, str, str], ...], of_adapter: tuple[str, ...]
+) -> TokeniserEncoding:
+    """Return the encoding of files (name, path, MD5), read once."""
+    files = {name: path for name, path, _ in digests}
+    tokeniser = load(files)
+    n_vocab = tokeniser.n_vocab
+    in_config, in_generation = (_ends_in(files.get(each), n_vocab) for each in (CONFIG, GENERATION))
+    ends = [tokeniser.own.eos_token_id, *in_config, *in_generation]
+    eot_token = next((end for end in ends if end is not None), None)
+    encoder = TokeniserEncoder(tokeniser, files, eot_token, in_generation or in_config, of_adapter)
+    return TokeniserEncoding(
+        f'{PREFIX}{tokeniser.digest[:12]}', n_vocab=n_vocab, eot_token=eot_token, encoder=encoder
+    )
+
+
+def _ends_in(path: str | None, n_vocab: int) -> list[int]:
+    """Return the tokens below `n_vocab` that a JSON file names as ends; [] without a file."""
+    named = None if path is None else read_object(path).get('eos_token_id')
+    ids = named if isinstance(named, list) else [named]
+    return [token for token in ids if type(token) is int and 0 <= token < n_vocab]
+
+
+def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
+    """Return the encoder whose decoded texts people read: of a chat, without its special tokens."""
+    return encoder.without_special_texts() if is_chat else encoder
 
 
 def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
@@ -304,31 +300,6 @@ def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
 @functools.lru_cache(maxsize=4)
 def text_encoder(encoder: Encoder, special_tokens: bool) -> Encoder:
     return encoder.with_special_tokens() if special_tokens else encoder
-
-
-def spells_special(encoder: Encoder, *texts: str) -> bool:
-    """Return whether texts spell special tokens that `encoder` takes for ordinary letters."""
-    if not isinstance(encoder, TokeniserEncoder):
-        return False
-    together = '\n'.join(texts)
-    return any(text in together for text in encoder.special.values())
-
-
-def own_ends(encoder: Encoder) -> frozenset[int]:
-    """Return the tokens that end a text of a model, as its files say, or its encoding."""
-    if isinstance(encoder, TokeniserEncoder):
-        for file in (GENERATION, CONFIG):
-            ends = _eos_ids(encoder.encoding.file(file), encoder.padding_token)
-            if ends:
-                return frozenset(ends)
-    return frozenset() if encoder.eot_token is None else frozenset([encoder.eot_token])
-
-
-def _eos_ids(path: str, n_vocab: int) -> list[int]:
-    """Return the tokens below `n_vocab` that a JSON file names as ends."""
-    named = read_object(path).get('eos_token_id')
-    ids = named if isinstance(named, list) else [named]
-    return [token for token in ids if type(token) is int and 0 <= token < n_vocab]
 
 
 def may_have_own(model: str) -> bool:

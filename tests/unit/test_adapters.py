@@ -589,7 +589,7 @@ def test_what_is_beside_an_adapter_holds_and_is_said(tmp_path):
         encoder = TrainedModel(str(directory)).encoding.get_encoder()
         template = encoder.own.chat_template
         notes = lm_tasks.end_notes(resolved('train_policy', 'test').task, encoder)
-        return template, set(tokenisers.own_ends(encoder)), ' '.join(notes)
+        return template, set(encoder.own_ends()), ' '.join(notes)
 
     assert settings() == ('of the base', {7}, '')
     (directory / 'generation_config.json').write_text('{"eos_token_id": [5, 6]}')

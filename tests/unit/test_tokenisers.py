@@ -204,7 +204,9 @@ def test_a_tokeniser_with_the_vocabulary_of_gpt2_is_main(tmp_path):
 )
 def test_damaged_files_are_told(tmp_path, content):
     (tmp_path / 'tokenizer.json').write_text(content)
-    with pytest.raises(UserError, match=rf'^{tmp_path}/tokenizer.json is not (a tokeniser|JSON)'):
+    with pytest.raises(
+        UserError, match=rf'^{tmp_path}/tokenizer.json (cannot be used|is not JSON)'
+    ):
         tokenisers.read(str(tmp_path)).get_encoder()
 
 
@@ -244,7 +246,10 @@ def test_contexts_are_as_transformers_reads_them_and_responses_go_on(tmp_path, k
 
 @pytest.mark.parametrize(
     'write, rules',
-    [(write_alone, 'WordLevel, WhitespaceSplit'), (write_byte_level, 'BPE, Lowercase, ByteLevel')],
+    [
+        (write_alone, r'WordLevel, None, WhitespaceSplit\(\)'),
+        (write_byte_level, r'BPE, Lowercase\(\), ByteLevel'),
+    ],
 )
 def test_a_tokeniser_from_which_texts_do_not_come_back_is_refused_by_name(tmp_path, write, rules):
     directory = write(tmp_path) if write is write_byte_level else write(tmp_path, ['a', 'b'])
@@ -252,5 +257,5 @@ def test_a_tokeniser_from_which_texts_do_not_come_back_is_refused_by_name(tmp_pa
     if write is write_byte_level:
         rules_of_file = json.loads(path.read_text())
         path.write_text(json.dumps({**rules_of_file, 'normalizer': {'type': 'Lowercase'}}))
-    with pytest.raises(UserError, match=rf'^{path} cannot be used: .*Backend: {rules}\)|UNK'):
+    with pytest.raises(UserError, match=rf'^{path} cannot be used: .*(Backend: {rules}|UNK)'):
         tokenisers.read(directory)

@@ -35,7 +35,7 @@ class LabellingService:
     ) -> None:
         self.folder, self.note = folder, note
         encoder = folder.encoding().get_encoder()
-        self.encoder = tokenisers.reader(encoder, folder.task['task'].get('chat'))
+        self.encoder = tokenisers.for_people(encoder, folder.task['task'].get('chat'))
         self.labellers: dict[str, Labeller] = {}
         self.tokens = QuestionTokens(key)
         with contextlib.ExitStack() as stack:

@@ -101,7 +101,7 @@ class Tokeniser:
 
     def count_special(self, texts: Iterable[str]) -> None:
         """Count a record whose texts spell special tokens, as rendered templates do."""
-        self.counts['special'] += tokenisers.spells_special(self.encoder, *texts)
+        self.counts['special'] += self.encoder.spells_special(*texts)
 
     def notes(self) -> list[str]:
         """Return lines for the user on what did not fit."""

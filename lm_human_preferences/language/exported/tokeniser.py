@@ -33,7 +33,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: b
     from transformers import TokenizersBackend  # it takes seconds to import
 
     if isinstance(encoding, TokeniserEncoding):
-        tokeniser = encoding.tokeniser
+        tokeniser = encoding.encoder.tokeniser
         rules = dict(tokeniser.rules)
         special = {name: getattr(tokeniser.own, name) for name in _NAMED}
     else:
