@@ -194,18 +194,16 @@ def answered(tmp_path):
             for question in questions:
                 labeller.answer(question, best, 7.5)
     bring(path, [preference('abc', best, worst) for best, worst in ((OTHER, BAD), (BAD, OTHER))])
-    for form, name in (('text', 'own.jsonl'), ('preferences', 'pairs.jsonl')):
-        succeed(f'labels {path} --export {tmp_path}/{name} --export_as {form}')
+    succeed(f'labels {path} --export {tmp_path}/own.jsonl --export_as text')
     with Labeller(folder, 'anna') as labeller:
         labeller.answer(questions[0], 0, 3.0)
     return path
 
 
-@pytest.mark.parametrize('name', ['own.jsonl', 'pairs.jsonl'])
-def test_an_export_that_comes_back_changes_nothing(answered, tmp_path, name):
+def test_an_export_that_comes_back_changes_nothing(answered, tmp_path):
     """Neither the newer answer, nor times and places on the screen; and a line says so."""
     before = contents(answered), report(LabelFolder(str(answered)))
-    records = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    records = [json.loads(line) for line in (tmp_path / 'own.jsonl').read_text().splitlines()]
     said, folder = bring(answered, records)
     assert (contents(answered), report(folder)) == before
     assert 'were left out' in said[-1]
@@ -254,17 +252,6 @@ def test_an_answer_that_was_taken_back_or_is_a_skip_blocks_no_import(
     again = contents(answered)
     bring(answered, records)
     assert contents(answered) == again
-
-
-def test_answers_without_a_name_count_unless_all_of_them_are_known(answered):
-    """What a crowd says is not cut down to those who disagree with people of the folder."""
-    answers = {0: GOOD, 1: BAD, 2: OTHER}
-    records = []
-    for number, best in answers.items():
-        records.append(preference(QUERIES[number], best, BAD if best != BAD else GOOD))
-    said, folder = bring(answered, records)
-    assert '3 answers of imported added' in said and len(folder.questions) == 6
-    assert said[-1].startswith('2 of 3 answers without a name are those of people of the folder')
 
 
 def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):

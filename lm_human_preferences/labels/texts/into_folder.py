@@ -1,9 +1,7 @@
 """Import of labels as texts into a folder of labels."""
 
-import collections
 import contextlib
 import dataclasses
-import itertools
 import random
 import uuid as uuids
 from collections.abc import Callable, Sequence
@@ -38,9 +36,9 @@ def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel,
         tokens = folder.tokens(question)
         asked.setdefault(_in_any_order(tokens), tokens)
     found = []
-    for label, tokens in questions:
-        _, new = shuffled(label, tokens, folder.label_type)
-        first = asked.setdefault(_in_any_order(tokens), new)
+    for each in questions:
+        label, tokens = shuffled(*each, folder.label_type)
+        first = asked.setdefault(_in_any_order(tokens), tokens)
         found.append((_moved(label, tokens, first, folder.label_type), first))
     return found
 
@@ -87,29 +85,32 @@ def add_questions(
     kind: str = TRAIN,
     labellers: Callable[[int], int] | None = None,
 ) -> int:
-    """Add new questions, and return their number; gold ones keep their answers."""
-    answered: dict[str, set[str | None]] = {}
-    for label, tokens in questions:
-        answered.setdefault(question_id(tokens), set()).add(label.labeller)
-    new, headers = [], []
-    seen = set(writer.folder.questions)
+    """Add new questions, and return their number; gold questions keep their answers.
+
+    labellers: the number of people to ask about the question of a number; by default, as many as
+    have answered it.
+    """
+    folder = writer.folder
     golds: dict[str, tuple[Value, str]] = {}  # with where they are
-    for question in writer.folder.questions.values():
+    for question in folder.questions.values():
         if question.kind == GOLD:
-            golds[question.id] = question.gold, f'a gold question of {writer.folder.path}'
+            golds[question.id] = question.gold, f'a gold question of {folder.path}'
+    new: dict[str, tuple[TextLabel, Tokens]] = {}
+    people: dict[str, set[str | None]] = {}
     for label, tokens in questions:
         id = question_id(tokens)
         if kind == GOLD:
             gold, where = golds.setdefault(id, (label.answer, label.where))
-            if not writer.folder.label_type.matches(label.answer, gold):
+            if not folder.label_type.matches(label.answer, gold):
                 raise UserError(f'{label.where} contradicts {where}: the answers must be equal')
-        if id in seen:
-            continue
-        seen.add(id)
-        new.append(tokens)
+        if id not in folder.questions:
+            new.setdefault(id, (label, tokens))
+            people.setdefault(id, set()).add(label.labeller)
+    headers = []
+    for number, (id, (label, _)) in enumerate(new.items()):
         header: dict[str, Any] = {
             'kind': kind,
-            'labellers': labellers(len(headers)) if labellers else len(answered[id]),
+            'labellers': labellers(number) if labellers else len(people[id]),
             'policies': list(policies),
             'part': 'given',
             'texts_read': 0,
@@ -119,7 +120,7 @@ def add_questions(
         if label.id is not None:
             header[GIVEN_ID] = label.id
         headers.append(header)
-    writer.add(new, headers)
+    writer.add([tokens for _, tokens in new.values()], headers)
     return len(new)
 
 
@@ -128,12 +129,12 @@ def add_labels(
 ) -> list[str]:
     """Add questions and the answers to them, and return lines that say what was done.
 
-    Those without a name are of `labeller`. UserError, and nothing is added, if one is at work.
+    labeller: the name of those who have none. UserError, and nothing is added, if one of the
+    labellers is at work.
     """
     folder = writer.folder
-    questions, repeated = _each_once(as_asked(questions, folder), labeller)
-    questions, notes = _without_known(questions, folder, labeller)
-    given = _answers(questions, folder, labeller)
+    questions = as_asked(questions, folder)
+    given, notes = _answers(questions, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
         # Who has no file yet cannot be at work, and gets one only if nobody is.
@@ -146,74 +147,30 @@ def add_labels(
             writers[name].add(new)
             lines.append(f'{len(new)} answers of {name} added')
             notes += more_notes
-    if repeated:
-        notes.append(
-            f'{repeated} rows without a name are the same as an earlier one, and were left out: a'
-            ' "labeller" or an "id" in each row says that they are answers of several people'
-        )
     return [*lines, *notes]
-
-
-def _each_once(questions: Questions, labeller: str) -> tuple[Questions, int]:
-    """Return labels without repeated ones, and how many these were. labeller: see add_labels.
-
-    An unnamed label repeats an earlier one if question, answer and id are the same.
-    """
-    found: dict[Any, tuple[TextLabel, Tokens]] = {}
-    for number, (label, tokens) in enumerate(questions):
-        row = question_id(tokens), repr(label.answer), label.id
-        has_name = (label.labeller or labeller) != UNNAMED
-        found.setdefault(number if has_name else row, (label, tokens))
-    return list(found.values()), len(questions) - len(found)
-
-
-def _without_known(
-    questions: Questions, folder: LabelFolder, labeller: str
-) -> tuple[Questions, list[str]]:
-    """Leave out answers without a name if people of the folder have given them all; say so.
-
-    Also say how many they have given, where that is not all.
-    """
-    of_people: collections.Counter[tuple[str, str]] = collections.Counter()
-    of_unknown = of_people.copy()
-    for name, log in folder.logs.items():
-        answers, there = list(itertools.chain(*log.by_question.values())), of_people
-        if is_unnamed(name):  # whose earlier answers may be imported again
-            answers, there = [given[-1] for given in log.by_question.values()], of_unknown
-        there.update((answer.question, repr(answer.value)) for answer in answers)
-    named: list[tuple[TextLabel, Tokens]] = []
-    unnamed: collections.Counter[tuple[str, str]] = collections.Counter()
-    for label, tokens in questions:
-        if (label.labeller or labeller) == UNNAMED:
-            unnamed[question_id(tokens), repr(label.answer)] += 1
-        else:
-            named.append((label, tokens))
-    if not unnamed or not unnamed <= of_people + of_unknown:
-        repeated = (unnamed & of_people).total()
-        if not repeated:
-            return questions, []
-        return questions, [
-            f'{repeated} of {unnamed.total()} answers without a name are those of people of the'
-            ' folder, and count as those of others who agree: if they are its own export, leave'
-            ' them out of the file'
-        ]
-    left_out = f'{unnamed.total()} answers without a name were left out: all of them are there'
-    return named, [f'{left_out} (--labeller NAME adds them as those of NAME)']
 
 
 def _answers(
     questions: Questions, folder: LabelFolder, labeller: str
-) -> dict[str, dict[str, list[Answer]]]:
-    """Return {labeller: {question: answers in the order of the file}}."""
-    votes: collections.Counter[str] = collections.Counter()
+) -> tuple[dict[str, dict[str, list[Answer]]], list[str]]:
+    """Return {labeller: {question: answers in the order of the file}}, and notes.
+
+    Answers to a question without a name are each of somebody else, if they or their ids differ.
+    """
+    unnamed: dict[str, list[tuple[str, int | str | None]]] = {}  # (answer, id) of each, by question
+    repeated = 0
     now = folder.time_of_next_answer()
     given: dict[str, dict[str, list[Answer]]] = {}
     for number, (label, tokens) in enumerate(questions):
         name, id = label.labeller or labeller, question_id(tokens)
-        if name == UNNAMED:  # another one for each answer to a question
-            votes[id] += 1
-            if votes[id] > 1:
-                name = f'{UNNAMED}-{votes[id]}'
+        if name == UNNAMED:
+            row, rows = (repr(label.answer), label.id), unnamed.setdefault(id, [])
+            if row in rows:
+                repeated += 1
+                continue
+            rows.append(row)
+            if len(rows) > 1:
+                name = f'{UNNAMED}-{len(rows)}'
         answer = Answer(
             uuid=str(uuids.uuid4()),
             labeller=name,
@@ -228,24 +185,30 @@ def _answers(
             given_id=label.id,
         )
         given.setdefault(name, {}).setdefault(id, []).append(answer)
-    return given
+    if not repeated:
+        return given, []
+    return given, [
+        f'{repeated} rows without a name are the same as an earlier one, and were left out: a'
+        ' "labeller" or an "id" in each row says that they are answers of several people'
+    ]
 
 
 def _new_answers(
     name: str, by_question: dict[str, list[Answer]], log: AnswerLog
 ) -> tuple[list[Answer], list[str]]:
-    """Return which last answers of a labeller are to be added, and notes on others."""
+    """Return the last answers of a labeller that are to be added, and notes on the others."""
     new, left_out, changed = [], 0, 0
     for id, answers in by_question.items():
         before = log.answer_to(id)
-        known = [] if before is None or before.value is None else [before]  # a skip is no answer
-        if known and not known[0].is_imported:
-            left_out += len(answers)  # it may be later than those, which do not say when
-            continue
-        *_, last = answers
-        if not known or known[0].value != last.value:
+        last = answers[-1]
+        if before is None or before.value is None:  # a skip is no answer
             new.append(last)
-            changed += any(answer.value != last.value for answer in (*known, *answers))
+            changed += any(answer.value != last.value for answer in answers)
+        elif not before.is_imported:
+            left_out += len(answers)  # it may be later than those, which do not say when
+        elif before.value != last.value:
+            new.append(last)
+            changed += 1
     notes = []
     if left_out:
         notes.append(f'{left_out} answers of {name} were left out: those given here count')
