@@ -39,7 +39,7 @@ from lm_human_preferences.cli.launch import Job, JobName
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import command_options, completion, policy_options, reward_options
-from lm_human_preferences.runs import run_dir, run_files, run_settings
+from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
 from lm_human_preferences.utils.streams import note
@@ -277,7 +277,7 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
     for command, name in names.items():
         if storage.exists(storage.join(directory, name)):
             return command, directory
-        if storage.exists(storage.join(directory, run_files.COMMANDS[command].commands)):
+        if command in run_record.read(directory):
             missing = name  # of a policy's run, which is not a run of its reward model
             break
     raise UserError(f'{save_dir} holds no run that could go on: it has no {missing}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm_human_preferences import lm_tasks, storage
@@ -15,7 +15,7 @@ from lm_human_preferences.machine.hardware import hardware
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.making import policy_phase
-from lm_human_preferences.runs import command_record, run_settings
+from lm_human_preferences.runs import run_record, run_settings
 from lm_human_preferences.training import console, loop, precision
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import (
@@ -93,9 +93,12 @@ def start(
     bases: Bases,
     comm: Comm,
     *,
-    records: Mapping[str, Any],
+    write_settings: Callable[[str], None],
 ) -> AnyTrainer:
-    """Return the trainer of a phase before its next step; records: of its run, {name: content}."""
+    """Return the trainer of a phase before its next step.
+
+    write_settings: writes those of the whole run into its directory.
+    """
     settings = phase.settings
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
     width = initial_model.sizes().n_embd
@@ -111,7 +114,7 @@ def start(
     checkpointer.restore(trainer, saves=phase.saves(trainer.total_steps))
     comm.barrier()
     if comm.rank == 0:
-        record_start(phase, initial_model, comm.size, records, checkpointer.seed)
+        record_start(phase, initial_model, comm.size, write_settings, checkpointer.seed)
     return trainer
 
 
@@ -119,7 +122,7 @@ def record_start(
     phase: Training,
     initial_model: TrainedModel,
     ranks: int,
-    records: Mapping[str, Any],
+    write_settings: Callable[[str], None],
     seed: int | None,
 ) -> None:
     """Write what a run's directory says of a training that begins; see start. On rank 0."""
@@ -127,15 +130,9 @@ def record_start(
     if run.directory is None:
         return
     log_as_original(f'Will save to {run.save_dir}')
-    for name, record in records.items():
-        path = storage.join(run.directory, name)
-        if isinstance(record, str):
-            storage.write_bytes(path, record.encode())
-        else:
-            storage.write_json(path, record)
+    write_settings(run.directory)
     origin = {'ranks': ranks, **hardware(), **initial_model.parts()}
-    command_record.begin(run.directory, phase.command, origin)
-    command_record.note_seed(run.directory, phase.command, network, seed)
+    run_record.begin(run.directory, phase.command.command, origin, {network: seed})
     initial_model.write_files(storage.join(run.directory, network))
 
 

@@ -1,6 +1,7 @@
 """Training of a policy by PPO (the original's train_policy.py; paper, section 2.2)."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,8 +178,10 @@ def _train_rewards(plan: Plan, comm: Comm, experiment: str | None, bases: Bases)
     console.dump(plan.rewards[0].settings)
     left = train_reward.unfinished(plan, comm)
     if left:
-        records = run_settings.records(plan.settings, experiment=experiment, ranks=comm.size)
-        train_reward.train_models(left, plan, comm, records, bases)
+        write_settings = functools.partial(
+            run_settings.write, plan.settings, experiment=experiment, ranks=comm.size
+        )
+        train_reward.train_models(left, plan, comm, write_settings, bases)
     comm.barrier()
 
 
@@ -193,9 +196,12 @@ def start(
     settings = phase.settings
     console.dump(settings)
     phase = dataclasses.replace(phase, source=phase.source.pinned(comm))
-    commands = [run_files.POLICY.command]
-    records = run_settings.records(
-        settings, experiment=experiment, ranks=comm.size, commands=commands
+    write_settings = functools.partial(
+        run_settings.write,
+        settings,
+        experiment=experiment,
+        ranks=comm.size,
+        commands=[run_files.POLICY.command],
     )
     return session.start(
         phase,
@@ -203,7 +209,7 @@ def start(
         checkpointer,
         bases or Bases(),
         comm,
-        records={**phase.source.records(), **records},
+        write_settings=write_settings,
     )
 
 

@@ -1,7 +1,8 @@
 """Training a reward model from human labels: the command (paper, section 2.1)."""
 
+import functools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,8 +53,10 @@ def train(
         if left:
             session.show_notes(hparams, comm)
             checks.check_start(plan, comm)
-            records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
-            prediction = train_models(left, plan, comm, records, Bases())
+            write_settings = functools.partial(
+                run_settings.write, hparams, experiment=experiment, ranks=comm.size
+            )
+            prediction = train_models(left, plan, comm, write_settings, Bases())
     if comm.rank == 0:
         save_dir = hparams.run.save_dir
         console.announce_reward_model(save_dir, experiment, task_options or {}, prediction)
@@ -80,16 +83,16 @@ def train_models(
     left: Sequence[TrainReward],
     plan: Plan,
     comm: Comm,
-    records: Mapping[str, Any],
+    write_settings: Callable[[str], None],
     bases: Bases,
 ) -> Prediction | None:
     """Train the reward models that are `left`, one after another, or resume the first.
 
-    Only one model at a time has gradients and moments. records: files of the run, see
+    Only one model at a time has gradients and moments. write_settings: see
     session.start. Return the held-out accuracy; None without held-out labels.
     """
     if isinstance(left[0], FitHead):
-        return head_training.train(left[0], plan, comm, records)
+        return head_training.train(left[0], plan, comm, write_settings)
     labels = TrainingLabels(left[0], comm)
     for phase in left:
         explained = memory.explain_oom(phase.settings.option_name('micro_batch_size'))
@@ -101,7 +104,7 @@ def train_models(
                 checkpointer,
                 bases,
                 comm,
-                records=records,
+                write_settings=write_settings,
             )
             _show_start(phase, plan, labels, comm)
             labels.record(is_begun=phase.member > 0 or checkpointer.prefix is not None)

@@ -22,7 +22,7 @@ from lm_human_preferences.hparams.command_options import MOST_SAMPLES
 from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
 from lm_human_preferences.machine.hardware import hardware
 from lm_human_preferences.reward_sources.sources import source_of_run
-from lm_human_preferences.runs import command_record, curves
+from lm_human_preferences.runs import curves, run_record
 from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
@@ -51,7 +51,8 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         outputs.check_output_dir(output_dir, *names)
     recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if output_dir == directory and not ends_training:
-        recording = command_record.recorded(directory, POLICY, hardware())
+        run_record.begin(directory, POLICY.command, hardware())
+        recording = run_record.ended(directory, POLICY.command)
     with recording:
         results = _results(save_dir, directory, hparams, options)
         shown = report.named(results, results['reward_kind'])

@@ -1,5 +1,7 @@
 """Labels to train on, from label files and folders of labels, all checked before training."""
 
+import collections
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,13 +27,28 @@ from lm_human_preferences.utils.core import Schema
 class LoadedLabels(NamedTuple):
     """Labels of a training, in order.
 
-    tensors: {field: (labels, *schema.shape)}. folder: what to record of a folder: how many lines of
-    answers were read, and [question, labeller, uuid] of each label; {} for a file.
+    tensors: {field: (labels, *schema.shape)}. about: what to record of them, see runs.run_record.
     """
 
     tensors: dict[str, torch.Tensor]
     notes: list[str]
-    folder: dict[str, Any]
+    about: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the tensors."""
+        found = hashlib.sha256()
+        for field in sorted(self.tensors):
+            values = self.tensors[field].cpu().contiguous()
+            found.update(f'{field} {values.dtype} {tuple(values.shape)}'.encode())
+            found.update(values.numpy().tobytes())
+        return found.hexdigest()
+
+
+def made_up(tensors: dict[str, torch.Tensor]) -> LoadedLabels:
+    """Return labels {field: (labels, ...)} that no people have given."""
+    count = len(tensors['query'])
+    return LoadedLabels(tensors, [], {'found': count, 'simulated': count})
 
 
 def load_labels(
@@ -45,15 +62,15 @@ def load_labels(
     Of a folder the `lines` of each labeller, None: as many as rank 0 sees.
     """
     if settings.labels.source == 'test':
-        return LoadedLabels(simulated.generate_labels(settings, encoding), [], {})
+        return made_up(simulated.generate_labels(settings, encoding))
     source = settings.labels.setting('source')
-    record: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     if is_folder(settings.labels.source):
         folder = _open_folder(settings, encoding, comm or Comm(), lines)
         answers = folder.counted(without=parse_names(settings.labels.without))
         objects, notes = list(folder.as_labels(answers)), []
-        ids = [[answer.question, answer.labeller, answer.uuid] for answer in answers]
-        record = {'answers': folder.lines_read(), 'ids': ids[: settings.labels.num_train]}
+        about = about_answers(answers[: settings.labels.num_train])
+        about['answers'] = folder.lines_read()
     else:
         objects, notes = _read_file(settings, encoding)
     if not objects:
@@ -66,7 +83,16 @@ def load_labels(
     schemas = label_type.schemas(**settings.task.lengths())
     tensors = _as_tensors(source, objects[:num_train], label_type, schemas, encoding)
     notes = [f'Num labels found in source: {len(objects)}', *notes]
-    return LoadedLabels(tensors, notes, record)
+    return LoadedLabels(tensors, notes, {'found': len(objects), **about})
+
+
+def about_answers(answers: Iterable[Answer]) -> dict[str, Any]:
+    """Return how many `answers` each labeller has given, and how many of them are simulated."""
+    found = {'labellers': collections.Counter(), 'simulated': 0}
+    for answer in answers:
+        found['labellers'][answer.labeller] += 1
+        found['simulated'] += answer.is_simulated
+    return found
 
 
 def check_order(order: list[int], num_train: int, settings: HParams) -> None:

@@ -8,11 +8,12 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, about_option, option_renamed
+from lm_human_preferences.hparams.reward_options import COLLECTED
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import TRAIN, LabelFolder, QuestionWriter
@@ -22,9 +23,11 @@ from lm_human_preferences.labels.task_file import new_task
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.questions import QuestionSource
+from lm_human_preferences.runs import run_record
 from lm_human_preferences.runs.run_files import LABELS
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
+from lm_human_preferences.trainers.training_labels import counts
 from lm_human_preferences.utils.logging import announce
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ class RunLabels:
         online = phase.settings.rewards.online
         assert online is not None and phase.retraining is not None
         self.online = online
+        self.phase = phase
+        self.encoder = trainer.policy.encoder
         self.schedule = online.schedule(trainer.total_steps)
         path = online.instructions
         text = None
@@ -138,7 +143,26 @@ class RunLabels:
         learned = {answer.question for answer in answers if answer.uuid not in is_new}
         of_policy = [answer for answer in new if answer.question not in learned]
         new_labels = label_files.tensors_of(folder, of_policy) if of_policy else None
-        return label_files.tensors_of(folder, answers), new_labels
+        labels = label_files.tensors_of(folder, answers)
+        self._record(labels, batch, answers)
+        return labels, new_labels
+
+    def _record(self, labels: Labels, batch: Batch, answers: Sequence[Answer]) -> None:
+        """Write into the run's record which labels these are."""
+        assert self.phase.retraining is not None
+        directory = self.phase.run.directory
+        if directory is None:
+            return
+        learned, held_out, _ = self.phase.retraining.split(labels, self.encoder)
+        about = {
+            'source': COLLECTED,
+            'found': batch.labels,
+            **label_files.about_answers(answers),
+            'answers': batch.answers,
+            **counts(learned, held_out),
+            'digest': batch.digest,
+        }
+        run_record.write_labels(directory, self.phase.command.command, about)
 
 
 def serve(folder: str, phase: TrainPolicy, stack: contextlib.ExitStack) -> None:

@@ -10,7 +10,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.hparams.differences import Experiments, differences
 from lm_human_preferences.run_story import command_lines
 from lm_human_preferences.run_story.facts import RunFacts
-from lm_human_preferences.run_story.label_facts import json_object
+from lm_human_preferences.run_story.label_facts import recorded_labels
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils.hyperparams import HParams, value_of
 
@@ -72,9 +72,9 @@ def _shown(value: Any) -> str:
 def _digests(run: str) -> list[tuple[str, str]]:
     """Return (name, SHA-256) of what the run learned from and made."""
     found = []
-    learned = json_object(storage.join(run, run_files.LEARNED))
-    if isinstance(learned.get('digest'), str):
-        found.append(('the labels', learned['digest']))
+    digest = recorded_labels(run).get('digest')
+    if isinstance(digest, str):
+        found.append(('the labels', digest))
     if storage.is_remote(run):
         return found
     with contextlib.suppress(OSError):

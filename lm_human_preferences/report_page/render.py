@@ -25,7 +25,7 @@ from lm_human_preferences.report_page import (
 from lm_human_preferences.report_page.safe_text import LONGEST, plain
 from lm_human_preferences.run_story import facts, words
 from lm_human_preferences.run_story.facts import RunFacts
-from lm_human_preferences.runs import command_record
+from lm_human_preferences.runs import run_record
 from lm_human_preferences.runs.run_files import REPORT
 from lm_human_preferences.storage import outputs
 
@@ -86,7 +86,7 @@ def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = Tru
         title=names[0] if len(names) == 1 else f'{len(names)} runs',
         stories=stories,
         compared=compared,
-        packages=('lm-human-preferences', 'python', *command_record.PACKAGES),
+        packages=('lm-human-preferences', 'python', *run_record.PACKAGES),
         version=__version__,
     )
     size = len(text.encode())

@@ -48,8 +48,6 @@ def recorded_members(path: str) -> int:
     run, name = os.path.split(path.rstrip('/'))
     if name == run_files.POLICY.network and is_model(path):
         return run_settings.members_of(run or '.', run_files.POLICY)
-    if not storage.exists(storage.join(path, run_files.REWARD.more_settings)):
-        return 1  # also offline, where the original's runs lack it
     return run_settings.members_of(path, run_files.REWARD)
 
 

@@ -116,10 +116,6 @@ class RewardSource(ABC):
         """Return what scores texts, of a reward whose files are here; None for a network."""
         return None
 
-    def records(self) -> dict[str, Any]:
-        """Return the files of a run that say what it learned from: {name: text, or JSON}."""
-        return {}
-
     def label_source(self) -> str | None:
         """Return the labels that may stand in for the data set's queries, if it has some."""
         is_needed = registry.info(self.task.query_dataset).labels_stand_in
@@ -170,10 +166,6 @@ class FunctionSource(RewardSource):
     def scorer(self) -> FunctionScorer:
         assert self.code is not None, 'see pinned'
         return FunctionScorer(self.code)
-
-    def records(self) -> dict[str, Any]:
-        assert self.code is not None, 'see pinned'
-        return {run_files.FUNCTION: self.code.text}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.run_story import label_facts, outcome
-from lm_human_preferences.runs import command_record, curves, run_files, run_settings
+from lm_human_preferences.runs import curves, run_files, run_record, run_settings
 from lm_human_preferences.runs.curves import Log, LoggedCurve, Mark
 from lm_human_preferences.training.model_sizes import is_model
 
@@ -59,8 +59,6 @@ class RunFacts:
     reward: RewardHParams | None = None
     experiments: Mapping[str, str] = dataclasses.field(default_factory=dict)  # {command: name}
     ranks: int | None = None  # at its start
-    # [setting, value before, value] of what it was resumed with
-    changed: tuple[list[Any], ...] = ()
     labels: label_facts.LabelFacts | None = None  # of the reward model that it trained
     logs: Mapping[str, Log] = dataclasses.field(default_factory=dict)  # {command: events}
     evaluation: dict[str, Any] | None = None  # results of `evaluate`, of several the best
@@ -74,8 +72,10 @@ class RunFacts:
 
     @functools.cached_property
     def recorded(self) -> list[dict[str, Any]]:
-        """Commands that worked on it, see runs.command_record."""
-        return command_record.read(self.directory)
+        """Commands that worked on it, see runs.run_record."""
+        with contextlib.suppress(UserError, OSError):
+            return run_record.commands(self.directory)
+        return []
 
     @property
     def marks(self) -> dict[str, dict[str, list[Mark]]]:
@@ -281,10 +281,8 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
         reward = policy.new_reward_model
     experiments = {}
     ranks = None
-    changed: list[list[Any]] = []
     with contextlib.suppress(UserError, OSError):
         ranks = run_settings.ranks_of(directory)
-        changed = run_settings.changed(directory, commands[-1])
         for command in commands:
             experiment = run_settings.experiment_of(directory, command)
             if experiment is not None:
@@ -298,7 +296,7 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
     logs = {
         files.command: curves.read(directory, files.events) for files in run_files.COMMANDS.values()
     }
-    found = RunFacts(directory, policy, reward, experiments, ranks, tuple(changed), labels, logs)
+    found = RunFacts(directory, policy, reward, experiments, ranks, labels, logs)
     if not evaluation:
         return found
     kind = evaluation.get('reward_kind')

@@ -13,7 +13,7 @@ from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.labels.folder import LabelFolder, are_line_counts, is_folder, parse_names
 from lm_human_preferences.labels.report import label_report
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs import run_files, run_record
 
 PEOPLE, KNOWN_REWARD, MADE_UP, FILE, FOLDER = 'people', 'known reward', 'made up', 'file', 'folder'
 _MADE_HERE = {'mock': KNOWN_REWARD, 'test': MADE_UP}
@@ -50,8 +50,8 @@ class LabelFacts:
 def labels_of_training(run: str, settings: RewardHParams) -> LabelFacts:
     """Return the labels of a reward model that a run trained first. settings: train_reward's."""
     labels = settings.labels
-    record = json_object(storage.join(run, run_files.LEARNED))
-    count = record.get('labels')
+    record = recorded_labels(run)
+    count = record.get('found')
     names = parse_names(labels.without)
     return LabelFacts(
         sources=tuple(_source(path, record, names) for path in labels.sources().values()),
@@ -102,10 +102,15 @@ def labels_of_online(run: str, settings: PolicyHParams) -> LabelFacts:
 
 
 def _labellers(record: Mapping[str, Any]) -> int | None:
-    ids = record.get('ids')
-    if not isinstance(ids, list):
-        return None
-    return len({each[1] for each in ids if isinstance(each, list) and len(each) == 3})
+    labellers = record.get('labellers')
+    return len(labellers) if isinstance(labellers, dict) else None
+
+
+def recorded_labels(run: str) -> dict[str, Any]:
+    """Return what a run has recorded of its labels; {} where that is unknown or damaged."""
+    with contextlib.suppress(UserError, OSError):
+        return run_record.labels(run)
+    return {}
 
 
 def _agreement(

@@ -12,7 +12,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import command_record, run_files, run_lock, run_settings
+from lm_human_preferences.runs import run_files, run_lock, run_record, run_settings
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 from lm_human_preferences.utils import stop_signals
 
@@ -70,8 +70,7 @@ def own_files(hparams: Training) -> list[str]:
 
 def has_begun(hparams: Training) -> bool:
     """Return whether there is a run to go on with: one whose settings are complete."""
-    before = tuple(files.more_settings for files in run_files.COMMANDS.values())
-    return any(not path.endswith(('.part', *before)) for path in own_files(hparams))
+    return any(not path.endswith(('.part', run_files.RECORD)) for path in own_files(hparams))
 
 
 def refuse_existing(hparams: Training) -> None:
@@ -132,7 +131,8 @@ def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Colle
     check_earlier_run(hparams, overwrite=overwrite, explicitly_set=explicitly_set)
     if overwrite:
         for path in own_files(hparams):
-            storage.remove(path)
+            if not path.endswith(run_files.RECORD):  # which other trainings may share
+                storage.remove(path)
 
 
 def check_run(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> list[str]:
@@ -203,7 +203,6 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
 def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
     """Hold the lock of a run's directory; remove it at the end, and the directory if empty."""
     is_new = not os.path.isdir(directory)
-    command = run_files.COMMANDS[hparams.command]
     with stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP):
         try:
             lock_file, killed = run_lock.acquire(directory)
@@ -216,7 +215,7 @@ def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
                 for path in own_files(hparams):
                     if path.endswith('.part'):
                         os.remove(path)
-                with _uploaded(hparams), command_record.ended(directory, command):
+                with _uploaded(hparams), run_record.ended(directory, hparams.command):
                     yield
         finally:
             run_lock.release(directory, and_directory=is_new)
@@ -231,6 +230,8 @@ def _uploaded(hparams: Training) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     from lm_human_preferences.runs import uploads
 
+    if not hparams.run.resume:
+        run_record.copy(save_dir, directory)  # it may have an entry of another training
     pattern = run_files.uploaded_by(hparams.commands)
     return uploads.uploaded(save_dir, directory, pattern)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from lm_human_preferences.checkpointing import names
 
 SIZES = 'hparams.json'  # of a model that this program or the original has saved
+RECORD = 'run.json'  # what else is known of a run, see run_record
 LOCK = 'lock'  # names the process that writes the run now
 CHECKPOINTS = 'checkpoints'  # in the folder of a network
 RESULTS = 'evaluation.json'  # of `evaluate` with default settings
@@ -23,7 +24,6 @@ TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'use
 LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # by whose name a file in `answers` is called
 # Ends the names of what belongs to a member of an ensemble of reward models, but for the first.
 _MEMBER = r'(?:_[1-9]\d*)?'
-LEARNED = 'reward_model/labels.json'  # says which labels it learned from
 FUNCTION = 'reward_function.py'  # copy of a reward function of the user's
 # What belongs to a tokeniser: copied beside a model that is saved with it, where it exists.
 TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
@@ -78,22 +78,11 @@ class CommandFiles:
         """Name of the JSON file with the command's options, as the original wrote it."""
         return f'{self.command}_hparams.json'
 
-    @property
-    def more_settings(self) -> str:
-        """Name of the JSON file with the options that the original does not have."""
-        return f'{self.command}_more_hparams.json'
-
-    @property
-    def commands(self) -> str:
-        """Name of the file that says which commands have worked on this."""
-        return f'{self.command}_commands.jsonl'
-
     def pattern(self) -> str:
         """Return a regular expression for all of its files."""
         member = _MEMBER if self.has_members else ''
         network = f'{self.network}{member}'
-        files = [*map(re.escape, (self.settings, self.more_settings, self.commands))]
-        files.append(f'{network}/({_MODEL_FILES})')
+        files = [re.escape(self.settings), f'{network}/({_MODEL_FILES})']
         files.append(f'{self.events}{member}/{_EVENTS}')
         files.append(f'{network}/({CHECKPOINTS}|{self.to_resume})/{names.ANY_FILE}')
         return '|'.join(filter(None, [*files, self.more]))
@@ -120,7 +109,6 @@ REWARD = CommandFiles(
     network='reward_model',
     events='tb/reward_model',
     to_resume='unfinished',
-    more=re.escape(LEARNED),
     has_members=True,
 )
 POLICY = CommandFiles(
@@ -141,7 +129,7 @@ def is_network(name: str) -> bool:
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
     """Return a pattern for the files of these commands, each followed by `more`."""
     patterns = [COMMANDS[command].pattern() for command in commands]
-    return re.compile(rf'({"|".join(patterns)}){more}')
+    return re.compile(rf'({"|".join([re.escape(RECORD), *patterns])}){more}')
 
 
 def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import re
 import secrets
 import shlex
 from collections.abc import Collection, Iterator, Mapping
@@ -16,32 +15,30 @@ from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.policy_options import Training
-from lm_human_preferences.runs import recorded_paths, reward_function, run_files
+from lm_human_preferences.runs import recorded_paths, reward_function, run_files, run_record
 from lm_human_preferences.runs.fixed_settings import NEW_MODEL, is_fixed
 from lm_human_preferences.runs.recorded_paths import INITIAL_MODEL
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.streams import note
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
-AnyValue = TypeVar('AnyValue')
-# They change how a run is done, shown or kept, not its numbers.
-_OF_HOW = re.compile(r'(.*\.)?(run\.(?!seed$|precision$).*|micro_batch_size)')
 
 
-def records(
+def write(
     hparams: Training,
+    directory: str,
     *,
     experiment: str | None,
     ranks: int,
     commands: Collection[str] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Return a run's JSON files {name: content}, to be written in order; commands None: all."""
+) -> None:
+    """Write the settings of a run that begins or goes on; commands: of which trainings, None: all.
+
+    First run.json, then the files of the original: where these are, there is a run.
+    """
     hparams = _with_initial_model_as_begun(hparams)
-    if hparams.run.resume and hparams.run.directory is not None:
-        ranks = ranks_of(hparams.run.directory) or ranks
     additions = _lasting_additions(hparams)
     settings: dict[str, tuple[Training, dict[str, Any]]] = {hparams.command: (hparams, additions)}
-    changed = _changed_so_far(hparams)
     if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
         prefix = f'{NEW_MODEL}.'
         of_reward: dict[str, Any] = {'ensemble': hparams.members}
@@ -49,23 +46,28 @@ def records(
             if name.startswith(prefix):
                 of_reward[name.removeprefix(prefix)] = value
         settings[run_files.REWARD.command] = (hparams.reward_training, of_reward)
+    if commands is not None:
+        settings = {command: settings[command] for command in commands}
+    resume = hparams.run.resume
     digests = recorded_paths.digests(_given_settings(hparams))
-    found: dict[str, dict[str, Any]] = {}
-    for command in settings if commands is None else commands:
-        of_command, additions = settings[command]
-        files = run_files.COMMANDS[command]
-        if hparams.run.resume:
-            additions = {**_unknown_options(of_command, hparams.run.directory), **additions}
-        found[files.more_settings] = {
+    if hparams.policy is not None and hparams.policy.rewards.function is not None:
+        code = reward_function.read(hparams.policy.rewards.function)
+        digests['rewards.function'] = code.digest
+        storage.write_bytes(os.path.join(directory, run_files.FUNCTION), code.text.encode())
+    entries = {}
+    for command, (of_command, additions) in settings.items():
+        before = run_record.training(directory, command) if resume else {}
+        unknown = {k: v for k, v in before.get('settings', {}).items() if not of_command.has(k)}
+        entries[command] = {
             'experiment': experiment,
-            'ranks': ranks,
+            'ranks': before.get('ranks', ranks),
+            'settings': {**unknown, **additions},
             'digests': digests,
-            'options': additions,
-            **({'changed': changed} if changed else {}),
         }
-        # Last: where this file is, there is a run, whose other settings must be known by then.
-        found[files.settings] = of_command.to_nested_dict(original_only=True, with_unknown=True)
-    return found
+    run_record.write_trainings(directory, entries, resume=resume)
+    for command, (of_command, _) in settings.items():
+        content = of_command.to_nested_dict(original_only=True, with_unknown=True)
+        storage.write_json(os.path.join(directory, run_files.COMMANDS[command].settings), content)
 
 
 def use_own_model(hparams: policy_options.HParams) -> None:
@@ -117,13 +119,13 @@ def read_settings(hparams: Training, directory: str) -> None:
     """Override `hparams` from what a run in `directory` has recorded; NotFound if there is none."""
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
-    path = storage.join(directory, files.more_settings)
-    options = _more_settings(directory, files).get('options', {})
-    unknown = _unknown_options(hparams, directory)
+    settings = run_record.training(directory, hparams.command)['settings']
+    known = {name: value for name, value in settings.items() if hparams.has(name)}
+    path = storage.join(directory, run_files.RECORD)
     with hyperparams.reading(path):
-        hparams.override_from_dict({n: value for n, value in options.items() if n not in unknown})
+        hparams.override_from_dict(known)
         hparams.check_values()
-    hyperparams.note_unknown(path, tuple(unknown))
+    hyperparams.note_unknown(path, tuple(name for name in settings if name not in known))
 
 
 def load_run_hparams(save_dir: str) -> policy_options.HParams:
@@ -155,74 +157,31 @@ def reward_settings_of(run: str) -> reward_options.HParams | None:
     return None
 
 
-def _changed_so_far(hparams: Training) -> list[list[Any]]:
-    """Return [setting, value before, value] of all that was changed when the run was resumed."""
-    recorded = hparams
-    with contextlib.suppress(UserError):  # those that cannot be read are refused elsewhere
-        recorded = as_recorded(hparams)
-    if not hparams.run.resume or recorded is hparams:
-        return []
-    found = changed(str(hparams.run.directory), hparams.command)
-    before, now = _settings(recorded), _settings(hparams)
-    for key in _changes(before, now, _seed_of_ensemble(hparams)):
-        if not _OF_HOW.fullmatch(key):
-            found.append([key, before.get(key, 'off'), now.get(key, 'off')])
-    return found
-
-
-def changed(directory: str, command: str) -> list[list[Any]]:
-    """Return [setting, value before, value] of what a run of `command` was resumed with."""
-    found = _more_settings(directory, run_files.COMMANDS[command]).get('changed')
-    entries = found if isinstance(found, list) else []
-    return [each for each in entries if isinstance(each, list) and len(each) == 3]
-
-
 def experiment_of(directory: str, command: str) -> str | None:
     """Return the experiment of the run of `command` in `directory`; None if not recorded."""
-    experiment = _more_settings(directory, run_files.COMMANDS[command]).get('experiment')
-    return experiment if isinstance(experiment, str) else None
+    return run_record.training(directory, command)['experiment']
 
 
 def ranks_of(directory: str) -> int | None:
     """Return the number of ranks that a run in `directory` began with; None if not recorded."""
-    ranks = _recorded(directory, 'ranks', int)
-    return ranks if ranks is not None and ranks > 0 else None
+    found = _recorded(directory, 'ranks')
+    return found if found is not None and found > 0 else None
 
 
-def _recorded(directory: str, name: str, kind: type[AnyValue]) -> AnyValue | None:
-    """Return a value from the second file of settings of a run, a policy's first."""
+def _recorded(directory: str, name: str) -> Any:
+    """Return what a run has recorded under `name`, of its policy if it has one; None if nothing."""
     for files in (run_files.POLICY, run_files.REWARD):
-        value = _more_settings(directory, files).get(name)
-        if isinstance(value, kind):
-            return value
+        found = run_record.training(directory, files.command).get(name)
+        if found:
+            return found
     return None
 
 
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
     """Return the number of reward models that a command has trained, or its policy learned from."""
     option = 'ensemble' if files is run_files.REWARD else 'rewards.ensemble'
-    members = _more_settings(directory, files).get('options', {}).get(option)
+    members = run_record.training(directory, files.command)['settings'].get(option)
     return members if isinstance(members, int) and members > 0 else 1
-
-
-def _more_settings(directory: str, files: run_files.CommandFiles) -> dict[str, Any]:
-    """Return the content of a run's second file of settings, {} for earlier versions."""
-    path = storage.join(directory, files.more_settings)
-    try:
-        more = storage.read_json(path)
-    except storage.NotFound:
-        return {}
-    if not isinstance(more, dict) or not isinstance(more.get('options', {}), dict):
-        raise UserError(f'{path} does not hold the hyperparameters that it should')
-    return more
-
-
-def _unknown_options(hparams: Training, directory: str | None) -> dict[str, Any]:
-    """Return the options in a run's second file that only another version of this program has."""
-    if directory is None:
-        return {}
-    options = _more_settings(directory, run_files.COMMANDS[hparams.command]).get('options', {})
-    return {name: value for name, value in options.items() if not hparams.has(name)}
 
 
 def _lasting_additions(hparams: Training) -> dict[str, Any]:
@@ -259,7 +218,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     for text in changes.values():
         note(f'note: going on with {text}')
     settings = _given_settings(hparams)
-    digests = _recorded(directory, 'digests', dict) or {}
+    digests = _recorded(directory, 'digests') or {}
     for name in recorded_paths.changed(digests, settings):
         if not _covers(explicitly_set, name):
             raise UserError(
@@ -287,7 +246,7 @@ def _given_settings(hparams: Training) -> dict[str, Any]:
 
 def note_on_queries(save_dir: str, hparams: policy_options.HParams) -> str | None:
     """Return a note where the queries of a run have another content than when it began."""
-    digests = _recorded(save_dir, 'digests', dict) or {}
+    digests = _recorded(save_dir, 'digests') or {}
     if recorded_paths.QUERIES not in recorded_paths.changed(digests, _given_settings(hparams)):
         return None
     return f'note: {hparams.task.query_dataset} is not what it was when this run began'

@@ -25,6 +25,7 @@ from lm_human_preferences.storage.files import (
     free_bytes,
     is_within,
     local_files,
+    locked_folder,
     md5,
     open_locked,
     open_nofollow,

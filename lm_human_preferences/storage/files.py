@@ -144,6 +144,18 @@ def open_locked(
         raise
 
 
+@contextlib.contextmanager
+def locked_folder(path: str) -> Iterator[None]:
+    """Lock a folder for the block, where that is possible; others who lock it wait."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems do not lock folders
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
 def write_bytes(path: str, data: bytes, opener: Opener = open_nofollow) -> None:
     """Write a local file atomically, and make its directory if need be."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)

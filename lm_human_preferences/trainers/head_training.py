@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,8 +27,13 @@ from lm_human_preferences.utils.logging import Logger, announce, log_in_summary,
 ROWS = 64  # responses that are passed at a time
 
 
-def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) -> Prediction | None:
-    """Fit a head in a locked run directory; return its accuracy on held-out labels."""
+def train(
+    phase: FitHead, plan: Plan, comm: Comm, write_settings: Callable[[str], None]
+) -> Prediction | None:
+    """Fit a head in a locked run directory; return its accuracy on held-out labels.
+
+    write_settings: see session.start.
+    """
     settings = phase.settings
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
     precision.configure_for(initial_model.sizes().n_embd, settings.run.precision)
@@ -39,7 +44,7 @@ def train(phase: FitHead, plan: Plan, comm: Comm, records: Mapping[str, Any]) ->
     if comm.rank == 0 and plan.policy is None:
         session.show_start(plan, comm)
     if comm.rank == 0:
-        session.record_start(phase, initial_model, comm.size, records, settings.run.seed)
+        session.record_start(phase, initial_model, comm.size, write_settings, settings.run.seed)
     labels = TrainingLabels(phase, comm)
     labels.go_on()
     labels.load(initial_model.encoding)

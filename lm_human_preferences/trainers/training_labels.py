@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
-from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import about_option
+from lm_human_preferences.errors import OptionError
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
+from lm_human_preferences.labels.held_out import Labels
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.runs import label_record, run_files
+from lm_human_preferences.runs import run_record
 from lm_human_preferences.utils.logging import announce
 
 
@@ -29,17 +29,21 @@ class TrainingLabels:
         self.notes: list[str] = []  # for the user
         self.are_recorded = False  # by this process
         self._loaded: label_files.LoadedLabels | None = None
-        self._recorded: Mapping[str, Any] | None = None  # by an earlier process, or this one
+        self._recorded: Mapping[str, Any] = {}  # by an earlier process, or this one
         self._lines: dict[str, int] | None = None  # of each labeller that count; None: all
 
     def go_on(self) -> None:
         """Take as many answers of a folder as a resumed training has begun with."""
         if self.are_recorded:
             return
-        if self.phase.run.resume:
-            self._recorded = label_record.read(self.phase.path(run_files.LEARNED), self.comm)
-        lines = (self._recorded or {}).get('answers')
+        directory = self.settings.run.directory
+        if self.phase.run.resume and directory is not None:
+            self._recorded = self.comm.on_rank_0(lambda: self._read(directory))
+        lines = self._recorded.get('answers')
         self._lines = lines if are_line_counts(lines) else None
+
+    def _read(self, directory: str) -> dict[str, Any]:
+        return run_record.training(directory, self.phase.command.command)['labels']
 
     def load(self, encoding: Encoding) -> None:
         """Load and check them, unless the initial policy is to be asked for responses."""
@@ -52,7 +56,7 @@ class TrainingLabels:
             return
         if self._loaded is None:
             labels = simulated.simulated_labels(self.settings, policy, self.comm)
-            self._loaded = label_files.LoadedLabels(labels, [], {})
+            self._loaded = label_files.made_up(labels)
         tensors = self._loaded.tensors
         self.learned, self.held_out, notes = self.phase.split(tensors, policy.encoder)
         self.notes = [*self._loaded.notes, *notes]
@@ -60,15 +64,41 @@ class TrainingLabels:
     def record(self, is_begun: bool) -> None:
         """Record them; UserError if they are not those that the training began with."""
         assert self._loaded is not None, 'see split'
-        labels, path = self.settings.labels, self.phase.path(run_files.LEARNED)
-        record = label_record.record_of(labels.source, self._loaded.tensors, self._loaded.folder)
+        labels, loaded = self.settings.labels, self._loaded
+        now = {
+            'source': labels.source,
+            **loaded.about,
+            **counts(self.learned, self.held_out),
+            'digest': loaded.digest,
+        }
         before = self._recorded
-        if labels.are_sampled and before is not None and before.get('source') == labels.source:
-            before = None  # digits of labels that are sampled anew may differ
-        with about_option(labels.option_name('source')):
-            note = label_record.check_same(record, before, is_begun=is_begun)
-        if self.comm.rank == 0 and note:
-            announce(note)
-        if self.comm.rank == 0 and path:
-            storage.write_json(path, record)
-        self._recorded, self.are_recorded = record, True
+        self._recorded, self.are_recorded = now, True
+        # Digits of labels that are sampled anew may differ.
+        is_sampled = labels.are_sampled and before.get('source') == labels.source
+        if before and not is_sampled and now['digest'] != before.get('digest'):
+            was = f'{before.get("found")} of {before.get("source")}'
+            if is_begun:
+                raise OptionError(
+                    labels.option_name('source'),
+                    f'{labels.source}: these are not the labels that the run was begun with, {was}:'
+                    ' restore them, or begin again with --overwrite',
+                )
+            if self.comm.rank == 0:
+                announce(
+                    'note: the labels have changed since this run was started:'
+                    f' {now["found"]} of {labels.source}, before {was}'
+                )
+        directory = self.settings.run.directory
+        if self.comm.rank == 0 and directory is not None:
+            run_record.write_labels(directory, self.phase.command.command, now)
+
+
+def counts(learned: Labels, held_out: Labels | None) -> dict[str, int]:
+    """Return how many labels are learned from and held out, and about how many queries."""
+    queries = learned['query']
+    found = {'learned_from': len(queries), 'held_out': 0, 'held_out_queries': 0}
+    if held_out is not None:
+        queries = torch.cat([queries, held_out['query']])
+        found['held_out'] = len(held_out['query'])
+        found['held_out_queries'] = len(held_out['query'].unique(dim=0))
+    return {**found, 'queries': len(queries.unique(dim=0))}

@@ -111,7 +111,7 @@ def show_start(hparams: policy_options.Training, comm: Comm) -> None:
     if run.save_dir is not None:
         where = f'saving to {run.save_dir}'
         files = run_files.COMMANDS[command]
-        record = f'{files.settings} and {files.more_settings} there'
+        record = f'{files.settings} and {run_files.RECORD} there'
     log_in_summary(f'{command}: {ranks}, {run.precision}, {where}')
     show_settings(hparams, record)
 

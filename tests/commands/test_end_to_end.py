@@ -29,11 +29,9 @@ def options(hparams, **changes):
 
 
 def files_under(directory):
-    ours = {'reward_model/labels.json'}
-    ours |= {'train_policy_more_hparams.json', 'train_reward_more_hparams.json'}
-    ours |= {'train_policy_commands.jsonl', 'train_reward_commands.jsonl'}
     names = {str(path.relative_to(directory)) for path in directory.rglob('*') if path.is_file()}
-    return sorted(re.sub(r'(events.out.tfevents)\..*', r'\1', name) for name in names - ours)
+    names.discard('run.json')
+    return sorted(re.sub(r'(events.out.tfevents)\..*', r'\1', name) for name in names)
 
 
 def run_directory(name):

@@ -30,6 +30,7 @@ from online_runs import (
     train,
 )
 from page_client import Client, id_of_token
+from run_folders import change_settings
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -138,10 +139,7 @@ def test_the_last_reward_model_is_saved_with_the_policy(live):
 def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_path):
     """`labels --reward RUN/policy`: a record with `held_out` makes the parts that training has."""
     shutil.copytree(live, tmp_path / 'run')
-    path = tmp_path / 'run/train_policy_more_hparams.json'
-    record = json.loads(path.read_text())
-    record['options']['rewards.train_new_model.labels.held_out'] = 0.3
-    path.write_text(json.dumps(record))
+    change_settings(tmp_path / 'run', rewards__train_new_model__labels__held_out=0.3)
     folder = LabelFolder(str(tmp_path / 'run/labels'))
     settings = online_hparams(live, rewards__train_new_model__labels__held_out=0.3)
     new_model = settings.rewards.train_new_model

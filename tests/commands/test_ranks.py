@@ -32,7 +32,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.cli import launch
 from lm_human_preferences.distributed import launch_methods, launcher, worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import command_record
+from lm_human_preferences.runs import run_record
 
 SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
 BY_TORCH = '--run.allreduce=torch'
@@ -226,7 +226,7 @@ def files_of(run):
 
 @needs_mpi
 def test_what_was_typed_is_kept(two):
-    [found] = command_record.read(str(two.run))
+    [found] = run_record.commands(str(two.run))
     assert found['command'].startswith('./launch.py train_policy ')
     assert found['ranks'] == 2 and found['launcher'] == 'mpiexec of MPICH'
 

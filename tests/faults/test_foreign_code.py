@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from command_line import invoke
 from label_folders import make_folder
+from run_folders import change_settings
 
 import sample
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources import loading
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs import run_files, run_record
 
 SCORE = '\ndef score(queries, responses):\n return [float(len(r)) for r in responses]\n'
 QUICK = ['--mpi=1', '--run.console=original', '--run.evaluate=off', '--ppo.total_episodes=64']
@@ -53,15 +54,16 @@ class Given:
 
     def sets(self, **options):
         """Record the options, of the port or of the original."""
-        for name in ('train_policy_hparams.json', 'train_policy_more_hparams.json'):
-            record = json.loads((self.run / name).read_text())
-            for option, value in options.items():
-                group, _, key = option.partition('.')
-                if name == 'train_policy_hparams.json' and key in record[group]:
-                    record[group][key] = value
-                elif name != 'train_policy_hparams.json' and option in record['options']:
-                    record['options'][option] = value
-            (self.run / name).write_text(json.dumps(record))
+        path = self.run / 'train_policy_hparams.json'
+        record = json.loads(path.read_text())
+        ours = run_record.training(str(self.run), 'train_policy')['settings']
+        for option, value in options.items():
+            group, _, key = option.partition('.')
+            if key in record[group]:
+                record[group][key] = value
+            if option in ours:
+                change_settings(self.run, **{option: value})
+        path.write_text(json.dumps(record))
 
     def is_used_by_every_command(self):
         run, folder = str(self.run), self.folder
@@ -144,10 +146,8 @@ def test_recorded_settings_name_no_code(given, settings):
     (given.run / run_files.FUNCTION).unlink()
     named = {key: value.format(given.folder) for key, value in settings.items()}
     given.sets(**{'rewards.function': None, **named})
-    more = json.loads((given.run / 'train_policy_more_hparams.json').read_text())
-    more['options'] = {**more['options'], 'rewards.function': None}
-    more['options'].update({key: named[key] for key in named if key.endswith('class_name')})
-    (given.run / 'train_policy_more_hparams.json').write_text(json.dumps(more))
+    classes = {key: named[key] for key in named if key.endswith('class_name')}
+    change_settings(given.run, **{'rewards.function': None, **classes})
     for result in given.is_used_by_every_command():
         assert result.exit_code in (0, 2), (result.output, result.exception)
     assert not given.mark.exists()

@@ -409,7 +409,7 @@ def test_ctrl_c_while_the_lock_is_taken_leaves_none(tmp_path, monkeypatch):
 def test_what_was_killed_before_it_had_its_settings_is_no_run(tmp_path):
     hparams = hparams_in(tmp_path)
     command = hparams.command
-    (tmp_path / f'{command}_more_hparams.json').write_text('{}')
+    (tmp_path / 'run.json').write_text('{}')
     (tmp_path / f'{command}_hparams.json.7.part').write_text('{')
     run_dir.refuse_existing(hparams)
     assert run_dir.resume_hint(hparams).startswith('Nothing is saved yet')

@@ -51,13 +51,14 @@ def write_hostile_run(run, text):
     """A run that has `text` wherever its files hold text that others have written."""
     given = ('task__query_prefix', 'task__query_suffix', 'task__query_dataset')
     write_settings(run, 'train_policy', 'test', ranks=1, **dict.fromkeys(given, text))
-    more = run / 'train_policy_more_hparams.json'
-    storage.write_json(str(more), {**json.loads(more.read_text()), 'experiment': text})
+    record = json.loads((run / 'run.json').read_text())
+    record['train_policy']['experiment'] = text
+    storage.write_json(str(run / 'run.json'), record)
     new_model = json.loads((run / 'train_reward_hparams.json').read_text())
     new_model['labels']['source'] = text
     storage.write_json(str(run / 'train_reward_hparams.json'), new_model)
-    ids = [['q', f'{text}{number}', 'u'] for number in range(2)]
-    write_learned(run, source=text, labels=2, answers={text: 1}, ids=ids, digest=text)
+    labellers = {f'{text}{number}': 1 for number in range(2)}
+    write_learned(run, source=text, found=2, answers={text: 1}, labellers=labellers, digest=text)
     machine = dict.fromkeys(('processor', 'gpu', 'python', 'torch', 'commit', 'launcher'), text)
     write_command(run, text, '2026-11-02T08:00:00Z', text, text, {text: 1}, **machine)
     points = {'base': {'kl': 0.0, 'reward': 0.1}, 'policy': {'kl': 1.0, 'reward': 0.5}}

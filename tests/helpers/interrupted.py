@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import json
 import multiprocessing
 import os
 import re
@@ -19,6 +20,7 @@ from launched import PATIENCE, PYTHONPATH, with_console
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.runs.run_files import RECORD
 
 PACKAGE = 'lm_human_preferences'
 TRAIN_BATCH = f'{PACKAGE}.train_reward:RewardModelTrainer.train_batch'
@@ -175,7 +177,11 @@ def result_of(directory):
             if state:
                 state['trainer'].pop('elapsed', None)
             found[name, 'state'] = state
-        elif path.is_file() and not re.search(r'tfevents|model\.ckpt|_commands\.jsonl', name):
+        elif path.name == RECORD:
+            for entry in (record := json.loads(path.read_text())).values():
+                entry.pop('commands', None)
+            found[name] = record
+        elif path.is_file() and not re.search(r'tfevents|model\.ckpt', name):
             found[name] = path.read_bytes()
     for folder in sorted(Path(directory).glob('tb/*')):
         found.update(

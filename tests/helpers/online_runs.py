@@ -69,7 +69,8 @@ def online_result(directory):
     found = {
         key: value
         for key, value in result_of(directory).items()
-        if not str(key).endswith('_hparams.json') and not str(key).startswith('labels/answers/')
+        if not str(key).endswith(('_hparams.json', 'run.json'))
+        and not str(key).startswith('labels/answers/')
     }
     return {**found, 'answers': said_in(directory / 'labels')}
 

@@ -7,7 +7,7 @@ from experiments import binds
 from lm_human_preferences import storage
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.run_story import facts, words
-from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.runs import run_files, run_record, run_settings
 from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import ALARMS
 
@@ -49,7 +49,7 @@ MACHINE = {
 def write_run(run, command='train_policy', experiment='test', **settings):
     """A whole run of an experiment with two ranks. settings: with __ for dots."""
     write_settings(run, command, experiment, ranks=2, **settings)
-    write_learned(run, source='test', labels=1024)
+    write_learned(run, source='test', found=1024)
     storage.write_json(str(run / 'evaluation.json'), EVALUATION)
     write_events(run / 'tb/ppo', objective__kl=5.5, objective__score=1.25)
     write_events(run / 'tb/reward_model', train_reward__held_out__accuracy=-0.125)
@@ -62,13 +62,18 @@ def write_settings(run, command, experiment, *, ranks, **settings):
     hparams.override_from_dict(EXPERIMENTS[f'{command}/{experiment}'])
     hparams.override_from_dict({key.replace('__', '.'): each for key, each in settings.items()})
     hparams.run.save_dir = str(run)
-    for name, content in run_settings.records(hparams, experiment=experiment, ranks=ranks).items():
-        storage.write_json(str(run / name), content)
+    run_settings.write(hparams, str(run), experiment=experiment, ranks=ranks)
 
 
-def write_learned(run, **record):
-    (run / run_files.LEARNED).parent.mkdir(parents=True, exist_ok=True)
-    storage.write_json(str(run / run_files.LEARNED), {'digest': '', **record})
+def change_settings(run, command='train_policy', **settings):
+    """Change recorded options that the original does not have. settings: with __ for dots."""
+    record = json.loads((run / run_files.RECORD).read_text())
+    record[command]['settings'] |= {key.replace('__', '.'): each for key, each in settings.items()}
+    storage.write_json(str(run / run_files.RECORD), record)
+
+
+def write_learned(run, **labels):
+    run_record.write_labels(str(run), 'train_policy', {'digest': '', **labels})
 
 
 def write_events(directory, **values):
@@ -99,14 +104,15 @@ def write_lines(path, values):
 
 def write_command(run, command, began, ended=None, how='finished', seeds=None, **machine):
     """Write a command's record; ended None: it was killed. machine: differences from MACHINE."""
-    own = {'id': f'id of {began}'}
-    lines = [{**own, 'began': began, 'command': command, **MACHINE, **machine}]
-    lines += [{**own, 'seeds': {network: seed}} for network, seed in (seeds or {}).items()]
+    record = {'command': command, 'began': began, **MACHINE, **machine, 'seeds': seeds or {}}
     if ended is not None:
         times = {'seconds': 60.5, 'processor_seconds': 58.0}
         memory = {'peak_gigabytes': 0.808, 'peak_gpu_gigabytes': None}
-        lines.append({**own, 'ended': ended, 'how': how, **times, **memory})
-    write_lines(run / run_files.POLICY.commands, lines)
+        record |= {'ended': ended, 'how': how, **times, **memory}
+    path = run / run_files.RECORD
+    found = json.loads(path.read_text()) if path.exists() else {}
+    found.setdefault('train_policy', {}).setdefault('commands', []).append(record)
+    storage.write_json(str(path), found)
 
 
 def write_samples(run, steps):

@@ -36,7 +36,7 @@ def amber(run):
     write_settings(
         run, 'train_policy', 'mock_sentiment', ranks=2, ppo__total_episodes=5120, ppo__lr=0.002
     )
-    write_learned(run, source='mock', labels=4096, digest='606121d3' * 8)
+    write_learned(run, source='mock', found=4096, digest='606121d3' * 8)
     line = (
         './launch.py train_policy mock_sentiment amber --mpi 2 --ppo.total_episodes 5120'
         ' --ppo.lr 0.002'
@@ -114,7 +114,7 @@ def cedar(run):
         rewards__kl_coef=0.05,
         **{NEW_MODEL + name: value for name, value in few.items()},
     )
-    write_learned(run, source='mock', labels=64, digest='0c5edb21' * 8)
+    write_learned(run, source='mock', found=64, digest='0c5edb21' * 8)
     write_command(
         run,
         './launch.py train_policy mock_sentiment cedar --rewards.adaptive_kl off'

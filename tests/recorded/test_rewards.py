@@ -116,8 +116,7 @@ def test_where_the_reward_of_a_run_is_that_has_no_directory_of_its_own(tmp_path)
     for given, class_name, told in ((other, None, other), ('films', 'GOOD', 'films#GOOD')):
         hparams.rewards.train_new_model = None
         hparams.rewards.trained_model, hparams.rewards.class_name = str(given), class_name
-        for name, content in run_settings.records(hparams, experiment='test', ranks=1).items():
-            (tmp_path / name).write_text(json.dumps(content))
+        run_settings.write(hparams, str(tmp_path), experiment='test', ranks=1)
         with pytest.raises(UserError, match=f'the reward of that run is {told}$'):
             TrainedRewardModel(str(tmp_path), encodings.Test)
 

@@ -30,7 +30,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.making import make_plan, reward_phase
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import EnsembleReward
-from lm_human_preferences.runs import run_dir, run_settings
+from lm_human_preferences.runs import run_dir, run_record, run_settings
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.utils.core import set_seed
 
@@ -87,13 +87,10 @@ def test_the_first_member_is_what_one_model_would_be(trained, tmp_path):
     """The others begin with another head and learn in another order."""
     one = run_of(tmp_path, TRAINING)
     alone, ensemble = result_of(one), result_of(trained)
-    for name in ('train_reward_hparams.json', 'train_reward_more_hparams.json'):
-        settings, of_one = json.loads(ensemble.pop(name)), json.loads(alone.pop(name))
-        settings.get('options', {}).pop('ensemble', None)
-        of_one.get('options', {}).pop('ensemble', None)
-        for record in (settings, of_one):
-            record.get('run', {}).pop('save_dir', None)
-        assert settings == of_one
+    for settings in (alone, ensemble):
+        del settings['run.json']['train_reward']['settings']['ensemble']
+        settings['train_reward_hparams.json'] = json.loads(settings['train_reward_hparams.json'])
+        del settings['train_reward_hparams.json']['run']['save_dir']
     of_both = [key for key in alone if key in ensemble and 'checkpoints/' not in str(key)]
     assert len(of_both) > 4
     assert_same({key: ensemble[key] for key in of_both}, {key: alone[key] for key in of_both})
@@ -249,8 +246,8 @@ def member_scores(trained, queries, responses):
 
 def test_a_policy_learns_from_the_members_of_a_run(trained, policy):
     run, _ = policy
-    settings = json.loads((run / 'train_policy_more_hparams.json').read_text())
-    assert settings['options']['rewards.ensemble'] == 3
+    record = run_record.training(str(run), 'train_policy')
+    assert record['settings']['rewards.ensemble'] == 3
 
     queries, responses = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6, 7]])
     expected = member_scores(trained, queries, responses)
@@ -392,7 +389,7 @@ def test_a_run_whose_members_are_damaged(trained, tmp_path):
     data = run / 'reward_model_2/checkpoints/model.ckpt.data-00000-of-00001'
     data.write_bytes(data.read_bytes()[:100])
     assert error_of(invoke(f'score {run} {texts}')).startswith(f'{data} is truncated')
-    record = run / 'train_reward_more_hparams.json'
+    record = run / 'run.json'
     record.write_text(record.read_text().replace('"ensemble": 3', '"ensemble": 1000000000'))
     error = error_of(invoke(f'score {run} {texts}'))
     assert error.startswith(str(record)) and '--ensemble must be from 1 to 100' in error

@@ -29,7 +29,7 @@ from lm_human_preferences.report_page import (
 from lm_human_preferences.report_page.charts import Event, Series
 from lm_human_preferences.run_story import facts
 from lm_human_preferences.run_story.facts import RunFacts
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs import run_files, run_record
 from lm_human_preferences.runs.curves import Log, LoggedCurve
 
 
@@ -179,8 +179,7 @@ def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
 
 
 def test_a_page_has_the_checksums_of_what_a_run_learned_from_and_made(tmp_path):
-    (tmp_path / 'reward_model').mkdir()
-    (tmp_path / run_files.LEARNED).write_text(json.dumps({'digest': 'a' * 64}))
+    run_record.write_labels(str(tmp_path), 'train_policy', {'digest': 'a' * 64})
     (tmp_path / run_files.FUNCTION).write_bytes(b'code')
     checkpoints = tmp_path / run_files.POLICY.finished
     checkpoints.mkdir(parents=True)

@@ -9,7 +9,7 @@ from golden_data import require
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.language.gpt2 import sizes as gpt2
-from lm_human_preferences.runs import run_dir, run_settings
+from lm_human_preferences.runs import run_dir, run_record, run_settings
 from lm_human_preferences.utils import hyperparams
 
 ONLINE = {'rewards.online': 'on', 'rewards.online.labels': 512, 'run.serve': 'on'}
@@ -44,9 +44,15 @@ def changed(hparams, *, but=()):
     return values
 
 
-def write(directory, records):
-    for name, content in records.items():
-        (directory / name).write_text(json.dumps(content))
+def write(directory, hparams, **more):
+    if hparams.policy is not None and hparams.policy.rewards.function is not None:
+        (directory / 'reward.py').write_text('')
+        hparams.rewards.function = f'{directory}/reward.py:score'
+    run_settings.write(hparams, str(directory), **{'experiment': 'test', 'ranks': 1, **more})
+
+
+def written(directory):
+    return {path.name: json.loads(path.read_text()) for path in directory.glob('*.json')}
 
 
 @pytest.mark.parametrize('command', ['train_reward', 'train_policy'])
@@ -54,7 +60,7 @@ def test_every_option_is_read_back(tmp_path, command):
     hparams = resolved(command, 'test', ONLINE if command == 'train_policy' else None)
     # Those of one start of the program: a resumed run does not go on with them.
     changed(hparams, but=('run.resume', 'run.console'))
-    write(tmp_path, run_settings.records(hparams, experiment='test', ranks=2))
+    write(tmp_path, hparams, ranks=2)
     read = type(hparams)()
     run_settings.read_settings(read, str(tmp_path))
     assert read == hparams
@@ -74,23 +80,27 @@ def test_a_run_owns_the_files_of_the_commands_that_it_does(settings, commands):
     assert resolved('train_policy', 'test', settings).commands == commands.split()
 
 
-@pytest.mark.parametrize('written', [0, 1, 2])
-def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path, written):
-    hparams = resolved('train_policy', 'test', {**ONLINE, 'run.save_dir': str(tmp_path)})
-    records = list(run_settings.records(hparams, experiment='test', ranks=1).items())
-    assert len(records) == 2
-    write(tmp_path, dict(records[:written]))
+def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path):
+    settings = {**ONLINE, 'run.save_dir': str(tmp_path), 'run.resume': True}
+    hparams = resolved('train_policy', 'test', settings)
     run_settings.check_settings(hparams, set())
+    write(tmp_path, hparams)
+    run_settings.check_settings(hparams, set())
+    (tmp_path / 'train_policy_hparams.json').unlink()
+    run_settings.check_settings(hparams, set())
+    assert not run_dir.has_begun(hparams)
 
 
 def test_a_run_that_goes_on_with_its_own_model_still_says_with_which_it_began(tmp_path):
     own = str(tmp_path)
     hparams = resolved('train_policy', 'test', {'run.save_dir': own})
-    records = run_settings.records(hparams, experiment='test', ranks=1)
-    write(tmp_path, records)
+    write(tmp_path, hparams)
+    before = written(tmp_path)
+    hparams.run.resume = True
     for prefix in ('', 'rewards.train_new_model.'):
         hparams.override_from_dict({f'{prefix}task.policy.initial_model': own})
-    assert run_settings.records(hparams, experiment='test', ranks=1) == records
+    write(tmp_path, hparams)
+    assert written(tmp_path) == before
 
 
 @pytest.mark.parametrize('option', ['task.query_dataset', 'rewards.trained_model'])
@@ -107,7 +117,7 @@ def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option):
     settings |= {option: str(path), 'run.save_dir': str(tmp_path / 'run')}
     (tmp_path / 'run').mkdir()
     hparams = resolved('train_policy', 'test', settings)
-    write(tmp_path / 'run', run_settings.records(hparams, experiment='test', ranks=1))
+    write(tmp_path / 'run', hparams)
     run_settings.check_settings(hparams, set())
     for file in files:
         file.write_text('"def"')
@@ -118,19 +128,19 @@ def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option):
         file.write_text('"abc"')
 
 
-def test_the_second_file_holds_defaults_too(tmp_path):
+def test_the_record_holds_defaults_too(tmp_path):
     hparams = resolved('train_policy', 'test')
-    write(tmp_path, run_settings.records(hparams, experiment='test', ranks=2))
-    more = json.loads((tmp_path / 'train_policy_more_hparams.json').read_text())
-    assert (more['experiment'], more['ranks']) == ('test', 2)
+    write(tmp_path, hparams, ranks=2)
+    record = run_record.training(str(tmp_path), 'train_policy')
+    assert (record['experiment'], record['ranks']) == ('test', 2)
     found = {'run.precision': 'fp32', 'rewards.online': 'off', 'run.evaluate': False}
     found |= {'rewards.train_new_model.labels.held_out': 0.0, 'ppo.micro_batch_size': None}
-    assert found.items() <= more['options'].items()
+    assert found.items() <= record['settings'].items()
     # What is about one start leaves no trace: a run that was resumed is as one that was not.
-    assert not {'run.console', 'run.resume'} & more['options'].keys()
+    assert not {'run.console', 'run.resume'} & record['settings'].keys()
     # A reward model trained in a policy's run has none of the options of the whole command.
-    assert 'rewards.train_new_model.run.on_anomaly' not in more['options']
-    of_reward = json.loads((tmp_path / 'train_reward_more_hparams.json').read_text())['options']
+    assert 'rewards.train_new_model.run.on_anomaly' not in record['settings']
+    of_reward = run_record.training(str(tmp_path), 'train_reward')['settings']
     assert of_reward['labels.held_out'] == 0.0 and 'run.on_anomaly' not in of_reward
     assert run_settings.experiment_of(str(tmp_path), 'train_policy') == 'test'
     # A run that is resumed before it has a checkpoint or a lock that tells has as many ranks again.
@@ -144,23 +154,32 @@ def names(nested, prefix=''):
     return found
 
 
-def test_the_first_file_holds_what_the_original_knows_and_no_more():
+def test_the_first_file_holds_what_the_original_knows_and_no_more(tmp_path):
     """Also where other options are not at their defaults: the original goes on reading it."""
     hparams = resolved('train_policy', 'test', {**ONLINE, 'rewards.trained_model': 'x'})
     changed(hparams)
-    ours = run_settings.records(hparams, experiment=None, ranks=1)['train_policy_hparams.json']
+    write(tmp_path, hparams)
+    ours = written(tmp_path)['train_policy_hparams.json']
     theirs = json.loads(require('original_save_dir_test', 'train_policy_hparams.json').read_text())
     assert names(ours) == names(theirs)
 
 
-def test_a_second_file_that_is_damaged_is_named(tmp_path):
-    hparams = resolved('train_reward', 'test')
-    write(tmp_path, run_settings.records(hparams, experiment='test', ranks=1))
-    path = tmp_path / 'train_reward_more_hparams.json'
-    for text in ('[]', '{"options": {"run.precision": 3}}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match='does not hold the hyperparameters that it should'):
-            run_settings.read_settings(reward_options.HParams(), str(tmp_path))
+@pytest.mark.parametrize(
+    'text',
+    [
+        '[]',
+        '{"train_reward": []}',
+        '{"train_reward": {"settings": []}}',
+        '{"train_reward": {"settings": {"run.precision": 3}}}',
+        '{"train_reward": {"commands": [1]}}',
+        '{"train_reward": {"ranks": "2"}}',
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path, text):
+    write(tmp_path, resolved('train_reward', 'test'))
+    (tmp_path / 'run.json').write_text(text)
+    with pytest.raises(UserError, match=r'run.json'):
+        run_settings.read_settings(reward_options.HParams(), str(tmp_path))
 
 
 def test_the_ranks_that_a_run_began_with_stay_recorded(tmp_path):
@@ -168,21 +187,23 @@ def test_the_ranks_that_a_run_began_with_stay_recorded(tmp_path):
     hparams.run.save_dir = str(tmp_path)
     for resumes, ranks, recorded in [(False, 4, 4), (True, 2, 4), (True, 1, 4), (False, 1, 1)]:
         hparams.run.resume = resumes
-        for name, content in run_settings.records(hparams, experiment=None, ranks=ranks).items():
-            (tmp_path / name).write_text(json.dumps(content))
+        write(tmp_path, hparams, ranks=ranks)
         assert run_settings.ranks_of(str(tmp_path)) == recorded
 
 
 def test_settings_that_only_a_fork_knows_are_named_left_alone_and_written_back(tmp_path, capsys):
     """The original read such a file, as it set every name in it as an attribute."""
     hparams = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path)})
-    records = run_settings.records(hparams, experiment='test', ranks=1)
-    policy, reward = records['train_policy_hparams.json'], records['train_reward_hparams.json']
+    write(tmp_path, hparams)
+    of_fork = written(tmp_path)
+    policy, reward = of_fork['train_policy_hparams.json'], of_fork['train_reward_hparams.json']
     policy['task_id'] = None
     policy['wandb'] = {'project': 'x'}
     policy['rewards']['train_new_model']['run']['debug'] = reward['run']['debug'] = True
-    records['train_policy_more_hparams.json']['options']['run.fast'] = 3
-    write(tmp_path, records)
+    of_fork['run.json']['train_policy']['settings']['run.fast'] = 3
+    of_fork['run.json']['train_policy']['cluster'] = 'x'
+    for name, content in of_fork.items():
+        (tmp_path / name).write_text(json.dumps(content))
     again = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path), 'run.resume': True})
     run_settings.check_settings(again, set())
     notes = capsys.readouterr().err.splitlines()
@@ -190,8 +211,11 @@ def test_settings_that_only_a_fork_knows_are_named_left_alone_and_written_back(t
         'task_id, wandb, rewards.train_new_model.run.debug',
         'run.fast',
     ]
-    assert all(line.startswith(f'note: {tmp_path}/train_policy_') for line in notes)
-    assert run_settings.records(again, experiment='test', ranks=1) == records
+    files = ('train_policy_hparams.json', 'run.json')
+    for line, file in zip(notes, files, strict=True):
+        assert line.startswith(f'note: {tmp_path}/{file} ')
+    write(tmp_path, again)
+    assert written(tmp_path) == of_fork
 
 
 def test_the_sizes_of_a_fork_are_read_and_written(tmp_path, capsys):

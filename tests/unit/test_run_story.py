@@ -25,7 +25,7 @@ from test_label_folder import answer_all
 
 from lm_human_preferences import storage
 from lm_human_preferences.commands import dry_run
-from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.plan.making import reward_phase
@@ -321,13 +321,13 @@ def test_labels_of_people(tmp_path):
     answer_all(folder, 'anna_secret', 1)
     answer_all(folder, 'bert_secret', 1)
     opened = LabelFolder(str(folder))
-    ids = [[each.question, each.labeller, each.uuid] for each in opened.counted()]
+    labellers = {'anna_secret': 4, 'bert_secret': 4}
     lines = opened.lines_read()
     make_folder(folder, 2, seed=1, labellers=2)
     answer_all(folder, 'anna_secret', 1)
     answer_all(folder, 'bert_secret', 3)  # of which the model knows nothing
     run = write_run(tmp_path / 'run', 'train_reward', labels__source=str(folder))
-    write_learned(run, source=str(folder), labels=8, answers=lines, ids=ids)
+    write_learned(run, source=str(folder), found=8, answers=lines, labellers=labellers)
     text = card_of(run, has_policy=False)[0]
     assert '8 labels of the type best\\_of\\_4 of the folder answers.' in text
     assert '2 labellers gave them.' in text
@@ -430,30 +430,3 @@ def test_a_run_that_is_still_training_has_not_ended_early(tmp_path):
     with lock:
         text = summary_of(run)
     assert 'still training, after 128 of' in text and 'early end' not in text
-
-
-def test_settings_that_changed_on_the_way_are_told_with_what_they_were():
-    """On the card and in the summary, which the report shows, too."""
-    before = {
-        'rewards.adaptive_kl.target': 8.0,
-        'rewards.kl_coef': 0.3,
-        'ppo.batch_size': 32,
-        'task.response_length': 7,
-        'task.policy.temperature': 0.5,
-        'rewards.train_new_model.lr': 0.25,
-        'rewards.train_new_model.batch_size': 16,
-    }
-    # The reward model of a run that was moved is in another folder, of which cards say nothing.
-    moved = ['rewards.trained_model', '/a/run/reward_model', '/b/run/reward_model']
-    changed = [moved, *([key, value, 'x'] for key, value in before.items())]
-    hparams = policy_options.HParams()
-    hparams.override_from_dict(EXPERIMENTS['train_policy/test'])
-    found = run_facts(hparams, 'test', reward=hparams.new_reward_model)
-    texts = []
-    for each in (found, dataclasses.replace(found, changed=tuple(changed))):
-        macros = ('task', 'policy_training', 'reward_training', 'summary')
-        texts.append(' '.join(told(macro, each) for macro in macros))
-    assert 'at first' not in texts[0] and 'trained_model ' not in texts[1]
-    assert all(texts[1].count(f' (at first {value})') == 1 for value in before.values())
-    assert texts[1].count(': --rewards.adaptive_kl.target x (before: 8.0), ') == 2
-    assert not told('changes', dataclasses.replace(found, changed=(moved,)))

@@ -1,14 +1,15 @@
-"""SAVE_DIR/train_*_commands.jsonl: which commands have worked on a run, and how they ended."""
+"""SAVE_DIR/run.json: which commands have worked on a run, how they ended, and who may write it."""
 
 import sys
+import threading
 
 import pytest
 from command_line import invoke
 
 import lm_human_preferences
 from lm_human_preferences import train_policy
-from lm_human_preferences.runs import command_record
-from lm_human_preferences.runs.run_files import REWARD
+from lm_human_preferences.runs import run_record
+from lm_human_preferences.runs.run_files import COMMANDS
 
 TRAIN = 'train_policy test run --mpi 1 --ppo.total_episodes 128 --ppo.batch_size 64'
 TRAIN += ' --rewards.train_new_model off --rewards.trained_model test --run.evaluate off'
@@ -17,8 +18,8 @@ TRAIN += ' --rewards.train_new_model off --rewards.trained_model test --run.eval
 @pytest.fixture
 def train(monkeypatch, tmp_path):
     def run(words, script='launch.py'):
-        number = len(command_record.read(str(tmp_path / 'run')))
-        monkeypatch.setattr(command_record, '_THIS_PROCESS', f'process {number}')
+        number = len(run_record.commands(str(tmp_path / 'run')))
+        monkeypatch.setattr(run_record, '_THIS_PROCESS', f'process {number}')
         monkeypatch.setattr(sys, 'argv', [f'/somewhere/{script}', *words.split()])
         return invoke(words)
 
@@ -37,7 +38,7 @@ def test_a_run_is_trained_evaluated_and_resumed(train, tmp_path, monkeypatch):
         patch.setattr(train_policy.PPOTrainer, 'step', interrupted)
         resumed = f'resume {tmp_path}/run --ppo.total_episodes 256'
         assert train(resumed).exit_code == 130
-    found = command_record.read(str(tmp_path / 'run'))
+    found = run_record.commands(str(tmp_path / 'run'))
     assert [(command['command'], command['how']) for command in found] == [
         (f'./launch.py {trained}', 'finished'),
         (f'./launch.py evaluate {tmp_path}/run --queries 2 --samples 64', 'finished'),
@@ -50,7 +51,7 @@ def test_a_run_is_trained_evaluated_and_resumed(train, tmp_path, monkeypatch):
     assert first['processor_seconds'] > 0 < first['seconds']
     # With the run it is deleted.
     assert train(f'{trained} --overwrite').exit_code == 0
-    assert len(command_record.read(str(tmp_path / 'run'))) == 1
+    assert len(run_record.commands(str(tmp_path / 'run'))) == 1
 
 
 def test_nothing_is_left_of_what_did_not_begin(train, tmp_path):
@@ -60,16 +61,48 @@ def test_nothing_is_left_of_what_did_not_begin(train, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_was_killed_has_no_end(tmp_path):
+def test_a_command_that_was_killed_has_no_end(tmp_path, monkeypatch):
     directory = str(tmp_path)
-    command_record.begin(directory, REWARD, {'ranks': 3})
-    path = tmp_path / 'train_reward_commands.jsonl'
-    path.write_text(path.read_text().replace('"id": "', '"id": "other') + '{"id": "other')
-    [killed] = command_record.read(directory)
+    run_record.begin(directory, 'train_reward', {'ranks': 3}, {'reward_model': 1})
+    run_record.begin(directory, 'train_reward', {'ranks': 3}, {'reward_model_1': 2})
+    monkeypatch.setattr(run_record, '_THIS_PROCESS', 'another')
+    [killed] = run_record.commands(directory)
     assert killed['ranks'] == 3 and 'ended' not in killed
-    with command_record.ended(directory, REWARD):
+    assert killed['seeds'] == {'reward_model': 1, 'reward_model_1': 2}
+    with run_record.ended(directory, 'train_reward'):
         pass  # this process has begun nothing
-    assert command_record.read(directory) == [killed]
+    assert run_record.commands(directory) == [killed]
+
+
+def test_trainings_that_share_a_directory_keep_what_is_known_of_each(tmp_path):
+    directory = str(tmp_path)
+    for command in COMMANDS:
+        run_record.write_trainings(directory, {command: {'ranks': 1}}, resume=False)
+        run_record.begin(directory, command, {})
+        run_record.write_labels(directory, command, {'found': 1})
+        with run_record.ended(directory, command):
+            pass
+    run_record.write_trainings(directory, {'train_policy': {'ranks': 2}}, resume=True)
+    assert [len(entry) for entry in run_record.read(directory).values()] == [3, 3]
+    run_record.write_trainings(directory, {'train_policy': {'ranks': 3}}, resume=False)
+    record = run_record.read(directory)
+    assert record['train_policy'] == {'ranks': 3} and len(record['train_reward']) == 3
+    assert run_record.training(directory, 'train_policy')['commands'] == []
+
+
+def test_no_writer_loses_what_another_one_wrote(tmp_path):
+    """An evaluation may begin while a training ends."""
+
+    def write(number):
+        for _ in range(20):
+            run_record.write_labels(str(tmp_path), f'{number}', {'found': number})
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(run_record.read(str(tmp_path))) == ['0', '1', '2', '3']
 
 
 @pytest.mark.parametrize(
@@ -82,4 +115,4 @@ def test_a_command_that_was_killed_has_no_end(tmp_path):
     ],
 )
 def test_no_key_of_a_url_is_kept(word, told):
-    assert command_record.typed(['/x/sample.py', word]) == f'./sample.py {told}'
+    assert run_record.typed(['/x/sample.py', word]) == f'./sample.py {told}'

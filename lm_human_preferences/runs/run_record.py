@@ -1,0 +1,282 @@
+"""SAVE_DIR/run.json: what a run is, beside the settings that the original wrote.
+
+Only this module reads and writes it. It holds an entry for each training of the directory:
+
+    {"train_policy": {...}, "train_reward": {...}}
+
+A run of train_policy that trains its reward model has both, and a run of the original has no such
+file. An entry holds
+
+    experiment  its name, or null
+    ranks       how many there were when the run began
+    settings    {option: value} of all options that the original does not have
+    digests     {option: SHA-256} of given queries, a given reward model, and a reward function
+    labels      those that a reward model has learned from; the last ones of an online run
+    commands    those that have worked on it, the first one first
+
+The latter two are in the entry of the command that was typed. `labels` holds
+
+    source            path, URL, 'mock', 'test' or 'online'
+    found             how many the source has
+    learned_from, held_out            how many of them; others are beyond --labels.num_train
+    queries, held_out_queries         how many different queries the labels are about
+    simulated         how many were given by simulated labellers
+    digest            SHA-256 of the labels, as tensors
+    labellers         {name: how many are theirs}; of a folder
+    answers           {name: lines of the file of answers that count}; of a folder
+
+and each of `commands`
+
+    command           as it was typed, without keys of URLs; null for a program of somebody's own
+    began, ended      in UTC, as 2026-11-02T08:00:00Z; no `ended` for one that was killed, or works
+    how               finished, interrupted, or failed: EXCEPTION
+    seconds, processor_seconds, peak_gigabytes, peak_gpu_gigabytes
+    ranks, launcher, processor, threads, gpu
+    python, lm-human-preferences, torch, transformers, numpy, commit, commit_is_clean
+    seeds             {folder of a network: seed}
+    adapter, base     of an initial model with adapters
+
+Entries that this program does not know, as a fork may have written, are left alone.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shlex
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lm_human_preferences
+from lm_human_preferences import storage
+from lm_human_preferences.distributed import launch_methods
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.runs.run_files import COMMANDS, RECORD
+
+SCRIPTS = ('launch.py', 'sample.py')
+PACKAGES = ('torch', 'transformers', 'numpy')
+_ROOT = Path(__file__).parents[2]  # of the project
+_GIT_SECONDS = 5  # a checkout on a slow network drive is not waited for longer
+_THIS_PROCESS = uuid.uuid4().hex[:12]
+_TYPES = {
+    'experiment': (str, type(None)),
+    'ranks': int,
+    'settings': dict,
+    'digests': dict,
+    'labels': dict,
+    'commands': list,
+}
+
+
+def read(directory: str) -> dict[str, dict[str, Any]]:
+    """Return the entries of a local or remote run; {} without a record; UserError if damaged."""
+    path = storage.join(directory, RECORD)
+    if not storage.exists(path):  # nor, offline, in the cache
+        return {}
+    record = storage.read_json(path)
+    if not isinstance(record, dict) or not all(map(_is_entry, record.values())):
+        raise UserError(f'{path} is damaged: it is not the record of a run')
+    return record
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    is_right = all(isinstance(entry[key], _TYPES[key]) for key in _TYPES.keys() & entry.keys())
+    return is_right and all(isinstance(each, dict) for each in entry.get('commands', []))
+
+
+def training(directory: str, command: str) -> dict[str, Any]:
+    """Return the entry of a training; of one that is not recorded, an empty one."""
+    empty = {'experiment': None, 'settings': {}, 'digests': {}, 'labels': {}, 'commands': []}
+    return {**empty, **read(directory).get(command, {})}
+
+
+def labels(directory: str) -> dict[str, Any]:
+    """Return the labels that a run has learned from; {} if it has not, or has not recorded it."""
+    found = [training(directory, command)['labels'] for command in COMMANDS]
+    return next(filter(None, found), {})
+
+
+def commands(directory: str) -> list[dict[str, Any]]:
+    """Return the commands that have worked on a run, the first one first."""
+    found = [each for entry in read(directory).values() for each in entry.get('commands', [])]
+    return sorted(found, key=lambda command: str(command.get('began')))
+
+
+def write_trainings(
+    directory: str, entries: Mapping[str, Mapping[str, Any]], *, resume: bool
+) -> None:
+    """Write {command: entry} of trainings that begin, or with `resume` go on."""
+    with _changed(directory) as record:
+        for command, entry in entries.items():
+            before = record.get(command, {})
+            # A command begins its trainings one after another.
+            is_kept = resume or _under_way(before) is not None
+            record[command] = {**before, **entry} if is_kept else dict(entry)
+
+
+def copy(source: str, directory: str) -> None:
+    """Copy the record of a remote run, if it has one, into its local directory."""
+    found = read(source)
+    if found:
+        with _changed(directory) as record:
+            record.update(found)
+
+
+def write_labels(directory: str, command: str, about: Mapping[str, Any]) -> None:
+    """Write which labels are learned from; about: see the module."""
+    with _changed(directory) as record:
+        record[command] = {**record.get(command, {}), 'labels': dict(about)}
+
+
+def begin(
+    directory: str,
+    command: str,
+    machine: Mapping[str, Any],
+    seeds: Mapping[str, int | None] | None = None,
+) -> None:
+    """Write that this process works on a training, and with which `seeds` {network: seed}.
+
+    It may say so again for other networks. machine: more entries of the command.
+    """
+    commit, is_clean = _commit()
+    beginning = {
+        'id': _THIS_PROCESS,
+        'command': typed(sys.argv),
+        'began': _now(),
+        'launcher': launch_methods.current().launcher,
+        **machine,
+        'python': platform.python_version(),
+        'lm-human-preferences': lm_human_preferences.__version__,
+        **{name: _version(name) for name in PACKAGES},
+        'commit': commit,
+        'commit_is_clean': is_clean,
+        'seeds': {},
+    }
+    with _changed(directory) as record:
+        entry = record.setdefault(command, {})
+        own = _under_way(entry)
+        if own is None:
+            own = beginning
+            entry['commands'] = [*entry.get('commands', []), own]
+        own['seeds'] |= seeds or {}
+
+
+@contextlib.contextmanager
+def ended(directory: str, command: str) -> Iterator[None]:
+    """With the block, write how the command that `begin` recorded within it has ended."""
+    began = time.monotonic()
+    how = 'finished'
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = 'interrupted'
+        raise
+    except BaseException as e:
+        how = f'failed: {type(e).__name__}'
+        raise
+    finally:
+        try:
+            _write_end(directory, command, how, time.monotonic() - began)
+        except UserError as e:
+            print(f'note: {e}', file=sys.stderr)
+
+
+def _write_end(directory: str, command: str, how: str, seconds: float) -> None:
+    if _under_way(training(directory, command)) is None:
+        return
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    end = {
+        'ended': _now(),
+        'how': how,
+        'seconds': round(seconds, 1),
+        'processor_seconds': round(processor_seconds, 1),
+        'peak_gigabytes': round(own.ru_maxrss / 2**20, 3),
+        'peak_gpu_gigabytes': _peak_of_gpu(),
+    }
+    with _changed(directory) as record:
+        begun = _under_way(record[command])
+        assert begun is not None
+        begun.update(end)
+
+
+def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return this process's command on a training, if it has begun and not ended."""
+    for command in entry.get('commands', []):
+        if command.get('id') == _THIS_PROCESS and 'ended' not in command:
+            return command
+    return None
+
+
+@contextlib.contextmanager
+def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield the record of a local run to be changed, while others wait, and write it."""
+    path = os.path.join(directory, RECORD)
+    os.makedirs(directory, exist_ok=True)
+    with storage.locked_folder(directory):
+        record = read(directory)
+        yield record
+        storage.write_json(path, record)
+
+
+def typed(words: Sequence[str]) -> str | None:
+    """Return the command line `words` without keys of URLs; None unless it is one of ours."""
+    script = os.path.basename(words[0])
+    if script not in SCRIPTS:
+        return None
+    return shlex.join([f'./{script}', *map(without_key, words[1:])])
+
+
+def without_key(text: str) -> str:
+    """Remove user and query of URLs in `text`, which may hold a key."""
+    text = re.sub(r'(?<=://)[^/\s@]*@', '', text)
+    return re.sub(r'(https?://[^\s?#]*)[?#]\S*', r'\1', text)
+
+
+def _now() -> str:
+    return time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def _commit() -> tuple[str | None, bool | None]:
+    """Return (commit of this checkout, whether its files are as in it); None where unknown."""
+    if not (_ROOT / '.git').exists():
+        return None, None
+    try:
+        described = subprocess.check_output(
+            ['git', 'describe', '--always', '--abbrev=40', '--exclude=*', '--dirty'],
+            cwd=_ROOT,
+            env={**os.environ, 'GIT_OPTIONAL_LOCKS': '0'},
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=_GIT_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    commit = described.strip()
+    return commit.removesuffix('-dirty'), not commit.endswith('-dirty')
+
+
+def _peak_of_gpu() -> float | None:
+    torch = sys.modules.get('torch')
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return round(torch.cuda.max_memory_allocated() / 2**30, 3)
