@@ -38,8 +38,8 @@ def absolute(option: str, value: Any, folder: str) -> Any:
 def digests(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return {option: SHA-256} of the local queries and of a given reward model.
 
-    What else a run reads is recorded elsewhere: labels in label_record, a reward function in
-    reward_function, the base of adapters beside them, and other weights in its checkpoints.
+    What else a run reads is recorded elsewhere: labels and a reward function by those who read
+    them, the base of adapters beside them, and other weights in its checkpoints.
     """
     found = {}
     for option in (QUERIES, REWARD_MODEL):

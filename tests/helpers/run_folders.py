@@ -1,13 +1,14 @@
 """Folders of runs, written by hand in milliseconds: all that a run leaves but its networks."""
 
 import json
+from unittest import mock
 
 from experiments import binds
 
 from lm_human_preferences import storage
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.run_story import facts, words
-from lm_human_preferences.runs import run_files, run_record, run_settings
+from lm_human_preferences.runs import reward_function, run_files, run_record, run_settings
 from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import ALARMS
 
@@ -62,7 +63,8 @@ def write_settings(run, command, experiment, *, ranks, **settings):
     hparams.override_from_dict(EXPERIMENTS[f'{command}/{experiment}'])
     hparams.override_from_dict({key.replace('__', '.'): each for key, each in settings.items()})
     hparams.run.save_dir = str(run)
-    run_settings.write(hparams, str(run), experiment=experiment, ranks=ranks)
+    with mock.patch.object(reward_function, 'read', lambda name: reward_function.Source(name, '')):
+        run_settings.write(hparams, str(run), experiment=experiment, ranks=ranks)
 
 
 def change_settings(run, command='train_policy', **settings):
