@@ -1,24 +1,31 @@
 #!/usr/bin/env python3
-"""Print samples of a trained policy.
+"""Print samples of a trained policy, or of a model that has not been trained.
 
 \b
 For example:
   ./sample.py sample --save_dir /tmp/save/train_policy/first --nsamples 8
   ./sample.py sample --save_dir /tmp/save/train_policy/first \\
-      --prompt 'the film was' --per_query 4
+      --prompt 'the film was' --best_of 16
+  ./sample.py sample --model ./my-model --prompt 'What is rain?'
+
+The task of a --model is that of the experiment `chat`, but for options --task.NAME.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from lm_human_preferences import shell
 
 shell.require('click')
 
-from lm_human_preferences.cli import launch
-from lm_human_preferences.cli.program import Program
+import launch as experiments
+from lm_human_preferences.cli import launch, user_settings
+from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import about_option
-from lm_human_preferences.hparams.command_options import RewardOfRunHParams
+from lm_human_preferences.hparams.command_options import BEST_OF, JUDGE, RewardOfRunHParams
 from lm_human_preferences.hparams.reward_options import CONSOLES, PRECISIONS
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.hyperparams import TEXTS, option, own_option
@@ -26,13 +33,19 @@ from lm_human_preferences.utils.hyperparams import TEXTS, option, own_option
 
 @dataclass
 class SampleHParams(launch.RankHParams):
-    save_dir: str = option(
+    save_dir: str | None = option(
         None,
         'run directory of the policy, path or URL: it holds train_policy_hparams.json',
         path=True,
     )
     savescope: str = option(
         'policy', 'variables to sample from: policy, or ref_policy for the initial model'
+    )
+    model: str | None = own_option(
+        None,
+        'sample from this model instead, which has no run: a directory, or a name as of'
+        ' --task.policy.initial_model',
+        path=True,
     )
     prompt: TEXTS = own_option(
         (), "a query of your own, may be given several times; default: the run's data set"
@@ -43,6 +56,8 @@ class SampleHParams(launch.RankHParams):
         path=True,
     )
     per_query: int = own_option(1, 'responses to each query', at_least=1)
+    best_of: int = own_option(1, f'each response is {BEST_OF}', at_least=1)
+    judge: str | None = own_option(None, f'score by another reward: {JUDGE}', path=True)
     temperature: float | None = option(None, "divides the logits; None: the task's own", at_least=0)
     seed: int | None = option(None, 'seed of all random numbers; None: a different one each time')
     batch_size: int = option(4, 'samples at a time', at_least=1)
@@ -66,27 +81,64 @@ class SampleHParams(launch.RankHParams):
         'summary: print samples alone; original: the settings, too, as the original did',
         one_of=CONSOLES,
     )
+    task: TaskHParams | None = own_option(None, None)
 
     def validate(self) -> None:
-        """Check also the run, and that the output can be written."""
-        if self.save_dir is None:
+        """Check also the model and the run, and that the output can be written."""
+        if self.save_dir is None and self.model is None:
             raise ValueError(
-                f'{self.option_name("save_dir")} missing: the directory of a run of train_policy,'
-                ' such as /tmp/save/train_policy/NAME'
+                '--save_dir missing: the directory of a run of train_policy, such as'
+                ' /tmp/save/train_policy/NAME; or give --model'
             )
+        if self.save_dir is not None and (self.model or self.task):
+            raise ValueError(
+                f'--save_dir {self.save_dir} has a model and a task of its own: leave out --model'
+                ' and --task'
+            )
+        if self.task is not None and self.task.query_dataset is None:
+            raise ValueError('--model: give --prompt, --queries or --task.query_dataset')
         super().validate()
         if self.output is not None:
             with about_option(self.option_name('output')):
                 outputs.check_new_file(self.output)
-        run_settings.load_run_hparams(self.save_dir)  # without waiting for torch
+        if self.save_dir is not None:
+            run_settings.load_run_hparams(self.save_dir)  # without waiting for torch
+
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check that there is one reward, and something to do for it."""
+        yield (
+            self.rewards.function and (self.model or self.judge),
+            '{rewards.function=} is what a run learned from: name another function by {judge}',
+        )
+        yield (
+            self.judge and self.best_of == 1 and self.output is None,
+            '{judge=} has nothing to do: give {best_of} N, or {output} FILE for the scores',
+        )
+
+
+OF_TRAININGS = ('task.policy.initial_model', 'task.policy.lora')
+FIELDS = {
+    name: field
+    for name, field in user_settings.settable(SampleHParams).items()
+    if not name.startswith(OF_TRAININGS)
+}
+
+
+def sample(settings: dict[str, Any]) -> None:
+    """Start the job; a model has the task of `chat`, but for the user's `settings`."""
+    if settings.get('model') is not None:
+        chat = user_settings.bindings(experiments.reward_experiments, 'chat', 'sample')
+        task = {name: value for name, value in chat.items() if name.startswith('task.')}
+        if settings.keys() & {'prompt', 'queries'}:
+            task['task.query_dataset'] = 'test'  # of which nothing is read
+        settings = {**task, **settings, 'task.policy.initial_model': settings['model']}
+    launch.Job(launch.JobName.SAMPLE, SampleHParams).start(settings)
 
 
 cli = Program(
     help=__doc__,
     commands=[
-        launch.Job(launch.JobName.SAMPLE, SampleHParams).command(
-            'sample', positionals=('mode', 'mpi'), help=__doc__
-        )
+        Command('sample', sample, FIELDS, positionals=('mode', 'mpi'), help=__doc__),
     ],
 )
 

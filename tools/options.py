@@ -73,7 +73,10 @@ NOTES = {  # below a heading
     'Rewards': (
         'How fast the KL coefficient adapts: [evaluation.md](evaluation.md#the-kl-coefficient).'
     ),
-    'Sampling': '`./sample.py sample`',
+    'Sampling': (
+        '`./sample.py sample`. With `--model` it also takes the options `--task.NAME`, whose'
+        ' defaults are those of the\nexperiment `chat`.'
+    ),
     'Evaluation': '`./launch.py evaluate SAVE_DIR`',
     'Export': '`./launch.py export MODEL_DIR OUTPUT_DIR`',
     'Report': '`./launch.py report RUN...`, see [report.md](report.md)',
@@ -109,21 +112,22 @@ def tables() -> dict[str, option_help.Fields]:
         trainings.setdefault(JOINED.get(heading, heading), {}).update(fields)
     return {
         **trainings,
-        'Sampling': option_help.shown(_commands(sample.cli)['sample'].fields),
+        'Sampling': _without(_commands(sample.cli)['sample'].fields, 'task.'),
         'Evaluation': commands['evaluate'].fields,
         'Export': commands['export'].fields,
         'Report': commands['report'].fields,
         'Asking': hyperparams.fields(labelling_options.AskHParams),
         'Importing labels': hyperparams.fields(labelling_options.ImportHParams),
-        'Labelling': _without_page(commands['label'].fields),
+        'Labelling': _without(commands['label'].fields, 'web.'),
         'Report on labels': commands['labels'].fields,
         'Scoring texts': commands['score'].fields,
     }
 
 
-def _without_page(fields: option_help.Fields) -> option_help.Fields:
-    """Those that are not of the page for labellers, which has a heading of its own."""
-    return {name: field for name, field in fields.items() if not name.startswith('web.')}
+def _without(fields: option_help.Fields, prefix: str) -> option_help.Fields:
+    """Those that help pages show, but for a group that has a heading of its own."""
+    shown = option_help.shown(fields)
+    return {name: field for name, field in shown.items() if not name.startswith(prefix)}
 
 
 def _commands(group: click.Group) -> dict[str, Command]:

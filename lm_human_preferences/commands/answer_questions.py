@@ -92,7 +92,7 @@ def _show_notes(writer: Labeller, notes: Sequence[str] = ()) -> None:
 def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:
     """Have a simulated labeller answer. reward: see loading.load_reward_model."""
     # They load torch, which people need not wait for.
-    from lm_human_preferences.commands.sample_policy import warnings_only
+    from lm_human_preferences.commands.sampler import warnings_only
     from lm_human_preferences.labels import simulated
     from lm_human_preferences.reward_sources.loading import load_reward_model
 

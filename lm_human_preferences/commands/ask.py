@@ -7,7 +7,7 @@ import click
 
 from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.advice import training_command
-from lm_human_preferences.commands.sample_policy import warnings_only
+from lm_human_preferences.commands.sampler import warnings_only
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.hparams.differences import Experiments

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from lm_human_preferences import lm_tasks, rewards, storage
-from lm_human_preferences.commands.sample_policy import warnings_only
+from lm_human_preferences.commands.sampler import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.external_rewards.classifier import is_classifier

@@ -56,7 +56,7 @@ def report_labels(
 def _on_reward_model(folder: LabelFolder, run: str, names: Collection[str]) -> dict[str, Any]:
     """Return the part of the report that needs a reward model."""
     # Imported here, as they load torch, which the rest of the report does not need.
-    from lm_human_preferences.commands.sample_policy import warnings_only
+    from lm_human_preferences.commands.sampler import warnings_only
     from lm_human_preferences.evaluation import reward_on_labels
 
     with warnings_only():

@@ -6,6 +6,9 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 
 MOST_SAMPLES = 1024  # that are taken by default
+# Ends of help texts
+JUDGE = 'mock, the directory of a reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION'
+BEST_OF = 'the best of this many, by the reward of the run or --judge'
 
 
 @dataclass
@@ -50,8 +53,7 @@ class EvaluationHParams(hyperparams.HParams):
     )
     judge: str | None = option(
         None,
-        'also measure the policy by another reward than that of the run: mock, the directory of a'
-        ' reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION',
+        f'also measure the policy by another reward than that of the run: {JUDGE}',
         path=True,
     )
     output_dir: str | None = option(

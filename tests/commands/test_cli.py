@@ -293,7 +293,8 @@ def test_names_that_leave_the_folder_of_runs(name, started):
 
 MISTAKES_OF_SAMPLING = """
 sample
-    --save_dir missing: the directory of a run of train_policy, such as /tmp/save/train_policy/NAME
+    --save_dir missing: the directory of a run of train_policy, such as /tmp/save/train_policy/NAME;
+    or give --model
 sample --save_dir x --prompt \udcff
     --prompt '\\udcff' is not text in the encoding of this terminal; is the locale right, such as
     LC_ALL=C.UTF-8?
@@ -313,6 +314,16 @@ sample --save_dir x --batch_size 0
     --batch_size must be at least 1, got 0
 sample --save_dir x --temperature hot
     --temperature must be a number (float) or None, got 'hot'
+sample --save_dir x --model y
+    --save_dir x has a model and a task of its own: leave out --model and --task
+sample --save_dir x --task.chat on
+    --save_dir x has a model and a task of its own: leave out --model and --task
+sample --model x
+    --model: give --prompt, --queries or --task.query_dataset
+sample --model x --prompt y --judge mock
+    --judge mock has nothing to do: give --best_of N, or --output FILE for the scores
+sample --model x --prompt y --rewards.function z.py:f
+    --rewards.function z.py:f is what a run learned from: name another function by --judge
 sample x --save_dir y
     --mode x is not available: only 'local' is
 smple

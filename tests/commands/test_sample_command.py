@@ -16,6 +16,7 @@ from online_runs import lines_of
 
 import sample
 from lm_human_preferences.commands import sample_policy
+from lm_human_preferences.commands.best_of_n import OF_CHOICE
 from lm_human_preferences.commands.sample_policy import SampleFile, rounds_of
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.encodings import Reviews
@@ -141,6 +142,44 @@ def test_what_follows_the_end_of_a_response_is_printed_and_not_saved_as_text(cop
         assert (row['score'] == -7) == (token not in row['response_tokens'])
         if row['score'] != -7:
             assert json.loads(line)['score'] == pytest.approx(row['score'], abs=1e-5)
+
+
+@pytest.mark.parametrize('words', [[], ['--savescope=ref_policy', '--judge=mock']])
+def test_the_best_of_several_responses(labelled_run, tmp_path, words):
+    """Of those that the same seed gives, with the mean of all."""
+    words = [*prompts(), '--seed=3', *words]
+    several = f'--per_query=5 --batch_size=15 --output={tmp_path}/all.jsonl'.split()
+    sampled(labelled_run, *words, *several)
+    best = f'--best_of=5 --batch_size=3 --output={tmp_path}/best.jsonl'.split()
+    result = sampled(labelled_run, *words, *best)
+    scores = numbers(lines_of(tmp_path / 'all.jsonl'), 'score').view(3, 5)
+    rows = lines_of(tmp_path / 'best.jsonl')
+    assert all(list(row) == [*FIELDS, *OF_CHOICE] for row in rows)
+    for number, row in enumerate(rows):
+        drawn = lines_of(tmp_path / 'all.jsonl')[number * 5 : number * 5 + 5]
+        assert row['response'] == max(drawn, key=lambda each: each['score'])['response']
+    assert_near(numbers(rows, 'score'), scores.max(1).values, 1e-5)
+    assert_near(numbers(rows, 'mean_score'), scores.mean(1), 1e-5)
+    score, rank, mean, kl = (rows[0][name] for name in ('score', *OF_CHOICE))
+    told = f'(score {score:.2f}, rank {rank:g} of 5, mean {mean:.2f}, KL of the choice {kl:.2f})'
+    assert result.stdout.splitlines()[3] == told
+    printed = sampled(labelled_run, *words, *best[:-1]).stdout
+    assert printed == result.stdout
+
+
+OF_REVIEWS = '--model=reviews --task.chat=off --task.query_length=5 --task.response_length=3'
+
+
+def test_a_model_without_a_run_is_the_initial_model_of_one(labelled_run):
+    likely = [*prompts(), '--temperature=0']
+    expected = sampled(labelled_run, '--savescope=ref_policy', *likely)
+    found = succeed(['sample', '--mpi=1', *OF_REVIEWS.split(), *likely], sample.cli)
+    assert found.stdout == expected.stdout
+
+
+def test_a_model_without_a_run_has_no_reward():
+    result = invoke(f'sample --mpi=1 {OF_REVIEWS} --prompt=film --best_of=2', sample.cli)
+    assert error_of(result) == 'the model has no reward of its own: give --judge'
 
 
 def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):

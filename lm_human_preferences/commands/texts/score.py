@@ -10,7 +10,7 @@ from typing import Any
 import click
 import torch
 
-from lm_human_preferences.commands.sample_policy import OF_SAMPLES, warnings_only
+from lm_human_preferences.commands.sampler import OF_SAMPLES, warnings_only
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.evaluation.reward_on_labels import load, saved_model

@@ -1,0 +1,84 @@
+"""Best of n: of several responses to a query, the one with the highest score."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from lm_human_preferences.frozen_head.reward import FrozenReward
+from lm_human_preferences.lm_tasks import TaskHParams
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import ScoringModel, make_score_fn
+
+OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # what Choice says of a response
+
+
+class Choice(NamedTuple):
+    """Best of n responses to each query; all are (queries,)."""
+
+    best: torch.Tensor  # index of the response, the first of those that are equally good
+    rank: torch.Tensor  # 1, or the mean of the ranks that equally good responses share
+    mean_score: torch.Tensor  # of all n
+    kl: torch.Tensor  # see choose
+
+
+def choose(scores: torch.Tensor) -> Choice:
+    """Choose the best by `scores (queries, n)`; a NaN is worse than any number.
+
+    The best of n has the KL divergence E log((F^n - G^n) / (F - G)) from the model that was
+    sampled, where F and G are the probabilities that the model gives to scores up to the best one
+    and to those below it. Here F is 1 and G is the fraction of the n responses that score less.
+    The bound log n - (n - 1) / n is what it is without ties. It is 0 if all are equally good.
+    """
+    n = scores.shape[1]
+    comparable = scores.double().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    highest, best = comparable.max(1)
+    equal = (comparable == highest.unsqueeze(1)).sum(1)
+    fraction = equal.double() / n
+    kl = torch.log((1 - (1 - fraction) ** n) / fraction)
+    return Choice(
+        best=best,
+        rank=(equal + 1) / 2,
+        mean_score=scores.double().mean(1),
+        kl=kl.clamp(max=math.log(n) - (n - 1) / n),
+    )
+
+
+class BestOfN:
+    """Chooser of the best of `n` responses to a query by a reward, scored as in a training."""
+
+    def __init__(self, reward: ScoringModel, task: TaskHParams, n: int) -> None:
+        self.reward, self.n = reward, n
+        self.length = task.response_length
+        self.score_fn = make_score_fn(task, reward)
+
+    def respond(
+        self, policy: Policy, queries: torch.Tensor, wanted: int | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Sample n responses to each of `queries (batch, query_length)`; return the best ones.
+
+        They are those to the first `wanted` queries, None for all, which alone are scored: rows of
+        Policy.respond with 'score', a head's 'score_std' and, for n > 1, OF_CHOICE: (wanted,) each.
+        """
+        rows = queries.repeat_interleave(self.n, 0)
+        drawn = policy.respond(rows, self.length, self.n)
+        if wanted is not None:
+            rows = rows[: wanted * self.n]
+        drawn = {name: values[: len(rows)] for name, values in drawn.items()}
+        drawn |= self._scores(rows.to(policy.device), drawn['responses'])
+        if self.n == 1:
+            return drawn
+        choice = choose(drawn['score'].unflatten(0, (-1, self.n)).cpu())
+        chosen = choice.best + torch.arange(0, len(rows), self.n)
+        best = {name: values[chosen] for name, values in drawn.items()}
+        return best | dict(zip(OF_CHOICE, choice[1:], strict=True))
+
+    def _scores(self, rows: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return 'score' and other statistics of responses, of which n neighbours share a query."""
+        given = {}
+        if isinstance(self.reward, FrozenReward):  # which then reads each query once
+            blocks = self.reward.blocks
+            given['states'] = self.reward.reference.states(rows, responses, self.n, blocks)
+        return self.score_fn(rows, responses, **given)[2]

@@ -1,0 +1,192 @@
+"""Models that are sampled: of a run or without one, with the reward that scores their samples."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences.commands.best_of_n import OF_CHOICE, BestOfN
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_sources import loading
+from lm_human_preferences.reward_sources.sources import source_of_run
+from lm_human_preferences.rewards import ScoringModel
+from lm_human_preferences.runs.run_settings import load_run_hparams
+
+SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
+# What a line of `sample --output` has besides texts, and other columns of the file of queries
+OF_SAMPLES = ('query_tokens', 'response_tokens', 'tokens_after_end', *SCORES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Model to sample from, with the settings of its run (a directory), or with a task alone.
+
+    scopes: in the run's checkpoint.
+    """
+
+    model: TrainedModel
+    settings: HParams
+    run: str | None = None
+    scopes: Sequence[str] = ()
+
+    @classmethod
+    def of_run(cls, run: str, scope: str) -> Source:
+        """Return the model of a scope in the run of train_policy in a directory or at a URL.
+
+        UserError if the run does not have it.
+        """
+        settings, directory = load_run_hparams(run), storage.join(run, 'policy')
+        model = TrainedModel('sample', directory, scope)
+        # The same warnings are printed again when the model is built.
+        with contextlib.redirect_stdout(io.StringIO()):
+            scopes = model.scopes()
+        if scopes and scope not in scopes:
+            raise UserError(
+                f'--savescope {scope}: the checkpoint in {directory} has {" and ".join(scopes)}'
+            )
+        return cls(model, settings, run, scopes)
+
+    @classmethod
+    def of_task(cls, task: Mapping[str, Any]) -> Source:
+        """Return the initial model of a task, given by its nested settings."""
+        settings = HParams()
+        settings.override_from_nested_dict({'task': dict(task)})
+        return cls(lm_tasks.initial_model(settings.task.policy.initial_model), settings)
+
+    def policy(self, temperature: float | None = None) -> Policy:
+        """Load the model. temperature: None for the task's own."""
+        task, scope = self.settings.task, self.model.scope or 'policy'
+        settings = lm_tasks.policy_settings(task, self.model.encoding.get_encoder())
+        if temperature is not None:
+            settings['temperature'] = temperature
+        return Policy(self.model, scope=scope, only_samples=True, **settings)
+
+    def reference(self) -> Policy | None:
+        """Load the initial model of the run; None, with a note, where it has none."""
+        if self.run is None:
+            return None
+        if 'ref_policy' in self.scopes:
+            with warnings_only():
+                return Source.of_run(self.run, 'ref_policy').policy()
+        print(f'note: {self.model.savedir} has no ref_policy, so kl is null', file=sys.stderr)
+        return None
+
+    def reward(
+        self, judge: str | None, function: str | None, reference: Policy | None = None
+    ) -> ScoringModel:
+        """Load the reward called `judge`, or else the one that the run learned from.
+
+        function: see source_of_run. reference: the run's, if it is loaded.
+        """
+        encoding = self.model.encoding
+        if judge is not None:
+            return loading.load_judge(judge, encoding, self.settings.task)
+        if self.run is None:
+            raise UserError('the model has no reward of its own: give --judge')
+        try:
+            source = source_of_run(self.settings, self.run, function)
+            return source.for_evaluation(self.run, encoding, reference)
+        except UserError:
+            with contextlib.suppress(UserError):
+                return loading.load_reward_model(storage.join(self.run, 'policy'), encoding)
+            raise
+
+
+class Sampler:
+    """Sampler of responses, with their scores by a reward and their KL from the initial model.
+
+    Scores are computed as in training: a response is cut after the truncate token, and one without
+    it gets the penalty. The KL of a sample is log pi - log rho, summed over its response, in nats.
+    pi is the model sampled from, at the sampling temperature; rho is the initial model at the
+    task's temperature. Without a chooser or a reference, the score or the KL is None.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        task: lm_tasks.TaskHParams,
+        chooser: BestOfN | None = None,
+        reference: Policy | None = None,
+    ) -> None:
+        self.policy, self.task = policy, task
+        self.chooser, self.reference = chooser, reference
+        self.encoder = policy.encoder
+        self.reader = tokenisers.for_people(self.encoder, task.chat)
+        self.truncate = lm_tasks.postprocess_fn_from_hparams(
+            task, policy.padding_token, self.encoder
+        )
+
+    def answered(self, queries: torch.Tensor, wanted: int) -> list[dict[str, Any]]:
+        """Answer `queries (batch, query_length)`; return the first `wanted` samples.
+
+        They alone are scored.
+        """
+        if not wanted:
+            return []
+        if self.chooser is not None:
+            drawn = self.chooser.respond(self.policy, queries, wanted)
+        else:
+            drawn = self.policy.respond(queries, self.task.response_length)
+            drawn = {name: values[:wanted] for name, values in drawn.items()}
+            drawn['score'] = torch.full([wanted], math.nan)
+        queries, responses = queries[:wanted], drawn['responses']
+        drawn['kl'] = self._kl(queries, drawn)
+        ended = self.truncate(responses)
+        columns: dict[str, list[Any]] = {
+            'query': _texts(queries, self.encoder),
+            'response': _texts(ended, self.reader),
+            'query_tokens': queries.tolist(),
+            'response_tokens': responses.tolist(),
+        }
+        if self.task.truncates:
+            columns['tokens_after_end'] = (responses != ended).sum(1).tolist()
+        for name in SCORES:
+            if name in drawn:
+                columns[name] = _numbers(drawn[name])
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _kl(self, queries: torch.Tensor, drawn: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the KL of each response: (batch,), NaN without a reference."""
+        if self.reference is None:
+            return torch.full([len(queries)], math.nan)
+        analyzed = self.reference.analyze_responses(queries, drawn['responses'])
+        return (drawn['logprobs'].double() - analyzed['logprobs'].double()).sum(1)
+
+
+def _texts(rows: torch.Tensor, encoder: Encoder) -> list[str]:
+    texts = []
+    for tokens in rows.tolist():
+        unpadded = [token for token in tokens if token != encoder.padding_token]
+        texts.append(encoder.decode(unpadded))
+    return texts
+
+
+def _numbers(values: torch.Tensor) -> list[float | None]:
+    """Return the values for JSON: None instead of NaN and infinities."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+@contextlib.contextmanager
+def warnings_only() -> Iterator[None]:
+    """Print only the warnings of what the block prints, such as a line for each variable."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            if line.startswith('WARNING'):
+                print(line, file=sys.stderr)

@@ -1,0 +1,48 @@
+"""commands/best_of_n by hand: which response is the best, its rank, and the KL of the choice."""
+
+import math
+
+import pytest
+import torch
+
+from lm_human_preferences.commands.best_of_n import choose
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    'scores, best, rank, mean, kl',
+    [
+        ([3.0], 0, 1, 3, 0),
+        ([1.0, 2.0], 1, 1, 1.5, math.log(2) - 1 / 2),
+        ([4.0, 1.0, 2.0, 1.0], 0, 1, 2, math.log(4) - 3 / 4),
+        # 2 of 4 share the ranks 1 and 2: log((1 - (2/4)^4) / (2/4))
+        ([1.0, 2.0, 2.0, 1.0], 1, 1.5, 1.5, math.log(15 / 8)),
+        # 3 of 4: log((1 - (1/4)^4) / (3/4))
+        ([2.0, 2.0, -2.0, 2.0], 0, 2, 1, math.log(255 / 256 * 4 / 3)),
+        ([0.0, 0.0, 0.0, 0.0], 0, 2.5, 0, 0),
+        ([NAN, -5.0], 1, 1, NAN, math.log(2) - 1 / 2),
+        ([-INF, 1.0], 1, 1, -INF, math.log(2) - 1 / 2),
+    ],
+)
+def test_a_choice(scores, best, rank, mean, kl):
+    found = choose(torch.tensor([scores]))
+    assert found.best.tolist() == [best] and found.rank.tolist() == [rank]
+    expected = torch.tensor([mean, kl], dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.cat([found.mean_score, found.kl]), expected, rtol=0, atol=1e-12, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize('probabilities', [[0.3, 0.7], [0.9, 0.1], [0.4, 0.3, 0.2, 0.1]])
+def test_the_mean_kl_is_that_of_the_best_of_n(probabilities):
+    """Rewards that tie, drawn again and again: the exact divergence of the best of 16."""
+    n, rho = 16, torch.tensor(probabilities, dtype=torch.float64)
+    up_to = rho.cumsum(0)
+    chosen = up_to**n - (up_to - rho) ** n
+    exact = (chosen * (chosen / rho).log()).sum()
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.multinomial(rho, 4000 * n, replacement=True, generator=generator)
+    found = choose(draws.view(-1, n).double()).kl.mean()
+    assert abs(found - exact) < 0.06 * exact
+    assert found < math.log(n) - (n - 1) / n
