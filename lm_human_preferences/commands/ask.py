@@ -110,7 +110,7 @@ def _ask_given(
             ties=bool(record.get(TIES)),
         )
     fields = label_types.get(settings.labels.type).samples
-    new = [(label, tokens) for label, tokens in given if not are_equal([tokens[f] for f in fields])]
+    new = [label for label in given if not are_equal([label.tokens[name] for name in fields])]
     with _writer(folder, record, encoding) as writer:
         new = into_folder.as_asked(new, writer.folder)
         if gold is not None:

@@ -174,7 +174,7 @@ def _read_file(settings: HParams, encoding: Encoding) -> tuple[list[Any], list[s
             ]
         labels, notes = tokenise.tokenise(found, settings, encoding)
     answer = label_types.get(settings.labels.type).field
-    return [{**question, answer: label.answer} for label, question in labels], [*note, *notes]
+    return [{**label.tokens, answer: label.answer} for label in labels], [*note, *notes]
 
 
 def _as_tensors(

@@ -177,13 +177,14 @@ SHORT_PAIRS = {
 
 def test_imported_labels_keep_their_order(tmp_path):
     """In that order training takes them; each has a time of its own, whoever labelled it."""
-    questions = []
+    labels = []
     for number in range(7):
-        label = records.TextLabel('a', ('x', 'y'), number % 2, f'annotator-{number % 3}')
-        questions.append((label, {'query': [number], 'sample0': [0], 'sample1': [1]}))
+        tokens = {'query': [number], 'sample0': [0], 'sample1': [1]}
+        name = f'annotator-{number % 3}'
+        labels.append(records.TextLabel('a', ('x', 'y'), number % 2, name, tokens=tokens))
     before = time.time()
     with QuestionWriter(str(tmp_path / 'f'), SHORT_PAIRS) as writer:
-        into_folder.add_labels(questions, writer, ['imported'] * 2, 'imported')
+        into_folder.add_labels(labels, writer, ['imported'] * 2, 'imported')
         counted = writer.folder.counted()
         asked = [writer.folder.tokens(writer.folder.questions[a.question]) for a in counted]
     assert [tokens['query'] for tokens in asked] == [[number] for number in range(7)]

@@ -15,6 +15,7 @@ from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.texts import into_folder, tokenise
+from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language import encodings
 
 QUERIES = ('abc', 'abd', 'abe', 'abf')
@@ -30,7 +31,7 @@ def bring(path, records, labeller='imported', label_type='best_of_2'):
     task = {'label_type': label_type, 'encoding': 'test', 'instructions': '', 'task': LENGTHS}
     if label_types.get(label_type).can_tie:
         task['ties'] = True
-    policies = ['imported'] * len(labels[0][0].samples)
+    policies = ['imported'] * len(labels[0].samples)
     with QuestionWriter(str(path), task) as writer:
         said = into_folder.add_labels(labels, writer, policies, labeller)
     return said, LabelFolder(str(path))
@@ -127,9 +128,9 @@ def test_the_samples_of_an_answer_move_with_equal_ones_among_them():
     assert (compare.moved(1.5, [1, 0]), compare.moved(1.5, [0, 1])) == (-1.5, 1.5)
     asked = {'query': [0], 'sample0': [1], 'sample1': [2], 'sample2': [1]}
     given = {'query': [0], 'sample0': [2], 'sample1': [1], 'sample2': [1]}
-    labels = [into_folder.TextLabel('a', ('c', 'b', 'b'), answer) for answer in range(3)]
+    labels = [TextLabel('a', ('c', 'b', 'b'), answer, tokens=given) for answer in range(3)]
     best_of_3 = label_types.get('best_of_3')
-    moved = [into_folder._moved(label, given, asked, best_of_3).answer for label in labels]
+    moved = [into_folder._moved(label, asked, best_of_3).answer for label in labels]
     assert moved == [1, 0, 2]
 
 

@@ -223,7 +223,7 @@ def test_dialogues_of_which_a_question_differs_are_no_answers(chosen, rejected, 
         ('there', {'chosen': [USER, GOOD, USER, GOOD], 'rejected': [USER, BAD, USER, GOOD]}),
     ]
     labels, notes = tokenise.tokenise(found, hparams(query=90, response=90), bytes_of(tmp_path))
-    assert [label.query for label, _ in labels] == ['Why?']
+    assert [label.query for label in labels] == ['Why?']
     assert [line for line in notes if not line.startswith('Padded')] == [
         'Left out: 1 records whose dialogues differ before the assistant answers, in their query',
         'Responses with turns of the user in them: in 1 records',
@@ -307,9 +307,9 @@ def test_texts_that_are_rendered_by_a_template_are_counted(tmp_path):
     assert notes[-1].startswith('Special tokens of the model are spelled in 1 records')
     settings = hparams(query=40, response=40)
     settings.task.special_tokens = True
-    ((_, question), _), notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
+    (label, _), notes = tokenise.tokenise(found, settings, bytes_of(tmp_path))
     end = bytes_of(tmp_path).eot_token
-    assert end in question['query'] and end not in labels[0][1]['query']
+    assert end in label.tokens['query'] and end not in labels[0].tokens['query']
     assert 'Special' not in str(notes)
 
 
@@ -400,7 +400,7 @@ def test_pairs_that_prefer_nothing_are_left_out_and_counted():
     ]
     found.append(('here', {'prompt': ' ', 'chosen': 'a', 'rejected': 'b'}))
     labels, notes = tokenise.tokenise(found, hparams(too_long='cut'), encodings.Test)
-    assert [label.samples for label, _ in labels] == [('a', 'b')]
+    assert [label.samples for label in labels] == [('a', 'b')]
     assert notes[-2:] == [
         'Left out: 4 records with an empty query or response',
         'Left out: 2 records whose two responses are the same tokens',
@@ -544,7 +544,7 @@ def test_texts_come_back_as_the_same_tokens_and_texts():
     found = [('here', json.loads(json.dumps(label))) for label in texts]
     settings = hparams(label_type='best_of_4', query=5, response=3)
     read, _ = tokenise.tokenise(found, settings, encoding)
-    back = [{**question, 'best': label.answer} for label, question in read]
+    back = [{**label.tokens, 'best': label.answer} for label in read]
     assert inexact == 0 and back == labels
     assert exported(back, best_of_4, encoder) == (texts, 0)
 
@@ -556,16 +556,16 @@ def test_bytes_come_back_and_other_splits_are_counted():
     texts = ['Hello, wörld!\n', ' 日本 \U0001f600', 'a\tb  c', '']
     record = {'query': texts[0], **{f'sample{i}': texts[i] for i in range(4)}, 'best': 3}
     settings = hparams(label_type='best_of_4', query=20, response=20)
-    ((label, tokens),), _ = tokenise.tokenise([('here', record)], settings, encoding)
+    (label,), _ = tokenise.tokenise([('here', record)], settings, encoding)
     best_of_4 = label_types.get('best_of_4')
-    assert exported([{**tokens, 'best': label.answer}], best_of_4, encoder) == ([record], 0)
+    assert exported([{**label.tokens, 'best': label.answer}], best_of_4, encoder) == ([record], 0)
     # 'Hello' in two tokens where the encoding has one, and half a character
     odd = {'query': encoder.encode('Hel') + encoder.encode('lo'), 'sample0': [47249], 'best': 0}
-    _, inexact = exported([{**tokens, **odd}], best_of_4, encoder)
+    _, inexact = exported([{**label.tokens, **odd}], best_of_4, encoder)
     assert inexact == 1 + (encoder.encode(encoder.decode([47249])) != [47249])
     assert encoder.encode('Hello') != odd['query']
     # an empty query is GPT-2's end of a text, and comes back empty
-    empty = tokenise.tokenise([('here', {**record, 'query': ''})], settings, encoding)[0][0][1]
+    empty = tokenise.tokenise([('here', {**record, 'query': ''})], settings, encoding)[0][0].tokens
     assert empty['query'][0] == encoder.eot_token
     ((again,), _) = exported([{**empty, 'best': 0}], best_of_4, encoder)
     assert again['query'] == ''

@@ -1,5 +1,6 @@
 """Import of labels that other tools keep as texts into a folder of labels or a label file."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.task_file import TIES
 from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
+from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.storage import outputs
 
@@ -54,7 +56,7 @@ def import_labels(
         raise UserError('. '.join(why))
     if task is None:
         label_type = label_types.get(reward_hparams.labels.type)
-        shuffled = [into_folder.shuffled(*label, label_type) for label in labels]
+        shuffled = [into_folder.shuffled(label, label_type) for label in labels]
         _write_file(output, shuffled, label_type.field, encoding.name)
     else:
         folder = _write_folder(output, labels, task, encoding, options.labeller)
@@ -65,12 +67,13 @@ def import_labels(
         click.echo(note)
 
 
-def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding: str) -> None:
+def _write_file(path: str, labels: Sequence[TextLabel], answer: str, encoding: str) -> None:
     written = []
-    for label, tokens in labels:
+    for label in labels:
         if label.answer != TIE:
             given_id = {} if label.id is None else {ID: label.id}
-            written.append(token_ids.marked({**tokens, answer: label.answer, **given_id}, encoding))
+            fields = {**label.tokens, answer: label.answer, **given_id}
+            written.append(token_ids.marked(fields, encoding))
     with about_option('OUTPUT'):
         outputs.write_file(path, token_ids.as_file(written, path).encode())
     click.echo(f'{path}: {len(written)} labels')
@@ -81,12 +84,12 @@ def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding:
 
 def _write_folder(
     path: str,
-    labels: into_folder.Questions,
+    labels: Sequence[TextLabel],
     task: dict[str, Any],
     encoding: Encoding,
     labeller: str,
 ) -> LabelFolder:
-    samples = len(labels[0][0].samples)
+    samples = len(labels[0].samples)
     with QuestionWriter(path, task, encoding) as writer:
         lines = into_folder.add_labels(labels, writer, ['imported'] * samples, labeller)
     for line in lines:

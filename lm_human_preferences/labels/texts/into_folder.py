@@ -19,15 +19,13 @@ from lm_human_preferences.labels.answers import (
 )
 from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.texts.records import TextLabel
+from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 
-Tokens = dict[str, list[int]]
-Questions = Sequence[tuple[TextLabel, Tokens]]  # see tokenise
 AT_WORK = 'nothing was imported; import again when they have left'
 
 
-def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel, Tokens]]:
-    """Return questions and answers with the samples in the order in which they were first asked.
+def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel]:
+    """Return labels with the samples in the order in which each question was first asked.
 
     A preference that was not asked before is shuffled: its file has the chosen response first.
     """
@@ -36,24 +34,23 @@ def as_asked(questions: Questions, folder: LabelFolder) -> list[tuple[TextLabel,
         tokens = folder.tokens(question)
         asked.setdefault(_in_any_order(tokens), tokens)
     found = []
-    for each in questions:
-        label, tokens = shuffled(*each, folder.label_type)
-        first = asked.setdefault(_in_any_order(tokens), tokens)
-        found.append((_moved(label, tokens, first, folder.label_type), first))
+    for label in labels:
+        label = shuffled(label, folder.label_type)
+        first = asked.setdefault(_in_any_order(label.tokens), label.tokens)
+        found.append(_moved(label, first, folder.label_type))
     return found
 
 
-def shuffled(label: TextLabel, tokens: Tokens, label_type: LabelType) -> tuple[TextLabel, Tokens]:
-    """Return a label and its question, with the samples in random order if they were in none.
+def shuffled(label: TextLabel, label_type: LabelType) -> TextLabel:
+    """Return a label with its samples in random order if they were in none.
 
     The tokens decide, so that a preference that is read again is the same question.
     """
     if label.is_ordered:
-        return label, tokens
-    query, *samples = tokens.values()
-    random.Random(question_id(tokens)).shuffle(samples)
-    moved = dict(zip(tokens, [query, *samples], strict=True))
-    return _moved(label, tokens, moved, label_type), moved
+        return label
+    query, *samples = label.tokens.values()
+    random.Random(question_id(label.tokens)).shuffle(samples)
+    return _moved(label, dict(zip(label.tokens, [query, *samples], strict=True)), label_type)
 
 
 def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
@@ -62,13 +59,13 @@ def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
     return query, *sorted(samples)
 
 
-def _moved(label: TextLabel, tokens: Tokens, asked: Tokens, label_type: LabelType) -> TextLabel:
-    """Return the label of `tokens` for the same question as it was `asked`."""
-    if tokens == asked or label.answer is None:
-        return label
-    moves = sorted(zip(_by_sample(tokens), _by_sample(asked), strict=True))
-    places = [place for _, place in moves]
-    return dataclasses.replace(label, answer=label_type.moved(label.answer, places))
+def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
+    """Return a label for the same question with its samples in the order of `asked`."""
+    answer = label.answer
+    if answer is not None:
+        moves = sorted(zip(_by_sample(label.tokens), _by_sample(asked), strict=True))
+        answer = label_type.moved(answer, [place for _, place in moves])
+    return dataclasses.replace(label, answer=answer, tokens=asked, is_ordered=True)
 
 
 def _by_sample(tokens: Tokens) -> list[int]:
@@ -78,7 +75,7 @@ def _by_sample(tokens: Tokens) -> list[int]:
 
 
 def add_questions(
-    questions: Questions,
+    labels: Sequence[TextLabel],
     writer: QuestionWriter,
     policies: Sequence[str],
     *,
@@ -95,19 +92,19 @@ def add_questions(
     for question in folder.questions.values():
         if question.kind == GOLD:
             golds[question.id] = question.gold, f'a gold question of {folder.path}'
-    new: dict[str, tuple[TextLabel, Tokens]] = {}
+    new: dict[str, TextLabel] = {}
     people: dict[str, set[str | None]] = {}
-    for label, tokens in questions:
-        id = question_id(tokens)
+    for label in labels:
+        id = question_id(label.tokens)
         if kind == GOLD:
             gold, where = golds.setdefault(id, (label.answer, label.where))
             if not folder.label_type.matches(label.answer, gold):
                 raise UserError(f'{label.where} contradicts {where}: the answers must be equal')
         if id not in folder.questions:
-            new.setdefault(id, (label, tokens))
+            new.setdefault(id, label)
             people.setdefault(id, set()).add(label.labeller)
     headers = []
-    for number, (id, (label, _)) in enumerate(new.items()):
+    for number, (id, label) in enumerate(new.items()):
         header: dict[str, Any] = {
             'kind': kind,
             'labellers': labellers(number) if labellers else len(people[id]),
@@ -120,12 +117,12 @@ def add_questions(
         if label.id is not None:
             header[GIVEN_ID] = label.id
         headers.append(header)
-    writer.add([tokens for _, tokens in new.values()], headers)
+    writer.add([label.tokens for label in new.values()], headers)
     return len(new)
 
 
 def add_labels(
-    questions: Questions, writer: QuestionWriter, policies: Sequence[str], labeller: str
+    labels: Sequence[TextLabel], writer: QuestionWriter, policies: Sequence[str], labeller: str
 ) -> list[str]:
     """Add questions and the answers to them, and return lines that say what was done.
 
@@ -133,14 +130,14 @@ def add_labels(
     labellers is at work.
     """
     folder = writer.folder
-    questions = as_asked(questions, folder)
-    given, notes = _answers(questions, folder, labeller)
+    labels = as_asked(labels, folder)
+    given, notes = _answers(labels, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
         # Who has no file yet cannot be at work, and gets one only if nobody is.
         for name in sorted(given, key=lambda name: name not in folder.logs):
             writers[name] = stack.enter_context(Labeller(folder, name, at_work=AT_WORK))
-        added = add_questions(questions, writer, policies)
+        added = add_questions(labels, writer, policies)
         lines = [f'{folder.path}: {added} questions added, {len(folder.questions)} in all']
         for name, by_question in given.items():
             new, more_notes = _new_answers(name, by_question, writers[name].log)
@@ -151,7 +148,7 @@ def add_labels(
 
 
 def _answers(
-    questions: Questions, folder: LabelFolder, labeller: str
+    labels: Sequence[TextLabel], folder: LabelFolder, labeller: str
 ) -> tuple[dict[str, dict[str, list[Answer]]], list[str]]:
     """Return {labeller: {question: answers in the order of the file}}, and notes.
 
@@ -161,8 +158,8 @@ def _answers(
     repeated = 0
     now = folder.time_of_next_answer()
     given: dict[str, dict[str, list[Answer]]] = {}
-    for number, (label, tokens) in enumerate(questions):
-        name, id = label.labeller or labeller, question_id(tokens)
+    for number, label in enumerate(labels):
+        name, id = label.labeller or labeller, question_id(label.tokens)
         if name == UNNAMED:
             row, rows = (repr(label.answer), label.id), unnamed.setdefault(id, [])
             if row in rows:

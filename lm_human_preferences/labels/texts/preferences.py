@@ -1,4 +1,4 @@
-"""Parses records with 'chosen' and 'rejected' into a query and two responses.
+"""Preferences: records in which one of two responses is chosen, and the other rejected.
 
 The query is in a field of its own; or both are lists of messages, or transcripts as those of the
 data set hh-rlhf, that begin alike.
@@ -25,11 +25,14 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
     """Return (query, the chosen and the rejected response); UserError if the record has none."""
     chosen, rejected = record.get('chosen'), record.get('rejected')
     if isinstance(chosen, str) and isinstance(rejected, str):
-        return _parse_strings(record, where)
+        chosen, rejected = (fields.text_field(record, name, where) for name in PAIR)
+        if _is_transcript(chosen) and _is_transcript(rejected):
+            return _split_transcripts(record, chosen, rejected, where)
+        return _query(record, [], where), (chosen, rejected)
     dialogues = as_plain(chosen, where), as_plain(rejected, where)
     if dialogues[0] is not None and dialogues[1] is not None:
-        return _parse_messages(record, dialogues[0], dialogues[1], where)
-    missing = [field for field in PAIR if field not in record]
+        return _split_messages(record, dialogues[0], dialogues[1], where)
+    missing = [name for name in PAIR if name not in record]
     which = f'field {missing[0]!r} is missing: ' if missing else 'fields '
     raise UserError(
         f"{where}, {which}'chosen' and 'rejected' must both be texts, or lists of messages with a"
@@ -46,42 +49,44 @@ def _is_transcript(text: str) -> bool:
     return text.lstrip().startswith(HUMAN.strip()) and ASSISTANT in text
 
 
-def _parse_strings(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
-    """Return (query, responses): the query is the record's prompt, else transcripts begin alike."""
-    chosen, rejected = (fields.text_field(record, name, where) for name in PAIR)
+def _split_transcripts(
+    record: Mapping[str, Any], chosen: str, rejected: str, where: str
+) -> tuple[str, tuple[str, str]]:
+    """Return (query, responses), which begin at the turn of the assistant that differs."""
     field = fields.query_field(record, where)
-    if _is_transcript(chosen) and _is_transcript(rejected):
-        if field is not None and not fields.is_empty(record[field]):
-            raise UserError(
-                f"{where}: 'chosen' and 'rejected' are whole transcripts, which hold the query,"
-                f' beside the field {field!r}: leave that out, or all of them but the answers'
-            )
-        end = _end_of_query(chosen, rejected, where)
-        return fields.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
-    if field is None:
+    if field is not None and not fields.is_empty(record[field]):
         raise UserError(
-            f"{where}, field 'prompt' is missing: it must be a text or messages, as 'chosen' and"
-            " 'rejected' are not both transcripts that begin with 'Human:'"
+            f"{where}: 'chosen' and 'rejected' are whole transcripts, which hold the query, beside"
+            f' the field {field!r}: leave that out, or all of them but the answers'
         )
-    return _query(record, field, [], where), (chosen, rejected)
-
-
-def _end_of_query(chosen: str, rejected: str, where: str) -> int:
-    """Return where the query of two transcripts ends: at the turn of the assistant that differs."""
-    same = chosen[: _common_prefix_length(chosen, rejected)]
+    same = chosen[: _common_length(chosen, rejected)]
     turn = same.rfind(ASSISTANT)
     if turn <= same.rfind(HUMAN):
         raise OtherQueryError(f'{where}: both transcripts differ first in a turn of the human')
-    return turn + len(ASSISTANT)
+    end = turn + len(ASSISTANT)
+    return fields.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
 
 
-def _query(record: Mapping[str, Any], field: str | None, shared: list[Message], where: str) -> str:
+def _split_messages(
+    record: Mapping[str, Any], chosen: list[Message], rejected: list[Message], where: str
+) -> tuple[str, tuple[str, str]]:
+    """Return (query, responses): what both dialogues begin with belongs to the query."""
+    shared = _common_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
+    for dialogue in (chosen, rejected):
+        if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
+            raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
+    query = _query(record, chosen[:shared], where)
+    return query, (as_text(chosen[shared:]), as_text(rejected[shared:]))
+
+
+def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
     """Return the query in a field of a record. shared: what both dialogues begin with, if any."""
-    value = None if field is None else record[field]
-    if field is not None and isinstance(value, str) and not shared:
+    field = fields.query_field(record, where) or 'prompt'
+    value = record.get(field)
+    if isinstance(value, str) and not shared:
         return fields.after_system(record, fields.text_field(record, field, where), where)
     query = shared
-    if field is not None and not fields.is_empty(value):
+    if not fields.is_empty(value):
         prompt = as_plain(value, where)
         if prompt is None:
             prompt = [{'role': USER, 'content': fields.text_field(record, field, where)}]
@@ -93,38 +98,26 @@ def _query(record: Mapping[str, Any], field: str | None, shared: list[Message], 
                 ' that out, or all of them but the answers'
             )
     if not query:
-        raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
-    return query_text(_with_system(record, query, where), where)
+        raise UserError(
+            f"{where}, field 'prompt' is missing: it must be a text or messages, unless 'chosen'"
+            " and 'rejected' are dialogues, as messages or as transcripts of 'Human:' and"
+            " 'Assistant:', that begin alike"
+        )
+    system = fields.system_message(record, where)
+    if _comparable(query[: len(system)]) != _comparable(system):
+        query = [*system, *query]
+    return query_text(query, where)
 
 
-def _parse_messages(
-    record: Mapping[str, Any], chosen: list[Message], rejected: list[Message], where: str
-) -> tuple[str, tuple[str, str]]:
-    """Return (query, responses): what both dialogues begin with belongs to the query."""
-    shared = _common_prefix_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
-    for dialogue in (chosen, rejected):
-        if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
-            raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
-    query = _query(record, fields.query_field(record, where), chosen[:shared], where)
-    return query, (as_text(chosen[shared:]), as_text(rejected[shared:]))
-
-
-def _comparable(dialogue: Sequence[Message]) -> list[tuple[str, str]]:
-    """Return messages as they are compared: white space around them makes no difference."""
-    return [(message['role'], message['content'].strip()) for message in dialogue]
-
-
-def _common_prefix_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many items two sequences both begin with."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second))
     return sum(1 for _ in same)
 
 
-def _with_system(record: Mapping[str, Any], query: list[Message], where: str) -> list[Message]:
-    """Return messages with that of the system before them, unless they begin with it."""
-    system = fields.system_message(record, where)
-    is_there = _comparable(query[: len(system)]) == _comparable(system)
-    return query if is_there else [*system, *query]
+def _comparable(dialogue: Sequence[Message]) -> list[tuple[str, str]]:
+    """Return messages as they are compared: white space around them makes no difference."""
+    return [(message['role'], message['content'].strip()) for message in dialogue]
 
 
 def has_human_turn(response: str) -> bool:

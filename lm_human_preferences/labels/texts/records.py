@@ -31,11 +31,15 @@ TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
 EXAMPLES = 'examples/labels has programs that convert formats of other tools'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
 OTHER_FILES = ('.arrow', '.gz', '.parquet', '.xlsx', '.zip', '.zst')
+Tokens = dict[str, list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class TextLabel:
-    """A question in words, and its answer."""
+    """A question in words, and its answer.
+
+    tokens: {field: token ids, padded} of query and samples, once they are known.
+    """
 
     query: str
     samples: tuple[str, ...]
@@ -44,6 +48,7 @@ class TextLabel:
     is_ordered: bool = True  # whether samples are in the order in which they were shown
     id: int | str | None = None
     where: str = dataclasses.field(default='', compare=False)  # it is, for errors
+    tokens: Tokens = dataclasses.field(default_factory=dict, compare=False)
 
 
 def read(path: str) -> list[tuple[str, Any]]:
@@ -145,25 +150,21 @@ def parse(
 
 
 def unread(record: Mapping[str, Any], label_type: LabelType) -> set[str]:
-    """Return the names of the fields of a record that hold something and are not read."""
+    """Return the names of the fields that hold something and are not read, also of messages."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
-    return _filled(record) - {*QUERIES, *SYSTEMS, ID, GIVEN_BY, *texts} | _more_of_messages(record)
+    known = {*QUERIES, *SYSTEMS, ID, GIVEN_BY, *texts}
+    found = _filled(record) - known
+    for value in map(record.get, known):
+        for message in value if isinstance(value, list) else [value]:
+            if isinstance(message, dict):
+                names = _filled(message) - {'role', 'content'}
+                found |= {f'{name} of messages' for name in names}
+    return found
 
 
 def _filled(record: Mapping[str, Any]) -> set[str]:
     """Return the names of the fields of a record that hold something."""
     return {str(name) for name, value in record.items() if not fields.is_empty(value)}
-
-
-def _more_of_messages(record: Mapping[str, Any]) -> set[str]:
-    """Return the fields of messages of a preference besides a role and a content."""
-    found = set()
-    for field in (*QUERIES, *PAIR) if is_pair(record) else ():
-        value = record.get(field)
-        for message in value if isinstance(value, list) else [value]:
-            if isinstance(message, dict):
-                found |= _filled(message) - {'role', 'content'}
-    return {f'{name} of messages' for name in found}
 
 
 def _parse_label(

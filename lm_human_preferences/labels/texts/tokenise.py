@@ -12,7 +12,7 @@ from lm_human_preferences.datasets.messages import NotTextError
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.texts import preferences, records
-from lm_human_preferences.labels.texts.records import TextLabel
+from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.utils.terminal import printable
@@ -72,7 +72,7 @@ class Tokeniser:
             tokens = self._encoded(text, where)
         return self._fitted(tokens, 'response', where)
 
-    def question(self, label: TextLabel, fields: Sequence[str], where: str) -> dict[str, list[int]]:
+    def question(self, label: TextLabel, fields: Sequence[str], where: str) -> Tokens:
         """Return {field: token ids, padded} of query and samples, which are called `fields`."""
         samples = [self._padded(self.response(each, where), 'response') for each in label.samples]
         query = self._padded(self.query(label.query, where), 'query')
@@ -80,7 +80,7 @@ class Tokeniser:
 
     def question_of(
         self, record: dict[str, Any], label: TextLabel, fields: Sequence[str], where: str
-    ) -> dict[str, list[int]]:
+    ) -> Tokens:
         """Return `question`; Skipped for a pair in which there is nothing to prefer."""
         is_pair = records.is_pair(record)
         if is_pair and any(map(is_empty, (label.query, *label.samples))):
@@ -161,8 +161,8 @@ def tokenise(
     *,
     needs_answer: bool = True,
     ties: bool = True,
-) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
-    """Return the labels in records of texts with questions {field: token ids}, and notes.
+) -> tuple[list[TextLabel], list[str]]:
+    """Return the labels in records of texts, with their token ids, and notes.
 
     found: (where it is, record) of each. settings: train_reward's. needs_answer: whether a record
     must have one. ties: whether that may be a tie. UserError, which says where, for an unknown
@@ -198,6 +198,6 @@ def tokenise(
         tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.count_special((label.query, *label.samples))
         with contextlib.suppress(Skipped):
-            question = tokeniser.question_of(record, label, fields, where)
-            labels.append((dataclasses.replace(label, where=where), question))
+            tokens = tokeniser.question_of(record, label, fields, where)
+            labels.append(dataclasses.replace(label, where=where, tokens=tokens))
     return labels, tokeniser.notes()
