@@ -26,11 +26,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import plots
 from figures import jobs
 from figures.tables import groups, write_table
 
 from lm_human_preferences import lm_tasks, storage, train_policy
-from lm_human_preferences.evaluation import optimum, plots
+from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.reward_sources.loading import load_reward_model

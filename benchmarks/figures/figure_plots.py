@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import plots
 
 from figures.tables import Rows, groups
 from lm_human_preferences import storage
-from lm_human_preferences.evaluation import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

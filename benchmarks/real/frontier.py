@@ -8,12 +8,17 @@ interval over requests.
 import argparse
 import math
 import pathlib
+import sys
 from typing import Any, NamedTuple
 
 import torch
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import plots
+
 from lm_human_preferences import rewards
-from lm_human_preferences.evaluation import comparison, measure, optimum, plots, report
+from lm_human_preferences.evaluation import comparison, measure, optimum, report
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import ScoreFn

@@ -30,17 +30,15 @@ def compare(
     ref_logprobs, scores (queries, responses): by the reference, and of the same responses. kl,
     score: of the policy. kl_coef: of the optimum, None to leave it out. chooser (queries,
     responses): scores of the reward model, if `scores` are another reward's: then best of n is
-    chosen by either, and the reward model's own optimum at the policy's KL is judged. exact:
-    whether the responses are all that there are; of samples, compare_samples corrects the points.
+    chosen by either. exact: whether the responses are all that there are; of samples,
+    compare_samples corrects the points.
     """
 
-    def point(
-        kl: torch.Tensor, reward: torch.Tensor, chooser: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
+    def point(kl: torch.Tensor, reward: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a policy beside the frontier."""
         values, beta = against_frontier(kl, reward, ref_logprobs, scores)
         if not exact:
-            return values | sample_sizes(ref_logprobs, beta, scores, chooser)
+            return values | sample_sizes(ref_logprobs, beta, scores)
         possible = values['frontier'] - base
         share = (reward - base).mean() / possible.mean()
         if not values['share'].isnan().all():
@@ -55,9 +53,6 @@ def compare(
     if chooser is not None:
         for name, best, best_kl in bests_of_n(ref_logprobs, chooser, exact=exact, judged=scores):
             points[f'{name}{report.BY_REWARD_MODEL}'] = point(best_kl, best)
-        _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, chooser)
-        own_best = optimum.judged(ref_logprobs, chooser, scores, beta)
-        points[report.OWN_BEST] = point(own_best[0], own_best[1], chooser)
     if kl_coef:
         log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
         points['optimum'] = {'kl': best / kl_coef - log_z, 'reward': best}
@@ -134,15 +129,11 @@ def _told(
 
 
 def sample_sizes(
-    ref_logprobs: torch.Tensor,
-    beta: float,
-    scores: torch.Tensor,
-    chooser: torch.Tensor | None = None,
+    ref_logprobs: torch.Tensor, beta: float, scores: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return {'effective_samples'} of pi* with this beta, for the worse of one or two rewards."""
-    rewards = [scores] if chooser is None else [scores, chooser]
-    sizes = [optimum.effective_samples(ref_logprobs, each, beta or 1e-9) for each in rewards]
-    return {'effective_samples': torch.full((len(scores),), min(sizes), dtype=torch.float64)}
+    """Return {'effective_samples'} of pi* with this beta, the same for all queries."""
+    size = optimum.effective_samples(ref_logprobs, scores, beta or 1e-9)
+    return {'effective_samples': torch.full((len(scores),), size, dtype=torch.float64)}
 
 
 def bests_of_n(
@@ -256,40 +247,23 @@ def _with_spread(
     return share + factor * deviations
 
 
-def own_optimum(
-    ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, *, exact: bool
-) -> dict[str, list[float]] | None:
-    """Return KLs and rewards by `judge` of the best policies for `rewards`, for JSON.
-
-    ref_logprobs, rewards, judge: (queries, responses). Where these are samples, also standard
-    errors and effective samples. No curve, but None, if all responses to a query are equally good.
-    """
-    betas = optimum.beta_grid(rewards).tolist()
-    if betas[0] == 0:
-        return None
-    names = ['kl', 'reward'] if exact else ['kl', 'reward', 'standard_errors', 'effective_samples']
-    curve: dict[str, list[float]] = {name: [] for name in names}
-    for beta in betas:
-        kl, reward = optimum.judged(ref_logprobs, rewards, judge, beta)
-        curve['kl'].append(kl.mean().item())
-        curve['reward'].append(reward.mean().item())
-        if not exact:
-            effective = optimum.effective_samples(ref_logprobs, rewards, beta)
-            curve['standard_errors'].append(optimum.standard_error(reward).item())
-            curve['effective_samples'].append(effective)
-    return curve
-
-
 def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]:
     """Return {point: {name: mean}} for JSON, with standard errors if queries are a sample."""
     summary: dict[str, dict[str, Any]] = {}
     for point, values in points.items():
         summary[point] = {name: _number(of.mean()) for name, of in values.items()}
         if with_errors:
-            summary[point]['standard_errors'] = {
-                name: _number(optimum.standard_error(of)) for name, of in values.items()
-            }
+            summary[point]['standard_errors'] = {name: _error(of) for name, of in values.items()}
     return summary
+
+
+def _error(values: torch.Tensor) -> float | None:
+    """Return the standard error of the mean of `values (queries,)` for JSON.
+
+    None for rounding alone: from samples without ties, best of n has the same KL on each query.
+    """
+    error = optimum.standard_error(values)
+    return None if error <= ROUNDING * values.abs().max() else _number(error)
 
 
 def _number(scalar: torch.Tensor) -> float | None:

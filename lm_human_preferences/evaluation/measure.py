@@ -1,7 +1,6 @@
 """Measurement of a run's models: all responses to a query where they are few, else samples."""
 
 import contextlib
-import functools
 import io
 import math
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ MOST_RESPONSES = 300_000  # to a query, that are enumerated
 MOST_TEXTS = 16_384  # as well, where a reward reads texts, one after another
 QUERIES = 64  # of a data set without end
 DRAWS = 2048  # enough to meet every query of a data set that can be enumerated
-FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
+COLUMNS = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
 
 RewardModels = dict[str, rewards.ScoringModel]
 
@@ -82,12 +81,17 @@ def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -
 def _reward_models(
     save_dir: str, source: RewardSource, encoding: Encoding, reference: Policy
 ) -> RewardModels:
-    """Return {name: reward} of a run; reviews have a known reward, too."""
+    """Return {name: reward} of a run.
+
+    What learned from labels about reviews is also measured by their known reward.
+    """
     trained_on = source.for_evaluation(save_dir, encoding, reference)
     if isinstance(trained_on, KnownReward):
         return {'known reward': trained_on}
     models: RewardModels = {report.REWARD_MODEL: trained_on}
-    if known_reward.can_judge(encoding):
+    is_about_reviews = source.task.query_dataset == known_reward.QUERIES
+    is_learned = not isinstance(trained_on, TextReward)
+    if is_about_reviews and is_learned and known_reward.can_judge(encoding):
         models['known reward'] = KnownReward(encoding)
     return models
 
@@ -287,30 +291,32 @@ def measure(
     trained_on = next(iter(models.rewards))  # the reward that kl_coef was weighed against
     is_enumerable = registry.info(models.task.query_dataset).is_enumerable
     with_errors = are_chosen or not (exact and is_enumerable)
-    for name, (scores, policy_score) in responses.scores.items():
-        is_trained_on = name == trained_on
-        chooser = None if is_trained_on else responses.scores[trained_on][0]
-        points_of = functools.partial(
-            comparison.compare, responses.ref_logprobs, responses.kl, scores, policy_score
-        )
-        if responses.logprobs is not None:
-            points_of = functools.partial(
-                comparison.compare_samples,
-                responses.ref_logprobs,
-                responses.logprobs,
-                scores,
-                repeats=responses.repeats,
-            )
-        points = points_of(kl_coef=kl_coef if is_trained_on else None, chooser=chooser)
+    for name, (scores, _) in responses.scores.items():
+        points = _points(responses, name, trained_on, kl_coef)
         results['rewards'][name] = {
             **comparison.summarize(points, with_errors=with_errors),
-            'frontier': _frontier(responses.ref_logprobs, scores, exact),
+            report.FRONTIER: _frontier(responses.ref_logprobs, scores, exact),
         }
-        if chooser is not None:
-            curve = comparison.own_optimum(responses.ref_logprobs, chooser, scores, exact=exact)
-            if curve is not None:
-                results['rewards'][name][report.OWN_OPTIMUM] = curve
     return results
+
+
+def _points(
+    responses: Responses, name: str, trained_on: str, kl_coef: float | None
+) -> comparison.Points:
+    """Return the points by the reward `name`; of another than the policy's, none has a KL coef."""
+    scores, policy_score = responses.scores[name]
+    chooser = None
+    if name != trained_on:
+        kl_coef, chooser = None, responses.scores[trained_on][0]
+    log_rho, log_pi = responses.ref_logprobs, responses.logprobs
+    if log_pi is None:
+        return comparison.compare(
+            log_rho, responses.kl, scores, policy_score, kl_coef=kl_coef, chooser=chooser
+        )
+    repeats = responses.repeats
+    return comparison.compare_samples(
+        log_rho, log_pi, scores, kl_coef=kl_coef, chooser=chooser, repeats=repeats
+    )
 
 
 def _frontier(
@@ -323,4 +329,4 @@ def _frontier(
         columns = optimum.frontier(ref_logprobs, scores, betas)
     else:
         columns = optimum.sampled_frontier(ref_logprobs, scores, betas)
-    return {name: column.tolist() for name, column in zip(FRONTIER, columns)}
+    return {name: column.tolist() for name, column in zip(COLUMNS, columns)}

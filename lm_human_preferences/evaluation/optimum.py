@@ -69,25 +69,6 @@ def frontier(
     return torch.stack(points, dim=1)
 
 
-def judged(
-    ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, beta: float
-) -> torch.Tensor:
-    """Return KL of pi* for `rewards` and its reward by `judge`: (2, queries); 0 <= beta <= inf."""
-    results = []
-    # One query at a time, which fits into the processor's cache.
-    for log_rho, reward, other in zip(ref_logprobs, rewards, judge, strict=True):
-        if beta == 0:
-            tilt = torch.zeros_like(log_rho, dtype=torch.float64)
-            log_rho = torch.where(reward == reward.max(), log_rho.double(), -torch.inf)
-        else:
-            tilt = reward.double() / beta
-        energy = log_rho.double() + tilt
-        log_z = energy.logsumexp(-1)
-        probabilities = (energy - log_z).exp_()
-        results.append(torch.stack([probabilities @ tilt - log_z, probabilities @ other.double()]))
-    return torch.stack(results, dim=1)
-
-
 def beta_grid(rewards: torch.Tensor) -> torch.Tensor:
     """Return decreasing betas, from almost no KL to almost only the best response."""
     return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, 50, dtype=torch.float64)

@@ -2,98 +2,91 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences.evaluation import plots
-from lm_human_preferences.evaluation.report import (
-    OWN_OPTIMUM,
-    from_base,
-    margin,
-    not_finite,
-    point_label,
-    points_of,
-    well_sampled,
-)
+import numpy as np
+
+from lm_human_preferences import storage
+from lm_human_preferences.evaluation import report
 from lm_human_preferences.utils import student
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-STYLES = {  # a marker and a colour of its own for each kind of point
-    'base': ('o', plots.BLUE),
-    'policy': ('*', plots.VERMILION),
-    'optimum': ('D', plots.SKY),
-    'best of n by reward model': ('^', plots.ORANGE),
-    'best of n by known reward': ('s', plots.GREEN),
-    'best of n by judge': ('v', plots.PURPLE),
-}
+MARKERS = {'base': 'o', 'policy': '*', 'optimum': 'D'}  # of other points: by who chooses
+BEST_OF_N, BEST_BY_REWARD_MODEL = 's', '^'
 
 
 def draw(results: dict[str, Any], path: str) -> None:
     """Plot reward against KL, one panel for each reward measured; with 95 % intervals."""
-    figure, panels = plots.panels(len(results['rewards']))
-    title = f'Run {_run_name(results["save_dir"])}: the policy and the best one possible'
-    with_errors = 'standard_errors' in next(iter(results['rewards'].values()))['base']
-    with_errors = with_errors and results['queries'] >= student.FEWEST
-    if with_errors:
+    from matplotlib.figure import Figure  # slow to import; this class needs no display
+
+    rewards = results['rewards']
+    figure = Figure(figsize=(6.4 * len(rewards), 4.4), layout='constrained')
+    panels = figure.subplots(1, len(rewards), squeeze=False)[0]
+    name = os.path.basename(os.path.abspath(results['save_dir']))[:80]
+    title = f'Run {name}: the policy and the best one possible'
+    if _has_intervals(results):
         title += ', with 95 % intervals'
-    figure.suptitle(title, color=plots.INK, fontsize=13, parse_math=False)
-    trained_on = next(iter(results['rewards']))
-    for axes, (reward, points) in zip(panels, results['rewards'].items()):
-        marks, kinds = points_of(results, reward)
-        broken = [point_label(point, reward, trained_on) for point in not_finite(points)]
-        title = f'{reward}, not finite: {", ".join(broken)}' if broken else reward
-        plots.label(axes, title=title, x='KL from the base model (nats)', y='reward')
-        if 'base' not in marks:
-            continue
-        up_to = 1.2 * max(values['kl'] for values in marks.values())
-        base = points['base']
-        errors = well_sampled(points['frontier']).get('standard_errors') if with_errors else None
-        if errors is not None:
-            times = student.quantile(results['queries'] - 1)
-            errors = [times * error for error in (base['standard_errors']['reward'], *errors)]
-        best = from_base(points, 'frontier')
-        plots.draw_frontier(axes, *best, errors, label='frontier', up_to=up_to)
-        if OWN_OPTIMUM in points:
-            own = from_base(points, OWN_OPTIMUM)
-            plots.draw_curve(axes, *own, label=f'optimum for {trained_on}', up_to=up_to)
-        _draw_marks(axes, marks, kinds, results['queries'])
-        plots.legend(axes, loc='lower right')
-    plots.save(figure, path)
+    figure.suptitle(title, parse_math=False)
+    for axes, reward in zip(panels, rewards, strict=True):
+        broken = report.not_finite(results, reward)
+        axes.set_title(f'{reward}, not finite: {", ".join(broken)}' if broken else reward)
+        axes.set_xlabel('KL from the base model (nats)')
+        axes.set_ylabel('reward')
+        axes.grid(color='#E5E5E5')
+        points = report.points_of(results, reward)
+        known = {point: each for point, each in points.items() if report.is_known(each[1])}
+        if 'base' in known:
+            up_to = 1.2 * max(values['kl'] for _, values in known.values())
+            _draw_frontier(axes, results, reward, up_to)
+            for point, (label, values) in known.items():
+                _draw_point(axes, point, label, values, results['queries'])
+            axes.legend(loc='lower right', frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format='png', dpi=150)
+    storage.write_bytes(path, buffer.getvalue())
 
 
-def _run_name(save_dir: str) -> str:
-    name = os.path.basename(save_dir.rstrip('/'))
-    if name in ('', '.', '..'):
-        name = os.path.basename(os.path.abspath(save_dir))
-    return name[:80]
+def _has_intervals(results: dict[str, Any]) -> bool:
+    is_sample = 'standard_errors' in next(iter(results['rewards'].values()))['base']
+    return is_sample and results['queries'] >= student.FEWEST
 
 
-def _draw_marks(
-    axes: Axes, marks: dict[str, dict[str, Any]], kinds: dict[str, list[str]], queries: int
-) -> None:
-    """Draw the points `marks` {name: values}, a mark for each of `kinds` {kind: names}."""
-    *_, numbered = ('', *(kind for kind in kinds if kind.startswith('best of n')))
-    for kind, points in kinds.items():
-        errors: list[list[float] | None] = [None, None]
-        if 'standard_errors' in marks[points[0]]:
-            errors = [
-                [margin(marks[point], key, queries) or 0 for point in points]
-                for key in ('kl', 'reward')
-            ]
-        # Also best of n by a reward of the user's.
-        marker, colour = STYLES.get(kind, STYLES['best of n by reward model'])
-        # One number serves both kinds of best of n, which have the same KL, one above the other.
-        texts = [point.split('_')[2] for point in points] if kind == numbered else ()
-        plots.draw_points(
-            axes,
-            [marks[point]['kl'] for point in points],
-            [marks[point]['reward'] for point in points],
-            marker=marker,
-            colour=colour,
-            label=kind,
-            errors=errors,
-            texts=texts,
-        )
+def _draw_frontier(axes: Axes, results: dict[str, Any], reward: str, up_to: float) -> None:
+    """Draw the highest reward at each KL, and beyond the last one that it is at least as high."""
+    curve = report.frontier_of(results['rewards'][reward])
+    end = min(up_to, curve['kl'][-1])
+    kls = [*(kl for kl in curve['kl'] if kl < end), end]
+    best = np.interp(kls, curve['kl'], curve['reward'])
+    if 'standard_errors' in curve and _has_intervals(results):
+        errors = np.interp(kls, curve['kl'], curve['standard_errors'])
+        width = student.quantile(results['queries'] - 1) * errors
+        axes.fill_between(kls, best - width, best + width, color='black', alpha=0.12, linewidth=0)
+    axes.plot(kls, best, color='black', label='frontier')
+    if end < up_to:
+        label = 'frontier, at least'
+        axes.plot([end, up_to], [best[-1], best[-1]], color='black', linestyle=':', label=label)
+
+
+def _draw_point(axes: Axes, point: str, label: str, values: report.Point, queries: int) -> None:
+    """Draw a point with its intervals."""
+    marker = MARKERS.get(point, BEST_OF_N)
+    if point.endswith(report.BY_REWARD_MODEL):
+        marker = BEST_BY_REWARD_MODEL
+    axes.errorbar(
+        values['kl'],
+        values['reward'],
+        xerr=report.margin(values, 'kl', queries),
+        yerr=report.margin(values, 'reward', queries),
+        linestyle='none',
+        marker=marker,
+        markersize=13 if point == 'policy' else 7,
+        markeredgecolor='black',
+        ecolor='black',
+        capsize=3,
+        label=label,
+        zorder=4 if point == 'policy' else 3,
+    )

@@ -3,12 +3,9 @@
 from typing import Any
 
 from lm_human_preferences.evaluation import report
-from lm_human_preferences.evaluation.report import OWN_OPTIMUM
 from lm_human_preferences.report_page import charts
 from lm_human_preferences.report_page.charts import Chart, Series
 
-_COLOURS = {'base': 0, 'policy': 1, 'optimum': 2}
-_BEST_OF, _BEST_OF_OTHER = 3, 4
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -24,47 +21,27 @@ def evaluation(results: dict[str, Any], identity: str) -> dict[str, Any] | None:
 
 
 def _chart(results: dict[str, Any], reward: str, identity: str) -> Chart | None:
-    points = results['rewards'][reward]
-    trained_on = next(iter(results['rewards']))
-    marks, kinds = report.points_of(results, reward)
-    if 'base' not in marks:  # whose reward is not finite
+    points = report.points_of(results, reward)
+    known = {point: each for point, each in points.items() if report.is_known(each[1])}
+    if 'base' not in known:  # whose reward is not finite
         return None
-    up_to = 1.2 * max(values['kl'] for values in marks.values())
-    series = [_curve('the best possible', points, 'frontier', up_to, charts.LINE, 0)]
-    if OWN_OPTIMUM in points:
-        name = f'the optimum for the {trained_on}'
-        series.append(_curve(name, points, OWN_OPTIMUM, up_to, charts.DASHED, 5))
-    chosen_by_other = [kind for kind in kinds if kind.startswith('best of n')][1:]
-    # The policy comes last, so that nothing hides it. One number serves both kinds of best of n,
-    # which have about the same KL.
-    for kind, names in sorted(kinds.items(), key=lambda item: item[0] == 'policy'):
-        colour = _COLOURS.get(kind, _BEST_OF)
-        if kind in chosen_by_other:
-            colour = _BEST_OF_OTHER
-        has_texts = kind.startswith('best of n') and kind not in chosen_by_other
-        steps, values, texts = [], [], []
-        for name in names:
-            steps.append(marks[name]['kl'])
-            values.append(marks[name]['reward'])
-            texts.append(name.split('_')[2] if has_texts else '')
-        series.append(Series(kind, steps, values, charts.POINTS, colour, texts))
-    place = list(results['rewards']).index(reward)
+    up_to = 1.2 * max(values['kl'] for _, values in known.values())
+    curve = report.frontier_of(results['rewards'][reward])
+    count = sum(kl <= up_to for kl in curve['kl'])
+    series = [
+        Series('the best possible', curve['kl'][:count], curve['reward'][:count], charts.LINE, 0)
+    ]
+    colours = {point: number for number, point in enumerate(known)}
+    # The policy comes last, so that nothing hides it.
+    for point in sorted(known, key='policy'.__eq__):
+        label, values = known[point]
+        place = [values['kl']], [values['reward']]
+        series.append(Series(label, *place, charts.POINTS, colours[point]))
+    number = list(results['rewards']).index(reward)
     return charts.layout(
         f'The policy and the best one possible, by the {reward}',
         'KL from the initial model (nats)',
         'mean reward',
         series,
-        identity=f'{identity}-frontier-{place}',
+        identity=f'{identity}-frontier-{number}',
     )
-
-
-def _curve(
-    name: str, points: dict[str, Any], curve: str, up_to: float, kind: str, colour: int
-) -> Series:
-    """Return a curve of the results from the initial model to the KL `up_to`."""
-    steps, values = [], []
-    for kl, value in zip(*report.from_base(points, curve), strict=True):
-        if kl <= up_to:
-            steps.append(kl)
-            values.append(value)
-    return Series(name, steps, values, kind, colour)

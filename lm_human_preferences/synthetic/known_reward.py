@@ -20,6 +20,7 @@ from lm_human_preferences.utils.core import default_device, one_thread
 
 N_REVIEWS = 16384  # labelled reviews that the classifier is fitted to
 L2_PENALTY = 0.1  # per review
+QUERIES = 'reviews'  # data set whose texts it is about
 CHECKPOINT = 'model.ckpt'  # in the directory in the cache
 
 

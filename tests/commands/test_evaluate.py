@@ -12,6 +12,7 @@ import torch
 from command_line import error_of, invoke, last_error_of, succeed
 from events import events_of
 from experiments import resolved
+from matplotlib.figure import Figure
 
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
@@ -22,15 +23,15 @@ from lm_human_preferences.evaluation import (
     measure,
     optimum,
     picture,
-    plots,
     report,
 )
+from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.report_page import frontier
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.rewards import make_score_fn
+from lm_human_preferences.rewards import TrainedRewardModel, make_score_fn
 from lm_human_preferences.run_story import outcome
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.runs.run_settings import load_run_hparams
@@ -263,6 +264,9 @@ def test_best_of_n_by_either_reward_from_samples():
     expected, _ = optimum.sampled_best_of_n(uniform, chooser, 16, scores)
     assert found['reward'].mean() == pytest.approx(expected.mean().item(), abs=0.1)
     torch.testing.assert_close(found['kl'], points['best_of_16']['kl'])
+    best = comparison.summarize(points, with_errors=True)['best_of_16']
+    assert best['kl'] == pytest.approx(math.log(16) - 15 / 16)  # whatever the samples
+    assert best['standard_errors']['kl'] is None and report.margin(best, 'reward', 30) > 0
     assert points['best_of_16']['reward'].mean() > found['reward'].mean() + 0.5
 
 
@@ -297,29 +301,29 @@ def results_of(**more):
                 'policy': point,
                 **bests,
                 **chosen,
-                'optimum_by_reward_model': {**point, 'reward': 2.25},
                 'frontier': frontier,
-                'own_optimum': {'kl': [1.0, 3.0, 8.0], 'reward': [1.0, 2.0, 1.5]},
             },
         },
     }
+
+
+KNOWN_ROWS = [
+    'known reward',
+    'base',
+    'policy',
+    *(
+        f'best of {n} by {reward}'
+        for reward in ('known reward', 'reward model')
+        for n in report.BEST_OF
+    ),
+]
 
 
 def test_the_table_says_who_chose():
     lines = list(report.table(results_of()))
     own, known = (lines[i + 1 :] for i, line in enumerate(lines) if not line)
     names = [line.split('  ')[0] for line in known]
-    assert names == [
-        'known reward',
-        'base',
-        'policy',
-        *(
-            f'best of {n} by {reward}'
-            for reward in ('known reward', 'reward model')
-            for n in report.BEST_OF
-        ),
-        'optimum for reward model',
-    ]
+    assert names == KNOWN_ROWS
     assert 'best of 4 by reward model' in {line.split('  ')[0] for line in own}
     assert re.fullmatch(r'KL\(policy \|\| optimum\) +0\.500', own[6])
     assert own[7] == 'optimum: the best policy at the KL coefficient 0.25, the last of the run'
@@ -350,30 +354,44 @@ def test_a_kl_that_had_not_settled_is_told(control, told):
     assert told is None or notes[0].startswith(f'note: not settled after 200 steps: {told}')
 
 
-def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch):
-    saved = []
-    monkeypatch.setattr(plots, 'save', lambda figure, path: saved.append((figure, path)))
-    picture.draw(results_of(), 'out.png')
-    ((figure, path),) = saved
-    assert path == 'out.png' and figure.get_suptitle().startswith('Run a $run^$: ')
-    figure.draw_without_rendering()  # as a formula, the name would be an error
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures that are saved."""
+    figures = []
+    save = Figure.savefig
+
+    def keep(figure, *arguments, **more):
+        figures.append(figure)
+        save(figure, *arguments, **more)
+
+    monkeypatch.setattr(Figure, 'savefig', keep)
+    return figures
+
+
+def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_point(drawn, tmp_path):
+    picture.draw(results_of(), str(tmp_path / 'out.png'))
+    assert (tmp_path / 'out.png').read_bytes().startswith(b'\x89PNG')
+    (figure,) = drawn
+    assert figure.get_suptitle().startswith('Run a $run^$: ')  # as a formula it would be an error
     for axes in figure.axes:
-        line = next(line for line in axes.lines if line.get_label() == 'frontier')
-        kls, rewards = line.get_data()
-        assert (kls[0], rewards[0]) == (0, 0)
+        frontier, beyond = (
+            next(line for line in axes.lines if line.get_label() == label)
+            for label in ('frontier', 'frontier, at least')
+        )
         largest = 16 / 5
-        assert kls[-1] == 3 and 1.2 * largest > 3
-        beyond = next(line for line in axes.lines if line.get_label() == 'frontier, at least')
+        assert [list(each) for each in frontier.get_data()] == [[0, 0.5, 1, 3], [0, 1, 2, 4]]
         assert list(beyond.get_xdata()) == pytest.approx([3, 1.2 * largest])
         policy = next(bars for bars in axes.containers if bars.get_label() == 'policy')
         across, up = (bars.get_segments()[0] for bars in policy.lines[2])
         assert across[:, 0] == pytest.approx([2 - 0.5329, 2 + 0.5329], abs=1e-4)
         assert up[:, 1] == pytest.approx([3 - 0.2664, 3 + 0.2664], abs=1e-4)
-        markers = {bars.get_label(): bars.lines[0].get_marker() for bars in axes.containers}
-        assert len(set(markers.values())) == len(markers) == 4
-    assert {'best of n by reward model', 'best of n by known reward'} <= set(markers)
-    dashed = [line for line in axes.lines if line.get_label() == 'optimum for reward model']
-    assert [list(line.get_xdata()) for line in dashed] == [pytest.approx([0, 1, 3, 1.2 * largest])]
+    labels = [bars.get_label() for bars in axes.containers]
+    assert labels == [name for name in KNOWN_ROWS if name != 'known reward']
+    known = results_of()['rewards']['known reward']
+    known['frontier']['kl'][-1] = 9.0
+    picture.draw({**results_of(), 'rewards': {'known reward': known}}, str(tmp_path / 'out.png'))
+    line = next(line for line in drawn[1].axes[0].lines if line.get_label() == 'frontier')
+    assert line.get_xdata()[-1] == pytest.approx(1.2 * largest)  # no further than the points
 
 
 @pytest.mark.parametrize(
@@ -383,7 +401,7 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch)
         (['policy', 'base', *(f'best_of_{n}' for n in report.BEST_OF)], ' base, policy, best of 4'),
     ],
 )
-def test_numbers_that_are_not_finite_are_said_and_not_drawn(broken, told, monkeypatch):
+def test_numbers_that_are_not_finite_are_said_and_not_drawn(broken, told, drawn, tmp_path):
     """Of a network that gives infinite numbers, and in the files of an earlier version."""
     control = {'target': 2, 'steps': 9, 'recent_steps': 2, 'kl_coef_before': 1, 'kl_coef': 1}
     results = results_of(kl_control=control)
@@ -394,11 +412,9 @@ def test_numbers_that_are_not_finite_are_said_and_not_drawn(broken, told, monkey
     lines = list(report.table(results))
     assert sum(told in line for line in lines) == 2
     assert not any('no gain' in line for line in lines)
-    saved = []
-    monkeypatch.setattr(plots, 'save', lambda figure, path: saved.append(figure))
-    picture.draw(results, 'out.png')
-    for axes in saved[0].axes:
-        assert 'not finite: ' in axes.get_title(loc='left')
+    picture.draw(results, str(tmp_path / 'out.png'))
+    for axes in drawn[0].axes:
+        assert 'not finite: ' in axes.get_title()
         assert 'policy' not in [bars.get_label() for bars in axes.containers]
     charts = [chart for _, chart in frontier.evaluation(results, 'i')['rewards']]
     assert [chart is None for chart in charts] == ['base' in broken] * 2
@@ -532,6 +548,30 @@ def measured(monkeypatch):
     return measure_
 
 
+@pytest.mark.parametrize(
+    'queries, reward, expected',
+    [
+        ('reviews', TrainedRewardModel, ['reward model', 'known reward']),
+        ('reviews', TextReward, ['reward model']),
+        ('mine.jsonl', TrainedRewardModel, ['reward model']),
+    ],
+)
+def test_only_what_learned_about_reviews_is_measured_by_their_known_reward(
+    monkeypatch, queries, reward, expected
+):
+    """Not a function or a classifier, nor a reward for texts of one's own."""
+
+    class Known:
+        def __init__(self, encoding):
+            pass
+
+    monkeypatch.setattr(measure, 'KnownReward', Known)
+    source = types.SimpleNamespace(task=HParams().task)
+    source.task.query_dataset = queries
+    source.for_evaluation = lambda *_: object.__new__(reward)
+    assert list(measure._reward_models('run', source, encodings.Reviews, None)) == expected
+
+
 def test_the_reward_that_was_trained_on_chooses_for_the_other_as_well(measured):
     found = measured()
     rewards = found.pop('rewards')
@@ -544,14 +584,8 @@ def test_the_reward_that_was_trained_on_chooses_for_the_other_as_well(measured):
     assert known['best_of_2']['reward'] == pytest.approx(3 * 3 / 4 + 1 / 4)
     assert known['best_of_2_by_reward_model']['reward'] == pytest.approx(1 * 3 / 4 + 3 / 4)
     assert 'best_of_2_by_reward_model' not in own
-    # What the one likes the other dislikes. At KL 0.5, 0.8 of the chance is the second response's.
-    assert 'own_optimum' not in own
-    assert known['optimum_by_reward_model']['kl'] == pytest.approx(0.5)
-    assert known['own_optimum']['reward'][-1] == pytest.approx(1)
     sampled = measured(most=9**3 - 1)
     assert (sampled['exact'], sampled['responses']) == (False, 7)
-    curve = sampled['rewards']['known reward']['own_optimum']
-    assert {'effective_samples', 'standard_errors'} < set(curve)
 
 
 @pytest.mark.parametrize('most', [9**3, 9**3 - 1])

@@ -135,8 +135,6 @@ def cedar(run):
     write_samples(run, {200: last})
     by_model = {'kl': 5.41, 'reward': 3.118, 'frontier': 3.149, 'share': 0.99}
     by_known = {'kl': 5.41, 'reward': -0.612, 'frontier': 5.104, 'share': -0.078}
-    own_curve = {'kl': [0.1, 0.6, 1.2, 3.0, 6.0], 'reward': [0.1, 0.5, 0.66, 0.2, -0.5]}
-    of_known = {'frontier': _frontier(5.3), 'own_optimum': own_curve}
     _evaluate(
         run,
         {
@@ -145,7 +143,11 @@ def cedar(run):
                 'policy': by_model,
                 'frontier': _frontier(3.3),
             },
-            'known reward': {'base': {'kl': 0.0, 'reward': -0.197}, 'policy': by_known, **of_known},
+            'known reward': {
+                'base': {'kl': 0.0, 'reward': -0.197},
+                'policy': by_known,
+                'frontier': _frontier(5.3),
+            },
         },
         exact=True,
         responses=125_000,

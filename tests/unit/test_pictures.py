@@ -1,10 +1,8 @@
 """Contents of pictures: lines, bands, bars and their colours, from made-up rows."""
 
-import numpy as np
+import plots
 import pytest
 from figures import figure_plots
-
-from lm_human_preferences.evaluation import plots
 
 
 @pytest.fixture
@@ -75,18 +73,3 @@ def test_the_frontier_has_a_band_and_goes_on_at_its_last_reward(axes):
         ('best, at least', ':', [4, 8], [3, 3]),
     ]
     assert bands_of(axes) == [(0.75, 4)]
-
-
-def test_policies_are_markers_with_bars_and_captions(axes):
-    errors = ([0.25, 0.5], None)
-    style = {'marker': 's', 'colour': plots.GREEN, 'label': 'some'}
-    plots.draw_points(axes, [1, 2], [3, 4], errors=errors, texts=('a', 'b'), **style)
-    plots.draw_points(axes, [5], [6], **{**style, 'marker': '*'})
-    marker, _, (bars,) = axes.containers[0].lines
-    star = axes.containers[1].lines[0]
-    looks = marker.get_marker(), marker.get_color(), marker.get_linestyle()
-    assert looks == ('s', plots.GREEN, 'None')
-    assert np.array(bars.get_segments()).tolist() == [[[0.75, 3], [1.25, 3]], [[1.5, 4], [2.5, 4]]]
-    assert [(text.get_text(), text.xy) for text in axes.texts] == [('a', (1, 3)), ('b', (2, 4))]
-    assert star.get_markersize() > marker.get_markersize()
-    assert star.get_zorder() > marker.get_zorder()

@@ -13,7 +13,6 @@ from run_folders import (
     write_samples,
     write_settings,
 )
-from three_runs import cedar
 
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.report_page import (
@@ -27,7 +26,6 @@ from lm_human_preferences.report_page import (
     training_curves,
 )
 from lm_human_preferences.report_page.charts import Event, Series
-from lm_human_preferences.run_story import facts
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import run_files, run_record
 from lm_human_preferences.runs.curves import Log, LoggedCurve
@@ -103,14 +101,6 @@ def test_settings_in_which_policies_differ_are_compared(tmp_path):
 )
 def test_durations_are_said_as_people_do(seconds, text):
     assert provenance.duration(seconds) == text
-
-
-def test_the_chart_of_another_reward_has_the_optimum_for_the_one_trained_on(tmp_path):
-    found = facts.read_run(str(cedar(tmp_path / 'cedar')))
-    (_, own), (_, other) = frontier.evaluation(found.evaluation, 'i')['rewards']
-    dashed = [each.name for each in other.series if each.kind == charts.DASHED]
-    assert dashed == ['the optimum for the reward model']
-    assert charts.DASHED not in [each.kind for each in own.series]
 
 
 def test_kinds_of_points_have_colours_of_their_own():

@@ -1,11 +1,11 @@
-"""Plotting functions (matplotlib): panels, colours, KL-reward frontiers, points, saving."""
+"""Plotting functions (matplotlib) of the figures in docs: panels, colours, frontiers, saving."""
 
 from __future__ import annotations
 
 import bisect
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,15 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito for colour-blind readers, without its yellow.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = (
-    '#0072B2',
-    '#D55E00',
-    '#009E73',
-    '#CC79A7',
-    '#E69F00',
-    '#56B4E9',
-)
+# Of the palette of Okabe and Ito for colour-blind readers
+BLUE, VERMILION, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
 INK, GREY = '#222222', '#888888'
 
 
@@ -77,15 +70,6 @@ def draw_frontier(
         )
 
 
-def draw_curve(
-    axes: Axes, kls: Sequence[float], rewards: Sequence[float], *, label: str, up_to: float
-) -> None:
-    """Draw the rewards of other policies than the best as a dashed line, up to the KL `up_to`."""
-    axes.plot(
-        *_cut(kls, rewards, up_to), color=SKY, linewidth=1.8, linestyle='--', label=label, zorder=2
-    )
-
-
 def _cut(
     kls: Sequence[float], values: Sequence[float], up_to: float
 ) -> tuple[list[float], list[float]]:
@@ -93,47 +77,6 @@ def _cut(
     end = min(up_to, kls[-1])
     count = bisect.bisect_left(kls, end)
     return [*kls[:count], end], [*values[:count], np.interp(end, kls, values)]
-
-
-def draw_points(
-    axes: Axes,
-    kls: Sequence[float],
-    rewards: Sequence[float],
-    *,
-    marker: str,
-    colour: str,
-    label: str,
-    errors: Sequence[Sequence[float] | None] = (None, None),
-    texts: Iterable[str] = (),
-) -> None:
-    """Draw policies of one kind as markers, with errors of both axes and texts."""
-    axes.errorbar(
-        kls,
-        rewards,
-        xerr=errors[0],
-        yerr=errors[1],
-        linestyle='none',
-        marker=marker,
-        color=colour,
-        markersize=13 if marker == '*' else 7,
-        markeredgecolor=INK,
-        markeredgewidth=0.6,
-        elinewidth=1.2,
-        ecolor=INK,
-        capsize=3,
-        label=label,
-        zorder=4 if marker == '*' else 3,
-    )
-    for kl, reward, text in zip(kls, rewards, texts):
-        axes.annotate(
-            text,
-            (kl, reward),
-            xytext=(6, -12),
-            textcoords='offset points',
-            color=INK,
-            fontsize=9,
-            zorder=4,
-        )
 
 
 def legend(axes: Axes, **settings: Any) -> None:
