@@ -13,8 +13,7 @@ otherwise. Both are right, or for the second policy, with probability `share`: o
 equal policies, or in each trial another one from .55 to .9, as of reward models. (With one answer
 to each query the interval is Wilson's, whose coverage for 20 answers jumps between 92 and 98 %
 from share to share; this is the average.) "ties": of five answers to each query some prefer none
-and are left out. The last column shows how few if each answer counted as independent. What the
-best of 2 + 2 says of pairs is a function of the share, so its interval holds as often.
+and are left out. The last column shows how few if each answer counted as independent.
 
 agreement: of all pairs of answers to a question, how many are equal.
 
@@ -55,7 +54,6 @@ from lm_human_preferences.evaluation import report
 from lm_human_preferences.frozen_head.fitting import fit_head
 from lm_human_preferences.frozen_head.posterior import Problem, posterior, standardized
 from lm_human_preferences.labels.report.agreement import (
-    agreement_interval,
     clustered_interval,
     correlation_interval,
     effective_pairs,
@@ -136,8 +134,10 @@ def agreement(trials: int, rng: np.random.Generator) -> None:
             counts = np.full(questions, labellers)
             held = []
             for right in simulated(counts, np.full(trials, share), rho, rng):
-                of_values = np.stack([right, counts - right], axis=1)
-                ends = agreement_interval(of_values, range(questions))
+                wrong = counts - right
+                equal = (right * (right - 1) + wrong * (wrong - 1)) // 2
+                pairs = counts * (counts - 1) // 2
+                ends = clustered_interval(equal.tolist(), pairs.tolist())
                 if ends not in NONE:
                     held.append(ends[0] <= truth <= ends[1])
             row.append(percent(held))

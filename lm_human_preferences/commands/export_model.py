@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sampler import warnings_only
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.external_rewards.classifier import is_classifier
 from lm_human_preferences.frozen_head.features import pooled
 from lm_human_preferences.frozen_head.head import FILE, is_head, load, task_of
@@ -24,6 +23,7 @@ from lm_human_preferences.language.exported import checks, classifier, tokeniser
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.reward_models import locations
+from lm_human_preferences.reward_sources.loading import saved_model
 from lm_human_preferences.run_story import facts, model_card
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.storage import outputs
@@ -240,17 +240,17 @@ def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
     """Return the reward model at a path or URL, also a policy's; None for other models."""
     run, _, last = model_dir.rstrip('/').rpartition('/')
     if _has(model_dir, run_files.REWARD) and not _has(model_dir, run_files.POLICY):
-        return reward_on_labels.saved_model(model_dir)
+        return saved_model(model_dir)
     is_own = is_model(model_dir)
     if last == run_files.REWARD.network and not is_own and _has(run or '.', run_files.POLICY):
-        return reward_on_labels.saved_model(storage.join(run or '.', run_files.POLICY.network))
+        return saved_model(storage.join(run or '.', run_files.POLICY.network))
     if is_head(model_dir):
-        return reward_on_labels.saved_model(model_dir)
+        return saved_model(model_dir)
     model = trained_models.TrainedModel(model_dir)
     if not model.is_reward_model():
         return None
     assert model.savedir is not None  # the model 'test' is none
-    return reward_on_labels.saved_model(model.savedir)
+    return saved_model(model.savedir)
 
 
 def _has(directory: str, files: run_files.CommandFiles) -> bool:

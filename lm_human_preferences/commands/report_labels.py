@@ -40,7 +40,8 @@ def report_labels(
         found |= _on_reward_model(opened, reward, names)
     for note in opened.notes():
         click.echo(printable(note))
-    click.echo(wording.as_text(folder, found), nl=False)
+    for line in wording.lines(folder, found):
+        click.echo(printable(line))
     if output is not None:
         text = json.dumps(found, indent=2) + '\n'
         with about_option('--output'):

@@ -1,84 +1,46 @@
 """Predictions of labellers' answers by the reward model of a run."""
 
 import dataclasses
-import os
 from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import OptionError, UserError, option_renamed
+from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.classifier import Classifier
 from lm_human_preferences.external_rewards.texts import TextReward
-from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels import label_files
-from lm_human_preferences.labels.answers import Answer
-from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFolder
+from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder
 from lm_human_preferences.labels.held_out import Labels, Rewards, parted, predict
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.loading import LearnedReward
-from lm_human_preferences.runs import run_files
 from lm_human_preferences.runs.run_settings import reward_settings_of
-from lm_human_preferences.training import precision
 
 BATCH = 64  # labels that are scored at a time
-
-
-def saved_model(run: str) -> TrainedModel:
-    """Return the reward model of a run, its weights not read yet; UserError if there is none."""
-    try:
-        saved = TrainedModel(run, locations.reward_model_dir(run))
-        saved.encoding.get_encoder()
-        return saved
-    except OptionError as e:
-        raise UserError(e.text) from e
-
-
-def load(saved: TrainedModel) -> LearnedReward:
-    """Load a reward model, or all of an ensemble, and have this process compute in float32."""
-    precision.configure_for(saved.sizes().n_embd, 'fp32')
-    return loading.load_learned(saved.name, saved.encoding)
-
-
-def _directories(run: str) -> tuple[str, str]:
-    run = run.rstrip('/')
-    return run, os.path.dirname(run)
 
 
 def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the accuracy of the reward model of `run` on labels, for JSON.
 
     'held_out': on labels that its training held out, None without any; 'trained_on': on others;
-    'comparisons': on those of two policies, from which nothing learns; 'labellers': on the answers
-    of each but gold ones, where there are any only on those held out. What the model may have
-    'learned' tests nothing, and has no interval.
+    'comparisons': on those of two policies, from which nothing learns. Labels that the model may
+    have 'learned' test nothing, and have no interval.
     """
-    model, share, parts = parts_of(folder, run, without)
-    label_type = folder.label_type
-    learns = isinstance(model, LearnedReward) or _is_exported(model)
-    found, labellers = {}, {}
-    for name, part in parts.items():
-        found[name] = _prediction(model, part, label_type, learned=learns and name == 'trained_on')
-    learns = learns and found['held_out'] is None
-    for name in folder.logs:
-        if name in without:
-            continue
-        labels = label_files.tensors_of(folder, _answers(folder, name))
-        if found['held_out'] is not None:
-            labels, _ = _parted(folder, labels, share)
-        labellers[name] = _prediction(model, labels, label_type, learned=learns)
-    return {
-        'run': run,
-        'held_out_share': share,
-        'is_of_folder': _has_learned_from(folder, run),
-        **found,
-        'labellers': labellers,
-    }
+    model, fraction, splits = splits_of(folder, run, without)
+    may_have_learned = isinstance(model, LearnedReward) or _is_exported(model)
+    found: dict[str, Any] = {'run': run, 'held_out_share': fraction}
+    for name, labels in splits.items():
+        prediction = predict(rewards_by(model), labels, folder.label_type, BATCH, Comm())
+        found[name] = None
+        if prediction is not None:
+            is_learned = may_have_learned and name == 'trained_on'
+            low, high = (None, None) if is_learned else prediction.interval()
+            more = {'learned': is_learned, 'low': low, 'high': high}
+            found[name] = dataclasses.asdict(prediction) | more
+    return found
 
 
 def _is_exported(model: loading.FrozenRewardModel) -> bool:
@@ -87,36 +49,18 @@ def _is_exported(model: loading.FrozenRewardModel) -> bool:
     return isinstance(scorer, Classifier) and scorer.is_exported
 
 
-def _has_learned_from(folder: LabelFolder, run: str) -> bool:
-    """Return whether the reward model of a run is known to have learned from this folder."""
-    record = reward_settings_of(run)
-    sources = [storage.join(directory, run_files.LABELS) for directory in _directories(run)]
-    if record is not None and record.labels.source is not None:
-        sources.append(record.labels.source)
-    return os.path.realpath(folder.path) in map(os.path.realpath, sources)
-
-
-def _share_held_out(model: loading.FrozenRewardModel, run: str) -> float:
-    """Return the share of the queries whose labels a model did not learn from; others: all."""
-    record = reward_settings_of(run) if isinstance(model, LearnedReward) else None
-    return 0.0 if record is None else record.labels.held_out
-
-
-def _parted(folder: LabelFolder, labels: Labels, share: float) -> tuple[Labels, Labels]:
-    return parted(labels, folder.label_type, share, folder.encoding().get_encoder())
-
-
-def parts_of(
+def splits_of(
     folder: LabelFolder, run: str, without: Collection[str]
 ) -> tuple[loading.FrozenRewardModel, float, dict[str, Labels]]:
-    """Return (the reward model of `run`, the share it held out, {part: its labels})."""
+    """Return (the reward model of `run`, the fraction it held out, {split: its labels})."""
     model = _reward_for(folder, run)
-    share = _share_held_out(model, run)
+    record = reward_settings_of(run) if isinstance(model, LearnedReward) else None
+    fraction = 0.0 if record is None else record.labels.held_out
     learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
     compared = label_files.tensors_of(folder, folder.counted(VALIDATION, without))
-    held_out, trained_on = _parted(folder, learned, share)
-    parts = {'held_out': held_out, 'trained_on': trained_on, 'comparisons': compared}
-    return model, share, parts
+    encoder = folder.encoding().get_encoder()
+    held_out, others = parted(learned, folder.label_type, fraction, encoder)
+    return model, fraction, {'held_out': held_out, 'trained_on': others, 'comparisons': compared}
 
 
 def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:
@@ -128,9 +72,9 @@ def _reward_for(folder: LabelFolder, run: str) -> loading.FrozenRewardModel:
         scorer = text_scorer(run, chat=chat, may_be_code=True)
     if scorer is not None:
         return TextReward(scorer, encoding, chat=chat)
-    saved = saved_model(run)
+    saved = loading.saved_model(run)
     _check(saved, folder)
-    return load(saved)
+    return loading.load_saved(saved)
 
 
 def rewards_by(model: loading.FrozenRewardModel) -> Rewards:
@@ -160,23 +104,3 @@ def _check(saved: TrainedModel, folder: LabelFolder) -> None:
             f'--reward {saved.name}: it takes {n_ctx} tokens, and a query with a response of'
             f' {folder.path} has {tokens}'
         )
-
-
-def _prediction(
-    model: loading.FrozenRewardModel, labels: Labels, label_type: LabelType, *, learned: bool
-) -> dict[str, Any] | None:
-    found = predict(rewards_by(model), labels, label_type, BATCH, Comm())
-    if found is None:
-        return None
-    low, high = (None, None) if learned else found.interval()
-    return {**dataclasses.asdict(found), 'learned': learned, 'low': low, 'high': high}
-
-
-def _answers(folder: LabelFolder, labeller: str) -> list[Answer]:
-    log = folder.logs[labeller]
-    last = [answers[-1] for answers in log.by_question.values()]
-    return [
-        answer
-        for answer in last
-        if answer.value is not None and folder.questions[answer.question].kind != GOLD
-    ]

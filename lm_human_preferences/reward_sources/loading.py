@@ -25,6 +25,7 @@ from lm_human_preferences.rewards import (
 )
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
+from lm_human_preferences.training import precision
 
 LearnedReward = TrainedRewardModel | EnsembleReward | FrozenReward
 FrozenRewardModel = KnownReward | TextReward | LearnedReward
@@ -73,6 +74,22 @@ def load_learned(
     for place in found:
         models.append(TrainedRewardModel(place.directory, encoding, scope=place.scope, base=base))
     return EnsembleReward(models)
+
+
+def saved_model(run: str) -> TrainedModel:
+    """Return the reward model of a run, its weights not read yet; UserError if there is none."""
+    try:
+        saved = TrainedModel(run, reward_model_dir(run))
+        saved.encoding.get_encoder()
+        return saved
+    except OptionError as e:
+        raise UserError(e.text) from e
+
+
+def load_saved(saved: TrainedModel) -> LearnedReward:
+    """Load a reward model, or all of an ensemble, and have this process compute in float32."""
+    precision.configure_for(saved.sizes().n_embd, 'fp32')
+    return load_learned(saved.name, saved.encoding)
 
 
 def _load_head(directory: str, encoding: Encoding) -> FrozenReward:

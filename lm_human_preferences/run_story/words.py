@@ -27,16 +27,25 @@ def environment(
     def finalize(value: Any) -> Markup:
         return value if isinstance(value, Markup) else Markup(escape(str(value)))
 
-    plain = wording.environment(directory, _HERE, wording.TEMPLATES)
-    found = plain.overlay(autoescape=True, finalize=finalize, keep_trailing_newline=True)
-    found.filters = plain.filters | {
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([directory, _HERE]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+        finalize=finalize,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {
+        'spec': format,
         'lines': lines,
         'percent': lambda share: f'{100 * share:.1f} %',
         'repr': repr,
         'short': shortened,
         **filters,
     }
-    found.globals = plain.globals | {
+    found.globals |= {
+        'label_words': wording,
         'is_held': run_lock.is_held,
         'shown': shown,
     }

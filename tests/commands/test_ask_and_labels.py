@@ -27,12 +27,12 @@ from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionW
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.report.agreement import (
     clustered_interval,
-    pairwise_share,
     wilson_interval,
 )
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_settings
 
@@ -278,9 +278,9 @@ def test_gold_questions_are_no_part_of_the_agreement(with_gold):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A folder that is taken for the run of a reward model."""
-    monkeypatch.setattr(reward_on_labels, 'saved_model', lambda run: TrainedModel('test'))
+    monkeypatch.setattr(loading, 'saved_model', lambda run: TrainedModel('test'))
     model = TrainedRewardModel('test', encodings.Test)
-    monkeypatch.setattr(reward_on_labels, 'load', lambda saved: model)
+    monkeypatch.setattr(loading, 'load_saved', lambda saved: model)
     (tmp_path / 'run').mkdir()
     return tmp_path / 'run'
 
@@ -288,19 +288,13 @@ def run(tmp_path, monkeypatch):
 def test_gold_questions_do_not_measure_a_reward_model(with_gold, run):
     found = reward_on_labels.report(with_gold, str(run))
     assert found['trained_on']['labels'] == 7
-    counts = {name: row['labels'] for name, row in found['labellers'].items()}
-    assert counts == {'anna': 3, 'bob': 3, 'carl': 1}
     assert found['held_out'] is None and found['comparisons'] is None
 
 
 def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_path, monkeypatch):
     """Only of what it has not learned are there intervals: everything, for a function."""
-    for source, share, told in (
-        (answered, 0.0, 'has'),
-        (answered, 0.5, 'has'),
-        (tmp_path / 'other', 0.0, 'may have'),
-    ):
-        options = LabelHParams(source=str(source), type='best_of_4', held_out=share)
+    for share in (0.0, 0.5):
+        options = LabelHParams(source=str(answered), type='best_of_4', held_out=share)
         monkeypatch.setattr(
             run_settings,
             'read_settings',
@@ -309,15 +303,11 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
         report, printed = report_of(answered, tmp_path, f'--reward {run}')
         learned = report['reward']['trained_on']
         assert (learned['learned'], learned['low'], learned['high']) == (True, None, None)
-        line = rf'(train on|others): \d of \d, [\d.]+ %, which it {told} learned\n'
+        line = r'(train on|others): \d of \d, [\d.]+ %, which it may have learned\n'
         assert re.search(line, printed)
         tested = report['reward']['held_out']
         assert (tested is not None) == (share > 0)
-        for row in (tested, *report['reward']['labellers'].values()):
-            if row is not None and share:
-                assert not row['learned'] and row['low'] < row['high']
-            elif row is not None:
-                assert row['learned'] and row['low'] is None
+        assert tested is None or (not tested['learned'] and tested['low'] < tested['high'])
     constant = 'def score(queries, responses):\n    return [1.0] * len(queries)\n'
     (tmp_path / 'const.py').write_text(constant)
     report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
@@ -345,9 +335,6 @@ def test_win_rate(tmp_path):
     # scipy.stats.binomtest(8, 10).proportion_ci(0.95, 'wilson') of SciPy 1.17.1
     assert [round(comparison[key], 4) for key in ('low', 'high')] == [0.4902, 0.9433]
     assert 'run was preferred to initial in 8 of 10 answers to 10 questions: 80.0 %' in printed
-    # The best of 2 + 2 is as if pairs were won in 75.6 %, see tests/unit/test_agreement.py
-    assert comparison['pairwise'] == pytest.approx(pairwise_share(0.8, 2))
-    assert 'better of 1 + 1, which would be\n  75.6 %, interval 49.2 to 90.4, if' in printed
     assert report['training_labels'] == 0
 
 

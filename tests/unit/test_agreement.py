@@ -12,8 +12,6 @@ from lm_human_preferences import label_types
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.agreement import (
-    best_of_share,
-    chi_square,
     chi_square_tail,
     clustered_interval,
     correlation_interval,
@@ -22,13 +20,9 @@ from lm_human_preferences.labels.report.agreement import (
     effective_pairs,
     in_words,
     krippendorff_alpha,
-    pairwise_share,
-    raw_agreement,
     uniform_p_value,
-    value_counts,
     wilson_interval,
 )
-from lm_human_preferences.run_story import words
 
 
 def random_answers():
@@ -95,17 +89,6 @@ def test_alpha_is_that_of_another_program_on_random_answers_with_gaps(level):
         else:
             expected = krippendorff.alpha(value_counts=counts, level_of_measurement=level)
             assert found == pytest.approx(expected, abs=1e-9)
-
-
-def test_units_with_one_answer_or_none_say_nothing():
-    assert raw_agreement(value_counts([[0, 0], [1, 1], [0, 1], [3], []])) == (2 / 3, 3)
-    share, pairs = raw_agreement(value_counts([[1]]))
-    assert math.isnan(share) and pairs == 0
-
-
-def test_raw_agreement_counts_pairs():
-    """Five answers 2 2 2 0 1: 10 pairs of which 3 are equal."""
-    assert raw_agreement(value_counts([[2, 2, 2, 0, 1]])) == (0.3, 10)
 
 
 @pytest.mark.parametrize(
@@ -222,30 +205,6 @@ def test_intervals_of_equal_policies_hold_one_half(agreeing):
     assert np.mean([low <= 0.5 <= high for low, high in independent]) < 0.9
 
 
-@pytest.mark.parametrize('each', [1, 2, 4])
-@pytest.mark.parametrize('pair', [0.1, 0.5, 0.6, 0.8])
-def test_the_best_of_several_is_further_from_one_half_than_a_pair(pair, each):
-    """Against 200,000 simulated questions, whose standard error is .0011 at most."""
-    rng = np.random.default_rng(0)
-    ahead = math.sqrt(2) * statistics.NormalDist().inv_cdf(pair)
-    own = rng.normal(ahead, 1, (200_000, each)).max(1)
-    other = rng.normal(0, 1, (200_000, each)).max(1)
-    share = best_of_share(pair, each)
-    assert share == pytest.approx(np.mean(own > other), abs=0.005)
-    assert pairwise_share(share, each) == pytest.approx(pair, abs=1e-6)
-
-
-def test_few_answers_have_the_p_value_of_an_exact_test():
-    """Of 4^4 tables of 4 answers: 4 with all in one cell, 48 with three in one. 52 / 256."""
-    assert uniform_p_value([3, 1, 0, 0]) == pytest.approx(52 / 256, abs=0.01)
-    assert uniform_p_value([4, 0, 0, 0]) == pytest.approx(4 / 256, abs=0.004)
-    assert uniform_p_value([1, 1, 1, 1]) == 1
-    assert uniform_p_value([2, 0, 1, 1]) == uniform_p_value([1, 2, 1, 0])  # no chance in it
-    assert uniform_p_value([0, 0]) == 1
-    # 5 are expected in each
-    assert uniform_p_value([9, 1, 5, 5]) == chi_square([9, 1, 5, 5])
-
-
 def test_alpha_of_numbers_that_are_too_large_is_not_defined():
     rating = label_types.get('scalar_rating')
     assert krippendorff_alpha([[1, 2], [5, 5], [9]], rating) == pytest.approx(1 - 0.25 / 4.25)
@@ -268,14 +227,14 @@ def test_chi_square_tail(x, degrees, tail):
     assert chi_square_tail(x, degrees) == pytest.approx(tail, rel=1e-10)
 
 
-def test_chi_square_of_positions():
+def test_p_value_of_positions():
     """Expected 25 each: (25 + 121 + 81 + 9) / 25 = 9.44; p as scipy.stats.chisquare has it."""
-    assert chi_square([30, 14, 34, 22]) == pytest.approx(0.023978301316485748, rel=1e-10)
-    assert chi_square([25, 25, 25, 25]) == chi_square([0, 0]) == chi_square([7]) == 1.0
+    assert uniform_p_value([30, 14, 34, 22]) == pytest.approx(0.023978301316485748, rel=1e-10)
+    assert uniform_p_value([25, 25, 25, 25]) == uniform_p_value([7]) == 1.0
+    assert uniform_p_value([9, 1, 5, 5]) is not None  # 5 are expected in each
+    assert uniform_p_value([9, 1, 5, 4]) is uniform_p_value([0, 0]) is uniform_p_value([]) is None
 
 
 def test_what_is_not_defined_says_why():
-    counts = {'pairs': 2, 'questions': 2, 'raw': 1.0, 'low': 0.2, 'high': 1.0, 'chance': 0.5}
-    template = words.environment(wording.TEMPLATES, str).get_template('label_words.jinja')
-    told = template.module.alpha({**counts, 'alpha': None})
+    told = wording.alpha({'raw': 1.0, 'chance': 0.5, 'alpha': None})
     assert told.endswith('alpha is undefined, because all these answers are the same.')

@@ -14,10 +14,10 @@ from tiny_tokenisers import END, SENTENCES, write_byte_level, write_sentencepiec
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.exported import classifier, tokeniser
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.reward_sources import loading
 
 TEXTS = [*SENTENCES, ' he said', "'s", '\n\n', f'a{END}b', '<s>the', f'it was {tokeniser.PADDING}']
 N_VOCAB = 448  # rows of the embedding, more than the tokeniser has tokens
@@ -35,7 +35,7 @@ def classifier_in(directory):
 
 
 def own_reward(saved):
-    model = reward_on_labels.load(saved)
+    model = loading.load_saved(saved)
 
     def reward(tokens):
         return model.score(torch.tensor([tokens]), torch.tensor([[model.padding_token]])).item()

@@ -267,7 +267,7 @@ def test_nobody_predicts_coin_flips_of_other_labels_about_the_same_queries(tmp_p
         reward_on_labels, '_reward_for', lambda *_: object.__new__(TrainedRewardModel)
     )
     monkeypatch.setattr(reward_on_labels, 'reward_settings_of', lambda run: hparams)
-    _, share, parts = reward_on_labels.parts_of(LabelFolder(f'{tmp_path}/f'), 'run', ())
+    _, share, parts = reward_on_labels.splits_of(LabelFolder(f'{tmp_path}/f'), 'run', ())
     assert share == 0.25
     for part in parts.values():
         part['query'] = part['query'][:, :3]

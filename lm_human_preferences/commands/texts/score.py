@@ -13,7 +13,6 @@ import torch
 from lm_human_preferences.commands.sampler import OF_SAMPLES, warnings_only
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.errors import UserError, option_renamed
-from lm_human_preferences.evaluation.reward_on_labels import load, saved_model
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.frozen_head import head
@@ -22,7 +21,7 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language.tokenisers import text_encoder
-from lm_human_preferences.reward_sources.loading import LearnedReward
+from lm_human_preferences.reward_sources.loading import LearnedReward, load_saved, saved_model
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.utils.terminal import printable
@@ -56,7 +55,7 @@ def score(run: str, file: str, batch_size: int, too_long: str) -> None:
     for (where, record), texts in zip(found, named, strict=True):
         questions.append(_tokens(record, where, texts, tokeniser, encoding.n_vocab))
     with warnings_only():
-        model = load(saved)  # last, as it may be a large download
+        model = load_saved(saved)  # last, as it may be a large download
     has_spread = isinstance(model, FrozenReward)
     scores = _scores(model, [tokens for tokens in questions if tokens], batch_size)
     show = _printer(has_spread=has_spread)

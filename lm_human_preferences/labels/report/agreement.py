@@ -1,9 +1,8 @@
 """Statistics of labels: agreement, intervals of shares, preference for a position."""
 
+import itertools
 import math
-import statistics
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,42 +16,6 @@ NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with prob
 # from 10 questions on, see benchmarks/interval_coverage.py.
 IMAGINED = 0.25
 LEAST_EXPECTED = 5  # answers in each cell, below which a chi-square test is too inexact
-DRAWS, DRAWS_AT_ONCE = 20_000, 1_000  # of the test that takes its place
-
-
-def value_counts(answers: Sequence[Sequence[Any]]) -> np.ndarray:
-    """Return counts (units, values) of the values, numbers or lists, that each unit was given."""
-    columns: dict[str, int] = {}
-    numbered = [
-        [columns.setdefault(repr(value), len(columns)) for value in values] for values in answers
-    ]
-    counts = np.zeros((len(answers), len(columns)), np.int64)
-    for row, numbers in zip(counts, numbered, strict=True):
-        np.add.at(row, numbers, 1)
-    return counts
-
-
-def raw_agreement(counts: np.ndarray) -> tuple[float, int]:
-    """Return (share of pairs of answers to one unit that are equal, or NaN; number of pairs)."""
-    equal, pairs = _pairs(counts)
-    count = int(pairs.sum())
-    return (int(equal.sum()) / count if count else math.nan), count
-
-
-def agreement_interval(counts: np.ndarray, clusters: Sequence[Hashable]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of `raw_agreement`; clusters: of each unit, its query."""
-    found: dict[Hashable, np.ndarray] = {}
-    for cluster, each in zip(clusters, np.stack(_pairs(counts), axis=1), strict=True):
-        if each[1] > 0:
-            found[cluster] = found.get(cluster, 0) + each
-    equal, pairs = np.array(list(found.values()), np.int64).reshape(-1, 2).T
-    return clustered_interval(equal.tolist(), pairs.tolist())
-
-
-def _pairs(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (pairs of equal answers, pairs of answers), (units,) each."""
-    totals = counts.sum(1)
-    return (counts * (counts - 1) // 2).sum(1), totals * (totals - 1) // 2
 
 
 def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType) -> float:
@@ -69,9 +32,14 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
             units.append([label_type.moved(value, order) for value in of_question])
     if label_type.is_numeric:
         return _alpha_of_numbers(units)
-    counts = value_counts(units)
-    if counts.shape[1] < 2:
+    columns: dict[str, int] = {}  # {answer, a number or a list: its number}
+    for value in itertools.chain(*units):
+        columns.setdefault(repr(value), len(columns))
+    if len(columns) < 2:
         return math.nan
+    counts = np.zeros((len(units), len(columns)), np.int64)
+    for row, of_unit in zip(counts, units, strict=True):
+        np.add.at(row, [columns[repr(value)] for value in of_unit], 1)
     import krippendorff  # here, as it serves a report alone
 
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement='nominal'))
@@ -204,64 +172,17 @@ def correlation_interval(correlation: float, n: float) -> tuple[float, float]:
     return math.tanh(centre - half), math.tanh(centre + half)
 
 
-def pairwise_share(best_share: float, each: int) -> float:
-    """Estimate how often one sample of a policy is better than one of another policy.
+def uniform_p_value(counts: Sequence[int]) -> float | None:
+    """Return the p-value of Pearson's test that all cells are equally likely.
 
-    best_share: how often the best of 2 * `each` samples, half of them from either policy, is from
-    the first one. Assumes that quality is normally distributed, for both with the same variance
-    (L. L. Thurstone, A law of comparative judgment, 1927, case V).
+    None where fewer than LEAST_EXPECTED are expected in each, of which it is too inexact.
     """
-    low, high = 0.0, 1.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        if best_of_share(middle, each) < best_share:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def best_of_share(pair_share: float, each: int) -> float:
-    """Return the inverse of pairwise_share.
-
-    The best of the first policy's samples has the density each * f * F^(each - 1), and all of the
-    other's are worse with probability G^each. A sum over 201 places is exact to many digits.
-    """
-    if pair_share in (0, 1):
-        return pair_share
-    normal = statistics.NormalDist()
-    ahead = math.sqrt(2) * normal.inv_cdf(pair_share)
-    first, last = min(ahead, 0) - 8, max(ahead, 0) + 8
-    step = (last - first) / 200
-    share = 0.0
-    for quality in (first + step * i for i in range(201)):
-        is_below = normal.cdf(quality - ahead)
-        density = each * normal.pdf(quality - ahead) * is_below ** (each - 1)
-        share += step * density * normal.cdf(quality) ** each
-    return share
-
-
-def uniform_p_value(counts: Sequence[int]) -> float:
-    """Return the p-value of the hypothesis that all cells are equally likely; 1 without counts."""
     total, cells = sum(counts), len(counts)
-    if total == 0 or total >= LEAST_EXPECTED * cells:
-        return chi_square(counts)
-    uneven = sum(count**2 for count in counts)
-    rng = np.random.default_rng(0)
-    found = 1
-    for _ in range(DRAWS // DRAWS_AT_ONCE):
-        tables = rng.multinomial(total, np.full(cells, 1 / cells), size=DRAWS_AT_ONCE)
-        found += int(((tables**2).sum(1) >= uneven).sum())
-    return found / (1 + DRAWS)
-
-
-def chi_square(counts: Sequence[int]) -> float:
-    """Return the p-value of Pearson's test that all cells are equally likely."""
-    if sum(counts) == 0:
-        return 1.0
-    expected = sum(counts) / len(counts)
+    if total == 0 or total < LEAST_EXPECTED * cells:
+        return None
+    expected = total / cells
     statistic = sum((count - expected) ** 2 for count in counts) / expected
-    return chi_square_tail(statistic, len(counts) - 1)
+    return chi_square_tail(statistic, cells - 1)
 
 
 def chi_square_tail(x: float, degrees: int) -> float:

@@ -13,128 +13,139 @@ from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, Labe
 from lm_human_preferences.labels.report import agreement
 
 Policy = tuple[str, str]  # path, and the digest of the weights that were there
+Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips
 QUICK = 1.0  # seconds in which nobody reads a question
 
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the facts of `./launch.py labels` as JSON, without some labellers."""
     folder.check_labellers(without)
-    names = [name for name in folder.logs if name not in without]
-    answers = _answers_by_question(folder, names)
-    # Gold questions are easier than others: to agree on them says nothing.
+    said: Said = {}
     # Answers of people who are not known may all be of one person.
-    not_gold, named = {}, {}
-    for question, given in answers.items():
-        if folder.questions[question].kind != GOLD:
-            not_gold[question] = given
-            named[question] = [answer for answer in given if not is_unnamed(answer.labeller)]
+    of_named: Said = {}
+    for question in folder.questions.values():
+        # Gold questions are easier than others: to agree on them says nothing.
+        if question.kind != GOLD:
+            answers = folder.answers_to(question, without)
+            given = {each.labeller: each.value for each in answers if each.value is not None}
+            said[question.id] = given
+            of_named[question.id] = {
+                name: value for name, value in given.items() if not is_unnamed(name)
+            }
+    names = [name for name in folder.logs if name not in without]
     return {
         'label_type': folder.label_type.name,
-        'questions': _questions(folder, answers),
+        'questions': _questions(folder, without),
         'training_labels': len(folder.counted(without=without)),
-        'agreement': _agreement(folder, named),
-        'labellers': {name: _labeller(folder, name, named) for name in names},
+        'agreement': _agreement(folder, of_named),
+        'labellers': {name: _labeller(folder, name, of_named) for name in names},
         'comparisons': comparisons(folder, folder.counted(VALIDATION, without)),
-        'disagreements': _disagreements(folder, not_gold),
+        'disagreements': _disagreements(folder, said),
     }
 
 
-def _disagreements(
-    folder: LabelFolder, answers: dict[str, list[Answer]]
-) -> dict[str, dict[str, Value]]:
-    """Return {question: {labeller: answer}} of questions on which labellers disagree."""
+def _disagreements(folder: LabelFolder, said: Said) -> Said:
+    """Return the answers to questions on which labellers disagree."""
     found = {}
-    for question in folder.questions:
-        said = {}
-        for answer in answers.get(question, ()):
-            if answer.value is not None:
-                said[answer.labeller] = answer.value
-        values = list(said.values())
+    for question, given in said.items():
+        values = list(given.values())
         if not all(folder.label_type.matches(value, values[0]) for value in values):
-            found[question] = said
+            found[question] = given
     return found
 
 
-def _answers_by_question(folder: LabelFolder, names: Collection[str]) -> dict[str, list[Answer]]:
-    """Return {question: last answer, or skip, of each labeller} of questions that have any."""
-    found: dict[str, list[Answer]] = collections.defaultdict(list)
-    for name in names:
-        for question, given in folder.logs[name].by_question.items():
-            found[question].append(given[-1])
-    return found
-
-
-def _questions(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, int]:
-    has_answer = [
-        any(answer.value is not None for answer in answers.get(question, ()))
-        for question in folder.questions
-    ]
-    questions = folder.questions.values()
+def _questions(folder: LabelFolder, without: Collection[str]) -> dict[str, int]:
+    answered = retired = for_several = 0
+    for question in folder.questions.values():
+        answers = folder.answers_to(question, without)
+        answered += any(answer.value is not None for answer in answers)
+        retired += question.is_retired(folder.answers_to(question))
+        for_several += 1 < question.labellers < EVERYBODY
     return {
         'all': len(folder.questions),
         'comparisons': folder.count(VALIDATION),
         'gold': folder.count(GOLD),
-        'for_several': sum(1 < question.labellers < EVERYBODY for question in questions),
-        'answered': sum(has_answer),
-        'retired': sum(each.is_retired(folder.answers_to(each)) for each in questions),
+        'for_several': for_several,
+        'answered': answered,
+        'retired': retired,
     }
 
 
-def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, Any]:
-    """Return the agreement of named labellers on the same questions; of numbers only alpha."""
-    values, several = [], []
-    for question, given in answers.items():
-        values.append([answer.value for answer in given if answer.value is not None])
-        if len(given) > 1:
-            several.append(question)
+def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
+    """Return the agreement of labellers on the same questions; of numbers only alpha."""
     label_type = folder.label_type
+    counts = {}  # {question: (pairs of equal answers, pairs)}
+    values = []
+    for question, given in said.items():
+        if len(given) > 1:
+            same = collections.Counter(map(repr, given.values()))
+            equal = sum(math.comb(count, 2) for count in same.values())
+            counts[question] = equal, math.comb(len(given), 2)
+            values.append(list(given.values()))
+    pairs = sum(pairs for _, pairs in counts.values())
     raw = low = high = chance = None
     if not label_type.is_numeric:
-        counts = agreement.value_counts(values)
-        raw = _number(agreement.raw_agreement(counts)[0])
-        clusters = {**dict.fromkeys(answers), **independent(folder, several)}
-        low, high = agreement.agreement_interval(counts, list(clusters.values()))
+        raw = sum(equal for equal, _ in counts.values()) / pairs if pairs else None
+        low, high = _interval(folder, counts)
         # Of two who guess; a tie is one more answer.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
+    alpha = agreement.krippendorff_alpha(values, label_type)
     return {
-        'questions': sum(len(of_question) > 1 for of_question in values),
-        'pairs': sum(math.comb(len(of_question), 2) for of_question in values),
+        'questions': len(counts),
+        'pairs': pairs,
         'raw': raw,
         'low': low,
         'high': high,
         'chance': chance,
-        'alpha': _number(agreement.krippendorff_alpha(values, label_type)),
+        'alpha': alpha if math.isfinite(alpha) else None,
     }
 
 
-def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) -> dict[str, Any]:
-    log = folder.logs[name]
+def _interval(folder: LabelFolder, counts: Mapping[str, tuple[int, int]]) -> tuple[float, float]:
+    """Return the 95 % interval of a fraction; {question: (successes, all)}, clustered by query."""
+    queries = independent(folder, counts)
+    found: dict[Hashable, tuple[int, int]] = {}
+    for question, (successes, count) in counts.items():
+        before = found.get(queries[question], (0, 0))
+        found[queries[question]] = before[0] + successes, before[1] + count
+    successes_of, count_of = [each for each, _ in found.values()], [n for _, n in found.values()]
+    return agreement.clustered_interval(successes_of, count_of)
+
+
+def independent(folder: LabelFolder, questions: Iterable[str]) -> dict[str, Hashable]:
+    """Return {question: its query}, or where all have the same query {question: question}."""
+    queries: dict[str, Hashable] = {}
+    for question in questions:
+        queries[question] = tuple(folder.tokens(folder.questions[question])['query'])
+    if len(set(queries.values())) > 1:
+        return queries
+    return {question: question for question in queries}
+
+
+def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
+    label_type, log = folder.label_type, folder.logs[name]
     last = [given[-1] for given in log.by_question.values()]
     own = [answer for answer in last if answer.value is not None]
     seconds = [answer.seconds for answer in own if not answer.is_imported]
-    positions, share, pairs = None, math.nan, 0
-    if not folder.label_type.is_numeric:
+    positions, equal = None, []
+    if not label_type.is_numeric:
         positions = _positions(folder, own)
-        share, pairs = _agreement_with_others(name, answers)
+        for given in said.values():
+            others = [value for other, value in given.items() if other != name]
+            equal += [value == given[name] for value in others] if name in given else []
     return {
         'answers': len(own),
-        **_ties(folder, own),
+        'ties': sum(answer.value == TIE for answer in own) if label_type.ties else None,
         'skipped': len(last) - len(own),
         'taken_back': len(log.taken_back),
         'median_seconds': statistics.median(seconds) if seconds else None,
         'under_a_second': sum(value < QUICK for value in seconds),
         'positions': positions,
-        'positions_p_value': None if positions is None else agreement.uniform_p_value(positions),
-        'agreement': _number(share),
-        'agreement_pairs': pairs,
+        'positions_p_value': agreement.uniform_p_value(positions or []),
+        'agreement': statistics.mean(equal) if equal else None,
+        'agreement_pairs': len(equal),
         'gold': _gold(folder, own),
     }
-
-
-def _ties(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int]:
-    if not folder.label_type.ties:
-        return {}
-    return {'ties': sum(answer.value == TIE for answer in answers)}
 
 
 def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | None:
@@ -153,56 +164,27 @@ def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | No
     """Return the numbers of answers to gold questions, and of right ones; None for ratings."""
     if folder.label_type.chance is None:
         return None
-    count = right = 0
+    right = []
     for answer in answers:
         gold = folder.questions[answer.question].gold
         if gold is not None:
-            count += 1
-            right += folder.label_type.matches(answer.value, gold)
-    return {'answers': count, 'right': right}
-
-
-def _agreement_with_others(name: str, answers: dict[str, list[Answer]]) -> tuple[float, int]:
-    """Return (share of others' answers to the same questions that are equal, their number)."""
-    equal = pairs = 0
-    for given in answers.values():
-        values = {answer.labeller: answer.value for answer in given if answer.value is not None}
-        if name not in values:
-            continue
-        own = values.pop(name)
-        pairs += len(values)
-        equal += sum(value == own for value in values.values())
-    return (equal / pairs if pairs else math.nan), pairs
-
-
-def independent(folder: LabelFolder, questions: Iterable[str]) -> dict[str, Hashable]:
-    """Return {question: its query}, or where all have the same query {question: question}."""
-    queries: dict[str, Hashable] = {}
-    for question in questions:
-        queries[question] = tuple(folder.tokens(folder.questions[question])['query'])
-    if len(set(queries.values())) > 1:
-        return queries
-    return {question: question for question in queries}
+            right.append(folder.label_type.matches(answer.value, gold))
+    return {'answers': len(right), 'right': sum(right)}
 
 
 def comparisons(folder: LabelFolder, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Return how often the second of each pair of policies was preferred in `answers`."""
-    # {(policy, against): answers}
     given: dict[tuple[Policy, Policy], list[Answer]] = collections.defaultdict(list)
     for answer in answers:
         question = folder.questions[answer.question]
         policies = list(zip(question.policies, question.weights, strict=True))
         given[policies[0], policies[-1]].append(answer)
     compared = set(itertools.chain.from_iterable(given))
-    clusters = independent(folder, {answer.question for answer in answers})
-    return [
-        {
-            'policy': _name(policy, compared),
-            'against': _name(against, compared),
-            **_wins(folder, of_pair, clusters),
-        }
-        for (policy, against), of_pair in given.items()
-    ]
+    found = []
+    for (policy, against), of_pair in given.items():
+        names = {'policy': _name(policy, compared), 'against': _name(against, compared)}
+        found.append({**names, **_wins(folder, of_pair, against)})
+    return found
 
 
 def _name(policy: Policy, compared: Collection[Policy]) -> str:
@@ -213,40 +195,24 @@ def _name(policy: Policy, compared: Collection[Policy]) -> str:
     return f'{path} (weights {weights[:8] or "unknown"})'
 
 
-def _wins(
-    folder: LabelFolder, answers: Sequence[Answer], clusters: Mapping[str, Hashable]
-) -> dict[str, Any]:
-    """Return the wins in answers about one pair of policies; rates are None if all are ties."""
-    wins: collections.Counter[Hashable] = collections.Counter()
-    counts: collections.Counter[Hashable] = collections.Counter()
-    questions = set()
-    each = len(folder.samples) // 2
+def _wins(folder: LabelFolder, answers: Sequence[Answer], against: Policy) -> dict[str, Any]:
+    """Return how often `against` was preferred; the rate is None if all answers are ties."""
+    counts: dict[str, tuple[int, int]] = {}  # {question: (wins, answers)}
     for answer in answers:
         question = folder.questions[answer.question]
-        policies = list(zip(question.policies, question.weights, strict=True))
         best = folder.label_type.preferred(answer.value)
         if best is not None:
-            questions.add(question.id)
-            counts[clusters[question.id]] += 1
-            wins[clusters[question.id]] += int(policies[best] == policies[-1])
-    n, won = counts.total(), wins.total()
-    low, high = agreement.clustered_interval(list(wins.values()), list(counts.values()))
-    rate = won / n if n else None
-    ties = {'ties': len(answers) - n} if folder.label_type.ties or n < len(answers) else {}
+            is_won = (question.policies[best], question.weights[best]) == against
+            wins, count = counts.get(question.id, (0, 0))
+            counts[question.id] = wins + is_won, count + 1
+    won, n = sum(wins for wins, _ in counts.values()), sum(count for _, count in counts.values())
+    low, high = _interval(folder, counts)
     return {
-        'samples': len(folder.samples),
         'n': n,
-        'questions': len(questions),
+        'questions': len(counts),
         'wins_of_against': won,
-        'win_rate': rate,
+        'win_rate': won / n if n else None,
         'low': low,
         'high': high,
-        'pairwise': None if rate is None else agreement.pairwise_share(rate, each),
-        'pairwise_low': agreement.pairwise_share(low, each),
-        'pairwise_high': agreement.pairwise_share(high, each),
-        **ties,
+        'ties': len(answers) - n,
     }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,49 +1,111 @@
-"""Facts of a report on labels in words, in tables, and for the terminal as a whole."""
+"""Facts of a report on labels in words and tables, for the terminal and the page of a run."""
 
-import functools
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jinja2
-
 from lm_human_preferences.labels.report.agreement import correlation_words, in_words
-from lm_human_preferences.utils.terminal import printable
 
 Facts = Mapping[str, Any]  # a part of label_report.report
 NOTHING = '-'
-TEMPLATES = os.path.dirname(__file__)
+MOST_DISAGREEMENTS = 20  # that are shown
 
 
-def as_text(folder: str, found: Facts) -> str:
-    """Return a whole report for the terminal, rendered from labels.jinja."""
-    return (
-        environment(TEMPLATES)
-        .get_template('labels.jinja')
-        .render(
-            folder=folder,
-            found=found,
-            table=aligned(labeller_table(sorted(found['labellers'].items()))),
-            correlation_words=correlation_words,
-        )
-    )
+def lines(folder: str, found: Facts) -> Iterator[str]:
+    """Yield a whole report, and what a reward model adds to it, as lines for the terminal."""
+    counts = '{all} questions, {answered} answered, {retired} retired'.format(**found['questions'])
+    yield f'{folder}: {counts}; {found["training_labels"]} labels to train on'
+    if found['questions']['retired']:
+        yield 'retired: skipped by two labellers, so not asked any more'
+    if found['agreement']['pairs']:
+        yield agreement(found['agreement'])
+        yield alpha(found['agreement'])
+    else:
+        nobody = 'no question has answers of two labellers with names; see --repeated of ask.'
+        yield f'Agreement: {nobody}'
+    if found['labellers']:
+        yield ''
+        yield from aligned(labeller_table(sorted(found['labellers'].items())))
+    if found['disagreements']:
+        yield from _disagreements(found['disagreements'])
+    for each in found['comparisons']:
+        yield ''
+        yield comparison(each)
+        if each['ties']:
+            more = 'more ' if each['n'] else ''
+            yield f'  {each["ties"]} {more}answers prefer neither, and are left out'
+    if 'reward' in found:
+        yield from _reward(found['reward'])
 
 
-@functools.cache
-def environment(*directories: str) -> jinja2.Environment:
-    """Return the environment of templates whose text is for a terminal."""
-    found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(directories),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Policies have the names that a folder or a run gives them.
-        finalize=lambda value: printable(value) if isinstance(value, str) else value,
-    )
-    found.filters |= {'json': json.dumps, 'spec': format}
-    found.globals['in_words'] = in_words
-    return found
+def agreement(found: Facts) -> str:
+    """Return how often labellers agree."""
+    where = f'{found["pairs"]} pairs of answers to {found["questions"]} questions'
+    if found['raw'] is None:
+        return f'Labellers rated the same question in {where}.'
+    interval = in_words(found['low'], found['high'])
+    return f'Labellers agreed in {100 * found["raw"]:.1f} % of {where} ({interval}).'
+
+
+def alpha(found: Facts) -> str:
+    """Return the agreement by chance, and beyond it."""
+    value = 'undefined, because all these answers are the same'
+    if found['alpha'] is not None:
+        value = f'{found["alpha"]:.3f}'
+    chance = '' if found['raw'] is None else f'Chance is {100 * found["chance"]:.1f} %; '
+    return f"{chance}Krippendorff's alpha is {value}."
+
+
+def comparison(found: Facts) -> str:
+    """Return which of two policies was preferred."""
+    policy, against = found['policy'], found['against']
+    if found['win_rate'] is None:
+        return f'{against} and {policy}: no answer prefers one to the other.'
+    count = f'{found["wins_of_against"]} of {found["n"]} answers to {found["questions"]} questions'
+    rate = f'{100 * found["win_rate"]:.1f} % ({in_words(found["low"], found["high"])})'
+    return f'{against} was preferred to {policy} in {count}: {rate}.'
+
+
+def _disagreements(found: Mapping[str, Facts]) -> Iterator[str]:
+    last = 'the last 20 of ' if len(found) > MOST_DISAGREEMENTS else ''
+    yield ''
+    yield f'{last}{len(found)} disagreements (--output FILE has all):'
+    for question, answers in list(found.items())[-MOST_DISAGREEMENTS:]:
+        given = ', '.join(f'{name} {json.dumps(value)}' for name, value in answers.items())
+        yield f'  {question[:8]}: {given}'
+
+
+def _reward(found: Facts) -> Iterator[str]:
+    others = 'others' if found['held_out_share'] else 'labels to train on'
+    names = {
+        'held_out': 'held out of its training',
+        'trained_on': others,
+        'comparisons': 'comparisons of policies',
+    }
+    yield ''
+    yield f'{found["run"]} predicts these labels:'
+    for key, name in names.items():
+        if found[key]:
+            yield f'  {name}: {_prediction(found[key])}'
+    if not any(found[key] for key in names):
+        yield '  there is nothing to predict: no label prefers one of the responses'
+
+
+def _prediction(found: Facts) -> str:
+    """Return how well a reward predicts labels; what it may have learned has no interval."""
+    count, accuracy = found['labels'], found['accuracy']
+    if found['is_undefined']:
+        return f'no correlation with {count}: rewards or labels are all the same'
+    if accuracy is None:
+        measured = f'correlation {found["agreement"]:.3f} with {count}'
+    else:
+        measured = f'{round(accuracy * count)} of {count}, {100 * accuracy:.1f} %'
+    if found['learned']:
+        return f'{measured}, which it may have learned'
+    if accuracy is None:
+        return f'{measured} ({correlation_words(found["low"], found["high"])})'
+    chance = f'chance is {100 * found["chance"]:.1f} %'
+    return f'{measured} ({in_words(found["low"], found["high"])}); {chance}'
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -59,18 +121,18 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def labeller_table(labellers: Iterable[tuple[str, Facts]]) -> list[list[str]]:
     """Return a table of labellers, (name, facts) each, its headings first."""
     rows = [{'labeller': name, **_cells(found)} for name, found in labellers]
-    heads = list(max(rows, key=len, default={}))  # a folder may have ties, and another none
-    return [heads, *([row.get(head, NOTHING) for head in heads] for row in rows)]
+    heads = list(rows[0]) if rows else []
+    if all(row['ties'] == NOTHING for row in rows):
+        heads = [head for head in heads if head != 'ties']
+    return [heads, *([row[head] for head in heads] for row in rows)]
 
 
 def _cells(found: Facts) -> dict[str, str]:
-    cells = {'answers': str(found['answers'])}
-    if 'ties' in found:
-        cells['ties'] = str(found['ties'])
     median, share, p = found['median_seconds'], found['agreement'], found['positions_p_value']
     gold, positions = found['gold'], found['positions']
     return {
-        **cells,
+        'answers': str(found['answers']),
+        'ties': NOTHING if found['ties'] is None else str(found['ties']),
         'skipped': str(found['skipped']),
         'taken back': str(found['taken_back']),
         'median s': NOTHING if median is None else f'{median:.1f}',
