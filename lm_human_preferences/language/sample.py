@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences.language.decoding import Decoding
-from lm_human_preferences.utils.core import MIN_TEMPERATURE, sample_from_cdf
+from lm_human_preferences.utils.core import MIN_TEMPERATURE, sample_from_probs
 
 LEAVING = 0.2  # ended rows leave when they are this fraction of all, as the cache is then copied
 # Tokens from one look at what has ended to the next: a look has to wait for a GPU.
@@ -52,11 +52,9 @@ class Sampling:
         if self.temperature != 1:
             logits = logits / max(self.temperature, MIN_TEMPERATURE)
         probs = logits.softmax(-1)
-        # In float64, as float32 has too few numbers for the tail of a large vocabulary.
-        cdf = probs.cumsum(-1, dtype=torch.float64)
-        tokens = sample_from_cdf(cdf, self.uniform[number, self.kept])
-        # A softmax errs by 2e-5, the same for all words: its sum in float64 shows by how much.
-        chosen = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) / cdf[..., -1]
+        tokens, sums = sample_from_probs(probs, self.uniform[number, self.kept])
+        # A softmax errs by 2e-5, the same for all words: its sum shows by how much.
+        chosen = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) / sums
         for name, values in {'tokens': tokens, 'probs': chosen, **outputs}.items():
             self.tables[name][number, self.kept] = values
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 # Not as np.random, which is loaded when it is first used: a Ctrl-C in that moment is lost, and by
 # then the run has begun.
@@ -19,6 +20,8 @@ from lm_human_preferences.utils.option_checks import exact_div as exact_div
 from lm_human_preferences.utils.original_names import explain_missing
 
 MIN_TEMPERATURE = 1e-10  # the original's clamp: temperature 0 means greedy
+# Words of a vocabulary that is drawn from in pieces, and of a piece
+LARGE_VOCABULARY, PIECE = 4096, 256
 RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
 
 
@@ -101,6 +104,34 @@ def sample_from_cdf(cdf: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Draw by a `cdf (..., n_vocab)` of any scale; uniform: `(...)` from 0 to 1: int64 `(...)`."""
     drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * cdf[..., -1:], right=True)
     return drawn.clamp_(max=cdf.shape[-1] - 1).squeeze(-1)
+
+
+def sample_from_probs(
+    probs: torch.Tensor, uniform: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw by `probs (rows, n_vocab)` of any scale; uniform: float64 (rows,) from 0 to 1.
+
+    Returns tokens, int64 (rows,), and the sums of `probs`, float64 (rows,). Of a large vocabulary a
+    piece is drawn and then a word of it, so that it is read only once, and not in float64.
+    """
+    # Float32 has too few numbers for the tail of a large vocabulary.
+    n_vocab = probs.shape[1]
+    if n_vocab <= LARGE_VOCABULARY:
+        cdf = probs.cumsum(1, dtype=torch.float64)
+        return sample_from_cdf(cdf, uniform), cdf[:, -1]
+    whole = n_vocab - n_vocab % PIECE
+    sums = probs[:, :whole].unflatten(1, (-1, PIECE)).sum(-1)
+    rest = probs[:, whole:].sum(-1, keepdim=True)
+    ends = torch.cat([sums, rest], dim=1).cumsum(1, dtype=torch.float64)
+    piece = sample_from_cdf(ends, uniform).unsqueeze(1)
+    columns = PIECE * piece + torch.arange(PIECE, device=probs.device)
+    words = probs.gather(1, columns.clamp(max=n_vocab - 1)).masked_fill_(columns >= n_vocab, 0)
+    total = ends[:, -1]
+    start = F.pad(ends, (1, 0)).gather(1, piece).squeeze(1)
+    end = ends.gather(1, piece).squeeze(1)
+    within = (uniform * total - start) / (end - start)
+    word = sample_from_cdf(words.cumsum(1, dtype=torch.float64), within)
+    return (PIECE * piece.squeeze(1) + word).clamp_(max=n_vocab - 1), total
 
 
 def index_each(a: torch.Tensor, ix: torch.Tensor) -> torch.Tensor:

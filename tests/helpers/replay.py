@@ -152,7 +152,7 @@ class Replay:
         monkeypatch.setattr(lm_tasks, 'make_query_sampler', self.make_query_sampler)
         # The recording has no samples but those of the steps.
         monkeypatch.setattr(tracked_samples, 'hooks', lambda *_: [])
-        monkeypatch.setattr(sample, 'sample_from_cdf', self.sample_from_cdf)
+        monkeypatch.setattr(sample, 'sample_from_probs', self.sample_from_probs)
         monkeypatch.setattr(
             train_reward,
             'RewardModelTrainer',
@@ -176,9 +176,10 @@ class Replay:
         sampler.position = None  # these runs are not interrupted
         return sampler
 
-    def sample_from_cdf(self, cdf, uniform):
+    def sample_from_probs(self, probs, uniform):
         self.now.position += 1
-        return self.now.responses[:, self.now.position - 1]
+        tokens = self.now.responses[:, self.now.position - 1]
+        return tokens, probs.sum(-1, dtype=torch.float64)
 
     @staticmethod
     def keeping(cls, kept):

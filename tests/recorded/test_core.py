@@ -133,6 +133,23 @@ def test_a_sample_is_where_its_number_is_in_a_cdf_of_any_scale():
     assert (draws - uniform * size).abs().max() <= 1
 
 
+@pytest.mark.parametrize('size', [4097, 5003, 5120])
+def test_a_sample_of_a_large_vocabulary_is_that_of_one_cdf(size):
+    """The last piece of a vocabulary may be a short one, and pieces may be impossible."""
+    torch.manual_seed(0)
+    probs = (3 * torch.randn(500, size)).softmax(-1)
+    probs[:100, :600] = probs[100:200, -600:] = 0
+    uniform = torch.rand(500, dtype=torch.float64)
+    uniform[::100] = 0
+    cdf = probs.cumsum(-1, dtype=torch.float64)
+    draws, sums = core.sample_from_probs(probs, uniform)
+    assert_equal(draws, core.sample_from_cdf(cdf, uniform))
+    assert_close(sums, cdf[:, -1], rtol=2e-7)
+    assert probs.gather(1, draws[:, None]).all()
+    # Where there is nothing to draw, as after a loss that is not a number, it is some word.
+    assert (core.sample_from_probs(probs * torch.nan, uniform)[0] == size - 1).all()
+
+
 def test_seeds_of_ranks_differ_and_repeat():
     draws = []
     for rank in (0, 1, 0):

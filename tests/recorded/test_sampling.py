@@ -52,11 +52,12 @@ def draw(monkeypatch):
     def force(responses):
         columns = iter(responses.unbind(-1))
 
-        def forced(cdf, uniform):
+        def forced(probs, uniform):
             column = next(columns, None)
-            return core.sample_from_cdf(cdf, uniform) if column is None else column
+            tokens, sums = core.sample_from_probs(probs, uniform)
+            return tokens if column is None else column, sums
 
-        monkeypatch.setattr(sample, 'sample_from_cdf', forced)
+        monkeypatch.setattr(sample, 'sample_from_probs', forced)
 
     return force
 
