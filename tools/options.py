@@ -19,7 +19,7 @@ if __name__ == '__main__':
 
 import launch  # noqa: E402
 import sample  # noqa: E402
-from lm_human_preferences.cli import option_help  # noqa: E402
+from lm_human_preferences.cli import option_help, user_settings  # noqa: E402
 from lm_human_preferences.cli.program import Command  # noqa: E402
 from lm_human_preferences.datasets import registry  # noqa: E402
 from lm_human_preferences.hparams import labelling_options  # noqa: E402
@@ -116,7 +116,7 @@ def tables() -> dict[str, option_help.Fields]:
         'Evaluation': commands['evaluate'].fields,
         'Export': commands['export'].fields,
         'Report': commands['report'].fields,
-        'Asking': hyperparams.fields(labelling_options.AskHParams),
+        'Asking': user_settings.settable(labelling_options.AskHParams),
         'Importing labels': hyperparams.fields(labelling_options.ImportHParams),
         'Labelling': _without(commands['label'].fields, 'web.'),
         'Report on labels': commands['labels'].fields,

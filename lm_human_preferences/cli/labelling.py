@@ -105,11 +105,14 @@ def _experiment_command(
 ) -> Command:
     """Return `name EXPERIMENT ARGUMENT ...`: `job` with the options of both classes."""
 
+    fields = user_settings.settable(hparam_class)
+
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
         """Start the job. settings: given options by name. values: of `arguments`."""
         binds = user_settings.bindings(reward_experiments, exp, name)
-        own = hyperparams.fields(hparam_class).keys()
-        options = hparam_class(**{key: settings.pop(key) for key in own & settings.keys()})
+        options = hparam_class()
+        own = {key: settings.pop(key) for key in fields.keys() & settings.keys()}
+        user_settings.override(options, own)
         hparams = reward_options.HParams()
         hparams.override_from_dict(binds)
         if name == 'ask':
@@ -136,7 +139,7 @@ def _experiment_command(
     return Command(
         name,
         start,
-        {**hyperparams.fields(hparam_class), **LABEL_FIELDS},
+        {**fields, **LABEL_FIELDS},
         [click.Argument(['exp'], metavar='EXPERIMENT'), *arguments],
         **HELP[name],
     )

@@ -7,7 +7,8 @@ import click
 
 from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.advice import training_command
-from lm_human_preferences.commands.sampler import warnings_only
+from lm_human_preferences.commands.best_of_n import BestOfN
+from lm_human_preferences.commands.sampler import Source, warnings_only
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.hparams.differences import Experiments
@@ -55,7 +56,7 @@ def ask(
     """Add questions to a folder."""
     task, policy, against = reward_hparams.task, options.policy, options.against
     check_folder(folder)
-    _check_options(reward_hparams, policy, against)
+    _check_options(reward_hparams, options)
     if INITIAL in (policy, against):
         reward_hparams.override_from_dict(pins(reward_hparams))
     text = options.instructions
@@ -63,11 +64,14 @@ def ask(
     if options.questions is not None or options.gold is not None:
         _ask_given(reward_hparams, folder, record, options, experiments)
         return
-    names = [policy] if against is None else [policy, against]
+    names = {_shown(options): policy} | ({} if against is None else {_resolved(against): against})
     kind = TRAIN if against is None else VALIDATION
     lm_tasks.check_offline(task, mode=PARTS[kind])
     with warnings_only():
-        policies = {_resolved(name): _load_policy(name, task) for name in names}
+        policies = {shown: _load_policy(name, task) for shown, name in names.items()}
+        choosers = {}
+        if options.best_of > 1:
+            choosers[_shown(options)] = _chooser(task, options).respond
     encoding = _one_encoding(policies)
     sizes = [each.trained_model.sizes() for each in policies.values()]
     lm_tasks.check_task(task, encoding, min(sizes, key=lambda each: each.n_ctx))
@@ -75,7 +79,13 @@ def ask(
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[kind]):
         click.echo(note)
     with _writer(folder, record, encoding) as writer:
-        sampler = QuestionSampler(policies, task, writer.folder.label_type, options.batch_size)
+        sampler = QuestionSampler(
+            policies,
+            task,
+            writer.folder.label_type,
+            max(1, options.batch_size // options.best_of),
+            choosers,
+        )
         source = reward_hparams.labels.source
         queries = Queries.for_task(task, encoding.get_encoder(), PARTS[kind], source)
         _go_on(queries, writer.folder, PARTS[kind])
@@ -197,8 +207,9 @@ def check_folder(folder: str) -> None:
             raise UserError(f'{folder} is not empty, and no folder of labels: use another folder')
 
 
-def _check_options(settings: HParams, policy: str, against: str | None) -> None:
-    if against is not None and _resolved(against) == _resolved(policy):
+def _check_options(settings: HParams, options: AskHParams) -> None:
+    policy, against = options.policy, options.against
+    if against is not None and _resolved(against) == _shown(options):
         raise UserError(f'--against {against} is --policy {policy}: name another policy')
     samples = len(label_types.get(settings.labels.type).samples)
     if against is not None and samples % 2:
@@ -213,6 +224,25 @@ def _resolved(name: str) -> str:
     if name == INITIAL or storage.is_remote(name):
         return name.rstrip('/')
     return os.path.realpath(name)
+
+
+def _shown(options: AskHParams) -> str:
+    """Return the name under which the answers of --policy are kept."""
+    policy = _resolved(options.policy)
+    if options.best_of == 1:
+        return policy
+    by_judge = '' if options.judge is None else f' by {options.judge}'
+    return f'best of {options.best_of} of {policy}{by_judge}'
+
+
+def _chooser(task: lm_tasks.TaskHParams, options: AskHParams) -> BestOfN:
+    """Return what chooses the answers of --policy."""
+    if options.policy == INITIAL:
+        source = Source.of_task(task.to_nested_dict())
+    else:
+        source = Source.of_run(options.policy, 'policy')
+    reward = source.reward(options.judge, options.rewards.function)
+    return BestOfN(reward, source.settings.task, options.best_of)
 
 
 def _load_policy(name: str, task: lm_tasks.TaskHParams) -> Policy:

@@ -26,7 +26,6 @@ from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.rewards import ScoringModel
 from lm_human_preferences.runs.run_settings import note_on_queries
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
@@ -73,12 +72,9 @@ def sample_policy(
         reference = None if output is None else source.reference()
         chooser = None
         if output is not None or best_of > 1:
+            rows = list(zip(encoded, given, strict=True))
             function = (rewards or {}).get('function')
-            reward = _reward(source, judge, function, reference, is_needed=best_of > 1)
-            if reward is not None:
-                rows = zip(encoded, given, strict=True)
-                loading.give_more_columns(reward, [row for row in rows if row[1].columns])
-                chooser = BestOfN(reward, of_task, best_of)
+            chooser = _chooser(source, reference, rows, judge, function, best_of)
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = source.policy(temperature)
@@ -113,23 +109,28 @@ def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> En
     return encoder
 
 
-def _reward(
+def _chooser(
     source: Source,
+    reference: Policy | None,
+    rows: Sequence[tuple[list[int], Query]],
     judge: str | None,
     function: str | None,
-    reference: Policy | None,
-    *,
-    is_needed: bool,
-) -> ScoringModel | None:
-    """Return Source.reward; None, with a note, where the run's is not needed and not there."""
+    best_of: int,
+) -> BestOfN | None:
+    """Return what scores and chooses samples; None, with a note, without the reward of the run.
+
+    rows: the queries given, with their tokens. judge, function, reference: see Source.reward.
+    """
     try:
         with warnings_only():
-            return source.reward(judge, function, reference)
+            reward = source.reward(judge, function, reference)
     except UserError as e:
-        if is_needed or judge is not None or function is not None:
+        if best_of > 1 or judge is not None or function is not None:
             raise
         print(f'note: no reward model could be loaded, so score is null: {e}', file=sys.stderr)
         return None
+    loading.give_more_columns(reward, [row for row in rows if row[1].columns])
+    return BestOfN(reward, source.settings.task, best_of)
 
 
 def _print_settings(hparams: HParams, sizes: hyperparams.HParams) -> None:

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lm_human_preferences.hparams.command_options import BEST_OF, JUDGE, RewardOfRunHParams
 from lm_human_preferences.hparams.reward_options import TOO_LONG
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
@@ -31,6 +32,9 @@ class AskHParams(hyperparams.HParams):
         ' and labellers do not see which; these answers are not used for training',
         path=True,
     )
+    best_of: int = option(1, f'each sample of the policy is {BEST_OF}', at_least=1)
+    judge: str | None = option(None, f'choose by another reward: {JUDGE}', path=True)
+    rewards: RewardOfRunHParams = field(default_factory=RewardOfRunHParams)
     instructions: str | None = option(
         None,
         'text file with instructions for the labellers; None: two sentences that say what to do',
@@ -65,6 +69,16 @@ class AskHParams(hyperparams.HParams):
             self.policy != 'initial' and (self.questions or self.gold),
             f'{{policy=}}: nothing is sampled where {both} says what is asked; leave one of them'
             ' out',
+        )
+        yield (
+            self.best_of > 1 and (self.questions or self.gold),
+            f'{{best_of=}}: nothing is sampled where {both} says what is asked; leave one of them'
+            ' out',
+        )
+        yield (
+            self.best_of == 1 and (self.judge or self.rewards.function),
+            'there is nothing to choose: give {best_of} N, or leave out {judge} and'
+            ' {rewards.function}',
         )
         yield (
             self.gold and self.repeated,

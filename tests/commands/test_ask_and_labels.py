@@ -194,6 +194,11 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     for against in ('run/', f'../{Path.cwd().name}/run'):
         assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against {against}')
     assert '--count must be at least 1' in error(f'test {tmp_path}/f --count 0')
+    told = error(f'test {tmp_path}/f --judge mock')
+    assert told.startswith('there is nothing to choose: give --best_of N, or leave out --judge')
+    assert error(f'test {tmp_path}/f --best_of 2') == (
+        'the model has no reward of its own: give --judge'
+    )
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
     ask(tmp_path / 'f', '--count 1')
@@ -372,6 +377,22 @@ def test_a_comparison_whose_answers_are_all_ties_is_shown(tmp_path, label_type, 
     assert (comparison['n'], comparison['ties'], comparison['win_rate']) == (0, 3, None)
     told = 'run and initial: no answer prefers one to the other.\n  3 answers prefer neither'
     assert told in printed
+
+
+def test_the_best_of_several_answers_is_compared_with_one(tmp_path):
+    """By a reward that likes the letter a: the initial model against the best of 16 of it."""
+    (tmp_path / 'a.py').write_text(
+        'def score(queries, responses):\n    return [text.count("a") for text in responses]\n'
+    )
+    options = '--count 20 --labels.type best_of_2 --against initial --batch_size 20'
+    ask(tmp_path / 'f', f'{options} --best_of 16 --judge {tmp_path}/a.py:score')
+    questions, folder = questions_of(tmp_path / 'f')
+    best = f'best of 16 of initial by {tmp_path}/a.py:score'
+    assert {question.policies for question in questions} == {(best, 'initial')}
+    letter = encodings.Test.get_encoder().encode('a')[0]
+    tokens = [folder.tokens(question) for question in questions]
+    counts = [sum(each[f'sample{i}'].count(letter) for each in tokens) for i in range(2)]
+    assert counts[0] > 12 > 2 * counts[1]
 
 
 def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
