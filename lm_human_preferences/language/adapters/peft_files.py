@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,13 +17,11 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.adapters.layers import attach
 from lm_human_preferences.language.adapters.record import Record, read
-from lm_human_preferences.language.causal_lm.library import explained
-from lm_human_preferences.language.network import HEADS
+from lm_human_preferences.language.causal_lm.library import LibraryWeights, explained
 from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     EMBEDDING_LAYER,
     OUTPUT_LAYER,
-    copy_value,
     load_parameters,
 )
 from lm_human_preferences.training import model_sizes
@@ -50,7 +48,7 @@ for pattern in patterns:
 """
 
 
-class PeftWeights:
+class PeftWeights(LibraryWeights):
     """Weights of a base with an adapter merged into them by PEFT; UserError if unfit.
 
     base_of: makes the base, a model of transformers in float32, which is changed. nbytes: of its
@@ -58,42 +56,17 @@ class PeftWeights:
     """
 
     def __init__(self, directory: str, base_of: Callable[[], Any], nbytes: int) -> None:
-        self.path = storage.join(directory, WEIGHTS)
+        super().__init__(storage.join(directory, WEIGHTS))
         self._directory = directory
         self._base_of = base_of
         self._nbytes = nbytes
 
-    def __contains__(self, name: object) -> bool:
-        return not str(name).startswith(HEADS) and self.name_of(str(name)) in self._tensors
-
     def nbytes(self) -> int:
         return self._nbytes
 
-    def scopes(self) -> list[str]:
-        return ['']
-
-    def name_of(self, name: str) -> str:
-        return name.removeprefix(CAUSAL_LM)
-
-    def unread(self, names: Collection[str]) -> list[str]:
-        """Return the tensors that are not read; an output layer is if it is the embedding."""
-        read_names = {self.name_of(name) for name in names}
-        tables = [each for name, each in self._tensors.items() if _is(EMBEDDING_LAYER, name)]
-        return [
-            name
-            for name, tensor in self._tensors.items()
-            if name not in read_names
-            and not (_is(OUTPUT_LAYER, name) and any(torch.equal(tensor, each) for each in tables))
-        ]
-
-    def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
-        value = self._tensors[self.name_of(name)]
-        copy_value(value.float().numpy(), parameter.detach(), f'{self.path}: {name}')
-
     @functools.cached_property
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        return dict(merged(self._directory, self._base_of()).state_dict())
+    def model(self) -> Any:
+        return merged(self._directory, self._base_of())
 
 
 @torch.no_grad()
@@ -195,10 +168,6 @@ def _opened(path: str) -> Any:
         return safe_open(storage.cached_path(path), 'pt')
     except (OSError, SafetensorError, storage.StorageError) as e:
         raise UserError(f'{path} is damaged or missing: {e}') from e
-
-
-def _is(layer: re.Pattern[str], name: str) -> bool:
-    return layer.fullmatch(name.removesuffix('.weight')) is not None
 
 
 def changes_of(directory: str) -> dict[str, Any]:

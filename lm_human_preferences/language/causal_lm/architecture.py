@@ -12,6 +12,7 @@ from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.library import (
+    LibraryWeights,
     PretrainedWeights,
     config_of,
     dropout_in,
@@ -61,7 +62,7 @@ class CausalLM:
 
     def check_network(self, network: Any, name: str, weights: Weights) -> None:
         """Raise UserError unless this program runs a network of these weights as it should be."""
-        loaded = weights.model if isinstance(weights, PretrainedWeights) else None
+        loaded = weights.model if isinstance(weights, LibraryWeights) else None
         probe.check_network(network, name, loaded)
 
     def to_transformers(self, network: Any) -> Any:

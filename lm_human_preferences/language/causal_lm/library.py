@@ -5,6 +5,7 @@ import functools
 import re
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     OF_NO_USE,
@@ -112,27 +114,59 @@ def _name_constants(model: Any) -> None:
             module.register_parameter(own_name, nn.Parameter(buffer, requires_grad=False))
 
 
-class PretrainedWeights(SafetensorsWeights):
+class LibraryWeights(ABC):
+    """Weights of a model of transformers, by own names of a network of it or of GPT-2."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @functools.cached_property
+    @abstractmethod
+    def model(self) -> Any:
+        """The model in float32; UserError unless all weights fit."""
+
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors in float32, without reading them."""
+
+    def __contains__(self, name: object) -> bool:
+        return not str(name).startswith(HEADS) and self.name_of(str(name)) in self._tensors
+
+    def scopes(self) -> list[str]:
+        return ['']
+
+    def name_of(self, name: str) -> str:
+        return name.removeprefix(CAUSAL_LM)
+
+    def load(self, name: str, parameter: torch.Tensor) -> None:
+        """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
+        value = self._tensors[self.name_of(name)].detach().float()
+        copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
+
+    def unread(self, names: Collection[str]) -> list[str]:
+        """Return the parameters that are not read; a tied output layer is none of its own."""
+        read = {self.name_of(name) for name in names}
+        return [name for name, _ in self.model.named_parameters() if name not in read]
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self.model.state_dict())
+
+
+class PretrainedWeights(LibraryWeights):
     """Safetensors read by transformers' `model_class`, which knows older names of tensors."""
 
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
     ) -> None:
         super().__init__(directory)
+        self._files = SafetensorsWeights(directory)
         self._config = config
         self._model_class = model_class
         self._unexpected: list[str] = []  # tensors that `model` has no place for
-        self.path = directory
 
-    def __contains__(self, name: object) -> bool:
-        return str(name) in self._tensors
-
-    def name_of(self, name: str) -> str:
-        return name.removeprefix(CAUSAL_LM)
-
-    def load(self, name: str, parameter: torch.Tensor) -> None:
-        value = self._tensors[name].detach().float()
-        copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
+    def nbytes(self) -> int:
+        return self._files.nbytes()
 
     def unread(self, names: Collection[str]) -> list[str]:
         return self._unexpected
@@ -144,7 +178,7 @@ class PretrainedWeights(SafetensorsWeights):
 
         with explained(self.path):
             loaded: Any = getattr(transformers, self._model_class).from_pretrained(
-                self.local_path,
+                self._files.local_path,
                 config=self._config,
                 local_files_only=True,
                 use_safetensors=True,
@@ -168,7 +202,3 @@ class PretrainedWeights(SafetensorsWeights):
         unexpected = sorted(found['unexpected_keys'])
         self._unexpected = [name for name in unexpected if not OF_NO_USE.fullmatch(name)]
         return model
-
-    @functools.cached_property
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        return {CAUSAL_LM + name: tensor for name, tensor in self.model.state_dict().items()}
