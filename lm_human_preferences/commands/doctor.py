@@ -142,7 +142,7 @@ def _room() -> str:
             ' --save_dir'
         )
     _check_promises(str(SAVES), '--save_dir')
-    return f'{found}, which other users cannot exchange'
+    return f'{found}, which other users cannot replace'
 
 
 def _check_promises(place: str, setting: str) -> None:

@@ -22,8 +22,8 @@ from lm_human_preferences.storage import local_files
 from lm_human_preferences.utils.logging import announce
 
 UPLOADER = 'uploader'
-SYNC_SECONDS = 20  # between two looks for what has changed
-CLOSE_TIMEOUT = 600  # seconds of tries when the run is done
+SYNC_SECONDS = 20  # between two looks for changes
+CLOSE_TIMEOUT = 600  # seconds of further tries when the run is done
 
 
 class TakenOver(storage.StorageError):
@@ -178,7 +178,7 @@ class Uploader:
                 time.sleep(SYNC_SECONDS)
 
     def _try_to_sync(self) -> bool:
-        """Upload, and return whether all is there now; print a failure, but not its repetitions."""
+        """Upload, and return whether all is there now; print the first of several failures."""
         try:
             sync(self.url, self.directory, self.pattern)
         except FileNotFoundError:

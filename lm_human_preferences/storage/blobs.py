@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 Answer = TypeVar('Answer')
 
-ANSWER_TIMEOUT = 8  # seconds in which a server must give its first answer, retries included
+ANSWER_TIMEOUT = 8  # seconds until the first answer of a server, retries included
 MAX_CONNECTIONS = 16
 RETRIES = 5
-CONNECT_TIMEOUT = 5  # seconds, of one request
-READ_TIMEOUT = 20  # seconds, of one request
-BLOCK_SIZE = 8 << 20  # bytes of one request
-NO_PROGRESS_BELOW = 1 << 16  # bytes: it ends before anybody has read a progress bar
+CONNECT_TIMEOUT = 5  # seconds for each request
+READ_TIMEOUT = 20  # seconds for each request
+BLOCK_SIZE = 8 << 20  # bytes in each request
+NO_PROGRESS_BELOW = 1 << 16  # bytes; smaller files are there before a bar has been read
 
 
 def stat(path: str) -> Stat:
@@ -50,12 +50,12 @@ def stat(path: str) -> Stat:
 def first_answer(question: Callable[[], Answer], server: str) -> Answer:
     """Return the result of `question`; TimeoutError if it takes longer than ANSWER_TIMEOUT.
 
-    The library's own timeouts leave out the look-up of the server's name.
+    The libraries' own timeouts do not include the look-up of the server's name.
     """
     answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
     def ask() -> None:
-        """Hand the answer, or the error, to the thread that waits for it."""
+        """Pass the answer or the error to the waiting thread."""
         try:
             answer.set_result(question())
         except BaseException as e:
@@ -88,11 +88,10 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
     progress: dict[str, Any] = {'disable': True}
     if show_progress and stat.size >= NO_PROGRESS_BELOW:
         progress = progress_bar(f'fetching {blob.url}')
-    version = None if blob.account == GOOGLE else stat.version  # blobfile has that for Azure only
+    version = None if blob.account == GOOGLE else stat.version  # which blobfile does not take
     with (
         client.BlobFile(blob.path, 'rb', file_size=stat.size, version=version) as source,
-        # The lock may not reach other machines that share the disk; they write parts of other
-        # names.
+        # Machines that share the disk may not share the lock: each has its own temporary file.
         atomic_write(blob.cached, by=os.uname().nodename) as (file,),
         tqdm(total=stat.size, unit='B', unit_scale=True, **progress) as bar,
     ):
@@ -102,7 +101,7 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
             digest.update(block)
             bar.update(file.write(block))
         computed = digest.hexdigest()
-        expected = stat.md5 or computed  # a server need not say
+        expected = stat.md5 or computed  # a server need not give it
         if file.tell() != stat.size or computed != expected:
             raise blob.error(
                 f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {computed}'
@@ -125,7 +124,7 @@ def write(path: str, source: BinaryIO) -> None:
             shutil.copyfileobj(source, target, BLOCK_SIZE)
             target.close()
         except BaseException:
-            target.had_exception = True  # else the garbage collector would upload it, at any time
+            target.had_exception = True  # else the garbage collector closes it, which uploads
             target.close()
             raise
 

@@ -28,9 +28,9 @@ from lm_human_preferences.storage.paths import (
 
 
 def read_text(path: str) -> str:
-    """Return the contents of a UTF-8 file, local or remote, with every line end as \\n.
+    """Return the text of a local or remote UTF-8 file, with every line end as \\n.
 
-    Without the byte order mark of programs on Windows, which JSON does not allow.
+    A byte order mark, as programs on Windows write it, is left out: JSON does not allow it.
     """
     return _read(path).replace('\r\n', '\n').replace('\r', '\n')
 
@@ -66,7 +66,7 @@ def read_json_lines(path: str) -> list[tuple[str, Any]]:
 
 
 def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
-    """Return (place for messages, value) of each line that is not empty. name: of the source."""
+    """Return (place for messages, value) of each line that is not empty. name: the file's name."""
     found = []
     for number, line in enumerate(text.split('\n'), start=1):
         if line.strip():
@@ -76,7 +76,7 @@ def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
 
 
 def readable_json_lines(path: str) -> list[Any]:
-    """Return the value of each whole line of a local or remote file; omit what is not JSON."""
+    """Return the values of a file of JSON lines, without damaged lines and one torn by a kill."""
     found = []
     for line in read_whole_lines(path).split('\n'):
         with contextlib.suppress(ValueError, RecursionError):
@@ -87,11 +87,11 @@ def readable_json_lines(path: str) -> list[Any]:
 def parse_json(text: str | bytes, where: str, *, names_once: bool = False) -> Any:
     """Return the value of a JSON text; StorageError, which says `where`, if it is not JSON.
 
-    names_once: whether an object with two values of one name is an error; else the last counts.
+    names_once: whether a field that an object has twice is an error; otherwise the last counts.
     """
     try:
         return json.loads(text, object_pairs_hook=_each_name_once if names_once else None)
-    except (ValueError, RecursionError) as e:  # a number of thousands of digits is a ValueError
+    except (ValueError, RecursionError) as e:  # such as for a number of thousands of digits
         raise StorageError(f'{where} is not JSON: {e}') from e
 
 
@@ -127,7 +127,7 @@ def is_here(path: str) -> bool:
 
 
 def is_model_here(directory: str) -> bool:
-    """Return whether a model's files can be looked at; StorageError for a URL that is none."""
+    """Return whether a model can be read without the network; StorageError for a bad URL."""
     if is_hub(directory):
         return hub.is_here(directory)
     if is_remote(directory):
@@ -136,7 +136,7 @@ def is_model_here(directory: str) -> bool:
 
 
 def check_cached(paths: Iterable[str]) -> None:
-    """Raise StorageError with all remote files among `paths` that are not in the cache."""
+    """Raise StorageError that names all remote files of `paths` that are not in the cache."""
     missing = [path for path in paths if is_remote(path) and not is_here(path)]
     if not missing:
         return

@@ -21,31 +21,31 @@ from lm_human_preferences.errors import os_errors_as
 
 Opener = Callable[[str, int], int]  # of open(path, mode, opener=...)
 AnyFile = TypeVar('AnyFile')
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that knows none
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 _not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
     """Open without following links, for open(..., opener=...); OSError for a link or a pipe."""
     try:
-        # A pipe is not waited for, either.
+        # O_NONBLOCK: else a pipe would wait until somebody opens its other end.
         number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as e:
         if e.errno == errno.ELOOP:  # 'Too many levels of symbolic links'
             e.strerror = 'it is a symbolic link: put the file itself in its place'
         raise
     kind = os.fstat(number).st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # of a directory, `open` tells
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # `open` refuses directories itself
         os.close(number)
         raise OSError(errno.EINVAL, 'it is a pipe or a device: put a file in its place', path)
     return number
 
 
-open_private = functools.partial(open_nofollow, mode=0o600)  # what is made is for its owner alone
+open_private = functools.partial(open_nofollow, mode=0o600)  # new files are the owner's alone
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Return whether a local path leads to what is below a directory, whatever links it has."""
+    """Return whether a local path, with all links resolved, is below a directory."""
     return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ''))
 
 
@@ -53,7 +53,10 @@ def is_within(path: str, directory: str) -> bool:
 def atomic_write(
     *targets: str, by: str | None = None, opener: Opener = open_nofollow
 ) -> Iterator[list[BinaryIO]]:
-    """Open files that replace all `targets` in order, or none; a kill leaves TARGET.BY.part."""
+    """Open files that replace all `targets` in order, or none; a kill leaves TARGET.BY.part.
+
+    by: the writer's name, by default the number of this process.
+    """
     parts = [f'{target}.{by or os.getpid()}.part' for target in targets]
     try:
         with contextlib.ExitStack() as stack:
@@ -72,7 +75,7 @@ def atomic_write(
             with contextlib.suppress(OSError):
                 os.remove(part)
         if isinstance(e, OSError):
-            e.filename = e.filename or targets[0]  # a full disk names none
+            e.filename = e.filename or targets[0]  # the error of a full disk has no name
         raise
 
 
@@ -86,11 +89,11 @@ def sync_directory(directory: str) -> None:
 
 
 def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
-    """Append all of `data` to an unbuffered file, or nothing; sync: flush it to the disk."""
+    """Append all of `data` to an unbuffered file, or nothing. sync: whether to flush it, too."""
     begin = file.seek(0, io.SEEK_END)
     rest = memoryview(data)
     try:
-        while rest:  # a disk that becomes full takes a part, and fails the next time
+        while rest:  # a disk that becomes full takes some bytes, and fails the next time
             rest = rest[file.write(rest) :]
         if sync:
             os.fsync(file.fileno())
@@ -103,7 +106,7 @@ def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
 
 
 def closed_after_fork(file: AnyFile) -> AnyFile:
-    """Return a file or socket, which a process that is forked from now on closes at once."""
+    """Have processes that are forked from now on close a file or socket at once; return it."""
     _not_inherited.add(file)
     return file
 
@@ -121,8 +124,8 @@ def open_locked(
 ) -> io.FileIO:
     """Open a file, locked until it is closed; BlockingIOError if it is taken for `seconds`.
 
-    A process that is forked meanwhile does not hold the lock, in which another one is named.
-    Not by filelock, which would need a second file beside each, and follows links.
+    Forked processes do not inherit the lock. filelock is not used: it needs a second file beside
+    each, and follows links.
     """
     file = closed_after_fork(io.FileIO(path, mode, opener=opener))
     until = time.monotonic() + seconds
@@ -181,11 +184,11 @@ def local_files(directory: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def open_to_others(path: str) -> str | None:
-    """Return why other users could exchange what is at a local `path`, as text; None if not.
+    """Return why other users could replace the file or folder at `path`; None if they cannot.
 
-    They could if everybody may write to it or to a folder above it, or if they have made one of
-    these in a folder like /tmp. Owners of folders elsewhere, groups, and mounts of root or this
-    user are trusted.
+    They can if everybody may write to it or to a folder above it, or if one of these belongs to
+    them and is in a folder like /tmp. Owners of folders elsewhere, groups, and mounts of root or
+    of this user are trusted.
     """
     for chain in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         parts = [*reversed(pathlib.Path(chain).parents), pathlib.Path(chain)]
@@ -194,13 +197,13 @@ def open_to_others(path: str) -> str | None:
             state = part.lstat()
             is_foreign = state.st_uid not in (0, os.geteuid())
             if is_foreign and is_shared:
-                return f'{part} belongs to another user, who could exchange what is in it'
+                return f'{part} belongs to another user, who could replace what is in it'
             if stat.S_ISLNK(state.st_mode) or not state.st_mode & stat.S_IWOTH:
                 continue
             is_sticky = bool(state.st_mode & stat.S_ISVTX)
             # Volumes of containers are open to all.
             if is_foreign or not (is_sticky or os.path.ismount(part)):
-                return f'everybody may write to {part}, and exchange what is in it'
+                return f'everybody may write to {part}, and replace what is in it'
             is_shared = is_shared or is_sticky
     return None
 
@@ -211,14 +214,14 @@ def free_bytes(directory: str) -> int:
 
 
 def existing_part(path: str) -> str:
-    """Return the longest part of a path that exists."""
+    """Return the deepest folder of a path that exists, or the path itself."""
     while not os.path.exists(path):
         path = os.path.dirname(path) or '.'
     return path
 
 
 def md5(path: str) -> str:
-    """Return the MD5 of a local file in hexadecimal; computed again only if the file changed."""
+    """Return the MD5 of a local file in hexadecimal; one that has not changed is not read again."""
     stat = os.stat(path)
     return _md5(path, stat.st_size, stat.st_mtime_ns)
 

@@ -42,9 +42,9 @@ def model_path(name: str) -> str | None:
 
 
 def pinned(name: str, *, ask: bool = True) -> str:
-    """Return the path of a model or a file with its commit; what it names is fetched.
+    """Fetch a file, or a model without its weights, and return its path with the commit.
 
-    The weights of a model are not fetched. ask: False takes the commit that is in the cache.
+    ask: whether to ask the hub, or else take the commit that is in the cache.
     """
     hub = HubPath(_with_scheme(name))
     try:
@@ -60,7 +60,7 @@ def pinned(name: str, *, ask: bool = True) -> str:
 
 
 def is_pin_of(recorded: Any, given: Any) -> bool:
-    """Return whether `recorded` is a commit of the path `given`, which names a branch or a tag."""
+    """Return whether `recorded` is `given`, which names a branch or a tag, at some commit."""
     try:
         before, now = (HubPath(_with_scheme(name)) for name in (recorded, given))
     except (StorageError, TypeError):
@@ -94,7 +94,7 @@ def cached_directory(path: str) -> str:
 
 
 def _in_cache(hub: HubPath, name: str) -> Any:
-    """Return the path of a file's copy; None, or a mark of what the hub lacks, if there is none."""
+    """Return the path of a file in the cache; None if unknown, an object if the hub has none."""
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)

@@ -53,7 +53,7 @@ def write_file(path: str, data: bytes) -> None:
 def new_directory(path: str, *errors: type[Exception]) -> Iterator[None]:
     """Within the block, fill a new or empty directory; if that fails, leave nothing there.
 
-    errors: exceptions besides OSError that say it cannot be written; all become UserError.
+    errors: exceptions that become UserErrors, as OSErrors do.
     """
     if is_remote(path):
         raise UserError(f'{path} is remote; give a local directory')

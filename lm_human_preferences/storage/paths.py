@@ -1,4 +1,4 @@
-"""Local paths, URLs (az://, gs://, https://) and hf:// paths, and those of their cached copies."""
+"""Local paths, URLs (az://, gs://, https://) and hf:// paths, and where their copies are kept."""
 
 import os
 import re
@@ -6,9 +6,9 @@ import urllib.parse
 
 from lm_human_preferences.errors import UserError
 
-PUBLIC = 'openaipublic'  # the account of what the original published; nothing there ever changes
+PUBLIC = 'openaipublic'  # the account with what the original published, which never changes
 HUB = 'hf://'  # prefix of paths of the Hugging Face hub (hub.py)
-GOOGLE = 'gs'  # stands for the account of every gs:// URL
+GOOGLE = 'gs'  # in place of the account, which URLs of Google do not have
 MOVED_BUCKETS = ('gpt-2', 'lm-human-preferences')
 _URL = re.compile(
     r'(?:az://(?P<azure>[a-z0-9]+)/'
@@ -36,18 +36,21 @@ class NotFound(StorageError):
 
 
 class Remote:
-    """A remote path taken apart. url: as messages name it. advice: the end of each message."""
+    """Parsed remote path. url: its form in messages. advice: text at the end of each message."""
 
     url: str
     advice = ''
 
     def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
-        """Return an error of one line that names the path."""
+        """Return an error whose message is one line that names the path."""
         return kind(f'{self.url}: {" ".join(reason.split())}{self.advice}')
 
 
 class Blob(Remote):
-    """URL of a blob, and the path of its copy in the cache."""
+    """Parsed URL of a blob. path: its URL as blobfile spells it. cached: the path of its copy.
+
+    may_change: whether the server has to be asked if the copy is current.
+    """
 
     def __init__(self, path: str) -> None:
         if is_hub(path):
@@ -70,7 +73,7 @@ class Blob(Remote):
             self.account = PUBLIC
         self.may_change = self.account != PUBLIC and not is_offline()
         if self.account == GOOGLE:
-            self.path = f'gs://{self.container}/{name}'  # as blobfile spells it
+            self.path = f'gs://{self.container}/{name}'
             self.url = self.path
         else:
             host = f'{self.account}.blob.core.windows.net'
@@ -83,7 +86,7 @@ class Blob(Remote):
 
 
 class HubPath(Remote):
-    """An hf:// path. name: of the file; '' for a whole model."""
+    """Parsed hf:// path. name: the file's path in the repository, '' for a whole model."""
 
     def __init__(self, path: str) -> None:
         match = _HUB_PATH.fullmatch(path)
@@ -108,7 +111,7 @@ class HubPath(Remote):
 
 
 def is_hub(path: str) -> bool:
-    """Return whether `path` is of the hub."""
+    """Return whether `path` is an hf:// path."""
     return path.startswith(HUB)
 
 
@@ -130,12 +133,12 @@ def is_offline() -> bool:
 
 
 def cache_root() -> str:
-    """Return the folder for downloads and other results that are used again."""
+    """Return the folder of downloads, and of results that are computed only once."""
     return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
 
 
 def is_remote(path: str) -> bool:
-    """Return whether `path` is a URL, or one that lacks its slashes, which no function opens."""
+    """Return whether `path` is a URL, also one without its slashes, which is refused later."""
     return '://' in path or _SCHEME.match(path) is not None
 
 
@@ -150,7 +153,7 @@ def join(path: str, *names: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return a local path as an absolute one, a URL as it is."""
+    """Return the absolute form of a local path; a URL stays as it is."""
     return path if is_remote(path) else os.path.abspath(path)
 
 

@@ -12,7 +12,7 @@ SUFFIXES = ('.csv', '.tsv')
 
 
 def is_table(path: str) -> bool:
-    """Return whether a file is a table by its name."""
+    """Return whether a file's name is that of a table."""
     return path.lower().endswith(SUFFIXES)
 
 

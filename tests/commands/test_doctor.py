@@ -110,14 +110,14 @@ def test_cache_that_cannot_be_written(quick, monkeypatch, tmp_path):
 def test_what_is_promised_and_does_not_hold_here(quick, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, 'SAVES', tmp_path / 'save')
     monkeypatch.setattr(doctor, 'LEAST_DISK', 0)
-    assert 'which other users cannot exchange' in examined()[1]['memory and disk'][1]
+    assert 'which other users cannot replace' in examined()[1]['memory and disk'][1]
     (tmp_path / 'save').mkdir()
     (tmp_path / 'save').chmod(0o777)
     (tmp_path / 'cache').mkdir()
     (tmp_path / 'cache').chmod(0o777)
     monkeypatch.setenv('LMHP_CACHE', f'{tmp_path}/cache')
     for name, check in {'save': 'memory and disk', 'cache': 'cache'}.items():
-        told = f'everybody may write to {tmp_path}/{name}, and exchange what is in it: what docs'
+        told = f'everybody may write to {tmp_path}/{name}, and replace what is in it: what docs'
         kind, text = examined()[1][check]
         assert kind == 'problem' and text.startswith(told)
         (tmp_path / name).chmod(0o755)

@@ -31,16 +31,16 @@ def theirs(monkeypatch):
 
 @pytest.fixture
 def shared(tmp_path):
-    """A folder like /tmp: others may make folders there, but not exchange ours."""
+    """A folder like /tmp: others may make folders there, but not replace ours."""
     (tmp_path / 'shared').mkdir()
     (tmp_path / 'shared').chmod(0o1777)
     return tmp_path / 'shared'
 
 
-def test_a_run_is_not_kept_where_another_user_could_exchange_it(shared, theirs):
+def test_a_run_is_not_kept_where_another_user_could_replace_it(shared, theirs):
     (shared / 'save').mkdir()
     (shared / 'save').chmod(0o777)
-    told = f'--save_dir: everybody may write to {shared}/save, and exchange what is in it: give a'
+    told = f'--save_dir: everybody may write to {shared}/save, and replace what is in it: give a'
     for more in ([], ['--dry_run']):
         line = last_error_of(invoke([*NEW, f'--save_dir={shared}/save/runs', *more]))
         assert line.startswith(told)

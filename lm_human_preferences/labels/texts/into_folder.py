@@ -54,13 +54,13 @@ def shuffled(label: TextLabel, label_type: LabelType) -> TextLabel:
 
 
 def _in_any_order(tokens: Tokens) -> tuple[Any, ...]:
-    """Return what query and samples have in common with those in another order."""
+    """Return a key that is the same for a question in every order of its samples."""
     query, *samples = map(tuple, tokens.values())
     return query, *sorted(samples)
 
 
 def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
-    """Return a label for the same question with its samples in the order of `asked`."""
+    """Return a label with its samples in the order of `asked`, which is the same question."""
     answer = label.answer
     if answer is not None:
         moves = sorted(zip(_by_sample(label.tokens), _by_sample(asked), strict=True))
@@ -69,7 +69,7 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
 
 
 def _by_sample(tokens: Tokens) -> list[int]:
-    """Return the numbers of the samples, sorted by their tokens."""
+    """Return the indices of the samples in the order of their tokens."""
     _, *samples = tokens.values()
     return sorted(range(len(samples)), key=samples.__getitem__)
 
@@ -84,8 +84,8 @@ def add_questions(
 ) -> int:
     """Add new questions, and return their number; gold questions keep their answers.
 
-    labellers: the number of people to ask about the question of a number; by default, as many as
-    have answered it.
+    labellers: returns how many people are to answer the new question with an index; by default, as
+    many as have answered it.
     """
     folder = writer.folder
     golds: dict[str, tuple[Value, str]] = {}  # with where they are
@@ -126,15 +126,15 @@ def add_labels(
 ) -> list[str]:
     """Add questions and the answers to them, and return lines that say what was done.
 
-    labeller: the name of those who have none. UserError, and nothing is added, if one of the
-    labellers is at work.
+    labeller: name for answers without one. UserError if one of the labellers is at work; then
+    nothing is added.
     """
     folder = writer.folder
     labels = as_asked(labels, folder)
     given, notes = _answers(labels, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
-        # Who has no file yet cannot be at work, and gets one only if nobody is.
+        # New labellers come last, so that they get no file if somebody is at work.
         for name in sorted(given, key=lambda name: name not in folder.logs):
             writers[name] = stack.enter_context(Labeller(folder, name, at_work=AT_WORK))
         added = add_questions(labels, writer, policies)
@@ -152,7 +152,7 @@ def _answers(
 ) -> tuple[dict[str, dict[str, list[Answer]]], list[str]]:
     """Return {labeller: {question: answers in the order of the file}}, and notes.
 
-    Answers to a question without a name are each of somebody else, if they or their ids differ.
+    Answers without a name to one question belong to different people, unless all of a row repeats.
     """
     unnamed: dict[str, list[tuple[str, int | str | None]]] = {}  # (answer, id) of each, by question
     repeated = 0
@@ -174,7 +174,7 @@ def _answers(
             question=id,
             value=label.answer,
             reason=None,
-            order=tuple(range(len(label.samples))),  # on no screen of ours
+            order=tuple(range(len(label.samples))),  # it was on no screen of ours
             seconds=0.0,
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
@@ -202,7 +202,7 @@ def _new_answers(
             new.append(last)
             changed += any(answer.value != last.value for answer in answers)
         elif not before.is_imported:
-            left_out += len(answers)  # it may be later than those, which do not say when
+            left_out += len(answers)  # the answer here may be later than they are
         elif before.value != last.value:
             new.append(last)
             changed += 1

@@ -1,11 +1,11 @@
-"""Reader of labels as texts. A record is a label, or a preference between two responses.
+"""Parser of labels as texts. A record is a label, or a preference between two responses.
 
     {"query", "sample0", "sample1", .., "best"}   the fields of a label, as strings
     {"prompt", "chosen", "rejected"}              see preferences.py
 
-Either may have an "id", and a "labeller" who gave it. fields.QUERIES are the names that a query may
-have; a field "system" begins it. A file is a JSON array, or has a record a line; one called .csv or
-.tsv is a table, whose columns are the fields.
+Either may have an "id", and a "labeller" who gave it. The query may have any of the names in
+fields.QUERIES; a field "system" is the message before it. A file is a JSON array, or has a record a
+line, or is a table (.csv, .tsv) whose columns are the fields.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from lm_human_preferences.labels.texts.preferences import PAIR, preference
 from lm_human_preferences.runs.run_files import LABELLER
 
 STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
-TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
+TEXT_FIELDS = ('query', 'sample', 'sample0')  # texts here, token ids in other labels
 EXAMPLES = 'examples/labels has programs that convert formats of other tools'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
 OTHER_FILES = ('.arrow', '.gz', '.parquet', '.xlsx', '.zip', '.zst')
@@ -47,12 +47,12 @@ class TextLabel:
     labeller: str | None = None
     is_ordered: bool = True  # whether samples are in the order in which they were shown
     id: int | str | None = None
-    where: str = dataclasses.field(default='', compare=False)  # it is, for errors
+    where: str = dataclasses.field(default='', compare=False)  # its place, for messages
     tokens: Tokens = dataclasses.field(default_factory=dict, compare=False)
 
 
 def read(path: str) -> list[tuple[str, Any]]:
-    """Return the records of a local or remote file, or of STANDARD_INPUT, with where they are."""
+    """Return (place for messages, record) pairs of a local or remote file or STANDARD_INPUT."""
     if path in STANDARD_INPUT:
         name = 'standard input'
         try:
@@ -64,14 +64,14 @@ def read(path: str) -> list[tuple[str, Any]]:
 
 
 def read_file(path: str) -> list[tuple[str, Any]]:
-    """Return the records of JSON lines, a JSON array, or a table, with where they are."""
+    """Return (place for messages, record) pairs of JSON lines, a JSON array, or a table."""
     if storage.is_table(path):
         return [(where, _with_numbers(row)) for where, row in storage.read_table(path)]
     return _parse_text(storage.read_text(path), path)
 
 
 def _with_numbers(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return a row of a table, in which all is text, with numbers as answers."""
+    """Return a row of a table with its answer as a number; all its cells are texts."""
     record: dict[str, Any] = dict(row)
     for field in {each.field for each in label_types.TYPES.values()} & row.keys():
         with contextlib.suppress(ValueError):
@@ -91,7 +91,7 @@ def _parse_text(text: str, name: str) -> list[tuple[str, Any]]:
 
 
 def check_kind_of_file(path: str) -> None:
-    """Raise UserError for a file whose name says that it is of a format that is not read."""
+    """Raise UserError if a file has the suffix of a format that is not read."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix in OTHER_FILES:
         how = f'; to convert it: {CONVERT}' if suffix == '.parquet' else ''
@@ -190,13 +190,13 @@ def _parse_label(
 
 
 def _number_of_letter(given: Any) -> Any:
-    """Return the number of the sample that is called A, B and so on; other values as they are."""
+    """Return the number of a sample for its letter, A for the first; other values as they are."""
     is_letter = isinstance(given, str) and re.fullmatch('[A-Za-z]', given.strip())
     return ord(given.strip().upper()) - ord('A') if is_letter else given
 
 
 def _given(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of a TextLabel that say which one it is, and who gave it."""
+    """Return the labeller and the id of a record, as fields of TextLabel."""
     id = None if fields.is_empty(record.get(ID)) else record[ID]
     try:
         check_given_id(id)
@@ -206,9 +206,9 @@ def _given(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _labeller(value: Any) -> str | None:
-    """Return the name of a labeller, the same for 1, 1.0, '1' and '1.0'; None for nobody.
+    """Return the name of a labeller, the same for 1, 1.0, '1' and '1.0'; None if it is empty.
 
-    What cannot be a name, such as an address, becomes one by its digest.
+    A value that cannot be a name, such as an e-mail address, becomes one that ends in its digest.
     """
     if fields.is_empty(value):
         return None

@@ -16,7 +16,7 @@ NO_TIES = 'note: {count} answers without a preference are left out: {form} has n
 
 
 def marked(label: dict[str, Any], encoding: str) -> dict[str, Any]:
-    """Return a label for a file, marked with the name of its encoding if that is a tokeniser."""
+    """Add the name of a tokeniser to a label for a file; other encodings are not named."""
     return {**label, FIELD: encoding} if encoding.startswith(tokenisers.PREFIX) else label
 
 
@@ -29,7 +29,7 @@ def as_file(objects: Iterable[dict[str, Any]], path: str) -> str:
 
 
 def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Encoding:
-    """Return the encoding of labels of token ids; UserError for several, or an unknown one."""
+    """Return the encoding of the token ids in labels; UserError for several or an unknown one."""
     is_of_gpt2 = tokenisers.unnamed_ids_are_of_gpt2(encoding)
     unnamed = encodings.Main.name if is_of_gpt2 else encoding.name
     names = [label.get(FIELD, unnamed) for label in objects if isinstance(label, dict)]
@@ -59,7 +59,7 @@ def tokens_of(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[in
 def as_texts(
     objects: Sequence[Any], label_type: LabelType, encoding: Encoding, source: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where it is, the label with texts in place of token ids of `encoding`)."""
+    """Yield (place for messages, label) of each label, with texts in place of token ids."""
     encoder = encoding.get_encoder()
     for index, label in enumerate(objects):
         where = f'{source}, label {index}'
@@ -77,7 +77,7 @@ def as_texts(
 
 
 def text_of(tokens: Sequence[int], field: str, encoder: Encoder) -> str:
-    """Return the text of a field; that of an empty query is empty, see tokenise.Tokeniser."""
+    """Return the text of a field. An empty query is one token, the end of a text."""
     real = _without_padding(tokens, encoder)
     return '' if field == 'query' and real == [encoder.eot_token] else encoder.decode(real)
 
@@ -95,7 +95,7 @@ def _without_padding(tokens: Sequence[int], encoder: Encoder) -> list[int]:
 def exported(
     labels: Iterable[dict[str, Any]], label_type: LabelType, encoder: Encoder
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return labels as texts that records.py reads, and how many would be read as other tokens."""
+    """Return labels as texts, and how many of the texts would be encoded as other tokens."""
     written, inexact = [], 0
     for label in labels:
         texts = {}
@@ -111,7 +111,10 @@ def exported(
 def preferences(
     labels: Iterable[dict[str, Any]], label_type: LabelType
 ) -> Iterator[dict[str, Any]]:
-    """Yield {prompt, chosen, rejected}, and id, of ordered pairs; UserError for ratings."""
+    """Yield {prompt, chosen, rejected}, with the id, for each pair of samples that is ordered.
+
+    UserError for ratings, which order none.
+    """
     if len(label_type.samples) < 2:
         raise UserError(
             '--export_as preferences: ratings of one response prefer none; give --export_as text'

@@ -17,7 +17,7 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.utils.terminal import printable
 
-# Lines on counts of records, by their names
+# Lines for the user, by the name of what is counted
 NOTES = {
     'skipped': 'Skipped: {} records with longer texts',
     'empty': 'Left out: {} records with an empty query or response',
@@ -35,15 +35,17 @@ NOTES = {
 
 
 class Skipped(Exception):
-    """A label that is left out, and counted."""
+    """A label is left out, and has been counted."""
 
 
 class Tokeniser:
     """Converter of texts to token ids that fit a task, with counts of what did not fit.
 
-    too_long: for longer texts, 'refuse', 'skip', or 'cut': the end, as the task cuts its own
-    queries, but the beginning of a dialogue, whose end is what is answered. option: its name, for
-    errors. An empty query becomes the token that ends a text, if the encoding has one.
+    An empty query becomes the token that ends a text, if the encoding has one.
+
+    too_long: treatment of longer texts: 'refuse', 'skip' or 'cut'. The end of a text is cut, as the
+    task cuts its own queries, but the beginning of a dialogue, whose end is what is answered.
+    option: the name of the option too_long, for errors.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Tokeniser:
         self.too_long = too_long
         self.option = option
         self.counts: collections.Counter[str] = collections.Counter()
-        self.unread: collections.Counter[str] = collections.Counter()  # records with a field
+        self.unread: collections.Counter[str] = collections.Counter()  # records by field
 
     def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
         """Return the tokens of a query, not padded; UserError, or Skipped, if it does not fit."""
@@ -73,7 +75,7 @@ class Tokeniser:
         return self._fitted(tokens, 'response', where)
 
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> Tokens:
-        """Return {field: token ids, padded} of query and samples, which are called `fields`."""
+        """Return {name: padded token ids} of query and samples. fields: names of the samples."""
         samples = [self._padded(self.response(each, where), 'response') for each in label.samples]
         query = self._padded(self.query(label.query, where), 'query')
         return {'query': query, **dict(zip(fields, samples))}
@@ -81,7 +83,7 @@ class Tokeniser:
     def question_of(
         self, record: dict[str, Any], label: TextLabel, fields: Sequence[str], where: str
     ) -> Tokens:
-        """Return `question`; Skipped for a pair in which there is nothing to prefer."""
+        """Return the `question` of a record; Skipped if there is nothing to prefer in a pair."""
         is_pair = records.is_pair(record)
         if is_pair and any(map(is_empty, (label.query, *label.samples))):
             self.counts['empty'] += 1
@@ -162,11 +164,11 @@ def tokenise(
     needs_answer: bool = True,
     ties: bool = True,
 ) -> tuple[list[TextLabel], list[str]]:
-    """Return the labels in records of texts, with their token ids, and notes.
+    """Return the labels in records of texts, with their token ids, and notes for the user.
 
-    found: (where it is, record) of each. settings: train_reward's. needs_answer: whether a record
-    must have one. ties: whether that may be a tie. UserError, which says where, for an unknown
-    format.
+    found: (place for messages, record) pairs. settings: options of train_reward. needs_answer:
+    whether a record without an answer is an error. ties: whether an answer may be a tie. UserError
+    with the place of a record that is not understood.
     """
     label_type, task = label_types.get(settings.labels.type), settings.task
     if ties:
