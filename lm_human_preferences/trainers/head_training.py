@@ -1,4 +1,4 @@
-"""Training of a reward model that is a head on frozen hidden states: it is fitted, not stepped."""
+"""Reward models that are heads on frozen hidden states: they are fitted, without training steps."""
 
 import dataclasses
 import time
@@ -24,7 +24,7 @@ from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce, log_in_summary, progress
 
-ROWS = 64  # responses that are passed at a time
+ROWS = 64  # responses in one forward pass
 
 
 def train(
@@ -78,9 +78,9 @@ def fit(
     *,
     may_be_constant: bool = False,
 ) -> Fitted:
-    """Fit a head to `labels`, the same on all ranks, and normalise it; on rank 0, for all.
+    """Fit a head to `labels` and normalise it, on rank 0; return it on all ranks.
 
-    may_be_constant: whether all scores may be the same, as other labels will follow.
+    may_be_constant: accept equal scores for all samples, as more labels will follow.
     """
     label_type = label_types.get(phase.settings.labels.type)
     responses = torch.stack([labels[sample] for sample in label_type.samples], dim=1)
@@ -107,7 +107,7 @@ def _features_of_labels(
     total = _tokens(reference, queries[own], responses[own])
     with progress(total=total, comm=comm, desc='labels', unit='token', unit_scale=True) as bar:
         for part in parts:
-            if len(part[0]):  # a rank has none of fewer labels than ranks
+            if len(part[0]):  # with fewer labels than ranks, some ranks have none
                 found.append(features_of(reference, *part).cpu())
             bar.update(_tokens(reference, *part))
     for rank, share in enumerate(comm.all_gather_object(torch.cat(found))):
@@ -116,13 +116,13 @@ def _features_of_labels(
 
 
 def _tokens(reference: Policy, queries: torch.Tensor, responses: torch.Tensor) -> int:
-    """Return how many tokens are read of `queries (labels, length)` and their responses."""
+    """Return the number of tokens in `queries (labels, length)` and their responses."""
     real = [(each != reference.padding_token).sum().item() for each in (queries, responses)]
     return int(real[0] * responses.shape[1] + real[1])
 
 
 def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
-    """Return features (n, features) of this rank's samples of the initial policy."""
+    """Sample from the initial policy; return the features (n, features) of this rank's samples."""
     settings = phase.settings
     query_sampler = lm_tasks.make_query_sampler(
         settings.task,
@@ -143,7 +143,7 @@ def _sampled(phase: TrainReward, reference: Policy, comm: Comm) -> torch.Tensor:
 def _normalized(
     phase: TrainReward, head: heads.Head, others: torch.Tensor, may_be_constant: bool
 ) -> heads.Head:
-    """Return the head with scores 0 +- 1 of the initial policy's samples, if that is wanted."""
+    """Return the head scaled to 0 +- 1 on the initial policy's samples, if that is asked for."""
     settings = phase.settings
     if not settings.normalize_after or len(others) == 0:
         return head

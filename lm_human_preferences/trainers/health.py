@@ -1,4 +1,4 @@
-"""Alarms and --run.on_anomaly: rules on means over all ranks, so that all decide the same."""
+"""Alarms (--run.on_anomaly): rules on means over all ranks, so that all ranks decide alike."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ KL = 'objective/kl'
 
 
 class Alarm(NamedTuple):
-    """Statistic that shows that a training goes wrong; text: its value, and advice."""
+    """Sign that a training goes wrong. text: the value of the statistic, and advice."""
 
     statistic: str
     text: str
@@ -23,8 +23,8 @@ class Alarm(NamedTuple):
 class HealthMonitor(Hook):
     """Warns of alarms, or saves `trainer` and stops.
 
-    mode: --run.on_anomaly. finite: statistics that must be numbers. most_kl: the limit of the KL
-    divergence of a policy, in nats per response.
+    mode: value of --run.on_anomaly. finite: names of the statistics that must be finite.
+    most_kl: largest accepted KL divergence of a policy, in nats per response.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class HealthMonitor(Hook):
         self.checkpointer = checkpointer
         self.finite = finite
         self.most_kl = most_kl
-        self.quiet_until: dict[str, int] = {}  # {statistic: step}
+        self.quiet_until: dict[str, int] = {}  # {statistic: step of the next alarm}
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Warn of the last step's alarm; in mode 'stop', save and raise UserError."""

@@ -12,9 +12,10 @@ from lm_human_preferences.utils.logging import announce, progress
 
 
 class ProgressBar(Hook):
-    """Bar that a step advances by `per_step` of `unit`; shown: {label: (statistic, format)}.
+    """Progress bar that each step advances by `per_step` units.
 
-    done: units before the first step; None: as if all steps before were of this size.
+    shown: statistics beside the bar, {label: (name of the statistic, format)}. done: units done
+    before the first step; None: `per_step` for each earlier step.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class ProgressBar(Hook):
 
 
 class Checkpoints(Hook):
-    """Saves every `interval` steps, and defers signals.
+    """Hook that saves a checkpoint every `interval` steps, and defers signals to the end of a step.
 
-    resume_hint: of a training that is also saved at its end and at an error; see run_dir.
+    resume_hint: returns the line that says how to resume, see run_dir; None for a training that is
+    not saved at its end and at an error.
     """
 
     def __init__(
@@ -76,12 +78,12 @@ class Checkpoints(Hook):
         return self
 
     def before_step(self, step: int) -> None:
-        """Note what would let the run go on from here."""
+        """Keep the position from which a failed step can be repeated."""
         if self.resume_hint is not None:
             self.begun = self.checkpointer.position(self.trainer)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Save when it is due; AllStopped if a signal has come."""
+        """Save if a checkpoint is due; raise AllStopped after a signal."""
         self.checkpointer.after_step(self.trainer)
         is_last = step == self.trainer.total_steps
         if step % self.interval == 0 or (self.resume_hint is not None and is_last):

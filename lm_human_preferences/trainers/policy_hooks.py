@@ -28,8 +28,8 @@ from lm_human_preferences.utils.terminal import cut_mark
 
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
-KL_TARGETS = 10  # the limit of the KL divergence, in multiples of its target
-KL_PER_TOKEN = 2  # the same without a target, in nats for each token of a response
+KL_TARGETS = 10  # largest accepted KL divergence, in multiples of its target
+KL_PER_TOKEN = 2  # the same without a target, in nats per token of a response
 FINITE = ('ppo/loss/total', KL, 'objective/score')
 
 
@@ -57,9 +57,9 @@ def policy_hooks(
 
 
 class Samples(Hook):
-    """Shows the first few episodes of a PPO step and, as the original did, how long it took.
+    """Hook that prints the first few episodes of a PPO step and its duration, as the original did.
 
-    In a summary only those of the first step and the last.
+    The console `summary` shows those of the first and the last step only.
     """
 
     def __init__(self, trainer: PPOTrainer, encoder: Encoder) -> None:
@@ -67,7 +67,7 @@ class Samples(Hook):
         self.encoder = encoder
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Print samples on rank 0 if they are due; the original counts steps from 0."""
+        """Print samples on rank 0 if they are due. As in the original, steps count from 0."""
         trainer = self.trainer
         if trainer.rollout is None or trainer.comm.rank != 0:
             return
@@ -96,7 +96,7 @@ class Samples(Hook):
             announce(f'  {query} | {shown}   (score {score:.2f}, KL {kl:z.2f})')
 
     def _first(self, count: int, rollout: Rollout) -> Iterator[tuple[str, str, float, float, int]]:
-        """Yield (query, response, score, KL, tokens cut) of the first episodes."""
+        """Yield (query, response, score, KL, number of tokens cut off) of the first episodes."""
         first = rollout[:count]
         kl = (first.logprobs - first.ref_logprobs).sum(1)
         cut = (first.responses != first.scored_responses).sum(1)
@@ -109,7 +109,7 @@ class Samples(Hook):
 
 
 class PolicyTable(Hook):
-    """Prints a line of the policy's table when one is due."""
+    """Hook that prints a line of the policy's table when one is due."""
 
     def __init__(self, trainer: PPOTrainer, *, has_spread: bool) -> None:
         self.trainer = trainer
@@ -137,7 +137,7 @@ class PolicyTable(Hook):
 
 
 def most_kl(settings: HParams) -> float:
-    """Return the KL divergence, in nats per response, above which a policy rings an alarm."""
+    """Return the KL divergence, in nats per response, above which an alarm is raised."""
     adaptive_kl = settings.rewards.adaptive_kl
     if adaptive_kl is not None:
         return KL_TARGETS * adaptive_kl.target

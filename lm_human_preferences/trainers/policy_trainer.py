@@ -47,7 +47,7 @@ STATE = {
 
 
 class Done(NamedTuple):
-    """Numbers of steps, episodes, tokens of all responses, and of one response for each step."""
+    """Progress of a training; serial_tokens: tokens that were sampled one after another."""
 
     steps: int
     episodes: int
@@ -56,12 +56,12 @@ class Done(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Responses of a task: tokens of each; functions from responses (batch, length) to (batch,)."""
+    """Responses of a task: their length, and predicates on responses (batch, length): (batch,)."""
 
     length: int
     has_end: Callable[[torch.Tensor], torch.Tensor]
-    is_valid: Callable[[torch.Tensor], torch.Tensor]  # has an end where it counts
-    are_logged: bool = True  # the original did not log how many have ends
+    is_valid: Callable[[torch.Tensor], torch.Tensor]  # has an end at or after truncate_after
+    are_logged: bool = True  # whether to log the fraction with ends, as the original did not
 
 
 def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, float]:
@@ -75,11 +75,12 @@ def means_of_parts(of_ranks: Iterable[Mapping[str, Sequence[float]]]) -> dict[st
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class PPOTrainer:
-    """PPO trainer; ref_policy: the paper's rho.
+    """PPO trainer.
 
-    reward_networks: what score_fn asks, saved as well. reward_blocks: of the reference, by whose
-    inputs it scores. kl_ctl: with the initial coefficient, which
-    relative_kl_coef multiplies by the deviation of the first scores.
+    ref_policy: the paper's rho. reward_networks: networks behind score_fn, saved in checkpoints.
+    reward_blocks: blocks of the reference whose inputs score_fn reads, if it is a head on them.
+    relative_kl_coef: multiply the initial coefficient of kl_ctl by the deviation of the first
+    scores.
     """
 
     policy: Policy
@@ -99,16 +100,16 @@ class PPOTrainer:
     def __post_init__(self) -> None:
         self.initial_kl_coef = self.kl_ctl.value
         self.steps_done = 0
-        self.done_before = Done(0, 0, 0, 0)  # by other processes, maybe in batches of other sizes
+        self.done_before = Done(0, 0, 0, 0)  # by earlier processes, perhaps with another batch size
         self.rollout: Rollout | None = None  # of the last step
         self.step_seconds = 0.0  # of the last step
-        # Named parts of the scores of this rank, of the responses of a step that have each
+        # {name: scores of this rank's responses that have this part}
         self.score_parts: dict[str, list[float]] = {}
         self.part_means: dict[str, float] = {}  # on all ranks
         self.is_undone = False
         self.response_means: dict[str, float] = {}  # of the last step, see _response_stats
         self.start_time = self.last_time = time.monotonic()
-        self.kl_scale = 1.0  # of the reward, with relative_kl_coef
+        self.kl_scale = 1.0  # factor of the KL coefficient, with relative_kl_coef
         own_networks = {'policy': self.policy, 'ref_policy': self.ref_policy}
         self.networks = {**own_networks, **self.reward_networks}
         self.optimizer = Adam(self.roles.learning_parameters(self.networks), comm=self.comm)
@@ -141,9 +142,9 @@ class PPOTrainer:
         return stats | self.response_means
 
     def sample(self) -> Rollout:
-        """Return the Rollout of new queries; an error on any rank sets `is_undone` on all.
+        """Return the Rollout of new queries.
 
-        Other ranks than those with an error raise FailedElsewhere.
+        An error on any rank sets `is_undone` on all; ranks without an error raise FailedElsewhere.
         """
         kind = Exception if self.comm.size > 1 else BaseException  # Ctrl-C ends ranks at once
         error, rollout = None, None
@@ -164,7 +165,7 @@ class PPOTrainer:
         return rollout
 
     def done(self, steps: int) -> Done:
-        """Return what is done after `steps` steps, as many as before this process or more."""
+        """Return the progress after `steps` steps, which include those of earlier processes."""
         before, length = self.done_before, self.responses.length
         new = steps - before.steps
         episodes = new * self.ppo.batch_size
@@ -184,7 +185,7 @@ class PPOTrainer:
         sampled = []
         for part in parts:
             sampled.append(self.policy.respond(part, self.responses.length, samples_per_query))
-        # Token ids go to host memory all at once, as the device has to be waited for.
+        # Token ids go to host memory all at once: each copy waits for the device.
         responses = torch.cat([part.pop('responses') for part in sampled]).cpu()
         self.score_parts = {}
         rollouts = []
@@ -243,7 +244,7 @@ class PPOTrainer:
         return stats
 
     def train_minibatch(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Update the policy on the episodes in `rollout`; return the statistics before that."""
+        """Update the policy on the episodes in `rollout`; return statistics from before it."""
         minibatch = ppo.add_advantages(rollout, self.ppo)
         stats = ppo.return_stats(minibatch)
         parts = micro_batches(minibatch, self.ppo.micro_batch_size)
@@ -321,7 +322,7 @@ class PPOTrainer:
 
     @property
     def share_done(self) -> float:
-        """Share of the episodes that are done, from 0 to 1."""
+        """Fraction of the episodes that are done."""
         return self.episodes_done / self.total_episodes
 
     @property
@@ -355,7 +356,7 @@ class PPOTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; the caller then fills in the tensors."""
+        """Continue from a `state_dict`, before the caller loads the tensors."""
         self.steps_done = state['step']
         self.done_before = Done(state['step'], *state['done'])
         self.kl_scale = state['kl_scale']

@@ -29,13 +29,13 @@ def reward_hooks(
 
 
 class RewardTable(Hook):
-    """Prints a line of the reward model's table when one is due: the mean loss since the last."""
+    """Hook that prints the mean loss since its last line when a line is due."""
 
     def __init__(self, trainer: RewardModelTrainer) -> None:
         self.trainer = trainer
         self.speed = console.Speed(trainer.labels_done)
         self.table = console.reward_table()
-        self.printed = 0  # batches
+        self.printed = 0  # number of batches that earlier lines have covered
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Print the line, on rank 0."""
@@ -54,16 +54,16 @@ class RewardTable(Hook):
 
 
 class HeldOut(Hook):
-    """Measures the held-out labels after each epoch, and in the first also after fewer labels."""
+    """Hook that measures held-out accuracy after each epoch, and within the first one."""
 
     def __init__(self, trainer: RewardModelTrainer) -> None:
         self.trainer = trainer
         size, steps = trainer.settings.batch_size, trainer.steps_of_epoch
-        self.due = [steps // part * size for part in (2, 4, 8)]  # numbers of labels
+        self.due = [steps // part * size for part in (2, 4, 8)]  # in labels
         self.learned = trainer.labels_done
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Log the accuracy when it is due, and print the last; collective."""
+        """Log the accuracy when it is due, and print the last one; all ranks take part."""
         trainer = self.trainer
         before, self.learned = self.learned, trainer.labels_done
         ends_epoch = self.learned % trainer.num_train == 0

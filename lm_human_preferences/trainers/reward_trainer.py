@@ -37,7 +37,7 @@ STATE = {
 
 
 class LearnedBatch(NamedTuple):
-    """Number of labels in a batch of all ranks, and the loss before the update."""
+    """Batch that has been learned: its labels on all ranks, and its loss before the update."""
 
     labels: int
     loss: float
@@ -53,7 +53,7 @@ class RewardModelTrainer:
     """Trainer of a reward model: call `prepare`, `step` until `total_steps`, then `finish`.
 
     policy: the initial policy, whose samples set the scale. labels: {field: (num_train, ...)}, the
-    same on every rank. given_optimizer: without updates.
+    same on every rank. given_optimizer: one that has made no updates yet.
     """
 
     reward_model: RewardModel
@@ -70,12 +70,12 @@ class RewardModelTrainer:
         self.settings = self.phase.settings
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
-        self.steps_done = self.labels_done = 0  # labels of all epochs
-        self.is_undone = False  # weights change in any step
-        self.order: np.ndarray | None = None  # of the labels, one epoch after the other
-        self.held_out_by_epoch: list[float] = []  # accuracy, or agreement
-        self.prediction: Prediction | None = None  # the last on held-out labels
-        self.batches: list[LearnedBatch] = []  # learned by this process
+        self.steps_done = self.labels_done = 0  # labels learned so far, those of each epoch counted
+        self.is_undone = False  # a failed step cannot be repeated, as its weights have changed
+        self.order: np.ndarray | None = None  # indices of labels, one epoch after the other
+        self.held_out_by_epoch: list[float] = []  # accuracy on held-out labels, or agreement
+        self.prediction: Prediction | None = None  # the last accuracy on held-out labels
+        self.batches: list[LearnedBatch] = []  # batches learned by this process
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
         learning = REWARD_NETWORKS.learning_parameters(self.networks)
         self.optimizer = given_optimizer or Adam(learning, comm=self.comm)
@@ -101,7 +101,7 @@ class RewardModelTrainer:
         epoch, learned = divmod(self.labels_done, self.num_train)
         end = epoch * self.num_train + min(learned + self.settings.batch_size, self.num_train)
         batch = self.order[self.labels_done : end]
-        # In steps of the present size: the last of an epoch may be smaller.
+        # Counted in batches of the present size; the last one of an epoch may be smaller.
         steps = epoch * self.steps_of_epoch + learned / self.settings.batch_size
         lr = (1 - steps / (self.settings.epochs * self.steps_of_epoch)) * self.settings.lr
         return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
@@ -117,7 +117,7 @@ class RewardModelTrainer:
             self.normalize(0.0, 1.0)
 
     def train_batch(self, indices: np.ndarray, lr: float) -> dict[str, float]:
-        """Update on the labels at `indices (labels of this rank,)`; return statistics before."""
+        """Update on labels `indices (labels of this rank,)`; return statistics from before it."""
         labels_of_ranks = self.comm.all_gather_object(len(indices))
         weight = len(indices) * self.comm.size / sum(labels_of_ranks)
         numbers: dict[str, float] = {}
@@ -133,7 +133,7 @@ class RewardModelTrainer:
         return means
 
     def _learn(self, indices: np.ndarray, weight: float, lr: float) -> dict[str, float]:
-        """Update on the labels at `indices`, weighted; return this rank's statistics before."""
+        """Update on labels `indices`, weighted; return this rank's statistics from before it."""
         rows = torch.as_tensor(indices)
         batch = {field: values[rows] for field, values in self.labels.items()}
         responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
@@ -143,7 +143,7 @@ class RewardModelTrainer:
         return {name: stats[name].item() for name in sorted(stats)}
 
     def predict_held_out(self) -> Prediction | None:
-        """Return the accuracy on held-out labels; None without any. Collective."""
+        """Return the accuracy on held-out labels, None without any; all ranks take part."""
         if self.held_out is None:
             return None
         size = self.settings.micro_batch_size or self.settings.batch_size
@@ -162,7 +162,7 @@ class RewardModelTrainer:
         return map_micro_batches(recomputed, size, queries, responses)
 
     def normalize(self, target_mean: float, target_std: float) -> None:
-        """Scale rewards of the initial policy's samples; UserError if equal or not finite."""
+        """Scale rewards by the initial policy's samples; UserError if equal or not finite."""
         if not self.settings.normalize_samples:
             return
         self.reward_model.reset_reward_scale()
@@ -190,7 +190,7 @@ class RewardModelTrainer:
                 announce(f'after normalize: {mean} +- {std}')
 
     def target_mean_std(self) -> tuple[float, float]:
-        """Return the scale of rewards before training: that of the labels, if any, else 0 +- 1."""
+        """Return (mean, deviation) for rewards before training: the labels', or else (0, 1)."""
         scales = self.label_type.target_scales(self.labels)
         return (0.0, 1.0) if scales is None else mean_and_std(scales)
 
@@ -256,7 +256,7 @@ class RewardModelTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; the caller then fills in the tensors."""
+        """Continue from a `state_dict`, before the caller loads the tensors."""
         label_files.check_order(state['order'], self.num_train, self.settings)
         self.steps_done, self.labels_done = state['step'], state['labels']
         self.order = np.array(state['order'])

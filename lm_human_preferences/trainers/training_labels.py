@@ -18,7 +18,7 @@ from lm_human_preferences.utils.logging import announce
 
 
 class TrainingLabels:
-    """Labels that the reward models of `phase` and those after it learn from, loaded once."""
+    """Labels of `phase` and of the reward models after it, loaded once."""
 
     def __init__(self, phase: TrainReward, comm: Comm) -> None:
         self.phase = phase
@@ -26,11 +26,11 @@ class TrainingLabels:
         self.comm = comm
         self.learned: dict[str, torch.Tensor] = {}  # {field: (num_train, ...)}
         self.held_out: dict[str, torch.Tensor] | None = None
-        self.notes: list[str] = []  # for the user
-        self.are_recorded = False  # by this process
+        self.notes: list[str] = []  # lines for the user
+        self.are_recorded = False  # whether this process has recorded them
         self._loaded: label_files.LoadedLabels | None = None
-        self._recorded: Mapping[str, Any] = {}  # by an earlier process, or this one
-        self._lines: dict[str, int] | None = None  # of each labeller that count; None: all
+        self._recorded: Mapping[str, Any] = {}  # by this or an earlier process
+        self._lines: dict[str, int] | None = None  # {labeller: lines to read}; None: all
 
     def go_on(self) -> None:
         """Take as many answers of a folder as a resumed training has begun with."""
@@ -46,12 +46,12 @@ class TrainingLabels:
         return run_record.training(directory, self.phase.command.command)['labels']
 
     def load(self, encoding: Encoding) -> None:
-        """Load and check them, unless the initial policy is to be asked for responses."""
+        """Load and check the labels, unless they are made from responses of the initial policy."""
         if self._loaded is None and not self.settings.labels.are_sampled:
             self._loaded = label_files.load_labels(self.settings, encoding, self.comm, self._lines)
 
     def split(self, policy: Policy) -> None:
-        """Hold some out. policy: the initial one, whose responses are judged if none are loaded."""
+        """Hold some labels out. policy: initial policy, which samples responses where needed."""
         if self.learned:
             return
         if self._loaded is None:
@@ -62,7 +62,7 @@ class TrainingLabels:
         self.notes = [*self._loaded.notes, *notes]
 
     def record(self, is_begun: bool) -> None:
-        """Record them; UserError if they are not those that the training began with."""
+        """Record the labels; UserError if the training began with others."""
         assert self._loaded is not None, 'see split'
         labels, loaded = self.settings.labels, self._loaded
         now = {
@@ -73,7 +73,7 @@ class TrainingLabels:
         }
         before = self._recorded
         self._recorded, self.are_recorded = now, True
-        # Digits of labels that are sampled anew may differ.
+        # Labels that are sampled anew may differ in their last digits.
         is_sampled = labels.are_sampled and before.get('source') == labels.source
         if before and not is_sampled and now['digest'] != before.get('digest'):
             was = f'{before.get("found")} of {before.get("source")}'

@@ -1,4 +1,4 @@
-"""Console of a training, unless it is that of the original."""
+"""Console of a training, where it is not `original`."""
 
 import os
 import shlex
@@ -19,11 +19,11 @@ from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
 from lm_human_preferences.utils.terminal import columns
 
-WIDEST = 100  # columns of a paragraph, where the terminal has more
+WIDEST = 100  # columns of a paragraph on a wide terminal
 
 
 class Table:
-    """Table that is printed line by line; columns: {head: (width, number format)}."""
+    """Table that is printed line by line. columns: {heading: (width, number format)}."""
 
     def __init__(self, columns: dict[str, tuple[int, str]]) -> None:
         self.columns = columns
@@ -44,17 +44,17 @@ class Table:
 
 
 class Speed:
-    """Speed of a training in this process; done: episodes or labels of processes before."""
+    """Speed of a training in this process. done: episodes or labels of earlier processes."""
 
     def __init__(self, done: int) -> None:
         self.began, self.before = time.monotonic(), done
 
     def per_second(self, done: int) -> float:
-        """Return the mean speed, by what is done now."""
+        """Return the mean number of episodes or labels a second; done: the number by now."""
         return (done - self.before) / max(time.monotonic() - self.began, 1e-9)
 
     def time_left(self, done: int, total: int) -> str:
-        """Return the time that is left of this training at that speed, as text."""
+        """Return the time left at this speed, as text."""
         return tqdm.format_interval((total - done) / self.per_second(done))
 
 
@@ -93,7 +93,7 @@ def is_due(step: int, last: int, interval: int) -> bool:
 
 
 def dump(hparams: HParams, name: str = 'hparams') -> None:
-    """Print all of `hparams` as the original did; only for the console `original`."""
+    """Print `hparams` as the original did, on the console `original` only."""
     if console_is('original'):
         with streams.lost_output_is_told():
             hyperparams.dump(hparams, name=name)
@@ -117,11 +117,11 @@ def show_start(hparams: policy_options.Training, comm: Comm) -> None:
 
 
 def show_settings(hparams: HParams, record: str | None) -> None:
-    """Print the settings that differ from the defaults; record: the files that have them all."""
+    """Print the settings that differ from the defaults. record: the files with all settings."""
     groups: dict[str, list[str]] = {}
     unchanged = 0
     for name, field, value in hyperparams.settings(hparams):
-        # A policy and its new reward model have one task.
+        # A policy and its new reward model have the same task.
         is_left_out = isinstance(value, HParams) or name.startswith(f'{NEW_MODEL}.task.')
         if is_left_out or not field.metadata.get('lasting', True):
             continue
@@ -151,7 +151,7 @@ def show_settings(hparams: HParams, record: str | None) -> None:
 
 
 def announce_next(*lines: str, **commands: str) -> None:
-    """Print the results and the next commands {purpose_with_underscores: command} at the end."""
+    """Print the results of a training, and next commands {purpose_with_underscores: command}."""
     if console_is('original'):
         return
     width = max(map(len, commands), default=0) + 1

@@ -6,24 +6,24 @@ from lm_human_preferences.hparams.algorithm_options import MOST_KL_ERROR, Adapti
 
 
 class FixedKLController:
-    """A KL coefficient that stays."""
+    """Constant KL coefficient."""
 
     def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
 
     def update(self, current: float, n_steps: int) -> None:
-        """Nothing to adapt."""
+        """Do nothing: the coefficient is constant."""
 
 
 class AdaptiveKLController:
-    """A KL coefficient that is adapted to hold the KL divergence near a target."""
+    """KL coefficient that adapts, to hold the KL divergence near a target."""
 
     def __init__(self, init_kl_coef: float, params: AdaptiveKLParams) -> None:
         self.value = init_kl_coef
         self.params = params
 
     def update(self, current: float, n_steps: int) -> None:
-        """Adapt to the last step. current: its KL in nats; n_steps: its number of episodes."""
+        """Adapt after a step. current: its KL divergence in nats. n_steps: its episodes."""
         proportional_error = np.clip(
             current / self.params.target - 1, -MOST_KL_ERROR, MOST_KL_ERROR
         )

@@ -10,7 +10,7 @@ from lm_human_preferences.distributed.comm import Comm
 
 
 class Trainer(checkpointing.Trainer, Protocol):
-    """Training that goes step by step, and can be saved between two steps."""
+    """Trainer that takes one step after another, and can be saved between two steps."""
 
     comm: Comm
     steps_done: int
@@ -32,10 +32,10 @@ class Hook(contextlib.AbstractContextManager):
     """Hook of a training, entered before the first step and left at the end or at an error."""
 
     def before_step(self, step: int) -> None:
-        """step: number of steps done."""
+        """Prepare the next step. step: number of steps done."""
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """step: number of steps done; stats: of the last one."""
+        """Follow up a step. step: number of steps done. stats: statistics of the last one."""
 
     def __exit__(
         self,
@@ -43,11 +43,11 @@ class Hook(contextlib.AbstractContextManager):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing to clean up."""
+        """Do nothing: there is nothing to clean up."""
 
 
 def training_loop(trainer: Trainer, hooks: Sequence[Hook]) -> None:
-    """Take the steps that are left; call the hooks around each, in order."""
+    """Take the remaining steps, and call the hooks before and after each one, in order."""
     with contextlib.ExitStack() as stack:
         stack.callback(trainer.logger.close)
         for hook in hooks:

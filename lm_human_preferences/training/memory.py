@@ -1,4 +1,4 @@
-"""Memory of a training: an estimate, what is free, and advice where it is not enough."""
+"""Memory of a training: an estimate, the free memory, and advice where that is not enough."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Work of a rank in a step, for an estimate of its memory; padding counts as tokens."""
+    """Estimate of a rank's memory from the work of a step; padding counts as tokens."""
 
     sizes: Sizes
-    networks: int  # of these sizes
-    learning: int  # of these networks
-    batches: Mapping[str, int]  # {option: rows that it makes this rank hold at a time}
-    rows: int  # of a backward pass, before micro-batches make them fewer
-    tokens: float  # of a row
+    networks: int  # number of networks of these sizes
+    learning: int  # number of those that learn
+    batches: Mapping[str, int]  # {option: rows that a rank holds at a time because of it}
+    rows: int  # rows of a backward pass without micro-batches
+    tokens: float  # tokens of a row
     predicted: int  # tokens of a row whose logits are computed together
     micro_batch_size: int | None
-    option: str  # its name
+    option: str  # name of the option micro_batch_size
     gradient_checkpointing: bool
     reduced: bool  # layers compute in bf16
 
     def peak(self, device: torch.device) -> float:
-        """Return the bytes that a step takes, but for libraries.
+        """Return the bytes that a step takes, without those of libraries.
 
         Weights, gradients and Adam's moments; activations of the backward pass; logits.
         """
@@ -53,7 +53,7 @@ class MemoryEstimate:
         number = HALF if self.reduced else FLOAT
         of_a_weight = FLOAT + HALF if self.reduced else FLOAT  # with a copy in bf16
         lasting = of_a_weight * own * self.networks + 3 * FLOAT * own * self.learning
-        if sizes.learned:  # the base that adapters share; a CPU keeps a prepacked copy
+        if sizes.learned:  # of the base that adapters share, a CPU keeps a prepacked copy
             lasting += number * sizes.parameters() * (2 if is_cpu else 1)
         rows = min(self.micro_batch_size or self.rows, self.rows)
         kept = sizes.kept_numbers
@@ -86,18 +86,18 @@ class MemoryEstimate:
 
 
 def free_bytes(device: torch.device, ranks: int) -> int:
-    """Return the bytes free on `device` for each of so many ranks of this host."""
+    """Return the free bytes on `device` for each of `ranks` ranks of this host."""
     if device.type == 'cuda':
         import torch  # here, so that `doctor` imports this module without it
 
-        # A training of the reward model before this one leaves all its memory there.
+        # An earlier training of a reward model leaves its memory in PyTorch's cache.
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
     return available_on_host() // ranks
 
 
 def check_fits(option: str, count: int, each: int, free: int) -> None:
-    """Raise UserError if the `count` things that `option` sets, of `each` bytes, exceed `free`."""
+    """Raise UserError if `count` rows of `each` bytes exceed `free`; option: sets their number."""
     if count * each > free:
         raise UserError(
             f'{option}: what {count} of them hold takes {count * each / 1e9:.0f} GB of memory on'

@@ -1,4 +1,4 @@
-"""Work on a few rows of a batch at a time, which saves memory and changes no result."""
+"""Micro-batches: work on a few rows of a batch at a time, to save memory with the same result."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 
 @dataclasses.dataclass
 class TensorBatch:
-    """Base of dataclasses of tensors (or None) with the same rows, indexed and split like one."""
+    """Base of dataclasses of tensors (or None) that are indexed and split together, by rows."""
 
     def __len__(self) -> int:
         first = dataclasses.fields(self)[0]

@@ -1,4 +1,4 @@
-"""Sizes of networks: the interface of every kind."""
+"""Sizes of networks: the interface that every kind of network has."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FLOAT, HALF = 4, 2  # bytes
 
 
 def is_model(directory: str) -> bool:
-    """Return whether a directory, path or URL, holds a model with its sizes."""
+    """Return whether a directory (a path or URL) holds a model with its sizes."""
     return storage.exists(storage.join(directory, SIZES))
 
 
@@ -35,14 +35,14 @@ class Sizes(hyperparams.HParams, ABC):
     @property
     @abstractmethod
     def kept_numbers(self) -> int:
-        """Numbers that a block keeps of a token for the gradient, but for attention weights."""
+        """Numbers that a block keeps for the gradient of a token, without attention weights."""
 
     @abstractmethod
     def parameters(self) -> int:
         """Number of parameters without scalar heads."""
 
     def write(self, directory: str) -> None:
-        """Write the file by which `directory` is a model."""
+        """Write the file that makes `directory` a model's."""
         sizes = self.to_nested_dict(with_unknown=True)
         storage.write_json(storage.join(directory, SIZES), sizes)
 

@@ -28,8 +28,8 @@ class Networks:
     """Networks of a training by the scopes of their parameters' names."""
 
     learning: tuple[str, ...]
-    frozen: tuple[str, ...]  # never changed, so that saving copies nothing of them
-    retrained: tuple[str, ...] = ()  # between two steps, by optimizers that keep nothing
+    frozen: tuple[str, ...]  # scopes that never change, so that saving does not copy them
+    retrained: tuple[str, ...] = ()  # between two steps, by optimizers that are not saved
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class Networks:
     def parameters(
         self, networks: NetworksByScope, scopes: Sequence[str] | None = None
     ) -> dict[str, nn.Parameter]:
-        """Return {SCOPE/NAME: parameter} of `networks`; of `scopes` alone if these are given."""
+        """Return {SCOPE/NAME: parameter} of `networks`, or of those in `scopes` only."""
         parameters: dict[str, nn.Parameter] = {}
         for scope in self.scopes if scopes is None else scopes:
             network = networks[scope]
@@ -49,7 +49,7 @@ class Networks:
         return parameters
 
     def learning_parameters(self, networks: NetworksByScope) -> dict[str, nn.Parameter]:
-        """Return {SCOPE/NAME: parameter} of those of `networks` that learn."""
+        """Return {SCOPE/NAME: parameter} of the `networks` that learn."""
         return self.parameters(networks, self.learning)
 
     def broadcast(self, networks: NetworksByScope, comm: Comm) -> None:

@@ -13,7 +13,7 @@ EPSILON = 1e-5
 
 
 class Adam:
-    """Minimises a loss over those of `parameters` {name: Parameter} that learn, on all ranks."""
+    """Optimizer of the trainable ones among `parameters` {name: Parameter}, on all ranks."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
         self.parameters = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -23,13 +23,13 @@ class Adam:
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def minimize(self, loss: torch.Tensor | None, lr: float) -> None:
-        """Update against the gradient of the scalar `loss`, 0 for None on a rank without data."""
+        """Take a step to minimise the scalar `loss`; None on a rank without data: gradient 0."""
         if loss is not None:
             self.backward(loss, last=True)
         self.update(lr)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of the scalar `loss`, the `last` one before the update or not."""
+        """Add the gradient of the scalar `loss`. last: whether it is the last before the update."""
         if last:
             self.gradients.require_sync()
         with precision.repeatable_gradients():
@@ -69,7 +69,7 @@ class Adam:
     def _state_of(
         self, parameter: torch.Tensor, steps: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the state of a parameter; a new one is that after `steps` updates of 0."""
+        """Return the state of a parameter; a new one has moments of 0 after `steps` updates."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),
@@ -79,13 +79,13 @@ class Adam:
         return self.state[parameter]
 
     def reset(self) -> None:
-        """Forget all updates: their count, the moments and the gradients."""
+        """Reset the count of updates, the moments and the gradients."""
         self.steps = 0
         self.state.clear()
         self.gradients.zero_grad()
 
     def start_at(self, steps: int) -> None:
-        """Prepare to resume after `steps` updates; the caller then fills in the `moments`."""
+        """Continue after `steps` updates, before the caller loads the `moments`."""
         self.steps = steps
         for parameter in self.parameters.values():
             self._state_of(parameter, steps)
