@@ -5,7 +5,7 @@ import errno
 import functools
 from collections.abc import Iterator
 
-# What is the matter with a disk or its permissions, and not with this program.
+# Errors of a disk or its permissions, not of this program.
 _OF_DISKS = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -33,8 +33,8 @@ class OptionError(UserError):
 
 
 @contextlib.contextmanager
-def disks_are_told() -> Iterator[None]:
-    """Turn an OSError of a disk, which nothing within the block has translated, into UserError."""
+def disk_errors_reported() -> Iterator[None]:
+    """Turn an OSError of a disk that is not handled within the block into a UserError."""
     try:
         yield
     except OSError as e:
@@ -57,7 +57,7 @@ def os_errors_as(what: str, fix: str = '', kind: type[UserError] = UserError) ->
 
 @contextlib.contextmanager
 def no_panics() -> Iterator[None]:
-    """Raise what Rust raises when it panics, which is not an Exception, as a RuntimeError."""
+    """Turn a panic of Rust, which is not an Exception, into a RuntimeError."""
     try:
         yield
     except BaseException as e:

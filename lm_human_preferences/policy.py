@@ -26,7 +26,7 @@ MOST_IN_A_ROW = 8
 
 
 def responses_in_a_row(samples_per_query: int) -> int:
-    """Return the number of the responses to a query that are analysed in one row."""
+    """Return the number of responses to a query that are analysed in one row."""
     return max(n for n in range(1, MOST_IN_A_ROW + 1) if samples_per_query % n == 0)
 
 
@@ -64,7 +64,7 @@ class Policy:
         return self.model.own_parameters()
 
     def digest(self) -> str:
-        """Return the SHA-256 of the weights by which it samples."""
+        """Return the SHA-256 of the weights that it samples with."""
         weights = {}
         for name, parameter in self.model.named_parameters():
             if not name.startswith(HEADS):
@@ -117,8 +117,8 @@ class Policy:
     ) -> dict[str, torch.Tensor]:
         """Return differentiable logprobs, entropies and values (batch, length), 0 at padding.
 
-        samples_per_query: see respond. blocks: of these the result has the inputs from which each
-        token is predicted, 'states' (blocks, batch, length, n_embd).
+        samples_per_query: see respond. blocks: the result has the inputs of these blocks at the
+        position that predicts each token, 'states' (blocks, batch, length, n_embd).
         """
         kept = BlockInputs(blocks)
         # In host memory, where a layout is computed without waiting for a GPU.
@@ -156,7 +156,7 @@ class Policy:
         samples_per_query: int,
         blocks: Sequence[int],
     ) -> torch.Tensor:
-        """Return the 'states' of analyze_responses alone."""
+        """Return only the 'states' of analyze_responses."""
         kept = BlockInputs(blocks)
         self._hidden_before(queries, responses.cpu(), samples_per_query, kept)
         return kept.stacked().reshape(len(blocks), *responses.shape, -1)
@@ -168,7 +168,7 @@ class Policy:
         samples_per_query: int,
         kept: BlockInputs,
     ) -> torch.Tensor:
-        """Return the outputs (batch, length, n_embd) by which each token is predicted.
+        """Return the outputs (batch, length, n_embd) that predict each token.
 
         responses: in host memory.
         """

@@ -23,7 +23,7 @@ ScoreFn = Callable[
     ...,
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ]
-PART = 'score/'  # of the names of parts of a score among statistics
+PART = 'score/'  # prefix of a score's parts among statistics
 
 
 @dataclass
@@ -151,7 +151,7 @@ def return_stats(minibatch: Minibatch) -> dict[str, torch.Tensor]:
 
 
 def explained_variance(error: float, variance: float) -> float:
-    """Return the share of a variance that estimates with this error explain; 0 without any."""
+    """Return the fraction of a variance that estimates with this error explain; 0 without any."""
     return 0.0 if variance == 0 else 1 - error / variance
 
 

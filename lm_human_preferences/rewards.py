@@ -34,12 +34,12 @@ class ScoringModel(Protocol):
 
 @runtime_checkable
 class HasStats(Protocol):
-    """A reward that gives more than a score, as numbers (batch,) by name."""
+    """Reward with statistics besides the score: numbers (batch,) by name."""
 
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores and statistics; states: of the reference's `blocks`, if it has them."""
+        """Return scores and statistics. states: inputs of the reference's `blocks`, if any."""
         ...
 
 
@@ -108,7 +108,7 @@ class RewardModel(Scorer):
 
     @torch.no_grad()
     def restart(self, language_model: Network) -> None:
-        """Begin again, in place, as `language_model` with a random head, gain 1 and bias 0."""
+        """Restart, in place, as `language_model` with a random head, gain 1 and bias 0."""
         own = self.model.own_parameters()
         for name, parameter in language_model.own_parameters().items():
             if not name.startswith(HEADS):
@@ -124,7 +124,7 @@ class RewardModel(Scorer):
     def set_reward_norm(
         self, *, old_mean: float, old_std: float, new_mean: float, new_std: float
     ) -> None:
-        """Map rewards of the old scale to the new; ValueError unless reset and finite."""
+        """Map rewards from the old scale to the new one; ValueError unless reset and finite."""
         gain, bias = self.reward_gain.item(), self.reward_bias.item()
         if (gain, bias) != (1, 0):
             raise ValueError(f'set_reward_norm expects gain = 1 and bias = 0, not {gain}, {bias}')
@@ -149,7 +149,7 @@ def check_encoding(directory: str, name: str, encoding: Encoding) -> None:
 
 
 class TrainedRewardModel(Scorer):
-    """Frozen reward model of `train_reward`, or 'test'; base: model whose parameters it shares."""
+    """Frozen reward model of `train_reward`, or 'test'. base: model whose parameters it shares."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Setup of both trainings: ranks, what is pinned, and a trainer that may go on."""
+"""Setup of both trainings: ranks, pinned settings, and a trainer that may be resumed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pin(settings: Settings, comm: Comm) -> None:
     """Have all ranks use the commits, seeds and number of reward models of rank 0."""
 
     def pinned() -> dict[str, Any]:
-        """Return the pins, once the model's small files are here."""
+        """Return the pinned settings, once the model's small files are here."""
         found = pins(settings)
         if run_settings.INITIAL_MODEL in found:
             lm_tasks.initial_model(found[run_settings.INITIAL_MODEL]).fetch()
@@ -58,7 +58,7 @@ def pin(settings: Settings, comm: Comm) -> None:
 
 
 def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
-    """Return {setting: value} of commits, seeds and reward models; ask: False for a dry run."""
+    """Return the pinned {setting: value}. ask: False for a dry run, which asks no server."""
     found = run_settings.pins(settings, ask=ask)
     policy = settings.policy
     if policy is not None and policy.rewards.ensemble is None:
@@ -70,7 +70,7 @@ def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
 
 
 def show_notes(settings: Settings, comm: Comm) -> None:
-    """Print, once for the whole command, the notes on its settings, of all hosts' processors."""
+    """Print the notes on the settings, and on the processors of all hosts, once for all ranks."""
     own = checks.notes(settings) if comm.local_rank == 0 else []
     of_ranks = comm.all_gather_object(own)
     if comm.rank == 0:
@@ -78,7 +78,7 @@ def show_notes(settings: Settings, comm: Comm) -> None:
 
 
 def show_start(plan: Plan, comm: Comm) -> None:
-    """Print what starts, and how its queries are made of the texts."""
+    """Print the settings that start, and how texts become queries."""
     console.show_start(plan.settings, comm)
     if len(plan.names) > 1:
         log_in_summary(plan.phases_line())
@@ -97,7 +97,7 @@ def start(
 ) -> AnyTrainer:
     """Return the trainer of a phase before its next step.
 
-    write_settings: writes those of the whole run into its directory.
+    write_settings: writes the settings of the whole run into its directory.
     """
     settings = phase.settings
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
@@ -109,7 +109,7 @@ def start(
     console.dump(initial_model.sizes(), name='model_hparams')
     network = phase.files.network
     initial_model = bases.under(initial_model, phase.adapters, settings.run, network, comm)
-    checkpointer.set_seed(settings.run.seed)  # whether a base was read now or before
+    checkpointer.set_seed(settings.run.seed)  # the same whether a base was read now or before
     trainer = build(initial_model)
     checkpointer.restore(trainer, saves=phase.saves(trainer.total_steps))
     comm.barrier()
@@ -125,7 +125,7 @@ def record_start(
     write_settings: Callable[[str], None],
     seed: int | None,
 ) -> None:
-    """Write what a run's directory says of a training that begins; see start. On rank 0."""
+    """Write the records of a training that begins, on rank 0; see start."""
     run, network = phase.settings.run, phase.files.network
     if run.directory is None:
         return
@@ -144,7 +144,7 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
     here = str(processors.this_processor())
     of_ranks: list[Any] = comm.all_gather_object({'library': own, 'processor': here})
     begun = checkpointer.products
-    if begun.get('library') not in products.LIBRARIES:  # a new run, or one of another version
+    if begun.get('library') not in products.LIBRARIES:  # a new run, or a run of another version
         begun = of_ranks[0]
     library: Library = begun['library']
     checkpointer.products = begun
@@ -163,7 +163,7 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
 
 @contextlib.contextmanager
 def saved_or_scratch(save_dir: str | None, comm: Comm) -> Iterator[str]:
-    """Yield SAVE_DIR, or else a scratch directory of rank 0, deleted with the block."""
+    """Yield SAVE_DIR, or a scratch directory on rank 0 that is deleted after the block."""
     if save_dir is not None:
         yield save_dir
         return

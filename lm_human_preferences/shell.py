@@ -1,4 +1,4 @@
-"""Commands for the user to type, in the shell that started this program; no library needed."""
+"""Commands for the user to type in the shell that started this program; imports no library."""
 
 import importlib.util
 import os
@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[1]  # of the project
+_ROOT = Path(__file__).parents[1]  # folder of the project
 
 
 def typed(command: str, *words: str) -> str:
@@ -25,7 +25,7 @@ def typed(command: str, *words: str) -> str:
 
 
 def _beside_this_program(command: str) -> str:
-    """Return `command` with the folder of this program, if that is another one than this."""
+    """Return `command` with the folder of this program, unless that is the current folder."""
     script, space, rest = command.partition(' ')
     folder = os.path.abspath(os.path.dirname(sys.argv[0]))
     path = os.path.join(folder, os.path.basename(script))
@@ -43,7 +43,7 @@ def option_words(name: str, value: object) -> list[str]:
 def _is_active(folder: str) -> bool:
     """Return whether `#!/usr/bin/env python3` means the Python in `folder` in the user's shell."""
     python = shutil.which('python3')
-    # pipenv has put its folder first for this process alone.
+    # pipenv put its folder first in PATH for this process only.
     if python is None or 'PIPENV_ACTIVE' in os.environ:
         return False
     return os.path.realpath(os.path.dirname(python)) == os.path.realpath(folder)

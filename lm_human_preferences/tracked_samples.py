@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
-TIMES = 10  # that queries are answered in a run, as a rule
-_TRIES = 20  # draws for each query; a data set may have fewer different ones
+TIMES = 10  # how often queries are answered in a run by default
+_TRIES = 20  # draws for each query, as a data set may have fewer different queries
 
 
 def fixed_queries(
@@ -43,7 +43,7 @@ def fixed_queries(
 
 
 def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Encoder) -> list[Hook]:
-    """Return the hook of a run that keeps samples, on rank 0; none where nothing is saved."""
+    """Return the hook that keeps samples, on rank 0; none if nothing is saved."""
     run, task = phase.run, phase.settings.task
     if trainer.comm.rank != 0 or run.directory is None:
         return []
@@ -57,7 +57,7 @@ def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Enc
 
 @dataclasses.dataclass(eq=False)
 class TrackedSamples(Hook):
-    """Samples of the same queries in a training, on rank 0, with random numbers of their own."""
+    """Hook that samples the same queries again and again, on rank 0, from its own random stream."""
 
     trainer: PPOTrainer
     path: str
@@ -65,7 +65,7 @@ class TrackedSamples(Hook):
     reader: Encoder
     queries: torch.Tensor
     interval: int  # steps
-    has_ends: bool  # before a response's last token
+    has_ends: bool  # whether a response can end before its last token
 
     def __enter__(self) -> TrackedSamples:
         """Drop the samples of steps that a resumed run repeats."""
@@ -75,12 +75,12 @@ class TrackedSamples(Hook):
         return self
 
     def before_step(self, step: int) -> None:
-        """Write the samples of the policy as it is, where they are due."""
+        """Write samples of the present policy, if they are due."""
         if step % self.interval == 0:
             self._write(step)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Write those of the policy at the end."""
+        """Write samples of the final policy."""
         if step == self.trainer.total_steps:
             self._write(step)
 

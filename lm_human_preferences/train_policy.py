@@ -84,7 +84,7 @@ def learning_settings(settings: HParams, encoder: Encoder, comm: Comm) -> dict[s
 
 
 def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
-    """Train a policy in SAVE_DIR/policy: `./launch.py train_policy`. experiment: for the record."""
+    """Train a policy in SAVE_DIR/policy: `./launch.py train_policy`. experiment: to be recorded."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
         has_trained = _train_unless_finished(hparams, comm, experiment)
@@ -127,21 +127,21 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
 
 def _tell_finished(state: Mapping[str, Any], hparams: HParams) -> None:
     done, episodes = state['step'], state['done'][0]
-    steps = ceil_div(done * hparams.ppo.total_episodes, episodes)  # of their mean size
+    steps = ceil_div(done * hparams.ppo.total_episodes, episodes)  # in steps of the mean size
     wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
     more = 'of' if done == steps else 'steps, more than'
     announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
 
 
 def _tell_lost_steps(hparams: HParams) -> None:
-    """Warn of steps that are logged, and not saved; UserError where they had been saved."""
+    """Warn of steps that are logged but not saved; UserError if their checkpoints are lost."""
     run = hparams.run
     if not run.resume or run.directory is None:
         return
     log = curves.read(run.directory, run_files.POLICY.events)
     steps = round(log.curves['elapsed/updates'].last) if 'elapsed/updates' in log.curves else 0
-    lost = f'no checkpoint of the policy in {run.save_dir} is left, of {steps} steps in its log'
-    # The first was complete before the second was begun, and that before the next step.
+    lost = f'{run.save_dir} logged {steps} steps of the policy but has no checkpoint'
+    # A checkpoint is complete before the next one begins, and is begun before the next step.
     if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:
         raise UserError(f'{lost}: restore them, or begin again with --overwrite')
     if steps:
@@ -156,7 +156,7 @@ def _train_both(
     session.show_notes(hparams, comm)
     plan = make_plan(hparams)
     assert plan.policy is not None
-    # Check the policy's needs, too, before hours go into its reward model.
+    # Check the policy's needs, too, before its reward model trains for hours.
     sizes = checks.check_start(plan, comm)
     if comm.rank == 0:
         plan.check_disk_space(sizes)
@@ -172,8 +172,8 @@ def _train_both(
 
 
 def _train_rewards(plan: Plan, comm: Comm, experiment: str | None, bases: Bases) -> None:
-    """Train those reward models of a policy's run that are not finished."""
-    from lm_human_preferences import train_reward  # its labels are needed here alone
+    """Train the unfinished reward models of a policy's run."""
+    from lm_human_preferences import train_reward  # it imports rooms about labels
 
     console.dump(plan.rewards[0].settings)
     left = train_reward.unfinished(plan, comm)
@@ -232,7 +232,7 @@ def take_steps(
 def _plugged_in(
     trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, reader: Encoder
 ) -> list[Hook]:
-    """Return the hooks of rooms that only a run which asks for them loads."""
+    """Return the hooks of rooms that only some runs load."""
     found: list[Hook] = []
     if phase.retraining is not None:
         from lm_human_preferences.online.collection import Collection

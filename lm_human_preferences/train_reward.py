@@ -1,4 +1,4 @@
-"""Training a reward model from human labels: the command (paper, section 2.1)."""
+"""Training of a reward model from human labels (paper, section 2.1)."""
 
 import functools
 import shutil
@@ -63,7 +63,7 @@ def train(
 
 
 def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
-    """Return the trainings of reward models that are left; log those that are finished."""
+    """Return the unfinished trainings of reward models; announce the finished ones."""
     left = []
     for phase in plan.rewards:
         if not phase.run.resume or not _is_finished(phase, comm):
@@ -113,7 +113,7 @@ def train_models(
             trainer.finish()
         _save_finished(phase, trainer)
         prediction, last_step = trainer.prediction, trainer.total_steps - 1
-        del trainer  # frees its memory for the next one
+        del trainer  # frees its memory for the next model
     if not phase.is_last or prediction is None or phase.settings.run.directory is None:
         return prediction
     return _measure_mean(phase, labels.held_out, last_step, comm) if comm.rank == 0 else None
@@ -135,7 +135,7 @@ def _show_start(phase: TrainReward, plan: Plan, labels: TrainingLabels, comm: Co
     """Print what begins, on rank 0."""
     if comm.rank != 0:
         return
-    if not labels.are_recorded:  # by this process: the first of its models begins
+    if not labels.are_recorded:  # the first model of this process begins
         if plan.policy is None:
             session.show_start(plan, comm)
         announce(*labels.notes)
@@ -144,7 +144,7 @@ def _show_start(phase: TrainReward, plan: Plan, labels: TrainingLabels, comm: Co
 
 
 def _save_finished(phase: TrainReward, trainer: RewardModelTrainer) -> None:
-    """Make a reward model that is finished and normalised visible, on rank 0."""
+    """Save a finished, normalised reward model in its final place, on rank 0."""
     finished, unfinished = phase.path(phase.files.finished), phase.path(phase.files.unfinished)
     if trainer.comm.rank == 0 and finished and unfinished:
         checkpoints.save(finished, 'model.ckpt', variables_of(trainer))
@@ -157,7 +157,7 @@ def build_trainer(
     comm: Comm,
     labels: TrainingLabels,
 ) -> RewardModelTrainer:
-    """Return the trainer of a reward model, the same on all ranks, on labels yet to be split."""
+    """Split the labels; return the trainer of a reward model, the same on all ranks."""
     settings = phase.settings
     labels.load(initial_model.encoding)
     encoder = initial_model.encoding.get_encoder()
@@ -210,7 +210,7 @@ def trainer_of(
 
 
 def logger_of(phase: TrainReward, comm: Comm) -> Logger:
-    """Return the log of the training of a model."""
+    """Return the log of a reward model's training."""
     run = phase.settings.run
     return Logger(
         run.directory,
@@ -224,7 +224,7 @@ def logger_of(phase: TrainReward, comm: Comm) -> Logger:
 def _measure_mean(
     phase: TrainReward, held_out: dict[str, torch.Tensor] | None, step: int, comm: Comm
 ) -> Prediction:
-    """Log and return the accuracy of an ensemble's mean; its models are loaded one by one."""
+    """Log and return the accuracy of an ensemble's mean, loading one model at a time."""
     settings, directory = phase.settings, phase.settings.run.directory
     assert directory is not None and held_out is not None
     label_type = label_types.get(settings.labels.type)

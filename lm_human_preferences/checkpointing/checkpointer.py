@@ -32,7 +32,7 @@ RANDOM_STATE = {'numpy': (str, range(625), range(2), float), 'torch': str}
 
 
 class Trainer(Protocol):
-    """Training with tensors, and a state_dict as JSON that is loaded before they are filled in."""
+    """Trainer with tensors, and with a state_dict of JSON values that is loaded before them."""
 
     logger: Logger
 
@@ -52,11 +52,11 @@ def variables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 class Checkpointer(contextlib.AbstractContextManager):
-    """Saving and resuming of a trainer; every rank has one, and rank 0 writes.
+    """Saving and resuming of a trainer. Every rank has a checkpointer, and rank 0 writes.
 
-    directory: local; None: nothing is saved. schema: of the trainer's `state_dict`.
-    frozen_scopes: scopes of tensors that never change, which saving need not copy.
-    stop_timeout: seconds in which a step has to end after a signal.
+    directory: local directory; None: nothing is saved. schema: schema of the trainer's
+    `state_dict`. frozen_scopes: scopes of tensors that never change, which are not copied.
+    stop_timeout: seconds for the current step to end after a signal.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         if resume and directory and comm.rank == 0:
             state_schema = {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM_STATE]}
             checkpoint = checkpoints.latest_resumable(directory, state_schema)
-        # prefix: of the checkpoint to resume from
+        # Prefix and state of the checkpoint to resume from.
         prefix, state = comm.all_gather_object(checkpoint)[0] or (None, {})
         self.prefix: str | None = prefix
         self.state: dict[str, Any] = state
@@ -94,7 +94,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.host_buffers: dict[str, torch.Tensor] = {}
         self.failed = False
         self.stop_requested = False
-        self.was_signalled = False  # by another signal than a warning
+        self.was_signalled = False  # by a signal that is not only a warning
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def __exit__(self, *error: object) -> None:
@@ -102,7 +102,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.wait()
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed this rank. None: as the resumed run; a new run at random."""
+        """Seed this rank. seed: None for that of the resumed run, or a random one in a new run."""
         if seed is None:
             drawn = self.comm.all_gather_object(secrets.randbits(31))[0]
             seed = self.state.get('seed', drawn)
@@ -129,7 +129,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             )
 
     def make_latest(self) -> None:
-        """List the resumed checkpoint as the latest, if a kill came before that."""
+        """List the resumed checkpoint as the latest, if a kill has prevented that."""
         if self.directory and self.prefix and self.comm.rank == 0:
             checkpoints.discard_after(self.directory, os.path.basename(self.prefix))
 
@@ -138,7 +138,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         assert self.seed is not None and self.saved_step is not None
         before = f'{len(states)} rank(s) on {"GPU" if "cuda" in states[0] else "CPU"}'
         now = f'{size} rank(s) on {"GPU" if torch.cuda.is_available() else "CPU"}'
-        has_own_seed = self.seed != self.state['seed']  # the user has given another one
+        has_own_seed = self.seed != self.state['seed']  # which the user has given
         if has_own_seed or before != now:
             set_seed((self.seed + self.saved_step) % 2**31, self.comm.rank)
             if self.comm.rank == 0 and not has_own_seed:
@@ -167,9 +167,10 @@ class Checkpointer(contextlib.AbstractContextManager):
         *,
         resumable: bool = True,
     ) -> None:
-        """Save in the background; resumable: False, on rank 0 alone, in the midst of a step.
+        """Save in the background.
 
-        position: of another moment at which the tensors were the same; None: this one.
+        resumable: False for a save by rank 0 alone in the middle of a step. position: position to
+        resume from, if the tensors have not changed since then; None: the present one.
         """
         if not self.directory:
             return
@@ -194,14 +195,14 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.saved_step = step
 
     def save_on_error(self, trainer: Trainer) -> None:
-        """Save `trainer` in the midst of a step, unless it is saved or a save has failed."""
+        """Save `trainer` in the middle of a step, unless it is saved or a save has failed."""
         if not self.directory or self.comm.rank != 0 or self.failed:
             return
         if self.saved_step != trainer.state_dict()['step']:
             self.save(trainer, resumable=False)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return `tensors` copied to host memory, except `frozen_scopes`; buffers are reused."""
+        """Copy `tensors` to host memory, except `frozen_scopes`, into buffers that are reused."""
         if not self.host_buffers:
             allocator.release_freed_memory()
         for name, tensor in tensors.items():
@@ -266,10 +267,10 @@ class Checkpointer(contextlib.AbstractContextManager):
 
 
 def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy a checkpoint into `tensors` {variable name: tensor}; UserError if one does not fit."""
+    """Copy a checkpoint into `tensors` {variable name: tensor}; UserError if a shape differs."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        missing = 0j  # no variable is complex, so that this differs from any
+        missing = 0j  # differs from any variable: none is complex
         value = torch.from_numpy(np.array(bundle.get(name, missing)))
         if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
             raise UserError(

@@ -1,7 +1,7 @@
-"""Checkpoints in the original's format, of which a crash at any moment loses none.
+"""Checkpoints in the original's format; a crash at any moment loses none of them.
 
 `latest` is the last checkpoint in the list, as TensorFlow reads it. `latest_resumable` is the last
-one with a manifest and no damage. They differ after a save in the midst of a step, or a kill.
+one with a manifest and no damage. They differ after a save in the middle of a step, or a kill.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-SIZE_OF_OTHER_FILES = 1 << 20  # bytes: more than all of a checkpoint but its values takes
+SIZE_OF_OTHER_FILES = 1 << 20  # bytes, an upper limit for the files without values
 MANIFEST = {'index_sha256': str, 'sizes': {INDEX: COUNT, DATA: COUNT}, 'state': object}
 
 
@@ -49,7 +49,7 @@ def latest(directory: str) -> str | None:
 
 
 def _listed(directory: str) -> list[str]:
-    """Return the checkpoints that `directory` lists and has, the latest last."""
+    """Return the checkpoints of `directory` that are listed and exist, the latest last."""
     path = os.path.join(directory, LIST)
     try:
         with open(storage.cached_path(path), encoding='utf-8', errors='replace') as f:
@@ -71,14 +71,14 @@ class Planned:
     max_to_keep: int = 20
 
     def to_come(self) -> int:
-        """Return how many more checkpoints than now there will be at a time."""
+        """Return how many more checkpoints than now there will be at the same time."""
         # The new one is written before the oldest is deleted.
         at_a_time = min(self.saves, self.max_to_keep + 1)
         return max(0, at_a_time - len(_listed(self.directory)))
 
 
 def check_disk_space(*planned: Planned) -> None:
-    """Raise UserError unless the disk of the first has room for the checkpoints of all."""
+    """Raise UserError unless the disk of the first plan has room for all planned checkpoints."""
     count = sum(each.to_come() for each in planned)
     need = sum(each.to_come() * each.size for each in planned)
     directory = storage.existing_part(planned[0].directory)
@@ -126,7 +126,7 @@ def save(
         except BaseException:
             _delete(directory, {name} - set(before))
             raise
-        # Only this program writes resume.json: one that is not listed is a killed run's.
+        # Only this program writes resume.json, so an unlisted one is from a killed run.
         _delete(directory, {*resumable(directory), *before} - set(keep))
     except OSError as e:
         raise UserError(
@@ -156,13 +156,13 @@ def write_bundle(
 
 
 def _sign(value: dict[str, Any]) -> bytes:
-    """Return JSON of `value` that begins with the digest of the rest."""
+    """Return `value` as JSON that begins with a digest of the rest."""
     rest = json.dumps(value)[1:].encode()
     return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
 
 
 def _parse_signed(text: bytes) -> dict[str, Any]:
-    """Return the value given to `_sign`; another value if `text` is damaged."""
+    """Return the value that `_sign` was given, or something else if `text` is damaged."""
     try:
         signed = json.loads(text)
         return {name: value for name, value in signed.items() if name != 'sha256'}
@@ -186,7 +186,7 @@ def _delete(directory: str, names: Collection[str]) -> None:
 
 
 def latest_resumable(directory: str, schema: Any = dict) -> tuple[str, Any] | None:
-    """Return (prefix, state) of the last whole checkpoint or None; UserError if all are damaged."""
+    """Return (prefix, state) of the last intact checkpoint; UserError if all are damaged."""
     damaged = False
     for name in resumable(directory):
         prefix = os.path.join(directory, name)

@@ -71,7 +71,7 @@ def step_of(name: str) -> int:
 
 
 class VariableNames(Protocol):
-    """Checkpoint names, supplied by each kind of network; scopes stay as they are."""
+    """Names in checkpoints, which each kind of network supplies; scopes stay as they are."""
 
     def name_of(self, name: str) -> str:
         """Return the name of a parameter or moment, such as 'policy/heads.value.w'."""

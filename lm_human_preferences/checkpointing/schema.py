@@ -1,4 +1,4 @@
-"""Schemas of JSON values: what is read from a file may be anything."""
+"""Schemas of JSON values, since a file may hold anything."""
 
 from typing import Any
 

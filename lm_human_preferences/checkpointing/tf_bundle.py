@@ -79,7 +79,7 @@ def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Return a serialized field; a number that is 0 is left out."""
+    """Return a serialized field; the number 0 is left out."""
     if isinstance(value, bytes):
         return varint(number << 3 | BYTES) + varint(len(value)) + value
     if value == 0:
@@ -202,7 +202,7 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
 
 
 def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> bytes:
-    """Write {name: array or torch tensor}, looked up one by one; return the index's bytes."""
+    """Write {name: array or torch tensor}, reading one at a time; return the bytes of the index."""
     header = _field(1, 1) + _field(3, _field(1, 1))  # one shard, version 1
     rows = [(b'', header)]
     offset = 0

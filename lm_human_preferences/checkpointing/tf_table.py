@@ -10,7 +10,7 @@ MAX_SIZE = 1 << 23
 TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
-ENTRY_COST = 64  # bytes of MAX_SIZE that an entry takes, besides its key
+ENTRY_COST = 64  # bytes that an entry counts for in MAX_SIZE, besides its key
 RESTART_INTERVAL = 16
 
 
@@ -37,7 +37,7 @@ class Table:
         self._budget = MAX_SIZE
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield its (key, value) pairs, once, as it uses up the limit; ValueError if damaged."""
+        """Yield its (key, value) pairs, once: this uses up the limit. ValueError for damage."""
         if len(self._data) > MAX_SIZE:
             raise ValueError(TOO_LARGE)
         if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):

@@ -46,7 +46,7 @@ def read_words(
     given: Given = {}
     by_position: list[tuple[str, str | None]] = []
     words = list(args)
-    bare_flag = None  # the switch right before this word, if it was given without a value
+    bare_flag = None  # a switch without a value right before this word
     while words:
         word = words.pop(0)
         if word == '--':
@@ -64,7 +64,7 @@ def read_words(
             text = 'False'
         elif not equals:
             text = _next_value(key, fields.get(key), words)
-        before = given.pop(key, ())  # so that `given` is in the order of the last words
+        before = given.pop(key, ())  # keeps `given` in the order of the last words
         is_repeatable = key in fields and TEXTS in members(fields[key].type)
         given[key] = (*before, text) if is_repeatable else text
         is_bare = not equals and not negated and len(words) == waiting
@@ -92,7 +92,7 @@ def _assign_by_position(
     positionals: Sequence[str],
     rest: str | None,
 ) -> None:
-    """Add (word, the switch right before it) pairs to `given`; UserError for one too many."""
+    """Add (word, switch right before it) pairs to `given`; UserError for too many words."""
     keys = [key for key in (*arguments, *positionals) if key not in given]
     if rest in keys:
         place = keys.index(rest)
@@ -175,7 +175,7 @@ def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
 
 
 def expanded(path: str | tuple[str, ...] | None) -> Any:
-    """Return a typed path, or several, with its home directory for `~`, as in `--save_dir=~/runs`.
+    """Expand `~` in one or several typed paths, as in `--save_dir=~/runs`.
 
     Shells expand it at the beginning of a word only.
     """

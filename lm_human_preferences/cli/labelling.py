@@ -19,7 +19,7 @@ Experiments = Mapping[str, Sequence[Trial]]
 # Label types of questions to people about samples: a choice from four takes little longer than from
 # two, and tells more.
 ASKED = {'chat': 'best_of_4'}
-OF_LABELS = 'QUERIES.jsonl'  # stands for the data set of labels, which bring their own queries
+OF_LABELS = 'QUERIES.jsonl'  # in place of a data set: labels bring their own queries
 LABEL_FIELDS = {
     key: field
     for key, field in user_settings.settable(reward_options.HParams).items()
@@ -27,7 +27,7 @@ LABEL_FIELDS = {
 }
 
 
-HELP: dict[str, dict[str, Any]] = {  # {command: what its help page says}
+HELP: dict[str, dict[str, Any]] = {  # {command: texts of its help page}
     'ask': {
         'example': './launch.py ask mock_sentiment ./my-labels --count 200',
         'help': 'Add questions for people to FOLDER, which is created if it does not exist. They'
@@ -63,7 +63,7 @@ def label_commands(
 ) -> list[Command]:
     """Return the commands; reward_experiments of train_reward decide task and label type.
 
-    settings: returns those of all experiments, from which a command that trains is told.
+    settings: returns the settings of all experiments, to name the command that trains next.
     """
     options = labelling_options
     of_experiment = functools.partial(_experiment_command, reward_experiments, settings)
@@ -84,7 +84,7 @@ def label_commands(
 
 
 def _asked_type(experiment: str, options: Any, folder: str) -> dict[str, str]:
-    """Return the label type to ask for where the user names none: the folder's, if it is there."""
+    """Return the label type of an existing folder, for users who name none; or the default."""
     from lm_human_preferences.labels.folder import is_folder
     from lm_human_preferences.labels.task_file import read_task
 

@@ -54,7 +54,7 @@ class RankHParams(hyperparams.HParams):
     mpi: int | None = option(
         None, 'ranks to start; None: one for every visible GPU, or 1 without', at_least=1
     )
-    mode: str = option('local', help=None)  # the original has it, with this one value
+    mode: str = option('local', help=None)  # as in the original, which had this one value
 
     def validate(self) -> None:
         super().validate()
@@ -63,7 +63,7 @@ class RankHParams(hyperparams.HParams):
 
 
 def validated(hparams: Settings) -> Settings:
-    """Return `hparams`; raise UserError for what its class finds wrong."""
+    """Return `hparams`; UserError if its class finds a problem."""
     try:
         hparams.validate()
     except (TypeError, ValueError) as e:
@@ -134,7 +134,7 @@ def _world_size(mpi: int | None) -> int:
 class Job:
     """Job of a command, which takes its options and arguments by name.
 
-    check(*arguments): before torch is loaded. more: returns what the job gets beside them.
+    check(*arguments): called before torch is loaded. more: returns further arguments of the job.
     """
 
     name: JobName
@@ -175,7 +175,7 @@ def experiment_command(
     example: str = '',
     complete: Complete | None = None,
 ) -> Command:
-    """Return `name EXPERIMENT NAME [--option value ...]`; complete: adds implied settings."""
+    """Return `name EXPERIMENT NAME [--option value ...]`. complete: adds implied settings."""
     launch_class = _launch_class(name)
     launch_fields = hyperparams.fields(launch_class)
 
@@ -254,13 +254,13 @@ def training_arguments(
 
 
 def _nothing_is_saved(settings: Mapping[str, Any]) -> bool:
-    """Return whether --save_dir None is the last of the `settings` of a directory."""
+    """Return whether `settings` end with --save_dir None, not with a directory."""
     given = [key for key in settings if key in ('save_dir', 'run.save_dir')]
     return given[-1:] == ['save_dir'] and not settings['save_dir']
 
 
 def _launch_class(command: str) -> type[hyperparams.HParams]:
-    """Return the options of the command itself, beside those of its experiment."""
+    """Return the class of the command's own options, beside those of its experiment."""
     dry_run = option(
         False,
         'print all settings, make the checks that need no work, say what would start, and start'
@@ -286,7 +286,7 @@ def _launch_class(command: str) -> type[hyperparams.HParams]:
 
 
 def _dry_run(title: str, hparams: Any, launch: Any, explicitly_set: dict[str, Any]) -> None:
-    """Print the settings of a run, check what needs no work, and print what would start."""
+    """Print the settings of a run, check them without training, and print what would start."""
     dry_run = worker.import_job('lm_human_preferences.commands.dry_run:dry_run')  # loads torch
     click.echo(title)
     hyperparams.dump(hparams)

@@ -32,12 +32,12 @@ def is_shown(field: dataclasses.Field) -> bool:
 
 
 def shown(fields: Fields) -> Fields:
-    """Return those of `fields` {name: field} that help pages have."""
+    """Return the `fields` {name: field} that help pages show."""
     return {name: field for name, field in fields.items() if is_shown(field)}
 
 
 def sections(fields: Fields) -> dict[str, Fields]:
-    """Return the `fields` that are shown by heading; 'Options' for a command without trainings."""
+    """Return the shown `fields` by heading; 'Options' for a command that does not train."""
     fields = shown(fields)
     if not any(name.startswith('run.') for name in fields):
         return {'Options': fields} if fields else {}
@@ -57,7 +57,7 @@ def sections(fields: Fields) -> dict[str, Fields]:
 
 
 def choices(field: dataclasses.Field) -> tuple[str, ...]:
-    """Return the words that a switch can be set to; none for a number or text."""
+    """Return the words that a switch accepts; none for a number or text."""
     if group_class(field.type):
         return 'on', 'off'
     if bool in members(field.type):

@@ -1,4 +1,4 @@
-"""Commands in click's terms: options of dataclass fields, help pages, errors of the user."""
+"""Commands of click: options from dataclass fields, help pages, errors of the user."""
 
 import dataclasses
 import sys
@@ -11,17 +11,17 @@ from lm_human_preferences import __version__, shell
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.cli.arguments import convert, expanded, read_words
 from lm_human_preferences.distributed import worker
-from lm_human_preferences.errors import UserError, disks_are_told
+from lm_human_preferences.errors import UserError, disk_errors_reported
 from lm_human_preferences.utils import streams
 from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.terminal import error_line
 
 HELP = ['-h', '--help']
 HELP_ALL = '--help-all'
-OTHER_SCRIPTS = {'sample': './sample.py'}  # by the command that they have
+OTHER_SCRIPTS = {'sample': './sample.py'}  # {command: script that has it}
 FAILED = 2  # exit status after a mistake of the user
 INTERRUPTED = 130
-_UNBROKEN = '\xa0'  # a space at which click does not break lines
+_UNBROKEN = '\xa0'  # no-break space, where click does not wrap
 
 
 class Program(click.Group):
@@ -44,7 +44,7 @@ class Program(click.Group):
         streams.make_safe()
         worker.become_rank()
         try:
-            with disks_are_told(), streams.full_output_is_an_error():
+            with disk_errors_reported(), streams.full_output_is_an_error():
                 super().main(
                     args or ['--help'],
                     **extra,
@@ -99,7 +99,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 
 class Command(click.Command):
-    """Command with options of dataclass fields; `callback(settings, *arguments)` runs it."""
+    """Command with options from dataclass fields; `callback(settings, *arguments)` runs it."""
 
     def __init__(
         self,

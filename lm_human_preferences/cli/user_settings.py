@@ -18,7 +18,7 @@ from lm_human_preferences.utils.streams import note
 
 
 def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
-    """Return the fields that are options: values, and groups that may be off."""
+    """Return the fields that are options: values, and groups that can be off."""
     return {
         key: field
         for key, field in hyperparams.fields(hparam_class).items()
@@ -55,9 +55,9 @@ def run_name(name: str, trial: Trial) -> str:
 
 
 def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
-    """Lay the user's `settings` over `hparams`: a leaf switches its group on, 'on' keeps one.
+    """Override `hparams` by the user's `settings`; a setting switches its group on.
 
-    Relative paths are those from here; they become absolute.
+    Relative paths become absolute.
     """
     here = os.getcwd()
     settings = {key: recorded_paths.absolute(key, value, here) for key, value in settings.items()}
@@ -91,7 +91,7 @@ def complete(
 
 
 def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
-    """Return `settings` with the end of responses of a chat, or of another tokeniser."""
+    """Return `settings` with the end of responses that a chat or another tokeniser needs."""
     settings = settings_with_own_token(settings, task)
     given = {key.rpartition('task.')[2]: value for key, value in settings.items()}
     model = given.get('policy.initial_model', task.policy.initial_model)
@@ -109,7 +109,7 @@ def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict
 
 
 def settings_with_own_token(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
-    """Return the user's `settings`, where a token that they name counts, not the task's text."""
+    """Return the user's `settings`; a token that they name replaces the task's text."""
     settings = dict(settings)
     given = {key.rpartition('task.')[2] for key in settings}
     if 'truncate_token' in given and task.truncate_text and 'truncate_text' not in given:

@@ -1,4 +1,4 @@
-"""Passages of books: the queries of `sentiment` and `descriptiveness`, also from label files."""
+"""Passages of books, the queries of `sentiment` and `descriptiveness`, or from label files."""
 
 import contextlib
 import functools
@@ -22,11 +22,11 @@ MIRRORED = ('sentiment/offline_5k.json', 'descriptiveness/offline_5k.json')
 def generator(
     mode: str, seed: int = 0, shuffle: bool = False, labels: str | None = None
 ) -> Iterator[str | list[int]]:
-    """Yield the passages of the part `mode`: train, valid or test.
+    """Yield the passages of the split `mode`: train, valid or test.
 
-    The original's storage lost the files. Where they cannot be had, the queries of the label file
-    `labels` (None: the published one) stand in, the same for every part: lists of token ids, or
-    texts where its labels are texts. StorageError where neither can be had.
+    The original's storage lost the files. Without them, the queries of the label file `labels`
+    (None: the published one) stand in, the same for every split: lists of token ids, or texts if
+    the labels are texts. StorageError if neither can be read.
     """
     passages = list(_passages(URL.format(mode=mode), labels or LABELS))
     if shuffle:

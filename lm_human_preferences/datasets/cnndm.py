@@ -11,7 +11,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/cnndm'
-PREFETCH = 128  # stories fetched at a time; a run needs a fraction of the 312,000
+PREFETCH = 128  # stories to fetch at a time; a run needs a small part of the 312,000
 DAILY_MAIL = ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')
 CNN = ('cnn.com', 'cnn.hk')
 
@@ -39,7 +39,7 @@ def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
 
 
 def get_path_of_url(url: str) -> str:
-    """Return the path of the story of a web page, below the folder of its part."""
+    """Return the path of the story of a web page, below the folder of its split."""
     if any(domain in url for domain in DAILY_MAIL):
         site = 'dailymail'
     elif any(domain in url for domain in CNN):

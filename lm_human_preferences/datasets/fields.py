@@ -1,4 +1,4 @@
-"""Fields of a record by the names that people use: the query, and texts."""
+"""Fields of a record, by the names that people use for queries and texts."""
 
 import re
 import unicodedata
@@ -9,7 +9,7 @@ from lm_human_preferences.datasets.messages import USER, Message, query_text
 from lm_human_preferences.errors import UserError
 
 QUERIES = ('prompt', 'query', 'question', 'instruction', 'input')  # names of the query
-SYSTEMS = ('system', 'system_prompt')  # fields with the message of the system, which begins a query
+SYSTEMS = ('system', 'system_prompt')  # names of the system message, which begins a query
 # A list of messages in a cell of a table, or in quotes
 WRITTEN_MESSAGES = re.compile(
     r"""\s*(\{\s*["']messages["']:\s*)?\[\s*\{\s*["'](role|content)["']:"""
@@ -34,7 +34,7 @@ def query_field(record: Mapping[str, Any], where: str) -> str | None:
 
 
 def columns(record: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
-    """Return what a record holds besides its query, the message of the system, and `known`."""
+    """Return the fields of a record besides its query, system message and `known` ones."""
     others = [name for name in record if name not in (*QUERIES, *SYSTEMS, *known)]
     return {name: record[name] for name in others}
 
@@ -47,7 +47,7 @@ def is_empty(value: Any) -> bool:
 
 
 def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
-    """Return a text of a record; UserError if there is none, or messages written as a text."""
+    """Return a text of a record; UserError if it is missing, or is messages in quotes."""
     text = record.get(field)
     if not isinstance(text, str):
         state = f'is a {type(text).__name__}' if field in record else 'is missing'
@@ -61,7 +61,7 @@ def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def system_message(record: Mapping[str, Any], where: str) -> list[Message]:
-    """Return the message of the system that a record has in a field of its own; [] for none.
+    """Return the system message that a record has in its own field, as a list; [] for none.
 
     UserError for several, and for what is not a text.
     """
@@ -75,6 +75,6 @@ def system_message(record: Mapping[str, Any], where: str) -> list[Message]:
 
 
 def after_system(record: Mapping[str, Any], query: str, where: str) -> str:
-    """Return a query that is a text, with the message of the system before it."""
+    """Return a query that is a text, with the system message before it."""
     system = system_message(record, where)
     return query_text([*system, {'role': USER, 'content': query}], where) if system else query

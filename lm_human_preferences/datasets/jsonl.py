@@ -1,4 +1,4 @@
-"""Files of queries: one string, list of messages or record a line, or a table; their test part."""
+"""Files of queries: a string, list of messages or record on each line, or a table; test split."""
 
 import hashlib
 import random
@@ -9,11 +9,11 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import fields, messages
 from lm_human_preferences.errors import UserError
 
-TEST_SHARE = 10  # one text in ten is of the test part
+TEST_SHARE = 10  # one text in ten belongs to the test split
 
 
 class Query(NamedTuple):
-    """A query of a file. where: for messages. columns: the other fields of its record."""
+    """Query of a file. where: place to name in messages. columns: other fields of its record."""
 
     where: str
     text: str
@@ -56,7 +56,7 @@ def _query(where: str, value: Any) -> Query:
 
 
 def refuse_parquet(path: str) -> None:
-    """Raise UserError, which says how to convert it, for a file named as Parquet."""
+    """Raise UserError, which says how to convert it, if a file is named .parquet."""
     if path.lower().endswith('.parquet'):
         raise UserError(
             f'{path} is Parquet, which is not read: write its texts to a .jsonl, one JSON string a'
@@ -71,9 +71,10 @@ def generator(
     shuffle: bool = False,
     seen: Callable[[str], str] = str,
 ) -> Iterator[str]:
-    """Yield texts of the part `mode` of a file: train or test (also `valid`); UserError if none.
+    """Yield the texts of the split `mode` of a file: train or test (also `valid`).
 
-    seen: returns what a policy sees of a text. Texts that it cannot tell apart are of one part.
+    UserError without any. seen: returns the part of a text that a policy sees; texts with the same
+    one belong to the same split.
     """
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
@@ -92,7 +93,7 @@ def generator(
 
 
 def part_of(path: str, mode: str) -> str:
-    """Return the name of the part `mode` of the file at `path`."""
+    """Return the name of the split `mode` of the file at `path`."""
     is_test = mode != 'train'
     own_file = file_of_test_part(path)
     if own_file is not None:
@@ -103,7 +104,7 @@ def part_of(path: str, mode: str) -> str:
 
 
 def file_of_test_part(path: str) -> str | None:
-    """Return the file of the test part if it exists: my.test.jsonl for my.jsonl, or .csv."""
+    """Return the file of the test split if it exists: my.test.jsonl for my.jsonl, or .csv."""
     found = _test_path(path)
     return found if storage.exists(found) else None
 
@@ -114,7 +115,7 @@ def _test_path(path: str) -> str:
 
 
 def is_test_text(text: str) -> bool:
-    """Return whether a text is of the test part of a file without file_of_test_part."""
-    # By the text alone, so that it stays in its part when others are added.
+    """Return whether a text belongs to the test split, of a file without a separate test file."""
+    # By the text alone, so that it stays in its split when others are added.
     digest = hashlib.sha256(text.encode(errors='surrogatepass')).digest()
     return int.from_bytes(digest[:8]) % TEST_SHARE == 0

@@ -4,7 +4,7 @@
 
     assistant: This one.
 
-A message without others is its content alone.
+A single message is written as its content alone.
 """
 
 import re
@@ -16,7 +16,7 @@ from lm_human_preferences.errors import UserError
 Message = dict[str, str]
 USER, ASSISTANT = 'user', 'assistant'
 ROLES = ('system', 'developer', USER, ASSISTANT, 'tool')
-OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # in files of ShareGPT
+OTHER_ROLES = {'human': USER, 'gpt': ASSISTANT}  # roles in ShareGPT files
 _TURN = re.compile(rf'(?:\A|\n\n)({"|".join(ROLES)}): ')
 
 
@@ -35,7 +35,7 @@ def are_messages(value: Any) -> TypeGuard[list[Message]]:
 
 
 class NotTextError(UserError):
-    """A message with a call of a tool, or with a part that is not text."""
+    """Error: a message has a tool call, or a part that is not text."""
 
 
 def as_plain(value: Any, where: str) -> list[Message] | None:
@@ -80,7 +80,7 @@ def _text_of_part(part: Any, where: str) -> str:
 
 
 def as_text(messages: Sequence[Message]) -> str:
-    """Return messages as a text: one as its content; of several, each begins with its role."""
+    """Return messages as a text: a single one as its content, several with their roles."""
     if len(messages) == 1:
         return messages[0]['content']
     return '\n\n'.join(f'{message["role"]}: {message["content"]}' for message in messages)

@@ -9,24 +9,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One data set."""
+    """Data set by name."""
 
     name: str  # as in --task.query_dataset
-    summary: str  # for docs/options.md
+    summary: str  # for docs/options.md.
     # Has generator(mode, seed=0, shuffle=False), which yields texts of the part `mode`; perhaps
     # first_file(mode), the URL that a part needs.
     module: str
-    downloaded: bool = False  # when first used, so a dry run cannot check it
-    labels_stand_in: bool = False  # whether queries of a file `labels` replace lost texts
-    seed_per_run: bool = False  # else it is read in the order of seed 0
+    downloaded: bool = False  # downloaded when first used, so a dry run cannot check it
+    labels_stand_in: bool = False  # whether queries of the labels replace texts that are lost
+    seed_per_run: bool = False  # whether the run's seed sets the order; otherwise seed 0
     is_enumerable: bool = False  # whether an evaluation covers all its queries
-    loaded: Any = None  # what the module would have, where there is none
+    loaded: Any = None  # object with the generator, if there is no module
 
     def load(self) -> Any:
         return self.loaded or importlib.import_module(self.module)
 
     def first_file(self, mode: str) -> str | None:
-        """Return the URL of the file that a part begins with; None where none is needed."""
+        """Return the URL of the first file of a split; None if it needs no download."""
         find = getattr(self.load(), 'first_file', None)
         return None if find is None else find(mode)
 
@@ -49,7 +49,7 @@ DATASETS = {info.name: info for info in _BUILTIN}
 
 
 def add(name: str, generator: Callable[..., Iterator[Any]]) -> None:
-    """List a data set by its generator, see DatasetInfo; ValueError for a name that is taken."""
+    """Add a data set by its generator, see DatasetInfo; ValueError if its name is taken."""
     if name in DATASETS:
         raise ValueError(f'there is a data set {name!r} already')
     own = SimpleNamespace(generator=generator)
@@ -61,7 +61,7 @@ def choices() -> str:
 
 
 def info(name: str) -> DatasetInfo:
-    """Return the entry of a data set; any other name is taken for a .jsonl file."""
+    """Return the entry of a data set; another name is the path of a query file."""
     if name in DATASETS:
         return DATASETS[name]
     return DatasetInfo(name, 'the strings of a .jsonl file', f'{_HERE}.jsonl')

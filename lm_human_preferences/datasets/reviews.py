@@ -30,10 +30,10 @@ STARTS = (
     'overall the {} was',
     'i thought the {} was',
 )
-RESPONSE = 3  # words
-READERS = 10  # of each labelled review
+RESPONSE = 3  # words in a response
+READERS = 10  # readers of each labelled review
 
-# Values of words in favour of the film. Of praise and blame, strong words are rarer.
+# Values of words, positive for praise. Strong words are rarer, in praise and in blame.
 PRAISE = {
     'good': 1,
     'nice': 1,
@@ -91,13 +91,13 @@ WORDS = (
 
 
 def queries() -> list[str]:
-    """Return every query; all are equally frequent."""
+    """Return all queries, which are equally frequent."""
     return [start.format(subject) for start in STARTS for subject in SUBJECTS]
 
 
 @functools.cache
 def responses(liked: bool) -> Mapping[str, float]:
-    """Return {response: probability} in reviews that like the film, or that do not."""
+    """Return {response: probability} in reviews that praise the film, or that blame it."""
     probabilities: dict[str, float] = collections.defaultdict(float)
     for pattern, weight in PATTERNS.items():
         prefixes = {(): weight / sum(PATTERNS.values())}
@@ -122,14 +122,14 @@ def _extended(
     }
     for words, probability in prefixes.items():
         pool = [word for word in pools.get(part, (part,)) if word not in words]
-        is_rarer = part in ('Adjective', 'Opposite')  # the stronger it is
+        is_rarer = part in ('Adjective', 'Opposite')  # stronger adjectives are rarer
         weights = [1 / abs(VALUES[word]) if is_rarer else 1 for word in pool]
         for word, weight in zip(pool, weights, strict=True):
             yield (*words, word), probability * weight / sum(weights)
 
 
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield reviews without end, always the same for a seed and part (train, valid or test)."""
+    """Yield reviews without end, the same for the same seed and split (train, valid, test)."""
     rng = random.Random(f'reviews {mode} {seed}')
     subjects = list(SUBJECTS)
     texts = {}
@@ -146,7 +146,7 @@ def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
 
 
 def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
-    """Yield (review, share of its readers who took it for praise) without end."""
+    """Yield (review, fraction of its readers who took it for praise) without end."""
     rng = random.Random(f'readers {mode} {seed}')
     for review in generator(mode, seed):
         log_odds = sentiment(review.split()[-RESPONSE:])
@@ -158,7 +158,7 @@ def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
 def sentiment(words: Iterable[str]) -> float:
     """Return the sentiment of a response about the film, roughly -5 to 5."""
     total = 0
-    factor = 1  # of the next word that has a value
+    factor = 1  # factor for the next word that has a value
     for word in words:
         if word == 'but':
             total *= 0.5  # what follows counts more

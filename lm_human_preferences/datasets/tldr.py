@@ -17,7 +17,7 @@ def first_file(mode: str) -> str:
 
 
 def generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the posts of the part `mode` (train or valid; test is the same as valid), cleaned."""
+    """Yield the posts of the split `mode` (train, valid; test is valid), cleaned."""
     url = first_file(mode)
     posts = storage.read_json(url)
     is_list = isinstance(posts, list)

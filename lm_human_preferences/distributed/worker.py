@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lm_human_preferences.distributed import launch_methods, launcher, meeting, mpi_library
-from lm_human_preferences.errors import UserError, disks_are_told
+from lm_human_preferences.errors import UserError, disk_errors_reported
 from lm_human_preferences.utils import stop_signals, streams
 from lm_human_preferences.utils.terminal import error_line
 
@@ -52,7 +52,7 @@ def run_job(job: str, arguments: dict[str, Any], at_stop: Callable[[], None]) ->
     try:
         with (
             stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP),
-            disks_are_told(),
+            disk_errors_reported(),
         ):
             function = import_job(job)
             ranks = _ranks(arguments.get('hparams'))

@@ -1,10 +1,10 @@
 """Reward of a sequence classifier of transformers: --rewards.trained_model DIRECTORY.
 
-With one output that is the reward; with several classes it is the log odds of one of them. The
-classifier reads text by a tokeniser of its own. Sequences of different lengths are never padded to
-one, which depends on the family. Many families read the last token that is not the one for padding,
-and so they do here: a model whose template ends with that token was trained so. Nothing that is
-code or can hold any is read: no pickles, and nothing that `auto_map` names.
+The reward is its single output, or the log odds of one of its classes. The classifier has a
+tokeniser of its own. Sequences of different lengths are never padded to one length, since the
+effect of padding depends on the family. Many families read the last token that is not the padding
+token, also here: a model whose template ends with the padding token was trained that way. Nothing
+is read that is or can hold code: no pickles, and nothing that `auto_map` names.
 """
 
 import inspect
@@ -32,17 +32,17 @@ from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.rendering import TemplateError, render
 from lm_human_preferences.utils.streams import note
 
-BATCH = 16_384  # tokens that go through it at a time
+BATCH = 16_384  # most tokens in one forward pass
 # In place of no padding token, without which transformers takes one text at a time: the last token
 # of every text is read then.
 NO_TOKEN = -1
 CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'
-KIND = 'ForSequenceClassification'  # what the names of such models end with
-MOST_LABELS = 10_000  # a config with more is damaged
-TYPES = 'token_type_ids'  # of the segments of a text
+KIND = 'ForSequenceClassification'  # ending of the names of such models
+MOST_LABELS = 10_000  # a config with more labels is damaged
+TYPES = 'token_type_ids'  # input that numbers the segments of a text
 Tokens = list[tuple[int, int]]  # (token, type)
-_AS_SAVED = {'sinusoidal_pos_embds': False}  # where positions are in the file, none are made
+_AS_SAVED = {'sinusoidal_pos_embds': False}  # positions in the file are loaded, not computed
 
 
 class Classifier(TextScorer):
@@ -95,7 +95,7 @@ class Classifier(TextScorer):
     def _tokens(self, texts: Sequence[Texts]) -> list[Tokens]:
         """Return the (token, type) pairs of the texts, cut to the classifier's limit."""
         whole = [self._dialogue(each) if self._chat else each.whole for each in texts]
-        # A template has the special tokens in it; elsewhere what spells one is text.
+        # A template contains the special tokens; elsewhere their spellings are text.
         try:
             with no_panics():
                 rows = self._tokeniser(
@@ -104,7 +104,7 @@ class Classifier(TextScorer):
                     add_special_tokens=not self._chat,
                     split_special_tokens=not self._chat,
                 )
-        except Exception as e:  # of the library tokenizers, which raises no other
+        except Exception as e:  # tokenizers raises only this
             reason = ' '.join(str(e).split())
             raise UserError(f'{self.name}: its tokeniser cannot read a text: {reason:.200}') from e
         pairs = []
@@ -151,7 +151,7 @@ class Classifier(TextScorer):
 
 
 def check_directory(directory: str, class_name: str | None) -> None:
-    """Raise UserError unless a directory has the config of a classifier with this class."""
+    """Raise UserError unless a directory holds the config of a classifier with this class."""
     _class_of(read_config(directory), class_name, directory)
 
 
@@ -184,7 +184,7 @@ def is_classifier(directory: str) -> bool:
     if storage.is_remote(directory) and not storage.is_hub(directory):
         return False
     if model_sizes.is_model(directory):
-        return False  # a model of this program or the original
+        return False  # it is a model of this program or the original
     path = storage.join(directory, CONFIG)
     return storage.exists(path) and _is_of_classifier(storage.read_json(path))
 
@@ -195,7 +195,7 @@ def _is_of_classifier(content: Any) -> bool:
 
 
 def read_config(directory: str) -> Any:
-    """Return the config of a classifier, without dropout; UserError if it cannot be taken."""
+    """Return the config of a classifier, without dropout; UserError if it is not supported."""
     path = storage.join(directory, CONFIG)
     content: Any = storage.read_json(path)
     if not _is_of_classifier(content):
@@ -253,7 +253,7 @@ def read_tokeniser(directory: str, model: Any) -> Any:
             f'{directory}: its tokeniser has {len(tokens)} tokens, up to number'
             f' {max(tokens, default=0)}, but the model knows {rows}'
         )
-    tokeniser.truncation_side = 'left'  # the query's beginning
+    tokeniser.truncation_side = 'left'  # which cuts the beginning of the query
     tokeniser.model_max_length = _limit(tokeniser, model)
     return tokeniser
 

@@ -1,12 +1,12 @@
 """Reward of a function of the user's: --rewards.function FILE.py:FUNCTION.
 
-The function gets two lists of texts, queries and responses, and the columns of the file of queries
-that it asks for, by the names of further parameters or all by **columns. It returns a number for
-each response, or parts with names: {name: numbers}, whose sum is the reward unless one of them is
-called score; or both, (numbers, {name: numbers}).
+The function gets two lists of texts, queries and responses. Further parameters get the columns of
+the query file that have their names; **columns gets all of them. The function returns a number for
+each response, or named parts {name: numbers}, whose sum is the reward unless one of them is called
+score, or both: (numbers, {name: numbers}).
 
-Every rank runs the file once, and calls the function for its own share of the responses. State that
-the file keeps in its module is neither saved with the run nor shared by the ranks.
+Every rank runs the file once, and calls the function for its own responses. The state of the
+function's module is neither saved with the run nor shared by the ranks.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ from lm_human_preferences.runs.reward_function import Source
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import default_device
 
-SHOWN = 200  # characters of the message of an exception
-FRAMES = 3  # of the function's own traceback, the innermost
+SHOWN = 200  # most characters of an exception's message
+FRAMES = 3  # innermost frames of the function's own traceback
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# Names by which a function says that it takes the two lists in the other order, or not both first.
+# Names of parameters that show another order than queries, responses.
 _OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
 _OF_QUERIES = ('queries', 'query', 'prompts', 'prompt')
 _NO_NUMBERS = np.empty(0, dtype=object)
 
 
 class FunctionScorer:
-    """Reward by the function in `source`, whose file is run here; UserError where that fails."""
+    """Reward by the function of `source`, whose file is run here; UserError if that fails."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -57,7 +57,7 @@ class FunctionScorer:
         return len(self._parameters) > 2
 
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
-        """Return scores (texts,), float32; UserError for any mistake of the function."""
+        """Return scores (texts,), float32; UserError if the function fails."""
         return self.score_and_parts(texts)[0]
 
     def score_and_parts(
@@ -83,7 +83,7 @@ class FunctionScorer:
             raise self._error(f' {e}') from e
 
     def _columns(self, texts: Sequence[Texts]) -> dict[str, list[Any]]:
-        """Return the columns that the function asks for, a value for each text."""
+        """Return the columns that the function asks for, {name: a value for each text}."""
         there = dict.fromkeys(name for each in texts for name in each.columns)
         asked = self._parameters[2:]
         takes_all = any(each.kind is each.VAR_KEYWORD for each in asked)
@@ -127,7 +127,7 @@ class FunctionScorer:
             for parameter, others in zip(self._parameters, (_OF_RESPONSES, _OF_QUERIES)):
                 if parameter.name in others:
                     raise TypeError(f'{parameter.name} in the place of the other list')
-        except ValueError:  # of code that is not Python: it has no signature
+        except ValueError:  # code that is not Python has no signature
             self._parameters = []
         except TypeError as e:
             raise self._error(
@@ -137,7 +137,7 @@ class FunctionScorer:
         return function
 
     def _told(self, error: BaseException) -> str:
-        """Return an exception of the file in one line, with its last frames from the file on."""
+        """Return an exception of the file in one line, with its last frames in the user's code."""
         message = ' '.join(str(error).split())
         told = f'{type(error).__name__}: {message:.{SHOWN}}' if message else type(error).__name__
         name = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -175,7 +175,7 @@ def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str
 
 
 def _as_scores(returned: Any, count: int) -> torch.Tensor:
-    """Convert a function's result to float32 (count,); UserError for other than finite numbers."""
+    """Convert a function's result to float32 (count,); UserError unless all are finite numbers."""
     if returned is None:
         raise UserError('returned None: it must return a number for each response')
     values = _as_array(returned)
@@ -211,9 +211,9 @@ def _as_array(returned: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Keep the run's random numbers, signals and streams, and the run itself, from the block.
+    """Protect the run's random numbers, signals and streams from the block, which is foreign code.
 
-    A process that is forked in the block ends where it would leave it: there is one run.
+    A process that is forked in the block ends with the block, so that there is only one run.
     """
     process, of_python, of_numpy = os.getpid(), random.getstate(), np.random.get_state()
     device = default_device()

@@ -10,11 +10,11 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.ppo import PART
 
-LARGEST = 1e15  # reward whose square, and the sum of these over a batch, is finite in float32
+LARGEST = 1e15  # the sum of such squares over a batch is finite in float32
 
 
 class Texts(NamedTuple):
-    """A query and a response as people read them. whole: both as one text. columns: the query's."""
+    """Query and response as people read them. whole: both as one text. columns: of the query."""
 
     query: str
     response: str
@@ -23,7 +23,7 @@ class Texts(NamedTuple):
 
 
 def joined(query: str, response: str, columns: Mapping[str, Any] = MappingProxyType({})) -> Texts:
-    """Return Texts of a query and a response written apart: a space is put between words."""
+    """Return Texts of a query and a response, joined with a space where words would touch."""
     is_apart = query[-1:].isspace() or response[:1].isspace()
     space = '' if is_apart or not query or not response else ' '
     return Texts(query, response, query + space + response, columns)
@@ -44,9 +44,9 @@ class TextScorer(Protocol):
 
 
 class TextReward:
-    """Reward that reads texts, for a policy whose tokens are of `encoding`.
+    """Reward that reads texts, for a policy with this `encoding`.
 
-    columns: {tokens of a query, padded: its other fields in the file of queries}.
+    columns: {padded tokens of a query: its other fields in the query file}.
     """
 
     def __init__(self, scorer: TextScorer, encoding: Encoding, *, chat: bool = False) -> None:
@@ -63,7 +63,7 @@ class TextReward:
     def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return scores (batch,), and the parts (batch,) that a function has named."""
+        """Return scores (batch,), and named parts of them (batch,)."""
         rows = zip(queries.tolist(), responses.tolist(), strict=True)
         texts = [self._texts(query, response) for query, response in rows]
         scores, parts = self.scorer.score_and_parts(texts)

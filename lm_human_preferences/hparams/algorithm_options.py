@@ -6,7 +6,7 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import ceil_div
 
-MOST_KL_ERROR = 0.2  # in proportion to the target, that one step corrects
+MOST_KL_ERROR = 0.2  # largest relative error of the KL divergence that one step corrects
 
 
 @dataclass
@@ -56,5 +56,5 @@ class PpoHParams(hyperparams.HParams):
         return ceil_div(max(0, self.total_episodes - episodes), self.batch_size)
 
     def in_whole_batches(self, episodes: int) -> int:
-        """Return the episodes of a whole training that has taken `episodes` so far."""
+        """Return the episodes of the whole training, of which `episodes` are done."""
         return episodes + self.steps_after(episodes) * self.batch_size

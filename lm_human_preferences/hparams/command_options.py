@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option, own_option
 
-MOST_SAMPLES = 1024  # that are taken by default
+MOST_SAMPLES = 1024  # default limit of the samples
 # Ends of help texts
 JUDGE = 'mock, the directory of a reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION'
 BEST_OF = 'the best of this many, by the reward of the run or --judge'

@@ -10,7 +10,7 @@ from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.reward_options import COLLECTED
 
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
-# Options of the policy that a new reward model takes over unless it is given its own.
+# Options of the policy that apply to a new reward model, unless it has its own.
 OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
 # Options of a new reward model that have no effect where its labels are collected while the policy
 # trains, and what says instead.
@@ -85,14 +85,14 @@ def _collects_labels(settings: Mapping[str, Any], hparams: HParams) -> bool:
 
 
 def _is_on(settings: Mapping[str, Any], group: str, before: object) -> bool:
-    """Return whether an optional group is on with `settings` over what it was before."""
+    """Return whether an optional group is on after `settings`."""
     named = any(key.startswith(f'{group}.') for key in settings)
     default = 'on' if named or before else 'off'
     return settings.get(group, default) == 'on'
 
 
 def _refuse_what_has_no_effect(settings: Mapping[str, Any], hparams: HParams) -> list[str]:
-    """Raise UserError for an option that nothing would read; return notes on the original's."""
+    """Raise UserError for an option without effect; return notes for options of the original."""
     if _collects_labels(settings, hparams):
         for name, instead in _OFFLINE.items():
             if settings.get(f'{NEW}.{name}') is not None:  # None asks for nothing

@@ -14,7 +14,7 @@ _NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task.
 
 
 def decided(hparams: HParams) -> dict[str, Any]:
-    """Return {option: value} of all settings that a user decides; a group is 'on' or 'off'."""
+    """Return {option: value} of all settings that a user decides; groups are 'on' or 'off'."""
     found = {}
     for name, field, value in hyperparams.settings(hparams):
         is_lasting = field.metadata.get('lasting', True)

@@ -73,7 +73,7 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    asked_at_once: ClassVar[int] = 16  # questions, so that few steps wait for sampling
+    asked_at_once: ClassVar[int] = 16  # questions in a batch, so that few steps wait for sampling
 
     labels: int = option(
         None, 'labels that the reward model has learned from by the end', at_least=1
@@ -115,7 +115,7 @@ class OnlineHParams(hyperparams.HParams):
 
     @property
     def ahead(self) -> int:
-        """Questions asked beyond the labels that are wanted: one for every 50 labels."""
+        """Number of questions asked in advance: one for every 50 labels."""
         return ceil_div(self.labels, 50)
 
     @property

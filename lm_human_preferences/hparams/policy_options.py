@@ -21,8 +21,8 @@ from lm_human_preferences.utils.hyperparams import option, own_option
 from lm_human_preferences.utils.option_checks import check_multiple
 
 _IS_FUNCTION = re.compile(r'.+\.py:[^\W\d]\w*')
-_LEAST_TO_WHITEN = 8  # responses of a minibatch
-MOST_PESSIMISM = 100  # beyond it, what a head prefers would hardly count
+_LEAST_TO_WHITEN = 8  # fewest responses of a minibatch that are whitened
+MOST_PESSIMISM = 100  # above it, a head's preferences would hardly count
 NEW_MODEL = 'rewards.train_new_model'
 
 
@@ -157,7 +157,7 @@ class RewardHParams(hyperparams.HParams):
         )
 
     def _trained_here(self) -> bool:
-        """Return whether trained_model is what train_new_model writes, as in a finished run."""
+        """Return whether trained_model is what train_new_model writes: the run is finished."""
         assert self.train_new_model is not None
         run_dir = self.train_new_model.run.save_dir
         return run_dir is not None and self.trained_model == storage.join(run_dir, 'reward_model')
@@ -239,11 +239,11 @@ class HParams(hyperparams.HParams):
         )
 
     def _problems_of_kl_control(self) -> Iterator[tuple[object, str]]:
-        """Check that a coefficient above 0 stays above 0 where it adapts."""
+        """Check that a coefficient above 0 stays above 0 when it adapts."""
         adaptive, size = self.rewards.adaptive_kl, self.ppo.batch_size
         if adaptive is None or self.rewards.kl_coef == 0:
             return
-        # The original accepts a single step of all episodes, after which nothing is adapted.
+        # A run of a single step adapts nothing, and the original accepts it.
         is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
         yield (
             is_used and adaptive.horizon <= MOST_KL_ERROR * size,
@@ -277,7 +277,7 @@ class HParams(hyperparams.HParams):
         """Commands whose files the run writes, its own last."""
         model = self.new_reward_model
         if model is None or (self.rewards.online and not model.is_head):
-            return [self.command]  # with online labels, checkpoints hold what is not a head
+            return [self.command]  # checkpoints of the policy hold online reward models
         return [*model.commands, self.command]
 
     def check_ranks(self, ranks: int) -> None:

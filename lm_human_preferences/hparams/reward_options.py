@@ -15,13 +15,16 @@ from lm_human_preferences.utils.option_checks import check_multiple
 from lm_human_preferences.utils.stop_signals import STOP_TIMEOUT
 
 ON_ANOMALY = ('warn', 'stop')
-TRAINED, FROZEN = 'trained', 'frozen'  # network on whose hidden states a reward model is a head
-SAMPLED = 'mock'  # the source whose labels each start samples anew: their digits may differ
-COLLECTED = 'online'  # in place of a source, where labels come in while the policy trains
+TRAINED, FROZEN = (
+    'trained',
+    'frozen',
+)  # a reward model trains its network, or only a head
+SAMPLED = 'mock'  # source whose labels are sampled at each start; their last digits may differ
+COLLECTED = 'online'  # source of labels that are collected while the policy trains
 CONSOLES = ('summary', 'original')
 TOO_LONG = ('refuse', 'cut', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
-MOST_MEMBERS = 100  # of an ensemble
+MOST_MEMBERS = 100  # most reward models of an ensemble
 LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 
 
@@ -176,7 +179,7 @@ class RunHParams(hyperparams.HParams):
 
     @property
     def directory(self) -> str | None:
-        """Directory that the run writes: save_dir, or its staging directory; None for none."""
+        """Directory that the run writes: save_dir, or its staging directory; None if not saved."""
         return self.save_dir and storage.staging_dir(self.save_dir)
 
 
@@ -278,7 +281,7 @@ class HParams(hyperparams.HParams):
             '{normalize_samples=} with {rollout_batch_size=}: a single reward has no deviation; use'
             ' more samples',
         )
-        # Nobody has chosen the number of all labels, and a head is fitted without batches.
+        # The number of all labels need not fit batches, and a head is fitted without them.
         if self.labels.num_train is not None and not self.is_head:
             check_multiple(
                 self.labels.num_train,

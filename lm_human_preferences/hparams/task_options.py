@@ -51,7 +51,7 @@ class PolicyHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that adapters have a base that stays the same."""
+        """Check that the base of adapters does not change."""
         yield (
             self.lora is not None and self.initial_model == 'test',
             '{lora} needs a base that stays the same: {initial_model=} is random each time',

@@ -19,8 +19,8 @@ from lm_human_preferences.label_types.base import Value as Value
 if TYPE_CHECKING:
     import torch
 
-MAX_RESPONSES = 1000  # in one label
-SCALE = 9  # of a rating or a comparison: 1 to 9
+MAX_RESPONSES = 1000  # most responses in one label
+SCALE = 9  # ratings and comparisons are numbers from 1 to 9
 MIDDLE = (SCALE + 1) // 2
 
 TYPES: dict[str, type[LabelType]] = {}
@@ -107,7 +107,7 @@ class PickBest(LabelType):
 
 
 class _Number(LabelType):
-    """An answer that is one number: what a rating and a comparison share."""
+    """Common part of ratings and comparisons, whose answer is one number."""
 
     is_numeric = True
     expected = 'a number'
@@ -116,7 +116,7 @@ class _Number(LabelType):
         return is_number(value)
 
     def moved(self, value: float, places: Sequence[int]) -> float:
-        """Return the number as it is: it does not name a sample."""
+        """Return the number unchanged, as it does not name a sample."""
         return value
 
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> float:
@@ -149,7 +149,7 @@ class ScalarRating(_Number):
     def loss_of(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return also mean and variance of the labels, and their correlation with the rewards."""
+        """Return the loss, the labels' mean and variance, and their correlation with rewards."""
         import torch
         from torch.nn import functional as F
 
@@ -204,11 +204,11 @@ class ScalarComparison(_Number):
         return 1 if value > 0 else 0
 
     def moved(self, value: float, places: Sequence[int]) -> float:
-        """Return the difference the other way round if the samples have changed places."""
+        """Return the difference, with the other sign if the samples have changed places."""
         return value if places[0] == 0 else -value
 
     def matches(self, value: float, right: float) -> bool:
-        """Return whether it has the right sign."""
+        """Return whether two differences have the same sign."""
         return self.preferred(value) == self.preferred(right)
 
     def by_rewards(self, rewards: Sequence[float]) -> float:
@@ -229,7 +229,7 @@ class ScalarComparison(_Number):
         return labels['difference'].square().mean().item()
 
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the mean of 1 for a difference of the right sign, -1 for one of the wrong."""
+        """Return the mean of 1 for each difference with the right sign, -1 for the wrong one."""
         return (2 * self.is_right(rewards, labels) - 1).mean()
 
     def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:

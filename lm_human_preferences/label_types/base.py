@@ -1,4 +1,4 @@
-"""Base of label types: a question about samples, its answers, and their loss."""
+"""Base class of label types: a question about samples, its answers, and their loss."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.utils.core import Schema
 
-Value = Any  # an answer: a JSON value, which is of another form in each label type
+Value = Any  # an answer: a JSON value, whose form depends on the label type
 TIE = 'tie'  # the answer of somebody who prefers none of the samples
-TIED = -1  # the same in a tensor of numbers of samples
-TIE_KEY = 0  # the number that is pressed for it
-LARGEST = (2 - 2**-23) * 2.0**127  # that float32 can hold, of which tensors of answers are
+TIED = -1  # TIE in a tensor of numbers of samples
+TIE_KEY = 0  # number to press for TIE
+LARGEST = (2 - 2**-23) * 2.0**127  # largest answer, as tensors of answers are float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Control:
 
     template: str  # of page.html: 'choose' and 'order' have buttons, 'scale' a row of numbers
     choices: int  # the numbers are 1 to this
-    meaning: str  # of the numbers, for the help
-    keys: int = 1  # distinct numbers that make an answer
-    title: str = ''  # of a scale
+    meaning: str  # of the numbers, for help texts
+    keys: int = 1  # numbers to press for an answer, all different
+    title: str = ''  # heading of a scale
     ends: tuple[str, str, str] = ('', '', '')  # texts at its lowest, middle and highest number
     tie: str = ''  # meaning of TIE_KEY; '' without ties
 
@@ -53,19 +53,19 @@ class LabelType:
 
     name: str  # as --labels.type; in a class, an N in it is a number, which the constructor takes
     samples: tuple[str, ...]  # fields that hold the responses
-    field: str  # that holds the answer
-    shape: tuple[int, ...] = ()  # of an answer: () is one number, (4,) a list of four
-    is_numeric: bool = False  # of such answers two agree if they are close, of others if equal
-    expected: str  # what a valid answer is, for errors
-    instructions: str = ''  # for labellers, where nobody says otherwise
+    field: str  # field that holds the answer
+    shape: tuple[int, ...] = ()  # shape of an answer: () is one number, (4,) a list of four
+    is_numeric: bool = False  # answers agree if they are close; otherwise, if they are equal
+    expected: str  # description of a valid answer, for error messages
+    instructions: str = ''  # for labellers, unless others are given
     control: Control = Control('choose', 2, '')
     chance: float | None = None  # fraction of answers that guessing gets right; None for ratings
     can_tie: bool = False  # whether "no preference" can be an answer
     ties: bool = False  # whether it may be given, see `allow_ties`
-    tied: float | None = None  # the answer in a tensor that has no preference, if there is one
+    tied: float | None = None  # numeric answer without a preference, if the type has one
 
     def complete(self) -> None:
-        """Set what the schemas say of a class that defines these, as in the original."""
+        """Set, in a class with the original's schemas, the attributes that follow from these."""
         if type(self).question_schemas is not LabelType.question_schemas:
             questions = self.question_schemas(query_length=1, response_length=1)
             self.samples = tuple(field for field in questions if field != 'query')
@@ -82,7 +82,7 @@ class LabelType:
         )
 
     def allow_ties(self) -> Self:
-        """Have TIE be an answer too, where it can be one; returns the label type itself."""
+        """Accept TIE as an answer, if the type can; return the label type itself."""
         if self.can_tie and not self.ties:
             self.ties = True
             self.control = dataclasses.replace(self.control, tie='no preference, and go on')
@@ -107,7 +107,7 @@ class LabelType:
         self.lacks('answer_of')
 
     def preferred(self, value: Value) -> int | None:
-        """Return the sample that an answer likes best; None if it has no such preference."""
+        """Return the sample that an answer prefers to all others; None without one."""
         return None
 
     def pairs(self, value: Value) -> list[tuple[int, int]]:
@@ -134,14 +134,14 @@ class LabelType:
     # ------------------------------------------------------------ what somebody simulated answers
 
     def by_rewards(self, rewards: Sequence[float]) -> Value:
-        """Return the answer of somebody who judges by these rewards of the samples.
+        """Return the answer of somebody who judges by the samples' rewards.
 
-        Of equal rewards the first may count for more: `judged` sees to it that none does.
+        It may prefer the first of equal rewards; `judged` avoids that.
         """
         self.lacks('by_rewards')
 
     def judged(self, rewards: Sequence[float], rng: random.Random) -> Value:
-        """Return the answer by rewards, TIE or one of k at random where k are equally good."""
+        """Return the answer by rewards; if k are equally good, TIE or one of them at random."""
         check_finite(rewards)
         if self.ties and len(set(heapq.nlargest(2, rewards))) == 1:
             return TIE
@@ -151,7 +151,7 @@ class LabelType:
         return self.moved(self.by_rewards([rewards[sample] for sample in order]), order)
 
     def by_chance(self, rewards: Sequence[float], rng: random.Random) -> Value:
-        """Return a random answer; a number is about as large as by these rewards."""
+        """Return a random answer; numbers are about as large as those by the rewards."""
         self.lacks('by_chance')
 
     def simulate(
@@ -204,7 +204,7 @@ class LabelType:
     ) -> dict[str, torch.Tensor]:
         """Return scalar statistics of a batch; 'loss', a differentiable mean, is minimised.
 
-        rewards: (batch, n samples). By default they are what `loss` is told of the samples.
+        rewards: (batch, n samples). The default calls `loss`, with these as the reward model's.
         """
 
         def reward_model(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
@@ -244,9 +244,9 @@ class LabelType:
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Return how often (batch,) the answers by the rewards are the labels; None for ratings.
+        """Return for each label (batch,) whether rewards give the same answer; None for ratings.
 
-        labels: without ties. They are 0 or 1, and among k equal rewards 1/k, or drawn so.
+        labels: without ties. The result is 0 or 1; among k equal rewards 1/k, or drawn so.
         """
         if self.chance is None:
             return None
@@ -259,12 +259,12 @@ class LabelType:
         return torch.tensor(right, dtype=torch.float64)
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return numbers (batch,) whose mean and deviation the rewards should have, if any."""
+        """Return numbers (batch,) with the mean and deviation that rewards should have, or None."""
         return None
 
 
 def check_finite(rewards: Iterable[float]) -> None:
-    """Raise UserError if one of the rewards by which something is judged is NaN or infinite."""
+    """Raise UserError if one of the rewards of a judge is NaN or infinite."""
     for reward in rewards:
         if not math.isfinite(reward):
             raise UserError(
@@ -274,7 +274,7 @@ def check_finite(rewards: Iterable[float]) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value of JSON is a finite number, and no larger than a float can be."""
+    """Return whether a value of JSON is a finite number within the range of float."""
     if type(value) not in (int, float):
         return False
     try:

@@ -1,1 +1,1 @@
-"""Processors of this machine, and settings for them; knows nothing of networks or runs."""
+"""Processors of this machine, and settings for them, without networks or runs."""

@@ -9,7 +9,7 @@ from lm_human_preferences.utils.core import default_device
 
 
 def hardware() -> dict[str, Any]:
-    """Return processor, threads and GPU, the last None where a CPU computes."""
+    """Return processor, threads and GPU; the GPU is None if a CPU computes."""
     is_gpu = default_device().type == 'cuda'
     return {
         'processor': str(processors.this_processor()),

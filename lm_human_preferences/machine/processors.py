@@ -26,7 +26,7 @@ BF16_FEATURES = {'avx512_bf16', 'amx_bf16', 'bf16'}
 
 @dataclass(frozen=True)
 class Processor:
-    """A kind of processor. features: those of FEATURES that it has."""
+    """Kind of processor. features: its features among FEATURES."""
 
     vendor: str
     model: str
@@ -34,7 +34,7 @@ class Processor:
 
     @property
     def has_bf16(self) -> bool:
-        """Return whether it has instructions that multiply numbers of bfloat16."""
+        """Return whether it has instructions to multiply bfloat16."""
         return not BF16_FEATURES.isdisjoint(self.features)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ def parse_cpuinfo(text: str) -> Processor:
 
 
 def busy_processors(seconds: float = 0.5) -> float | None:
-    """Return how many processors others keep busy; None if unknown. Sleeps `seconds`."""
+    """Return how many processors other programs keep busy, over `seconds`; None if unknown."""
     try:
         before = _busy_and_all()
         time.sleep(seconds)
@@ -66,7 +66,7 @@ def busy_processors(seconds: float = 0.5) -> float | None:
 
 
 def _busy_and_all() -> tuple[int, int]:
-    """Return the time that all processors were busy, and all of their time."""
+    """Return the busy time and the whole time of all processors."""
     first = TIMES.read_text(encoding='ascii').splitlines()[0]
     user, nice, system, idle, waiting, *more = map(int, first.split()[1:9])
     busy = user + nice + system + sum(more)
@@ -83,7 +83,7 @@ def this_processor() -> Processor:
 
 
 def core_of_each(processors: Collection[int]) -> dict[int, str]:
-    """Return {processor: its core} without those whose core is unknown."""
+    """Return {processor: its core} of the processors whose core is known."""
     cores = {}
     for processor in processors:
         path = Path(SIBLINGS.format(processor))
@@ -95,7 +95,7 @@ def core_of_each(processors: Collection[int]) -> dict[int, str]:
 def control_groups(
     controller: str, cgroups: Path = CGROUPS, memberships: Path = MEMBERSHIPS
 ) -> Iterator[Path]:
-    """Yield the folders of this process's control groups and of those above; none unless Linux."""
+    """Yield the folders of this process's control groups and their parents; none but on Linux."""
     lines = memberships.read_text(encoding='utf-8').splitlines() if memberships.exists() else []
     for line in lines:
         _, controllers, path = line.split(':', 2)
@@ -131,7 +131,7 @@ def thread_count(
     core_of: Mapping[int, str],
     quota: float | None,
 ) -> int:
-    """Return the threads of `local_rank`: one per core of its share. quota: of all ranks here."""
+    """Return the threads of `local_rank`, one for each of its cores. quota: for all ranks here."""
     cores_of_ranks = []
     # By core: ranks may be bound to different hyperthreads of the same one.
     ranks_on: Counter[str] = Counter()

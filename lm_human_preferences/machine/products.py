@@ -84,7 +84,7 @@ def measure() -> Rates:
             for library, rounds in seconds.items():
                 select(library)
                 rounds.append(_seconds_of_products(SHAPES, torch.float32))
-        error = error_of_a_product()  # by oneDNN, which was last
+        error = error_of_a_product()  # of oneDNN, which was measured last
     finally:
         _matmul.fp32_precision = before
     shapes = SHAPES if has_bf16 else EMULATED_SHAPES
@@ -110,7 +110,7 @@ def _seconds_of_products(shapes: Sequence[Shape], dtype: torch.dtype) -> list[fl
 
 
 def _rate(shapes: Sequence[Shape], rounds: list[list[float]]) -> float:
-    """Return GFLOP/s over all of `shapes`, each in the fastest of `rounds`."""
+    """Return GFLOP/s over all `shapes`, each by the fastest of `rounds`."""
     work = sum(2 * rows * inputs * outputs for rows, inputs, outputs in shapes)
     return work / sum(map(min, *rounds)) / 1e9
 
@@ -139,7 +139,7 @@ def note_on_bf16(precision: str) -> str | None:
     processor = processors.this_processor()
     if precision != 'bf16' or default_device().type != 'cpu':
         return None
-    if 'amx_bf16' in processor.features or _is_amd_with_bf16(processor):  # known as fast
+    if 'amx_bf16' in processor.features or _is_amd_with_bf16(processor):  # known to be fast
         return None
     found = measure()
     fp32 = found.of(faster_library(processor))
@@ -156,12 +156,12 @@ def note_on_bf16(precision: str) -> str | None:
 
 
 def rounds(library: Library) -> bool:
-    """Return whether `library` loses digits here: `precision.configure` takes the other one."""
+    """Return whether `library` loses digits here, so that `precision.configure` avoids it."""
     return library == 'onednn' and measure().onednn_rounds
 
 
 def note_on_another(library: Library, own: Library) -> str | None:
-    """Return a line for a run not on its `own` library; None if that costs nothing."""
+    """Return a line for a run on another library than its `own`; None if that costs nothing."""
     if rounds(library):
         return (
             f'note: this run began with {name_of(library)}, which rounds on'

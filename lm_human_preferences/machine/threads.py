@@ -1,4 +1,4 @@
-"""Threads of the CPU: how many a process takes."""
+"""Number of CPU threads of a process."""
 
 import os
 from collections.abc import Collection, Sequence

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
 
-POLL_SECONDS = 1.0  # between two looks for answers
+POLL_SECONDS = 1.0  # seconds between two looks for new answers
 HOUR = 3600.0
 # Steps from a training of the reward model until the KL divergence shows its effect: the samples of
 # the first are from before, and it learns from the new scores; those of the second are from after.
@@ -45,7 +45,7 @@ class Collection(Hook):
         self.online, self.seed = online, checkpointer.seed
         self.schedule = online.schedule(trainer.total_steps)
         self.retrainer = self._retrainer(phase.retraining, checkpointer.seed)
-        self.labels: RunLabels | None = None  # of rank 0
+        self.labels: RunLabels | None = None  # on rank 0 only
         self._stack = contextlib.ExitStack()
 
     def _retrainer(self, phase: TrainReward, seed: int) -> Retrainer | HeadRetrainer:
@@ -76,7 +76,7 @@ class Collection(Hook):
         self._stack.close()
 
     def before_step(self, step: int) -> None:
-        """Ask and wait for the labels of `step`, and train if due; UserError when patience ends."""
+        """Ask, wait for the labels of `step`, and retrain if due; UserError out of patience."""
         self.comm.on_rank_0(lambda: self._ask(step))
         self._wait(step)
         if self.schedule.is_trained_at(step):
@@ -96,7 +96,7 @@ class Collection(Hook):
         self.labels.ask(step)
 
     def _wait(self, step: int) -> None:
-        """Return when l(n) labels are there; ranks meet every second, as collectives time out."""
+        """Wait until there are l(n) labels. Ranks meet every second, as collectives time out."""
         begin = time.monotonic()
         while True:
             missing = self.labels.missing(step) if self.labels is not None else 0
@@ -115,7 +115,7 @@ class Collection(Hook):
             time.sleep(POLL_SECONDS)
 
     def _give_up(self, missing: int, step: int) -> None:
-        """Save, and raise the UserError that says how to go on."""
+        """Save, and raise a UserError that says how to go on."""
         self.checkpointer.save(self.trainer)
         self.checkpointer.wait()
         self.comm.barrier()
@@ -133,7 +133,7 @@ class Collection(Hook):
         )
 
     def _go_on(self, step: int) -> None:
-        """Have the reward models that there were before `step`, in a run that was resumed."""
+        """Restore, in a resumed run, the reward models that were in use before `step`."""
         last = max(each for each in self.schedule.training_steps() if each < step)
         labels, _ = self._labels_of(last)
         self.retrainer.train(labels, last)

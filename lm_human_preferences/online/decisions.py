@@ -1,4 +1,4 @@
-"""Log of an online run (used.jsonl): the labels that each reward model has learned from, and when.
+"""Log of an online run (used.jsonl): the labels that each reward model learned from, and when.
 
 A resumed run would find more answers than before, so each decision is on the disk before anything
 follows from it, and never changes:
@@ -44,7 +44,7 @@ class Decisions:
         self._writer = json_lines.Writer(
             file, in_use=f'{file} is in use: another training is asking for labels there'
         )
-        self.batches: dict[int, Batch] = {}  # by step
+        self.batches: dict[int, Batch] = {}  # {step: labels}
         self._trained: set[int] = set()  # steps whose outcome is recorded
         self._asked_again: list[tuple[int, int]] = []  # (step, questions)
         reader = json_lines.Reader(file)

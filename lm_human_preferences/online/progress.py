@@ -10,7 +10,7 @@ from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.labels.report.agreement import correlation_words, in_words
 from lm_human_preferences.online.decisions import Batch
 
-TAG = 'online/'  # of the names in TensorBoard
+TAG = 'online/'  # prefix of the names in TensorBoard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Report:
     batch: Batch
     loss: float
     held_out: Prediction | None
-    previous: Prediction | None  # of the previous model, on the labels since its training
+    previous: Prediction | None  # accuracy of the previous model on the labels since its training
     kl_coef: float
 
     def statistics(self) -> dict[str, float]:
@@ -44,7 +44,8 @@ class Report:
     def line(self, models: int, later: tuple[int, int] | None) -> str:
         """Return the line for the console.
 
-        models: trainings of the run. later: step and labels of the next, None after the last.
+        models: number of trainings of the run. later: step and labels of the next training; None
+        after the last one.
         """
         batch = self.batch
         parts = [f'{batch.labels} labels ({batch.wanted} wanted)', f'loss {self.loss:.3f}']

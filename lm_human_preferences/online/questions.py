@@ -20,9 +20,9 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.utils.core import random_stream
 
-IDLE_BATCHES = 20  # without a new question, after which there is none to be expected
-PART = 'train'  # of the data set
-POLICY = 'policy'  # whose samples a question has
+IDLE_BATCHES = 20  # batches without a new question, after which no more are expected
+PART = 'train'  # split of the data set
+POLICY = 'policy'  # name of the policy whose samples a question has
 
 Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
 # Returns the 'responses' (batch, response_length) of a policy that are chosen for queries (batch,
@@ -32,14 +32,14 @@ Chooser = Callable[[Policy, torch.Tensor], Mapping[str, torch.Tensor]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Query:
-    """A query (query_length,), and how many texts of the data set had been read for it."""
+    """Query (query_length,), and the number of texts of the data set read up to it."""
 
     tokens: torch.Tensor
     texts_read: int
 
 
 class Queries:
-    """Queries of a task in their order, from any of them on. sampler: with batches of one."""
+    """Queries of a task in their order, from any position. sampler: its batches hold one query."""
 
     def __init__(self, sampler: lm_tasks.QuerySampler) -> None:
         self._sampler = sampler
@@ -50,7 +50,7 @@ class Queries:
     def for_task(
         cls, task: lm_tasks.TaskHParams, encoder: Encoder, part: str, labels: str | None
     ) -> Queries:
-        """Return those of a part of the data set. labels: see lm_tasks.make_query_sampler."""
+        """Return the queries of a split. labels: see lm_tasks.make_query_sampler."""
         sampler = lm_tasks.make_query_sampler(
             task, encoder=encoder, batch_size=1, mode=part, labels=labels
         )
@@ -73,7 +73,7 @@ class Queries:
         return taken
 
     def put_back(self, queries: list[Query], texts_read: int) -> None:
-        """Put back `queries`, the last taken; texts_read: of the one before them."""
+        """Put back `queries`, the last ones taken. texts_read: number for the query before them."""
         self._unused = queries + self._unused
         self._texts_read = texts_read
 
@@ -103,14 +103,14 @@ class QuestionSampler:
         self.equal = self.known = 0
 
     def share(self, names: Sequence[str]) -> list[str]:
-        """Return the policy's name of each sample: equally many of each of `names`, in turn."""
+        """Return the name of each sample's policy: `names` in turn, equally often."""
         each = len(self.fields) // len(names)
         return [name for name in names for _ in range(each)]
 
     def new_questions(
         self, queries: Sequence[Query], names: Sequence[str], seen: set[str]
     ) -> Iterator[tuple[Query, Tokens]]:
-        """Yield questions worth asking, and add them to `seen`. names: of each sample's policy."""
+        """Yield questions worth asking, and add them to `seen`. names: policy of each sample."""
         for query, tokens in zip(queries, self._samples(queries, names), strict=True):
             id = question_id(tokens)
             if are_equal([tokens[field] for field in self.fields]):
@@ -124,7 +124,7 @@ class QuestionSampler:
     def _samples(self, queries: Sequence[Query], names: Sequence[str]) -> Iterator[Tokens]:
         """Yield each query with a response of each named policy, as a reward model sees them."""
         rows = torch.stack([query.tokens for query in queries])
-        columns: list[torch.Tensor] = []  # of a field each: (queries, response_length)
+        columns: list[torch.Tensor] = []  # one for each field: (queries, response_length)
         for name in dict.fromkeys(names):
             times = names.count(name)
             responses = map_micro_batches(
@@ -148,14 +148,14 @@ class QuestionSampler:
 
 
 def are_equal(samples: Sequence[list[int]]) -> bool:
-    """Return whether there is nothing to choose from."""
+    """Return whether all samples are the same, so that there is nothing to choose."""
     return len(samples) > 1 and all(sample == samples[0] for sample in samples)
 
 
 class QuestionSource:
-    """Asks about a policy in training, and the same again if the run is interrupted.
+    """Source of questions about a policy in training; an interrupted run asks the same ones again.
 
-    writer: of the folder of labels. seed: of the run.
+    writer: writes into the folder of labels. seed: seed of the run.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class QuestionSource:
             self.queries = Queries.for_task(settings.task, policy.encoder, PART, labels)
 
     def ask(self, step: int, count: int) -> int:
-        """Ask until `step` has `count` questions; return the number added."""
+        """Ask until there are `count` questions before `step`; return the number of new ones."""
         there = self._own()
         lacking = count - len(there)
         if lacking <= 0:
@@ -211,11 +211,11 @@ class QuestionSource:
         return [question for question in questions if question.episode is not None]
 
     def _new_questions(self, seen: set[str], count: int) -> list[tuple[Tokens, int]]:
-        """Return the next `count` questions not in `seen`, each with the texts read for it."""
+        """Return the next `count` questions not in `seen`, each with the number of texts read."""
         found: list[tuple[Tokens, int]] = []
         idle, at_once = 0, self.online.asked_at_once
         while idle < IDLE_BATCHES:
-            # Whole batches, so that one question more leaves those before it what they are.
+            # Whole batches, so that asking for one more does not change the questions before it.
             queries = self.queries.take(at_once)
             new = list(self.sampler.new_questions(queries, self.names, seen))
             used = new[: count - len(found)]

@@ -21,9 +21,9 @@ from lm_human_preferences.utils.logging import Logger, announce
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Mean loss of the last batches, and accuracy of the mean reward on the held-out labels.
+    """Mean loss of the last batches, and accuracy of the mean reward on held-out labels.
 
-    Where a head has none, it is that of its cross-validation.
+    A head without held-out labels has the accuracy of its cross-validation.
     """
 
     loss: float
@@ -32,10 +32,10 @@ class Outcome:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Retrainer:
-    """Trains reward models on all labels so far, from the beginning (paper, section 2.3).
+    """Trainer of new reward models on all labels so far (paper, section 2.3).
 
-    Random numbers are from streams of their own, so that the policy's training is not disturbed.
-    is_trained: False where a resumed run has to train before its first step, see HeadRetrainer.
+    It draws from random streams of its own, which leaves the policy's training as it is.
+    is_trained: whether a resumed run has the models; False for HeadRetrainer.
     """
 
     reward_models: Sequence[RewardModel]
@@ -48,7 +48,7 @@ class Retrainer:
     def __post_init__(self) -> None:
         self.settings = self.phase.settings
         self.reward = EnsembleReward(self.reward_models)
-        # To the console alone: numbers in TensorBoard are those of the policy's steps.
+        # Only to the console: TensorBoard has the policy's steps.
         self.logger = Logger(
             None,
             'reward_model',
@@ -74,7 +74,7 @@ class Retrainer:
         return Outcome(sum(losses) / len(losses), prediction)
 
     def _train(self, number: int, labels: Labels, held_out: Labels | None) -> float:
-        """Train one of the models; return its loss, see Outcome."""
+        """Train one model; return its loss, see Outcome."""
         reward_model, optimizer = self.reward_models[number], self.optimizers[number]
         reward_model.restart(self.ref_policy.model)
         self.comm.broadcast_(reward_model.get_params())  # the head, which each rank has drawn
@@ -101,9 +101,9 @@ class Retrainer:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class HeadRetrainer:
-    """Fits the head of a reward on frozen hidden states to all labels so far; see Retrainer.
+    """Retrainer of a head on frozen hidden states, which it fits to all labels so far.
 
-    Checkpoints need not hold it: the same labels give the same head. place: its directory.
+    Checkpoints need not hold the head: the same labels give the same one. place: its directory.
     """
 
     reward: FrozenReward
@@ -113,7 +113,7 @@ class HeadRetrainer:
     seed: int
     place: str | None
     is_trained: bool = False
-    warned: bool = False  # that the last head may have learned nothing
+    warned: bool = False  # whether a warning said that the last head may have learned nothing
 
     def __post_init__(self) -> None:
         self.settings = self.phase.settings

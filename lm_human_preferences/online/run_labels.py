@@ -1,4 +1,4 @@
-"""Files of an online run: rank 0 writes questions, reads answers and decides which count."""
+"""Files of an online run: rank 0 writes questions, reads answers and decides which to use."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from lm_human_preferences.utils.logging import announce
 if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
 
-ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active
-REPORT_SECONDS = 60.0  # between two lines about missing labels
+ACTIVE_SECONDS = 600  # for so long after an answer, its labeller counts as active
+REPORT_SECONDS = 60.0  # seconds between two lines about missing labels
 
 
 class RunLabels:
-    """Folder of labels and decisions of an online run, on rank 0; `stack` closes the files."""
+    """Labels and decisions of an online run, on rank 0. stack: closes the files."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class RunLabels:
             phase=phase,
             seed=seed,
         )
-        self.labeller: Labeller | None = None  # a simulated one
+        self.labeller: Labeller | None = None  # a simulated labeller
         if not online.asks_people:
             self.labeller = stack.enter_context(Labeller(self.folder, online.source))
         self.judge = simulated.small_tokens
         if online.source == 'mock':
             self.judge = simulated.judge_by(KnownReward(encoding).score)
         serve(self.folder.path, phase, stack)
-        self.answered = 0  # questions, when they were last counted
-        self.reported = -REPORT_SECONDS  # when a line was last printed
+        self.answered = 0  # number of answered questions at the last count
+        self.reported = -REPORT_SECONDS  # time of the last line
 
     def ask(self, step: int) -> None:
         """Ask what is due before `step`, and have a simulated labeller answer."""
@@ -91,7 +91,7 @@ class RunLabels:
             simulated.simulate(self.labeller, self.judge, error=self.online.error)
 
     def missing(self, step: int) -> int:
-        """Return how many labels `step` lacks; others are asked in place of skipped questions."""
+        """Return the number of labels that `step` lacks; new questions replace skipped ones."""
         wanted = self.schedule.labels_at(step)
         if self.answered < wanted:
             self.folder.refresh()
@@ -103,7 +103,7 @@ class RunLabels:
         return wanted - self.answered
 
     def report_waiting(self, step: int, missing: int) -> None:
-        """Print a line now and then on the labels that the run waits for."""
+        """Print, every REPORT_SECONDS, how many labels the run waits for."""
         if time.monotonic() - self.reported < REPORT_SECONDS:
             return
         self.reported = time.monotonic()
@@ -203,7 +203,7 @@ def active_labellers(folder: LabelFolder) -> list[str]:
 
 
 def collected(folder: LabelFolder) -> list[Answer]:
-    """Return the answers to learn from, in the order of the questions."""
+    """Return the answers to learn from, in the order of their questions."""
     found: list[Answer] = []
     for question in folder.questions.values():
         if question.kind == TRAIN:
@@ -218,7 +218,7 @@ def digest(answers: Iterable[Answer]) -> str:
 
 
 def newer(folder: LabelFolder, answers: Iterable[Answer], lines: dict[str, int]) -> list[Answer]:
-    """Return those of `answers` that are not in the first `lines` of their files."""
+    """Return the `answers` that are not in the first `lines` lines of their files."""
     return [
         answer
         for answer in answers

@@ -55,7 +55,7 @@ def load_reward_model(
     return TextReward(scorer, encoding, chat=chat)
 
 
-@functools.lru_cache(maxsize=64)  # asked often while a run goes on
+@functools.lru_cache(maxsize=64)  # a run asks for it often
 def has_head(path: str) -> bool:
     """Return whether a reward model, in a run or by itself, is a head on hidden states."""
     return any(map(is_head, (path, storage.join(path, run_files.REWARD.network))))
@@ -110,13 +110,13 @@ def reward_of_function(
 
 
 def _give_columns(scorer: TextScorer, reward: TextReward, task: lm_tasks.TaskHParams) -> None:
-    """Let a function that asks for columns have those of the task's queries."""
+    """Give a function that asks for columns those of the task's queries."""
     if isinstance(scorer, FunctionScorer) and scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
 
 
 def give_more_columns(reward: ScoringModel, queries: Iterable[tuple[Sequence[int], Query]]) -> None:
-    """Let a function that asks for columns have those of (tokens, query) pairs before others."""
+    """Give a function that asks for columns those of (tokens, query) pairs, before others."""
     if not isinstance(reward, TextReward) or not isinstance(reward.scorer, FunctionScorer):
         return
     if reward.scorer.asks_for_columns:

@@ -45,30 +45,30 @@ _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 @dataclasses.dataclass(frozen=True)
 class RewardSource(ABC):
-    """Source of a policy's reward. members: models of which it is the mean. task: the policy's."""
+    """Source of a policy's reward. members: number of models to average. task: the policy's."""
 
-    role: ClassVar[str] = ''  # of the networks that are the reward, in Networks; '' for none
+    role: ClassVar[str] = ''  # role of the reward's networks in Networks; '' without networks
 
-    name: str  # of a directory, a function or a model, as the user gave it
+    name: str  # directory, function or model, as the user gave it
     task: lm_tasks.TaskHParams
     members: int
 
     @property
     def networks(self) -> Networks:
-        """Networks of a training of a policy, with those that are the reward."""
+        """Networks of a policy's training, including those of the reward."""
         if not self.role:
             return POLICY_NETWORKS
         scopes = (*getattr(POLICY_NETWORKS, self.role), *rewards.scopes_of(self.members))
         return dataclasses.replace(POLICY_NETWORKS, **{self.role: scopes})
 
     def pinned(self, comm: Comm) -> Self:
-        """Return the same source as rank 0 reads it for a training."""
+        """Return this source as rank 0 reads it, for a training."""
         return self
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
         """Return the reward model of a training, before rank 0 broadcasts its weights.
 
-        reference: the policy that never learns, on whose hidden states a reward may be a head.
+        reference: the policy that never learns; the reward may be a head on its hidden states.
         """
         base = reference.trained_model
         return self._loaded(self.name, base.encoding, base)
@@ -86,7 +86,7 @@ class RewardSource(ABC):
         return loading.load_reward_model(name, encoding, chat=chat, members=members, base=base)
 
     def blocks(self, reference: Policy) -> Sequence[int]:
-        """Return the blocks of the reference by whose inputs the reward scores."""
+        """Return the blocks of the reference whose inputs the reward reads."""
         return ()
 
     @abstractmethod
@@ -94,15 +94,15 @@ class RewardSource(ABC):
         """Return the name by which the reward of a run is loaded; its own copy may be newer."""
 
     def recorded_members(self) -> int:
-        """Return the number of models that there are, where the user has not said how many."""
+        """Return the number of existing models, for users who have not given it."""
         return 1
 
     def files(self) -> list[str]:
-        """Return the paths that a training reads, as far as they are known before."""
+        """Return the paths that a training reads, as far as they are known in advance."""
         return []
 
     def elsewhere(self) -> list[str]:
-        """Return the options whose files are not on this machine, or not yet."""
+        """Return the options whose files are not, or not yet, on this machine."""
         return []
 
     def check(self, encoding: Encoding | None, width: int | None) -> None:
@@ -110,10 +110,10 @@ class RewardSource(ABC):
 
         encoding, width: of that model and its hidden states; None if it is not here.
         """
-        return  # one that is yet to be trained is checked by its labels
+        return  # a model that is yet to be trained is checked with its labels
 
     def scorer(self) -> TextScorer | None:
-        """Return what scores texts, of a reward whose files are here; None for a network."""
+        """Return the scorer of texts of a reward whose files are here; None for a network."""
         return None
 
     def label_source(self) -> str | None:
@@ -138,25 +138,25 @@ class KnownSource(RewardSource):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSource(RewardSource):
-    """A function of the user's; code: what is in its file, once the user has named it."""
+    """A function of the user's. code: content of its file, once the user has named it."""
 
     code: reward_function.Source | None = None
 
     def pinned(self, comm: Comm) -> Self:
-        """Return it with the code that rank 0 reads."""
+        """Return this source with the code that rank 0 reads."""
         text = reward_function.read(self.name).text if comm.rank == 0 else ''
         text = comm.all_gather_object(text)[0]
         return dataclasses.replace(self, code=reward_function.Source(self.name, text))
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the reward by the code."""
+        """Return the reward that the code computes."""
         assert self.code is not None, 'see pinned'
         return loading.reward_of_function(self.code, reference.trained_model.encoding, self.task)
 
     def for_evaluation(
         self, save_dir: str, encoding: Encoding, reference: Policy | None = None
     ) -> loading.FrozenRewardModel:
-        """Return the reward by the code, see source_of_run."""
+        """Return the reward that the code computes, see source_of_run."""
         assert self.code is not None, 'see source_of_run'
         return loading.reward_of_function(self.code, encoding, self.task)
 
@@ -195,7 +195,7 @@ class SavedSource(RewardSource):
 
     def elsewhere(self) -> list[str]:
         is_there = self.name == RANDOM or (_is_here(self.name) and storage.exists(self.name))
-        # One that is missing may still be in training.
+        # A missing model may still be in training.
         return [] if is_there else [f'--rewards.trained_model {self.name}']
 
     def check(self, encoding: Encoding | None, width: int | None) -> None:
@@ -216,14 +216,14 @@ class SavedSource(RewardSource):
 
 @dataclasses.dataclass(frozen=True)
 class NewSource(RewardSource):
-    """Reward models that are trained before the policy. name: where they are once they are."""
+    """Reward models that are trained before the policy. name: directory where they will be."""
 
     role = 'frozen'
 
     labels: str = ''
 
     def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
-        """Return the models that rank 0 reads; empty ones on other ranks."""
+        """Return the models that rank 0 reads; on other ranks, without values."""
         if comm.rank == 0:
             return super().for_training(comm, reference)
         # Other hosts may not see its directory.
@@ -241,7 +241,7 @@ class NewSource(RewardSource):
 
 @dataclasses.dataclass(frozen=True)
 class _OnReference(RewardSource):
-    """A head on the hidden states of the reference, which is all the network that it needs."""
+    """A head on the hidden states of the reference; it needs no other network."""
 
     role = ''
 
@@ -275,7 +275,7 @@ class SavedHeadSource(_OnReference, SavedSource):
     """A head on the reference's hidden states that is trained already."""
 
     def check(self, encoding: Encoding | None, width: int | None) -> None:
-        """Raise UserError for a damaged head, or one of a model of another width."""
+        """Raise UserError if the head is damaged, or is for a model of another width."""
         directory = locations.reward_model_dir(self.name)
         fitted, about = head.load(directory)
         if width is not None and len(fitted.mean) != n_features(width):
@@ -315,7 +315,7 @@ class OnlineSource(NewSource):
 def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
     """Return the source of the reward of a run of train_policy with these settings.
 
-    ask: False for a dry run, in which a model of the hub that is not here counts as one of ours.
+    ask: False for a dry run, which takes a model of the hub that is not here for one of ours.
     """
     given, task, members = settings.rewards, settings.task, settings.rewards.members
     new_model = settings.new_reward_model
@@ -329,7 +329,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
         return kind(name, task, members, labels=labels)
     if given.function is not None:
         return FunctionSource(given.function, task, members)
-    if given.trained_model in (None, KNOWN):  # None: settings that are about a task alone
+    if given.trained_model in (None, KNOWN):  # None: the settings describe a task only
         return KnownSource(KNOWN, task, members)
     name = given.given_name
     directory = given.trained_model
@@ -348,7 +348,7 @@ def source_of(settings: HParams, *, ask: bool = True) -> RewardSource:
 
 
 def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSource:
-    """Return the source of the reward of a run; function: named by the user, where it is one."""
+    """Return the source of a run's reward. function: the user's, if the reward is a function."""
     source = source_of(settings)
     if isinstance(source, FunctionSource):
         reward_function.check_named(run, source.name, function)
@@ -359,7 +359,7 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
 
 
 def _is_here(name: str) -> bool:
-    """Return whether a reward model is looked up without a server; it may still be missing."""
+    """Return whether a reward model is on this machine or its cache, where it may be missing."""
     return storage.is_model_here(storage.model_path(name) or name)
 
 

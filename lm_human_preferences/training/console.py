@@ -95,7 +95,7 @@ def is_due(step: int, last: int, interval: int) -> bool:
 def dump(hparams: HParams, name: str = 'hparams') -> None:
     """Print `hparams` as the original did, on the console `original` only."""
     if console_is('original'):
-        with streams.lost_output_is_told():
+        with streams.lost_output_is_reported():
             hyperparams.dump(hparams, name=name)
 
 

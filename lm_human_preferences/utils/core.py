@@ -55,7 +55,7 @@ def token_ids(ids: TokenIds) -> torch.Tensor:
 def set_seed(seed: int | None, rank: int = 0) -> None:
     """Seed numpy and torch for this rank, as the original's set_mpi_seed; None: fresh entropy."""
     seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
-    numpy_random.seed(seed and seed % 2**32)  # it takes no others
+    numpy_random.seed(seed and seed % 2**32)  # numpy accepts only 32 bits
     torch.seed() if seed is None else torch.manual_seed(seed)
 
 
@@ -64,7 +64,7 @@ set_mpi_seed = set_seed  # the original's name
 
 @contextlib.contextmanager
 def random_stream(*key: object) -> Iterator[None]:
-    """Draw random numbers of `key` (numbers and texts) alone; afterwards those from before."""
+    """Draw random numbers from a stream of `key` (numbers and texts) within the block."""
     seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], 'big')
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     before = numpy_random.get_state()
@@ -90,9 +90,9 @@ def whiten(
 
 
 def those_in(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return `values` where `mask` of their shape is true: (n,); None: all, as they are.
+    """Return `values` where `mask` of their shape is true: (n,). mask: None for all, unchanged.
 
-    A mask in host memory makes no one wait for a GPU.
+    With a mask in host memory, the host does not wait for the GPU.
     """
     if mask is None:
         return values
@@ -154,7 +154,7 @@ def default_device() -> torch.device:
 
 
 def as_numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return {name: number} sorted by name; a device is waited for once, not for each."""
+    """Return {name: number} sorted by name; waits for the device once."""
     names = sorted(scalars)
     values = torch.stack([scalars[name] for name in names]).tolist()
     return dict(zip(names, values, strict=True))

@@ -1,4 +1,4 @@
-"""Writes TensorBoard's event files, whose own writers import slowly and crash on a full disk."""
+"""TensorBoard's event files; its own writers import slowly and crash on a full disk."""
 
 import glob
 import math
@@ -20,13 +20,13 @@ from tensorboard.compat.proto.summary_pb2 import (
 from lm_human_preferences.storage.crc import masked_crc
 
 _STRING = 7  # DT_STRING of TensorFlow's types
-_PREFIX = 'events.out.tfevents.'  # of the names of TensorBoard's files
+_PREFIX = 'events.out.tfevents.'  # prefix of the names of TensorBoard's files
 
 
 def create(directory: str, first_step: int | None) -> BinaryIO:
-    """Create an event file, and its directory. first_step: of a resumed run, else None."""
+    """Create an event file and its directory. first_step: None unless a run is resumed."""
     os.makedirs(directory, exist_ok=True)
-    # TensorBoard reads files in the order of their names, which the clock alone may get wrong.
+    # TensorBoard reads files in the order of their names; the clock may get that wrong.
     second = int(time.time())
     for path in _paths(directory):
         other = os.path.basename(path).split('.')[3]
@@ -78,7 +78,7 @@ def _encode(event: Event) -> bytes:
 
 def _cut(path: str, step: int) -> None:
     """Truncate a file before the first event that is of `step` or later, or damaged."""
-    if os.path.islink(path) or not os.path.isfile(path):  # somebody else has put it there
+    if os.path.islink(path) or not os.path.isfile(path):  # another program has put it there
         return
     with open(path, 'rb+') as f:
         data = f.read()

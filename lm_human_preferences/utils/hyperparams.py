@@ -28,17 +28,17 @@ _WORDS: dict[Any, str] = {
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """A name that no field has; the original raised one of these errors or the other."""
+    """Error: no field has this name. The original raised either base class."""
 
     __str__ = AttributeError.__str__
 
 
 class InvalidOptions(ValueError, AssertionError):
-    """Options that do not go together, which the original asserted."""
+    """Error: options contradict each other, where the original had an assertion."""
 
 
 class Marks(TypedDict, total=False):
-    """Facts about an option, beside its default and its help; see option."""
+    """Attributes of an option beside its default and help, see `option`."""
 
     at_least: float
     above: float
@@ -60,10 +60,9 @@ def option(
 
     help: None for an option that is understood but shown nowhere. at_least, at_most: inclusive
     limits. above: an exclusive one. ours: unknown to the original, so left out of files that it
-    reads. lasting: False for an option of this start of the program only, which a resumed run does
-    not go on with. of_command: True for an option of a whole command, which a training that is part
-    of another command does not have. path: True where a typed value may begin with ~ for a home
-    directory.
+    reads. lasting: False for an option that a resumed run does not keep. of_command: True for an
+    option of a whole command, which the training of a reward model within `train_policy` lacks.
+    path: True if a typed value may begin with ~ for a home directory.
     """
     metadata = {'help': help, 'ours': ours, **marks}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
@@ -74,7 +73,7 @@ own_option = functools.partial(option, ours=True)
 
 @contextlib.contextmanager
 def reading(filename: str) -> Iterator[None]:
-    """Raise errors about the hyperparameters in a file as UserErrors."""
+    """Turn errors about the hyperparameters in a file into UserErrors."""
     try:
         yield
     except (AttributeError, TypeError, ValueError) as e:
@@ -83,7 +82,7 @@ def reading(filename: str) -> Iterator[None]:
 
 @functools.cache
 def note_unknown(filename: str, names: tuple[str, ...]) -> None:
-    """Say once which settings in a file belong to another program, such as a fork's."""
+    """Print, once for each file, its settings that only another program, such as a fork, has."""
     if names:
         streams.note(
             f'note: {filename} has settings that this program does not know and leaves alone:'
@@ -95,7 +94,7 @@ def note_unknown(filename: str, names: tuple[str, ...]) -> None:
 class HParams:
     """Base of all hyperparameter classes. unknown: settings of a file that no field has."""
 
-    _group = ''  # prefix of its options, such as 'rewards.online.'; not a field
+    _group = ''  # prefix of the options, such as 'rewards.online.'; not a field
     unknown = {}  # not a field either, and never changed in place
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -104,7 +103,7 @@ class HParams:
             value.name_group(f'{self._group}{name}.')
 
     def name_group(self, name: str) -> None:
-        """Let the names of its options, and of those of its own groups, begin with `name`."""
+        """Set the prefix of the names of its options, also in its groups, to `name`."""
         self._group = name
         for f in dataclasses.fields(self):
             value = getattr(self, f.name, None)
@@ -138,7 +137,7 @@ class HParams:
         self.override_from_dict(parsed)
 
     def override_from_dict(self, flat_dict: dict[str, Any]) -> None:
-        """Override from {'x.y': 1}; 'on' makes a fresh group; AttributeError in one that is off."""
+        """Override from {'x.y': 1}; 'on' makes a new group. AttributeError if a group is off."""
         groups = {key: group_class(self._field(key).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -204,9 +203,10 @@ class HParams:
     def to_nested_dict(
         self, *, original_only: bool = False, with_unknown: bool = False
     ) -> dict[str, Any]:
-        """Return a nested dict without defaults of ours; original_only: without all of ours.
+        """Return a nested dict, without options of ours that have their defaults.
 
-        with_unknown: also with the settings that no field has, for a file.
+        original_only: without any option of ours. with_unknown: with the settings of a file that no
+        field has.
         """
         nested = dict(self.unknown) if with_unknown else {}
         for f in dataclasses.fields(self):
@@ -250,7 +250,7 @@ class HParams:
 
     def _named(self, match: re.Match[str]) -> str:
         if not hasattr(self, match[1].partition('.')[0]):
-            return match[0]  # of a value, such as a path with braces
+            return match[0]  # braces in a value, such as a path
         return self.setting(match[1]) if match[2] else self.option_name(match[1])
 
     def check_values(self) -> None:
@@ -280,7 +280,7 @@ class HParams:
 
 
 def settings(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, dataclasses.Field, Any]]:
-    """Yield (dotted name, field, value) of all settings and groups; a group before its own."""
+    """Yield (dotted name, field, value) of all settings and groups, a group before its fields."""
     for f in dataclasses.fields(hparams):
         name, value = prefix + f.name, getattr(hparams, f.name)
         yield name, f, value
@@ -289,7 +289,7 @@ def settings(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, dataclas
 
 
 def leaves(hparams: HParams) -> dict[str, Any]:
-    """Return {dotted name: value} of all settings in groups that are on."""
+    """Return {dotted name: value} of all settings whose groups are on."""
     return {name: value for name, f, value in settings(hparams) if group_class(f.type) is None}
 
 
@@ -314,7 +314,7 @@ def fields(cls: type[HParams]) -> dict[str, dataclasses.Field]:
 
 
 def is_of_another_command(name: str, field: dataclasses.Field) -> bool:
-    """Return whether a field is of a whole command, of which its training is only a part."""
+    """Return whether a field belongs to a whole command, not to a training within it."""
     is_own = '.' not in name or name.startswith('run.')
     return field.metadata.get('of_command', False) and not is_own
 

@@ -11,14 +11,14 @@ from tqdm import tqdm
 from lm_human_preferences.errors import os_errors_as
 from lm_human_preferences.utils import streams
 
-ALARMS = 'alarms'  # the tag, in TensorBoard, of warnings about a training that goes wrong
-# Tags of means over responses: tokens up to their end; shares that have an end, and a valid one
+ALARMS = 'alarms'  # tag of alarms in TensorBoard
+# Tags of means over responses: tokens up to the end; fractions with an end, and a valid end
 LENGTH, ENDED, VALID = 'responses/length', 'responses/ended', 'responses/valid'
 _console = 'summary'  # a value of --run.console
 
 
 class Rank(Protocol):
-    """Process of a run, as `distributed.comm.Comm`: only rank 0 prints."""
+    """Interface of `distributed.comm.Comm` by which only rank 0 prints."""
 
     rank: int
 
@@ -45,11 +45,11 @@ def log_as_original(*lines: object) -> None:
 
 
 def announce(*lines: object) -> None:
-    """Print lines above a progress bar, whatever the console is."""
+    """Print lines above a progress bar, on any console."""
     if not lines:
         return
     text = '\n'.join(map(str, lines))
-    with streams.lost_output_is_told():
+    with streams.lost_output_is_reported():
         if sys.stderr.isatty():
             tqdm.write(text)
         else:
@@ -88,7 +88,7 @@ class Logger:
         if self.directory:
             with os_errors_as(f'cannot write to {self.directory}'):
                 _event_files().purge(self.directory, step)
-        self.first_step = step  # is logged, for a TensorBoard that is running
+        self.first_step = step  # written to the file, for a TensorBoard that is running
 
     def is_due(self, step: int) -> bool:
         """Return whether this rank prints at `step`."""
@@ -132,7 +132,7 @@ class Logger:
 
 
 def _event_files() -> Any:
-    """Import event_files, which is slow, on a rank that writes them."""
+    """Import event_files, which is slow, on a rank that writes events."""
     from lm_human_preferences.utils import event_files
 
     return event_files

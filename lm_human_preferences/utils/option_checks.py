@@ -8,7 +8,7 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 
 MAX_INT = 2**63 - 1
-MAX_FLOAT = 3e38  # what a float32 tensor can hold
+MAX_FLOAT = 3e38  # largest number in a float32 tensor, about
 _LIMITS = {'at_least': operator.ge, 'above': operator.gt, 'at_most': operator.le}
 
 
@@ -39,9 +39,9 @@ def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise:
 
 
 def check_accepted(name: str, marks: Mapping[str, Any], value: Any) -> None:
-    """Raise ValueError for a value that no tensor can hold, or that the option does not accept.
+    """Raise ValueError if the option does not accept a value, or no tensor can hold it.
 
-    name: the option, for the message. marks: what `hyperparams.option` was given.
+    name: name of the option in the message. marks: arguments of `hyperparams.option`.
     """
     if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
         raise ValueError(f'{name} must be a number of at most 64 bits, its sign included')

@@ -1,4 +1,4 @@
-"""Names of the original that are gone, and what to write for each: docs/from-the-original.md."""
+"""Names of the original that are gone, with their replacements: docs/from-the-original.md."""
 
 import functools
 import sys
@@ -37,5 +37,5 @@ def refuse(module: str, name: str = '') -> NoReturn:
 
 
 def explain_missing(module: str) -> None:
-    """Have a module `refuse` what it lacks; a `__getattr__` in it would blind type checkers."""
+    """Let a module `refuse` missing names; a `__getattr__` in it would blind type checkers."""
     vars(sys.modules[module])['__getattr__'] = functools.partial(refuse, module)

@@ -1,7 +1,7 @@
 """Chat templates, rendered by transformers in a process with limits of time and memory.
 
-A template is code of others. transformers' sandbox keeps it from all else, but not from taking for
-ever, or all of the memory.
+A template is foreign code. The sandbox of transformers limits what it can reach, but neither its
+time nor its memory.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SECONDS = 2.0  # of the processor, for one dialogue
-MEGABYTES = 512  # that rendering may take
+SECONDS = 2.0  # processor time for one dialogue
+MEGABYTES = 512  # memory that rendering may take
 # The timer ends the process whatever the template does. -P: it imports nothing from the folder that
 # it is started in.
 _PROGRAM = """
@@ -39,11 +39,11 @@ for line in sys.stdin:
 
 
 class TemplateError(Exception):
-    """A template fails, or takes too much time or memory."""
+    """Error: a template fails, or takes too much time or memory."""
 
 
 class _Renderer:
-    """The process, which is started when it is first needed, and again after its end."""
+    """Process that renders; it is started at the first request, and again after its end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class _Renderer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # Ctrl-C is not for it: it ends when its input does
+            start_new_session=True,  # Ctrl-C does not reach it; it ends with its input
         )
         assert process.stdout is not None
         if process.stdout.readline() != 'ready\n':

@@ -1,7 +1,8 @@
 """Handling of signals that ask a job to stop.
 
-They are Ctrl-C, SIGTERM, and the WARNINGS: SIGHUP of a closing terminal, SIGUSR1 of Slurm before
-the time of a job is up, SIGXCPU at a limit of processor time. A forked process has the defaults.
+They are Ctrl-C, SIGTERM, and the WARNINGS: SIGHUP from a closing terminal, SIGUSR1 from Slurm
+before the time limit of a job, SIGXCPU at a limit of processor time. Forked processes have the
+default handlers.
 """
 
 import contextlib
@@ -18,27 +19,27 @@ from lm_human_preferences.utils import streams
 
 WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 TO_STOP = (signal.SIGTERM, *WARNINGS)
-Handlers = dict[int, Any]  # of signals, by number
+Handlers = dict[int, Any]  # {number of a signal: its handler}
 _handlers: weakref.WeakSet[Callable[[int, FrameType | None], None]] = weakref.WeakSet()
 # Seconds until what is asked to stop stops. Batch systems kill what has not ended 30 s after
 # SIGTERM, and the end of a run takes a moment.
 STOP_TIMEOUT = 20
-LEAST_SECONDS = 1e-3  # of a timer: 0 would be none
+LEAST_SECONDS = 1e-3  # shortest timer: 0 would be no timer
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, call `handler` at signals `numbers`; only in the main thread.
+    """Call `handler` at signals `numbers` within the block; only in the main thread.
 
-    Of the WARNINGS only the first of a kind counts: shell and kernel both send SIGHUP, and SIGXCPU
-    comes each second. One that is ignored, as nohup does, stays so.
+    Repeated WARNINGS do not count: shell and kernel both send SIGHUP, and SIGXCPU comes each
+    second. A signal that is ignored, as under nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        """Call the handler, of a warning once."""
+        """Call the handler; of a repeated warning, only once."""
         if number in WARNINGS:
             signal.signal(number, signal.SIG_IGN)
         if number == signal.SIGHUP:
@@ -60,15 +61,15 @@ class Deadline:
     """Time at which a job that was asked to stop gets SIGALRM."""
 
     def __init__(self) -> None:
-        self._end: float | None = None  # by the monotonic clock
+        self._end: float | None = None  # in seconds of the monotonic clock
 
     def begin(self, seconds: float) -> None:
-        """Let the signal come in `seconds`."""
+        """Let the signal come after `seconds`."""
         self._end = time.monotonic() + seconds
         self.set_timer()
 
     def end(self) -> None:
-        """Let no signal come."""
+        """Cancel the signal."""
         self._end = None
         self.set_timer()
 
@@ -81,7 +82,7 @@ class Deadline:
             signal.setitimer(signal.ITIMER_REAL, left)
 
 
-deadline = Deadline()  # of this process, which has one timer
+deadline = Deadline()  # a process has a single timer
 
 
 def handlers() -> Handlers:
@@ -91,7 +92,7 @@ def handlers() -> Handlers:
 
 
 def restore(before: Handlers) -> None:
-    """Set Python's handlers again, in the main thread; what is ignored by now stays so."""
+    """Set Python's handlers again, in the main thread; a signal ignored by now stays ignored."""
     if threading.current_thread() is threading.main_thread():
         for number, earlier in before.items():
             if signal.getsignal(number) != signal.SIG_IGN and earlier is not None:

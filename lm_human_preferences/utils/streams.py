@@ -1,4 +1,4 @@
-"""Standard streams: escapes of foreign texts, missing characters and closed pipes."""
+"""Safe standard streams: escaped control characters, missing letters, closed pipes."""
 
 import atexit
 import contextlib
@@ -15,7 +15,7 @@ from lm_human_preferences.errors import UserError
 
 STDOUT, STDERR = 1, 2  # file descriptors
 _CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all but tabs and line ends
-_MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # before a progress bar, on stderr
+_MOVES_OF_BARS = re.compile(r'\A(?:\r|\n|\x1b\[A)*')  # how progress bars move the cursor on stderr
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status, as shells report it
 
 
@@ -31,17 +31,17 @@ def note(message: str) -> None:
 
 
 def mute_notes(muted: bool) -> None:
-    """Let `note` print nothing from now on, or print again."""
+    """Turn `note` off, or on again."""
     global _notes_are_muted
     _notes_are_muted = muted
 
 
 def make_safe() -> None:
-    """Escape characters that the encoding lacks, and those that control a terminal.
+    """Escape characters that control a terminal or that the encoding lacks.
 
-    Replaces closed streams, and drops unread output.
+    Closed streams are replaced, and output that nobody reads is dropped.
     """
-    os.environ.setdefault('PYTHON_COLORS', '0')  # of tracebacks, which would be escaped
+    os.environ.setdefault('PYTHON_COLORS', '0')  # colours of tracebacks would be escaped
     if sys.stdin is None:  # the file was closed when Python started, as by `<&-`
         sys.stdin = open(os.devnull, encoding='utf-8')
     for name in ('stdout', 'stderr'):
@@ -61,7 +61,7 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
     write = stream.write
 
     def write_escaped(text: str) -> int:
-        """Write text as `stream` did, with what controls a terminal escaped."""
+        """Write text with control characters escaped."""
         foreign = text
         if has_bars:
             foreign = _MOVES_OF_BARS.sub('', text, count=1)
@@ -83,10 +83,10 @@ def closed_pipe_is_quiet() -> Iterator[None]:
         yield
     except BrokenPipeError:
         poll = select.poll()
-        poll.register(sys.stdout, 0)  # for errors only, of which a pipe without a reader is one
+        poll.register(sys.stdout, 0)  # for errors only, such as a pipe without a reader
         if poll.poll(0):
             sys.exit(CLOSED_PIPE)
-        raise  # another pipe's
+        raise  # the error of another pipe
 
 
 @contextlib.contextmanager
@@ -99,14 +99,14 @@ def full_output_is_an_error() -> Iterator[None]:
         raise
     except OSError as e:
         if not _is_lost(sys.stdout):
-            raise  # it is another file's
+            raise  # the error of another file
         discard(STDOUT)
         raise UserError(f'standard output cannot be written: {e.strerror}') from e
 
 
 @contextlib.contextmanager
-def lost_output_is_told(number: int = STDOUT) -> Iterator[None]:
-    """Go on without a standard stream that cannot be written; not where `| head` has enough."""
+def lost_output_is_reported(number: int = STDOUT) -> Iterator[None]:
+    """Warn of a standard stream that cannot be written, and go on; a closed pipe stays an error."""
     try:
         yield
     except OSError as e:
@@ -117,19 +117,19 @@ def lost_output_is_told(number: int = STDOUT) -> Iterator[None]:
 
 
 def _is_lost(stream: TextIO) -> bool:
-    """Return whether `stream` takes no more; if it does, an empty line is written."""
+    """Return whether `stream` cannot be written, by writing an empty line."""
     try:
         stream.flush()
         os.write(stream.fileno(), b'\n')
     except io.UnsupportedOperation:
-        return False  # it is in memory
+        return False  # a stream in memory
     except OSError:
         return True
     return False
 
 
 def leave_closed_terminal() -> None:
-    """Lose what is written to standard streams whose terminal is gone."""
+    """Discard the output to standard streams whose terminal is gone."""
     global _terminal_is_gone
     _terminal_is_gone = True
     for number in (STDOUT, STDERR):
@@ -140,14 +140,14 @@ def leave_closed_terminal() -> None:
 
 
 def discard(number: int) -> None:
-    """Lose what is written to a file descriptor from now on."""
+    """Discard the output to a file descriptor from now on."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, number)
     os.close(null)
 
 
 def _flush() -> None:
-    """Flush before Python does, which would complain about a closed pipe."""
+    """Flush before Python's own flush, which would complain about a closed pipe."""
     if sys.stdout.closed:
         return
     try:

@@ -3,7 +3,7 @@
 import re
 import shutil
 
-_LEAST_COLUMNS = 20  # of a terminal that says that it has fewer, or of COLUMNS=1
+_LEAST_COLUMNS = 20  # least width, even if COLUMNS or the terminal says less
 # Invisible characters (Default_Ignorable_Code_Point of Unicode 17.0) that str.isprintable accepts.
 INVISIBLE = re.compile(
     '[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0'

@@ -8,7 +8,7 @@ from command_line import invoke, last_error_of, succeed
 from full_disks import largest_file
 
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import UserError, disks_are_told
+from lm_human_preferences.errors import UserError, disk_errors_reported
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.storage import files
@@ -71,10 +71,15 @@ def test_whatever_is_written_elsewhere(tmp_path):
     """The error of a full disk has no name of its own."""
     file = tmp_path / 'file'
     told = pytest.raises(UserError, match=f'{file} cannot be .* make room')
-    with largest_file(10), told, disks_are_told():
+    with largest_file(10), told, disk_errors_reported():
         files.write_bytes(str(file), b'-' * 11)
-    with file.open('ab', buffering=0) as opened, largest_file(10), told, disks_are_told():
+    with (
+        file.open('ab', buffering=0) as opened,
+        largest_file(10),
+        told,
+        disk_errors_reported(),
+    ):
         files.append(opened, b'-' * 11, sync=False)
     assert file.read_bytes() == b''
-    with pytest.raises(FileNotFoundError), disks_are_told():
+    with pytest.raises(FileNotFoundError), disk_errors_reported():
         (tmp_path / 'nothing').read_bytes()

@@ -157,7 +157,7 @@ def test_checkpoints_that_are_gone(interval, is_lost, tmp_path):
     )
     succeed(words)
     shutil.rmtree(tmp_path / 'run/policy/checkpoints')
-    told = f'no checkpoint of the policy in {tmp_path}/run is left, of 3 steps in its log: '
+    told = f'{tmp_path}/run logged 3 steps of the policy but has no checkpoint: '
     result = invoke(f'resume {tmp_path}/run')
     if is_lost:
         assert last_error_of(result) == f'{told}restore them, or begin again with --overwrite'
