@@ -1,6 +1,6 @@
-"""First projects of a newcomer, from a CSV to an exported model, by the commands that are printed.
+"""First projects of a newcomer, from a CSV to an exported model, by README and what is printed.
 
-Each printed command is run as it is, from a folder of its own; only sizes are added to trainings.
+Each command is run as it is, from a folder of its own; only sizes are added to trainings.
 """
 
 import json
@@ -8,7 +8,9 @@ import re
 import shlex
 
 import pytest
+from click.testing import CliRunner
 from command_line import invoke
+from documentation import page
 from test_own_tokeniser import write_chat_model
 
 import launch
@@ -134,3 +136,39 @@ def test_a_reward_of_ones_own_that_sees_the_table(project, tmp_path, monkeypatch
     (project / 'prompts.csv').write_text('id;prompt\n1;Other\n')
     result = invoke(shlex.split(line)[1:])
     assert 'prompts.csv is not what it was when this run began' in result.stderr
+
+
+def test_your_own_choices(project, tmp_path):
+    """The eight commands of README, with a tiny model, few episodes, and a key for each answer."""
+    section = page('README.md').partition('## Your own choices')[2].partition('\n## ')[0]
+    lines = [line.removeprefix('    ') for line in section.splitlines() if line.startswith('    ')]
+    table = [line for line in lines if not line.startswith(('model=', 'pipenv run '))]
+    assert len(table) == 10
+    (project / 'choices.csv').write_text('\n'.join(table))
+    write_chat_model(project / 'model', positions=256)
+    added = {
+        'train_reward': f' --mpi 1 --save_dir {tmp_path}/train_reward',
+        'train_policy': f' {SMALL} --save_dir {tmp_path}/train_policy',
+        'ask': ' --count 2',
+    }
+    outputs = {}
+    for line in lines:
+        if not line.startswith('pipenv run '):
+            continue
+        words = line.removeprefix('pipenv run ').replace('$model', 'model')
+        words = words.replace('/tmp/save', str(tmp_path))
+        command = words.split()[1]
+        if command == 'label':
+            label = CliRunner().invoke(launch.cli, shlex.split(words)[1:], input='11')
+            outputs[command] = label.output
+        else:
+            outputs[words] = run(words + added.get(command, ''))
+    assert len(outputs) == 8
+    told = '\n'.join(outputs.values())
+    assert '9 answers of imported added' in told
+    assert re.search(r'By cross-validation: as the labeller in \S+ % of 9 labels', told)
+    assert re.search(r'predicts these labels:\n  labels to train on: \d of 9', told)
+    assert len(re.findall(r'\(score \S+, rank 1 of 16, mean ', told)) == 2
+    assert 'Saved: 2 answers in this sitting' in told
+    policy = re.escape(f'best of 4 of {tmp_path}/train_policy/my-policy')
+    assert re.search(rf'initial was preferred to {policy} in \d of 2 answers', told)
