@@ -27,7 +27,7 @@ from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import ceil_div, set_seed
+from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import announce
 
 NAME = 'evaluation'  # of the files, with default settings
@@ -92,9 +92,9 @@ def _results(
     if not measure.can_enumerate(models):
         queries, options = fitted(models, queries, options)
     trained_on = measure.count_trained_on(task, encoder, queries)
-    kl_coef, control = options.kl_coef, None
-    if options.kl_coef is None:
-        kl_coef, control = last_kl_coef(directory, hparams)
+    kl_coef = options.kl_coef
+    if kl_coef is None:
+        kl_coef = last_kl_coef(directory, hparams)
     return {
         'save_dir': save_dir,
         'reward_kind': measure.reward_kind(models.rewards),
@@ -110,7 +110,6 @@ def _results(
         'queries_trained_on': trained_on,
         'kl_coef_is_last': options.kl_coef is None,
         'step': _step_of(directory),
-        'kl_control': control,
     }
 
 
@@ -144,31 +143,17 @@ def _in_a_name(value: Any) -> str:
     return f'{readable}-{hashlib.sha256(value.encode()).hexdigest()[:8]}'
 
 
-def last_kl_coef(
-    save_dir: str, hparams: policy_options.HParams
-) -> tuple[float | None, dict[str, Any] | None]:
-    """Return the last KL coefficient of a run, and its control in the last tenth of the steps."""
+def last_kl_coef(save_dir: str, hparams: policy_options.HParams) -> float | None:
+    """Return the last KL coefficient of a run; None where it changed and was not logged."""
     rewards = hparams.rewards
-    logged: tuple[float, ...] = ()
+    curve = None
     if not storage.is_remote(save_dir):
         curve = curves.read(save_dir, POLICY.events).curves.get(KL_COEF)
-        logged = () if curve is None else curve.values
-    if not logged:
+    if curve is None or not curve.values:
         changes = rewards.adaptive_kl is not None or rewards.relative_kl_coef
-        return None if changes else rewards.kl_coef, None
-    is_unchanged = logged[-1] == np.float32(rewards.kl_coef)  # events are float32
-    last = rewards.kl_coef if is_unchanged else logged[-1]
-    if rewards.adaptive_kl is None:
-        return last, None
-    recent = logged[-max(2, ceil_div(len(logged), 10)) :]
-    control = {
-        'target': rewards.adaptive_kl.target,
-        'steps': len(logged),
-        'recent_steps': len(recent),
-        'kl_coef_before': recent[0],
-        'kl_coef': recent[-1],
-    }
-    return last, control
+        return None if changes else rewards.kl_coef
+    is_unchanged = curve.values[-1] == np.float32(rewards.kl_coef)  # events are float32
+    return rewards.kl_coef if is_unchanged else curve.values[-1]
 
 
 def affordable_sizes(

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from lm_human_preferences.labels.report.wording import aligned
 from lm_human_preferences.utils import student
@@ -26,16 +26,6 @@ COLUMNS = {
     'frontier': 'best at that KL',
     'share': 'share of the gain',
 }
-# The table mentions a KL that misses its target, or a coefficient that still moves, by this share.
-SETTLED = 0.1
-
-
-class Table(NamedTuple):
-    """Table of the results of one reward: cells of text, heads first, and notes."""
-
-    reward: str
-    rows: list[list[str]]
-    remarks: list[str]
 
 
 def named(results: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -50,10 +40,10 @@ def named(results: dict[str, Any], kind: str) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> Iterator[str]:
     """Yield the results of `evaluate` as lines of text."""
     yield how_measured(results)
-    for each in tables(results):
+    for reward in results['rewards']:
         yield ''
-        yield from aligned(each.rows)
-        yield from each.remarks
+        yield from aligned(rows(results, reward))
+        yield from remarks(results, reward)
 
 
 def how_measured(results: dict[str, Any]) -> str:
@@ -70,13 +60,6 @@ def how_measured(results: dict[str, Any]) -> str:
     return f'{line}; ±: 95 % interval'
 
 
-def tables(results: dict[str, Any]) -> list[Table]:
-    """Return the results of each reward, that of the training first."""
-    return [
-        Table(name, _rows(results, name), _remarks(results, name)) for name in results['rewards']
-    ]
-
-
 def _trained_on(results: dict[str, Any]) -> str:
     return next(iter(results['rewards']))
 
@@ -89,17 +72,18 @@ def _label(point: str, reward: str, trained_on: str) -> str:
     return f'{text} by {chooser}' if point.startswith(BEST_OF_N) else text
 
 
-def _rows(results: dict[str, Any], name: str) -> list[list[str]]:
+def rows(results: dict[str, Any], reward: str) -> list[list[str]]:
+    """Return the table of the results by a reward: cells of text, heads first."""
     queries = results['queries']
-    rows = [[name, *COLUMNS.values()]]
-    points = points_of(results, name)
+    found = [[reward, *COLUMNS.values()]]
+    points = points_of(results, reward)
     for label, values in points.values():
-        rows.append([label, *(_cell(values, key, queries) for key in COLUMNS)])
+        found.append([label, *(_cell(values, key, queries) for key in COLUMNS)])
     _, policy = points['policy']
     if 'kl_to_optimum' in policy:
         distance = _cell(policy, 'kl_to_optimum', queries)
-        rows.append(['KL(policy || optimum)', distance, '', '', ''])
-    return rows
+        found.append(['KL(policy || optimum)', distance, '', '', ''])
+    return found
 
 
 def _cell(values: Point, name: str, queries: int) -> str:
@@ -150,38 +134,19 @@ def not_finite(results: dict[str, Any], reward: str) -> list[str]:
     return [label for label, of in found if not is_known(of) and not _has_few_samples(of)]
 
 
-def _remarks(results: dict[str, Any], name: str) -> list[str]:
+def remarks(results: dict[str, Any], reward: str) -> list[str]:
     """Return lines about a table: its judge, the optimum, and why there are dashes."""
-    policy = results['rewards'][name]['policy']
-    lines = [f'judge: {printable(str(results["judge"]))}'] if name == JUDGE else []
+    policy = results['rewards'][reward]['policy']
+    lines = [f'judge: {printable(str(results["judge"]))}'] if reward == JUDGE else []
     if 'kl_to_optimum' in policy:
         last = ', the last of the run' if results.get('kl_coef_is_last') else ''
-        coefficient = f'{results["kl_coef"]:.4g}{last}'
-        lines.append(f'optimum: the best policy at the KL coefficient {coefficient}')
-        lines += _not_settled(policy['kl'], results.get('kl_control'))
-    broken = not_finite(results, name)
+        lines.append(
+            f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}{last}'
+        )
+    broken = not_finite(results, reward)
     if broken:
         return [*lines, f'WARNING: the KL or the reward of {", ".join(broken)} is not finite']
-    return lines + _dashes(points_of(results, name))
-
-
-def _not_settled(kl: float | None, control: Mapping[str, Any] | None) -> list[str]:
-    """Return a note where a KL missed its target, or its coefficient still moved at the end."""
-    if kl is None or control is None:
-        return []
-    before, last = control['kl_coef_before'], control['kl_coef']
-    found = []
-    if abs(kl / control['target'] - 1) > SETTLED:
-        found.append(f'the KL is {kl:.2f}, not the target {control["target"]:g}')
-    if abs(last - before) > SETTLED * before:
-        change = f'{"rose" if last > before else "fell"} from {before:.3g} to {last:.3g}'
-        found.append(f'the KL coefficient {change} in the last {control["recent_steps"]} steps')
-    if not found:
-        return []
-    return [
-        f'note: not settled after {control["steps"]} steps: {", and ".join(found)}; so this optimum'
-        ' is not what a longer run would aim at'
-    ]
+    return lines + _dashes(points_of(results, reward))
 
 
 def _dashes(points: dict[str, tuple[str, Point]]) -> list[str]:

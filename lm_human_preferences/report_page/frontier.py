@@ -1,6 +1,6 @@
 """Evaluation of a run: tables, and charts of KL against reward with the best possible."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_human_preferences.evaluation import report
 from lm_human_preferences.report_page import charts
@@ -9,12 +9,21 @@ from lm_human_preferences.report_page.charts import Chart, Series
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
+class Table(NamedTuple):
+    """Table of the results of one reward: cells of text, heads first, and notes."""
+
+    reward: str
+    rows: list[list[str]]
+    remarks: list[str]
+
+
 def evaluation(results: dict[str, Any], identity: str) -> dict[str, Any] | None:
     """Return the results of `evaluate` for the page; None where they are damaged."""
     try:
-        tables = report.tables(results)
-        drawn = [_chart(results, table.reward, identity) for table in tables]
-        rewards = list(zip(tables, drawn, strict=True))
+        rewards = []
+        for name in results['rewards']:
+            table = Table(name, report.rows(results, name), report.remarks(results, name))
+            rewards.append((table, _chart(results, name, identity)))
         return {'how': report.how_measured(results), 'rewards': rewards}
     except _DAMAGED:
         return None

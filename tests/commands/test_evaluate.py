@@ -270,7 +270,7 @@ def test_best_of_n_by_either_reward_from_samples():
     assert points['best_of_16']['reward'].mean() > found['reward'].mean() + 0.5
 
 
-def results_of(**more):
+def results_of():
     """Made-up results of `evaluate` for both rewards, with standard errors."""
     errors = {'kl': 0.25, 'reward': 0.125}
     point = {'kl': 2.0, 'reward': 3.0, 'frontier': 4.0, 'share': 0.75, 'standard_errors': errors}
@@ -292,8 +292,6 @@ def results_of(**more):
         'responses': 64,
         'kl_coef': 0.25,
         'kl_coef_is_last': True,
-        'kl_control': None,
-        **more,
         'rewards': {
             'reward model': {**own, 'frontier': frontier},
             'known reward': {
@@ -330,28 +328,6 @@ def test_the_table_says_who_chose():
     # Of four queries: 3.182 standard errors.
     assert '2.000 ± 0.533  3.000 ± 0.266' in known[2]
     assert lines[0].endswith('64 responses to each of 16 queries; ±: 95 % interval')
-    assert not any(line.startswith('note') for line in lines)
-
-
-@pytest.mark.parametrize(
-    'control, told',
-    [
-        ({'target': 1.85, 'kl_coef_before': 0.27}, None),  # by 8 and 7 %
-        ({'target': 1.7, 'kl_coef_before': 0.26}, 'the KL is 2.00, not the target 1.7'),  # by 18 %
-        ({'target': 2.0, 'kl_coef_before': 0.0, 'kl_coef': 0.0}, None),  # --rewards.kl_coef 0
-        ({'target': 2.0, 'kl_coef_before': 0.3}, 'the KL coefficient fell from 0.3 to 0.25 in the'),
-        (
-            {'target': 1.0, 'kl_coef_before': 0.2},
-            'the KL is 2.00, not the target 1, and the KL coefficient rose from 0.2 to 0.25 in the',
-        ),
-    ],
-)
-def test_a_kl_that_had_not_settled_is_told(control, told):
-    control = {'steps': 200, 'recent_steps': 20, 'kl_coef': 0.25, **control}
-    lines = list(report.table(results_of(kl_control=control)))
-    notes = [line for line in lines if line.startswith('note: ')]
-    assert len(notes) == (told is not None)
-    assert told is None or notes[0].startswith(f'note: not settled after 200 steps: {told}')
 
 
 @pytest.fixture
@@ -403,8 +379,7 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_point(drawn, tmp_
 )
 def test_numbers_that_are_not_finite_are_said_and_not_drawn(broken, told, drawn, tmp_path):
     """Of a network that gives infinite numbers, and in the files of an earlier version."""
-    control = {'target': 2, 'steps': 9, 'recent_steps': 2, 'kl_coef_before': 1, 'kl_coef': 1}
-    results = results_of(kl_control=control)
+    results = results_of()
     nothing = {'kl': None, 'reward': None, 'share': None, 'effective_samples': None}
     for points in results['rewards'].values():
         for name in broken:
@@ -436,27 +411,20 @@ def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
 
 
 def test_the_coefficient_is_the_last_in_force_though_it_is_fixed(tmp_path):
-    assert evaluate.last_kl_coef(str(tmp_path), kl_coef_run(tmp_path)) == (0.15, None)
+    assert evaluate.last_kl_coef(str(tmp_path), kl_coef_run(tmp_path)) == 0.15
     hparams = kl_coef_run(tmp_path, {0: 0.15, 1: 0.15})
-    assert evaluate.last_kl_coef(str(tmp_path), hparams) == (0.15, None)  # to the digit
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == 0.15  # to the digit
     hparams = kl_coef_run(tmp_path, {2: 0.03, 3: 0.03})
-    assert evaluate.last_kl_coef(str(tmp_path), hparams) == (pytest.approx(0.03), None)
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == pytest.approx(0.03)
 
 
-def test_steering_of_the_last_tenth(tmp_path):
+def test_a_coefficient_that_adapts_is_known_from_the_log_alone(tmp_path):
     hparams = kl_coef_run(tmp_path, target=6.0)
-    assert evaluate.last_kl_coef(str(tmp_path), hparams) == (None, None)
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) is None
     kl_coef_run(
         tmp_path, {step: step / 2 for step in range(12)}, {step: step / 4 for step in range(8, 40)}
     )
-    control = {
-        'target': 6.0,
-        'steps': 40,
-        'recent_steps': 4,
-        'kl_coef_before': 9,
-        'kl_coef': 39 / 4,
-    }
-    assert evaluate.last_kl_coef(str(tmp_path), hparams) == (39 / 4, control)
+    assert evaluate.last_kl_coef(str(tmp_path), hparams) == 39 / 4
 
 
 def test_queries_are_those_of_the_test_part(tmp_path):

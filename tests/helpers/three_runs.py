@@ -58,7 +58,6 @@ def amber(run):
     errors = {'kl': 0.012, 'reward': 0.031, 'share': 0.011}
     policy |= {'standard_errors': errors, 'effective_samples': 41.0, 'kl_to_optimum': 0.213}
     points = {'base': {'kl': 0.0, 'reward': -0.192}, 'policy': policy, 'frontier': _frontier(1.8)}
-    control = {'target': 2.0, 'steps': 20, 'recent_steps': 4}
     _evaluate(
         run,
         {'reward model': points},
@@ -66,7 +65,6 @@ def amber(run):
         responses=64,
         kl_coef=1.31,
         kl_coef_is_last=True,
-        kl_control={**control, 'kl_coef_before': 1.33, 'kl_coef': 1.31},
     )
     return run
 
