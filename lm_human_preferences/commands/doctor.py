@@ -24,6 +24,7 @@ PACKAGES = (
     'ftfy',
     'google_crc32c',
     'jinja2',
+    'krippendorff',
     'matplotlib',
     'mpi4py',
     'numpy',
