@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.distributed import comm as comms
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.plan.making import Plan, Settings
     from lm_human_preferences.plan.phases import Training
-
-AnyTrainer = TypeVar('AnyTrainer', bound=loop.Trainer)
 
 
 def connect(settings: Settings, comm: Comm | None) -> Comm:
@@ -86,19 +84,8 @@ def show_start(plan: Plan, comm: Comm) -> None:
     log_in_summary(*checks.check_queries(plan, encoding.get_encoder()))
 
 
-def start(
-    phase: Training,
-    build: Callable[[TrainedModel], AnyTrainer],
-    checkpointer: Checkpointer,
-    bases: Bases,
-    comm: Comm,
-    *,
-    write_settings: Callable[[str], None],
-) -> AnyTrainer:
-    """Return the trainer of a phase before its next step.
-
-    write_settings: writes the settings of the whole run into its directory.
-    """
+def prepare(phase: Training, checkpointer: Checkpointer, bases: Bases, comm: Comm) -> TrainedModel:
+    """Set this process up for a training, and seed it; return the initial model."""
     settings = phase.settings
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
     width = initial_model.sizes().n_embd
@@ -110,12 +97,25 @@ def start(
     network = phase.files.network
     initial_model = bases.under(initial_model, phase.adapters, settings.run, network, comm)
     checkpointer.set_seed(settings.run.seed)  # the same whether a base was read now or before
-    trainer = build(initial_model)
+    return initial_model
+
+
+def restore(
+    trainer: loop.Trainer,
+    phase: Training,
+    initial_model: TrainedModel,
+    checkpointer: Checkpointer,
+    write_settings: Callable[[str], None],
+) -> None:
+    """Resume the trainer if there is a checkpoint, and record that the training begins.
+
+    write_settings: writes the settings of the whole run into its directory.
+    """
+    comm = trainer.comm
     checkpointer.restore(trainer, saves=phase.saves(trainer.total_steps))
     comm.barrier()
     if comm.rank == 0:
         record_start(phase, initial_model, comm.size, write_settings, checkpointer.seed)
-    return trainer
 
 
 def record_start(
@@ -125,7 +125,7 @@ def record_start(
     write_settings: Callable[[str], None],
     seed: int | None,
 ) -> None:
-    """Write the records of a training that begins, on rank 0; see start."""
+    """Write the records of a training that begins, on rank 0; see restore."""
     run, network = phase.settings.run, phase.files.network
     if run.directory is None:
         return

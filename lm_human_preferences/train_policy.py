@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import lm_tasks, rewards, session, storage
@@ -87,71 +87,17 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
     """Train a policy in SAVE_DIR/policy: `./launch.py train_policy`. experiment: to be recorded."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
-        has_trained = _train_unless_finished(hparams, comm, experiment)
-        comm.on_rank_0(lambda: _evaluate(hparams, has_trained=has_trained))
+        with _checkpointer(hparams, comm) as checkpointer:
+            has_steps = _has_steps(hparams, checkpointer, comm)
+            if has_steps:
+                _take_steps(hparams, checkpointer, comm, experiment)
+        comm.on_rank_0(lambda: _evaluate(hparams, has_trained=has_steps))
 
 
-def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
-    """Evaluate the policy if that is asked for, and print the next commands."""
-    try:
-        evaluation = make_plan(hparams).evaluation
-        if evaluation is not None:
-            evaluation.evaluate(has_trained=has_trained)
-    finally:  # the policy is saved even if its evaluation cannot be written
-        console.announce_policy(hparams)
-
-
-def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None) -> bool:
-    """Train the rest of this run; return False if it was finished before."""
-    run = hparams.run
-    with Checkpointer(
-        run.directory and storage.join(run.directory, run_files.POLICY.unfinished),
-        comm,
-        resume=run.resume,
-        schema=STATE,
-        frozen_scopes=policy_phase(hparams).networks.frozen,
-        max_to_keep=run.keep_checkpoints,
-        stop_timeout=run.stop_timeout,
-    ) as checkpointer:
-        state = checkpointer.state.get('trainer')
-        if state is None and comm.rank == 0:
-            _tell_lost_steps(hparams)
-        if state is None or hparams.ppo.steps_after(state['done'][0]):
-            _train_both(hparams, checkpointer, comm, experiment)
-            return True
-        checkpointer.make_latest()
-    if comm.rank == 0:
-        _tell_finished(state, hparams)
-    return False
-
-
-def _tell_finished(state: Mapping[str, Any], hparams: HParams) -> None:
-    done, episodes = state['step'], state['done'][0]
-    steps = ceil_div(done * hparams.ppo.total_episodes, episodes)  # in steps of the mean size
-    wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
-    more = 'of' if done == steps else 'steps, more than'
-    announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
-
-
-def _tell_lost_steps(hparams: HParams) -> None:
-    """Warn of steps that are logged but not saved; UserError if their checkpoints are lost."""
-    run = hparams.run
-    if not run.resume or run.directory is None:
-        return
-    log = curves.read(run.directory, run_files.POLICY.events)
-    steps = round(log.curves['elapsed/updates'].last) if 'elapsed/updates' in log.curves else 0
-    lost = f'{run.save_dir} logged {steps} steps of the policy but has no checkpoint'
-    # A checkpoint is complete before the next one begins, and is begun before the next step.
-    if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:
-        raise UserError(f'{lost}: restore them, or begin again with --overwrite')
-    if steps:
-        announce(f'WARNING: {lost}: it begins with the first step again')
-
-
-def _train_both(
+def _take_steps(
     hparams: HParams, checkpointer: Checkpointer, comm: Comm, experiment: str | None
 ) -> None:
-    """Train the reward models, if new ones are asked for, and the policy."""
+    """Train the new reward models, if any, and take the remaining steps of the policy."""
     session.pin(hparams, comm)
     session.show_notes(hparams, comm)
     plan = make_plan(hparams)
@@ -167,8 +113,80 @@ def _train_both(
         if plan.rewards:
             plan, phase = in_directory(phase, directory)
             _train_rewards(plan, comm, experiment, bases)
-        trainer = start(phase, checkpointer, comm, experiment, bases)
-    take_steps(trainer, phase, checkpointer)
+        console.dump(phase.settings)
+        phase = dataclasses.replace(phase, source=phase.source.pinned(comm))
+        initial_model = session.prepare(phase, checkpointer, bases, comm)
+        trainer = build_trainer(phase, initial_model, comm)
+        write_settings = functools.partial(
+            run_settings.write,
+            phase.settings,
+            experiment=experiment,
+            ranks=comm.size,
+            commands=[run_files.POLICY.command],
+        )
+        session.restore(trainer, phase, initial_model, checkpointer, write_settings)
+    training_loop(trainer, hooks(trainer, phase, checkpointer))
+
+
+def _checkpointer(hparams: HParams, comm: Comm) -> Checkpointer:
+    run = hparams.run
+    return Checkpointer(
+        run.directory and storage.join(run.directory, run_files.POLICY.unfinished),
+        comm,
+        resume=run.resume,
+        schema=STATE,
+        frozen_scopes=policy_phase(hparams).networks.frozen,
+        max_to_keep=run.keep_checkpoints,
+        stop_timeout=run.stop_timeout,
+    )
+
+
+def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool:
+    """Return whether steps are left; if not, say so, and list the last checkpoint as the latest."""
+    state = checkpointer.state.get('trainer')
+    if state is None:
+        if comm.rank == 0:
+            _warn_of_lost_steps(hparams)
+        return True
+    if hparams.ppo.steps_after(state['done'][0]):
+        return True
+    checkpointer.make_latest()
+    if comm.rank == 0:
+        _announce_finished(state, hparams)
+    return False
+
+
+def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
+    """Evaluate the policy if that is asked for, and print the next commands."""
+    try:
+        evaluation = make_plan(hparams).evaluation
+        if evaluation is not None:
+            evaluation.evaluate(has_trained=has_trained)
+    finally:  # the policy is saved even if its evaluation cannot be written
+        console.announce_policy(hparams)
+
+
+def _announce_finished(state: Mapping[str, Any], hparams: HParams) -> None:
+    done, episodes = state['step'], state['done'][0]
+    steps = ceil_div(done * hparams.ppo.total_episodes, episodes)  # in steps of the mean size
+    wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
+    more = 'of' if done == steps else 'steps, more than'
+    announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
+
+
+def _warn_of_lost_steps(hparams: HParams) -> None:
+    """Warn of steps that are logged but not saved; UserError if their checkpoints are lost."""
+    run = hparams.run
+    if not run.resume or run.directory is None:
+        return
+    log = curves.read(run.directory, run_files.POLICY.events)
+    steps = round(log.curves['elapsed/updates'].last) if 'elapsed/updates' in log.curves else 0
+    lost = f'{run.save_dir} logged {steps} steps of the policy but has no checkpoint'
+    # A checkpoint is complete before the next one begins, and is begun before the next step.
+    if steps > 2 * run_settings.as_recorded(hparams).run.save_interval:
+        raise UserError(f'{lost}: restore them, or begin again with --overwrite')
+    if steps:
+        announce(f'WARNING: {lost}: it begins with the first step again')
 
 
 def _train_rewards(plan: Plan, comm: Comm, experiment: str | None, bases: Bases) -> None:
@@ -185,54 +203,9 @@ def _train_rewards(plan: Plan, comm: Comm, experiment: str | None, bases: Bases)
     comm.barrier()
 
 
-def start(
-    phase: TrainPolicy,
-    checkpointer: Checkpointer,
-    comm: Comm,
-    experiment: str | None = None,
-    bases: Bases | None = None,
-) -> PPOTrainer:
-    """Return the trainer of a run before its next step; see session.start."""
-    settings = phase.settings
-    console.dump(settings)
-    phase = dataclasses.replace(phase, source=phase.source.pinned(comm))
-    write_settings = functools.partial(
-        run_settings.write,
-        settings,
-        experiment=experiment,
-        ranks=comm.size,
-        commands=[run_files.POLICY.command],
-    )
-    return session.start(
-        phase,
-        lambda initial_model: build_trainer(phase, initial_model, comm),
-        checkpointer,
-        bases or Bases(),
-        comm,
-        write_settings=write_settings,
-    )
-
-
-def take_steps(
-    trainer: PPOTrainer,
-    phase: TrainPolicy,
-    checkpointer: Checkpointer,
-    more: Sequence[Hook] = (),
-) -> None:
-    """Take the remaining steps; more: hooks."""
+def hooks(trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -> list[Hook]:
+    """Return the hooks of a policy's training; rooms that only some runs need are imported here."""
     reader = tokenisers.for_people(trainer.policy.encoder, phase.settings.task.chat)
-    hooks = [
-        *_plugged_in(trainer, phase, checkpointer, reader),
-        *policy_hooks(trainer, phase, checkpointer, reader),
-        *more,
-    ]
-    training_loop(trainer, hooks)
-
-
-def _plugged_in(
-    trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer, reader: Encoder
-) -> list[Hook]:
-    """Return the hooks of rooms that only some runs load."""
     found: list[Hook] = []
     if phase.retraining is not None:
         from lm_human_preferences.online.collection import Collection
@@ -242,4 +215,4 @@ def _plugged_in(
         from lm_human_preferences import tracked_samples
 
         found += tracked_samples.hooks(trainer, phase, checkpointer.seed, reader)
-    return found
+    return [*found, *policy_hooks(trainer, phase, checkpointer, reader)]

@@ -88,8 +88,8 @@ def train_models(
 ) -> Prediction | None:
     """Train the reward models that are `left`, one after another, or resume the first.
 
-    Only one model at a time has gradients and moments. write_settings: see
-    session.start. Return the held-out accuracy; None without held-out labels.
+    Only one model at a time has gradients and moments. write_settings: see session.restore.
+    Return the held-out accuracy; None without held-out labels.
     """
     if isinstance(left[0], FitHead):
         return head_training.train(left[0], plan, comm, write_settings)
@@ -98,14 +98,9 @@ def train_models(
         explained = memory.explain_oom(phase.settings.option_name('micro_batch_size'))
         with explained, _checkpointer(phase, comm) as checkpointer:
             labels.go_on()
-            trainer = session.start(
-                phase,
-                lambda model, phase=phase: build_trainer(phase, model, comm, labels),
-                checkpointer,
-                bases,
-                comm,
-                write_settings=write_settings,
-            )
+            initial_model = session.prepare(phase, checkpointer, bases, comm)
+            trainer = build_trainer(phase, initial_model, comm, labels)
+            session.restore(trainer, phase, initial_model, checkpointer, write_settings)
             _show_start(phase, plan, labels, comm)
             labels.record(is_begun=phase.member > 0 or checkpointer.prefix is not None)
             trainer.prepare()

@@ -17,20 +17,28 @@ import torch
 
 import launch
 from figures import worker_pool
-from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
+from lm_human_preferences import (
+    lm_tasks,
+    rewards,
+    session,
+    storage,
+    train_policy,
+    train_reward,
+)
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.cli import user_settings
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
+from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.training.loop import Hook
+from lm_human_preferences.training.loop import Hook, training_loop
 from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.logging import progress
 
@@ -217,9 +225,12 @@ def measured_steps(
 ) -> tuple[train_policy.PPOTrainer, list[dict[str, float]]]:
     """Train a policy; return its trainer, and measurements at the start and where it is saved."""
     with Checkpointer(None, Comm(), resume=False) as checkpointer:
-        trainer = train_policy.start(phase, checkpointer, Comm())
+        phase = dataclasses.replace(phase, source=phase.source.pinned(Comm()))
+        initial_model = session.prepare(phase, checkpointer, Bases(), Comm())
+        trainer = train_policy.build_trainer(phase, initial_model, Comm())
         curve = KnownRewardCurve(trainer, phase.run.save_interval, known)
-        train_policy.take_steps(trainer, phase, checkpointer, [curve])
+        hooks = train_policy.hooks(trainer, phase, checkpointer)
+        training_loop(trainer, [*hooks, curve])
     return trainer, curve.points
 
 

@@ -32,7 +32,7 @@ def train(
 ) -> Prediction | None:
     """Fit a head in a locked run directory; return its accuracy on held-out labels.
 
-    write_settings: see session.start.
+    write_settings: see session.restore.
     """
     settings = phase.settings
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)

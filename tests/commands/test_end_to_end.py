@@ -147,14 +147,14 @@ def test_hosts_that_do_not_see_the_reward_model_get_it_from_rank_0(tmp_path, mon
 
     monkeypatch.setattr(session, 'saved_or_scratch', on_two_hosts)
     weights = {}
-    take_steps = train_policy.take_steps
+    training_loop = train_policy.training_loop
 
-    def watched(trainer, *args):
+    def watched(trainer, hooks):
         parameters = trainer.networks['reward_model'].parameters_by_name()
         weights[trainer.comm.rank] = [value.clone() for value in parameters.values()]
-        take_steps(trainer, *args)
+        training_loop(trainer, hooks)
 
-    monkeypatch.setattr(train_policy, 'take_steps', watched)
+    monkeypatch.setattr(train_policy, 'training_loop', watched)
 
     def work(comm):
         small = {'ppo.total_episodes': 64, 'rewards.train_new_model.labels.num_train': 32}

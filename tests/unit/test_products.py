@@ -294,14 +294,6 @@ def test_a_network_takes_the_library_of_this_machine_or_the_one_that_is_given(
     assert calls == [('bf16', default_device(), taken, {'deterministic': False})]
 
 
-class Begun(Exception):
-    """The training would build its networks now."""
-
-
-def begin(initial_model):
-    raise Begun
-
-
 def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     machine('AMD with bf16')
     monkeypatch.setattr(TrainedModel, 'sizes', lambda self: Sizes(n_embd=768))
@@ -313,8 +305,7 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     hparams.task.policy.initial_model = 'test'
     hparams.run.precision = 'bf16'
     hparams.run.deterministic = False
-    with pytest.raises(Begun):
-        session.start(reward_phase(hparams), begin, kept(), shared.Bases(), Comm(), records={})
+    session.prepare(reward_phase(hparams), kept(), shared.Bases(), Comm())
     assert calls == [(768, 'bf16', 'onednn', {'deterministic': False})]
 
 
