@@ -47,7 +47,7 @@ def known_model(name: str) -> tuple[HParams, Encoding] | None:
 
 
 def check_offline(hparams: TaskHParams, others: Sequence[str] = (), mode: str = 'train') -> None:
-    """Raise StorageError, with LMHP_OFFLINE=1, naming files of a task and `others` not cached."""
+    """With LMHP_OFFLINE=1, raise StorageError if files of a task or `others` are not cached."""
     if not storage.is_offline():
         return
     model = initial_model(hparams.policy.initial_model)
@@ -98,9 +98,9 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
 
 
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
-    """Return lines on files beside an adapter, a template with the date, affixes, and ends."""
+    """Return notes on an adapter's files, affixes, a template's date, and the ends of responses."""
     chat = chat_template(hparams, encoder)
-    notes = [f"{path} holds, not its base's" for path in encoder.files_of_adapter]
+    notes = [f'{path} is used, not that of its base' for path in encoder.files_of_adapter]
     is_read = chat is not None or hparams.special_tokens
     if not is_read and encoder.spells_special(hparams.query_prefix, hparams.query_suffix):
         notes.append(
@@ -109,7 +109,8 @@ def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
         )
     if chat is not None and chat.writes_date:
         notes.append(
-            "The chat template writes today's date: resumed another day, a run is another one"
+            "The chat template writes today's date: a run that is resumed on another day has other"
+            ' contexts'
         )
     if hparams.stops:
         ends = sorted(truncate_tokens(hparams, encoder) or ())
@@ -143,7 +144,7 @@ def filter_fn_from_hparams(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function from responses (batch, length) to whether they have an end, (batch,).
 
-    anywhere: also before truncate_after, where it does not count.
+    anywhere: whether an end before truncate_after counts, too.
     """
     is_end = _is_among(truncate_tokens(hparams, encoder))
     first = 0 if anywhere else hparams.truncate_after
@@ -190,7 +191,7 @@ def _affixes(hparams: TaskHParams, encoder: Encoder) -> tuple[list[int], list[in
 
 
 def contexts_of(hparams: TaskHParams, encoder: Encoder) -> Contexts | None:
-    """Return what makes contexts of queries; None where prefix and suffix are put around them."""
+    """Return what makes contexts; None where prefix and suffix are put around the tokens."""
     if hparams.chat:
         return chat_template(hparams, encoder)
     encoder = tokenisers.text_encoder(encoder, hparams.special_tokens)
@@ -248,7 +249,7 @@ def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> froz
 
 @dataclasses.dataclass(eq=False)
 class QuerySampler:
-    """Stream of batches of queries; position (texts read, sequences taken) is right on rank 0."""
+    """Stream of batches of queries. position: (texts read, sequences taken), right on rank 0."""
 
     hparams: TaskHParams
     batch_size: int
@@ -286,7 +287,7 @@ def make_query_sampler(
     comm: Comm | None = None,
     labels: str | None = None,
 ) -> QuerySampler:
-    """Return the sampler of a task's queries; labels: source that may stand in for the data set."""
+    """Return the sampler of a task's queries. labels: source to use if the data set is lost."""
     # As in the original, files are read in the same order in every run, unless the user asks.
     seed = hparams.query_seed if mode == 'train' else 0
     if registry.info(hparams.query_dataset).seed_per_run:
@@ -346,7 +347,7 @@ def columns_by_tokens(
         if found.setdefault(tuple(tokens), query.columns) != query.columns:
             raise UserError(
                 f'{query.where}: another record has the same query and other columns, so a'
-                ' reward function cannot be told which: leave one of them out'
+                ' reward function cannot know which: leave one of them out'
             )
     return found
 

@@ -30,12 +30,12 @@ from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.model_sizes import is_model
 
-CardOf = Callable[..., str]  # model_card.card of this model
+CardOf = Callable[..., str]  # returns the model card
 RESPONSES = 'texts'  # folder with the tokeniser of responses, beside a head
 
 
 def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
-    """Save a model as transformers (or with form 'adapter' PEFT) reads it, with its card."""
+    """Save a model, with its card, for transformers, or with form 'adapter' for PEFT."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # in a file, too, it would show one
@@ -63,7 +63,7 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
         f'hf upload {name} {shlex.quote(directory)}'
         for name, directory in zip(names, directories, strict=True)
     ]
-    print(f'Nothing was uploaded; this would: {" && ".join(uploads)}')
+    print(f'Nothing was uploaded; this uploads it: {" && ".join(uploads)}')
 
 
 def _export_policy(
@@ -82,7 +82,7 @@ def _export_policy(
         network = policy.build(scope='model')
         logits = _logits(network, tokens)
         policy.as_transformers(network).save_pretrained(output_dir)
-        del network  # it is loaded again
+        del network  # the check below loads it again
     policy.encoding.write_tokeniser(output_dir)
     ends: list[int] = []
     if task is not None:
@@ -106,7 +106,7 @@ def _logits(network: Network, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
-    """Return the context that a policy sees of a query, without its padding."""
+    """Return the context, without padding, that a policy reads for checks.QUERY."""
     query = encoder.encode(checks.QUERY)
     if task is None:
         return query
@@ -116,9 +116,9 @@ def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
 
 
 def _check_context(directory: str, task: lm_tasks.TaskHParams, context: list[int]) -> bool:
-    """Compare a context with what transformers makes of it; UserError where it is another.
+    """Check that transformers makes the same context; UserError if it does not.
 
-    Return whether only its parts were encoded in another way: prefix, query and suffix one by one.
+    Return True where it differs only because prefix, query and suffix were encoded one by one.
     """
     content = f'{task.query_prefix}{checks.QUERY}{task.query_suffix}'
     is_chat = bool(task.chat)
@@ -138,15 +138,15 @@ def _has_tokeniser(directory: str) -> bool:
 
 
 def _is_here(base: str) -> bool:
-    """Return whether the base of an adapter is here; if not, a note says what is not checked."""
+    """Return whether an adapter's base is on this machine; if not, note what is not checked."""
     if os.path.exists(base):
         return True
-    print(f'note: it is not loaded again, as its base {base} would be fetched for that')
+    print(f'note: it is not checked by loading it, as its base {base} would be downloaded')
     return False
 
 
 def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.Record) -> str:
-    """Return the base of a model's adapters as PEFT can load it; save one that it cannot."""
+    """Return a base of a model's adapters that PEFT can load; make one if there is none."""
     name, directory = of_base.base, saved.savedir
     for released_name in released.RELEASED:
         if name == released.directory_of(released_name):
@@ -160,12 +160,12 @@ def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.R
     path = os.path.join(os.path.abspath(output_dir), run_files.BASE)
     base.to_transformers().save_pretrained(path)
     base.encoding.write_tokeniser(path)
-    print(f'note: PEFT cannot load {name}: {path} is that model, the base of these adapters')
+    print(f'note: PEFT cannot load {name}, so the base of these adapters is a copy: {path}')
     return path
 
 
 def _write_generation_config(temperature: float, ends: list[int], output_dir: str) -> None:
-    """Let `generate` of transformers sample as the training did, not as the base's file says."""
+    """Write the settings with which `generate` of transformers samples as the training did."""
     from transformers import GenerationConfig
 
     GenerationConfig(
@@ -199,7 +199,9 @@ def _export_reward_models(
 def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: bool) -> None:
     """Save the initial model with the head on its hidden states."""
     if is_adapter:
-        raise UserError(f'--form adapter: {directory} is a head on a model as it was; leave it out')
+        raise UserError(
+            f'--form adapter: {directory} is a head on a model without adapters; leave --form out'
+        )
     head, about = load(directory)
     with warnings_only():
         reward = checked(directory, head, about, reference_of(directory, about))
@@ -237,7 +239,7 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
 
 
 def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
-    """Return the reward model at a path or URL, also a policy's; None for other models."""
+    """Return the reward model at a path or URL, or in a policy's run; None if there is none."""
     run, _, last = model_dir.rstrip('/').rpartition('/')
     if _has(model_dir, run_files.REWARD) and not _has(model_dir, run_files.POLICY):
         return saved_model(model_dir)
@@ -264,7 +266,7 @@ def _export_reward_model(
     output_dir: str,
     is_adapter: bool,
 ) -> float:
-    """Save a reward model as a classifier; return the constant that its scores lack."""
+    """Save a reward model as a classifier; return the constant to be added to its scores."""
     encoding, name, n_ctx = saved.encoding, saved.name, saved.sizes().n_ctx
     with warnings_only():
         model = rewards.TrainedRewardModel(location.directory, encoding, scope=location.scope)
@@ -274,7 +276,7 @@ def _export_reward_model(
     )
     encoder = encoding.get_encoder()
     text = encoder.encode(checks.QUERY) + encoder.encode(checks.RESPONSE)
-    tokens = text[: n_ctx - 1]  # and a response without tokens, see _reward
+    tokens = text[: n_ctx - 1]  # _reward adds padding, as an empty response
     with precision.plain():
         score = _reward(model, tokens)
     is_here = True
@@ -284,7 +286,7 @@ def _export_reward_model(
         base = peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
         is_here = _is_here(base)
         constant = head.constant
-        score -= constant  # which no file of an adapter has a place for
+        score -= constant  # the files of an adapter have no place for it
     else:
         with precision.plain():
             made = classifier.classifier_of(

@@ -2,7 +2,7 @@
 
 import torch
 
-# Of the depth, where hidden states are read: chosen on a real model, see docs/real-run.md
+# Fractions of the depth where hidden states are read: chosen on a real model, see docs/real-run.md
 MIDDLE, LATE = 0.6, 0.9
 
 
@@ -20,14 +20,14 @@ def n_features(n_embd: int) -> int:
 def pooled(states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """Return features (batch, 3 * n_embd): both blocks' means, and the first one's last state.
 
-    states: (2, batch, length, n_embd), from which each token is predicted. real: (batch, length),
-    where there are tokens. Without any, what is read is the state behind the query.
+    states: (2, batch, length, n_embd), from which each token is predicted. real: bool (batch,
+    length), False at padding. For an empty response, the state at the end of the query is read.
     """
     real = real.clone()
     real[:, 0] = True
     count = real.sum(1)
-    shares = real / count.unsqueeze(1)
-    middle, late = torch.einsum('kbte,bt->kbe', states.float(), shares)
+    fractions = real / count.unsqueeze(1)
+    middle, late = torch.einsum('kbte,bt->kbe', states.float(), fractions)
     rows = torch.arange(len(count), device=count.device)
     last = states[0, rows, count - 1].float()
     return torch.cat([middle, last, late], dim=1)

@@ -13,15 +13,15 @@ from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.held_out import Prediction, prediction_of
 from lm_human_preferences.utils import student
 
-MOST_WANTED = 10_000  # labels, beyond which no number is named
+MOST_WANTED = 10_000  # labels; a warning names no larger number
 
 
 class Fitted(NamedTuple):
-    """A head, and what its cross-validation has found.
+    """Head, and the results of its cross-validation.
 
-    prediction: of labels without ties by heads that have not learned from their queries. gain: mean
-    number of nats by which these find a label less surprising than guessing does. Both are None
-    where all labels are connected, see subjects_of. least_gain: that guessing exceeds in one of
+    prediction: of labels without ties, by heads that did not learn from the same queries. gain: by
+    how many nats these heads predict a label better, on average, than guessing. Both are None where
+    all labels are connected, see subjects_of. least_gain: a gain that guessing exceeds in one of
     forty cases; None for few queries. loss: of the same heads, or of guessing, see label_types.
     """
 
@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
 
     @property
     def knows(self) -> bool:
-        """Return whether it surely predicts labels better than guessing."""
+        """Return whether the head predicts labels significantly better than guessing."""
         return self.gain is not None and self.least_gain is not None and self.gain > self.least_gain
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Fitted(NamedTuple):
         return found if self.prediction is None else f'{self.prediction}; {found}'
 
     def warning(self) -> str | None:
-        """Return a line for the user where labels may have taught nothing; None otherwise."""
+        """Return a warning where labels may have taught the head nothing; None otherwise."""
         if self.knows:
             return None
         more = 'what they prefer may not be in the hidden states at all'
@@ -72,8 +72,8 @@ def fit_head(
 ) -> Fitted:
     """Fit a head to `features (labels, n, features)`.
 
-    others: (responses, features) of other responses; all set the scale of each feature. subjects:
-    (labels,), see held_out.subjects_of.
+    others: features (responses, features) of other responses, which also set the scale of each
+    feature. subjects: (labels,), see held_out.subjects_of.
     """
     every = torch.cat([features.flatten(0, 1), others])
     head = unfitted(every)
@@ -131,6 +131,6 @@ def least_gain(gains: torch.Tensor) -> float | None:
 
 
 def _by_subject(gains: torch.Tensor, subjects: torch.Tensor) -> torch.Tensor:
-    """Return values, one of each subject, whose mean is that of `gains (labels,)`."""
+    """Return a value for each subject; their mean is the mean of `gains (labels,)`."""
     sums = torch.zeros(int(subjects.max()) + 1, dtype=gains.dtype).index_add(0, subjects, gains)
     return sums * len(sums) / len(gains)

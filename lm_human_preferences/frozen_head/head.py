@@ -16,20 +16,20 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
 
-ABOUT = 'about'  # in the file's metadata: what the head is of, in JSON
-# Of values in its file that are something else than what they should be
+ABOUT = 'about'  # key in the file's metadata: the head's model and task, as JSON
+# Errors that wrong values in its file cause
 _WRONG_KINDS = (AttributeError, LookupError, TypeError, ValueError)
-SMALLEST_DEVIATION = 1e-6  # of a feature; of scores, which are below it by rounding alone
+SMALLEST_DEVIATION = 1e-6  # of features, or of scores: less is only rounding
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Linear head on z = (features - mean) / scale, and how sure its labels make it.
+    """Linear head on z = (features - mean) / scale, with the uncertainty of its scores.
 
-    A score is z . weight + bias, of standard deviation doubt * sqrt(|z|^2 - |known z|^2): without
-    labels a Gaussian prior gives it doubt * |z|, of which they have told the rest. mean, scale,
-    weight: (features,). known: (directions, features). bias, doubt: (). usual: (), the mean
-    standard deviation of the responses that it was fitted with.
+    A score is z . weight + bias. Its standard deviation is doubt * sqrt(|z|^2 - |known z|^2): that
+    of the Gaussian prior, doubt * |z|, less what is known from labels. mean, scale, weight:
+    (features,). known: (directions, features). bias, doubt: (). usual: (), the mean standard
+    deviation of the responses that the head was fitted with.
     """
 
     mean: torch.Tensor
@@ -65,7 +65,7 @@ class Head:
         return Head(**{name: each.to(device, torch.float32) for name, each in vars(self).items()})
 
     def save(self, directory: str, about: Mapping[str, Any]) -> None:
-        """Write the file with what the head is of."""
+        """Write the file. about: see ABOUT."""
         from safetensors.torch import save
 
         tensors = {name: each.float().contiguous() for name, each in vars(self).items()}
@@ -76,7 +76,7 @@ class Head:
 def unfitted(features: torch.Tensor) -> Head:
     """Return the head that standardises `features (responses, n)`, with the weight 0.
 
-    scale: so that a typical z has the norm 1.
+    Its scale gives a typical z the norm 1.
     """
     deviation, mean = torch.std_mean(features.double(), dim=0, correction=0)
     scale = deviation.clamp(min=SMALLEST_DEVIATION) * features.shape[1] ** 0.5
@@ -90,7 +90,7 @@ def is_head(directory: str) -> bool:
 
 
 def load(directory: str) -> tuple[Head, dict[str, Any]]:
-    """Return a head and what it is of; UserError for a damaged file."""
+    """Return a head and its `about`, see ABOUT; UserError for a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     path = storage.cached_path(storage.join(directory, FILE))
@@ -115,7 +115,7 @@ def task_of(about: Mapping[str, Any]) -> TaskHParams:
 
 
 def _check_about(about: Any, width: int) -> None:
-    """Raise one of _WRONG_KINDS unless a head of this width says what it is of."""
+    """Raise one of _WRONG_KINDS unless `about` describes a head of this width."""
     for name, kind in {'initial_model': str, 'task': dict, 'probe': (float,) * width}.items():
         if not matches_schema(about, {name: kind}):
             raise ValueError(f'its {ABOUT} has no {name} that fits')
@@ -123,7 +123,7 @@ def _check_about(about: Any, width: int) -> None:
 
 
 def _check(head: Head) -> None:
-    """Raise ValueError unless the parts of a head fit together, and are such numbers."""
+    """Raise ValueError unless the tensors of a head fit together and hold valid numbers."""
     width = head.mean.shape
     for name, tensor in vars(head).items():
         numbers = () if name in ('bias', 'doubt', 'usual') else width

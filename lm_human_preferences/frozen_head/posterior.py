@@ -1,4 +1,4 @@
-"""The most probable linear head for labels, and what they leave open (Laplace's approximation)."""
+"""Most probable linear head for labels, and its uncertainty (Laplace's approximation)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
 SMALLEST_GRADIENT = 1e-6  # in nats per unit of a weight, where a fit ends
 SMALLEST_CHANGE = 1e-10  # in nats
-ALL_EQUAL = 1e-6  # deviation of numbers, of the largest, below which they are all the same
-LEAST_KNOWN = 1e-9  # share of the prior's variance, below which labels have told nothing
+ALL_EQUAL = 1e-6  # deviation, as a fraction of the largest number, of numbers that are equal
+LEAST_KNOWN = 1e-9  # fraction of the prior's variance, below which labels explain nothing
 
 
 def standardized(labels: Labels, label_type: LabelType) -> tuple[Labels, float, float]:
-    """Return standardised labels, with the unit and the origin taken out of their numbers.
+    """Return labels with standardised numbers, and the unit and origin taken out of these.
 
-    The numbers then have origin 0 and root mean square 1, so the rest is the same in every unit.
+    The numbers then have a root mean square of 1, so that nothing depends on their unit.
     Labels that are not numbers stay as they are.
     """
     if not label_type.is_numeric:
@@ -59,7 +59,7 @@ class Problem(NamedTuple):
         return torch.stack([self.rows(row).surprise(scores[row]) for row in rows])
 
     def guess(self) -> float:
-        """Return the best score for all responses; only ratings are not the same under any."""
+        """Return the best constant score; only for ratings it matters which constant."""
         is_rated = self.label_type.is_numeric and self.features.shape[1] == 1
         return self.labels[self.label_type.field].mean().item() if is_rated else 0.0
 
@@ -107,10 +107,10 @@ class Posterior(NamedTuple):
 
 
 def posterior(problem: Problem, strength: float) -> Posterior:
-    """Return the most probable weight, and what the labels leave open.
+    """Return the most probable head, and its uncertainty.
 
-    The noise of numbers has the variance that makes them most probable, for a prior whose precision
-    is `strength` in its units.
+    strength: precision of the prior; for numbers, in units of the variance of their noise, which is
+    estimated.
     """
     weight, bias = fit(problem, strength)
     scores = problem.features @ weight + bias
@@ -121,12 +121,12 @@ def posterior(problem: Problem, strength: float) -> Posterior:
         rows = torch.linalg.qr(rows, mode='r').R
     _, singular, directions = torch.linalg.svd(rows, full_matrices=False)
     precision = singular.square()
-    share = precision / (precision + strength)
-    is_known = share > LEAST_KNOWN
-    known = directions[is_known] * share[is_known].sqrt().unsqueeze(1)
+    fraction = precision / (precision + strength)
+    is_known = fraction > LEAST_KNOWN
+    known = directions[is_known] * fraction[is_known].sqrt().unsqueeze(1)
     variance = 1 / strength
     if problem.label_type.is_numeric:
-        free = len(scores) - (scores.shape[1] == 1)  # a bias takes one where it counts
+        free = len(scores) - (scores.shape[1] == 1)  # the bias takes one, where it matters
         left = 2 * problem.surprise(scores) + strength * weight.square().sum()
         variance *= left.item() / max(free, 1)
     return Posterior(weight, bias, known, torch.tensor(variance**0.5))

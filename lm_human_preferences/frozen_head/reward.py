@@ -1,4 +1,4 @@
-"""The reward that a head on a frozen policy's hidden states gives."""
+"""Reward by a head on the hidden states of a frozen policy."""
 
 import os
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
 from lm_human_preferences.training.model_sizes import is_model
 
-PROBED = 4  # tokens of a query and of a response by which models are told apart
+PROBED = 4  # tokens of the query, and of the response, by which models are told apart
 MOST_DIFFERENCE = 0.1  # of their features, in standard deviations of responses
 
 
 class FrozenReward:
-    """Score by a head on the states of `reference`, less where it is less sure than usual.
+    """Score by a head on the hidden states of `reference`, lower where it is uncertain.
 
-    pessimism: how much for each standard deviation beyond the usual one. So the mean of the initial
-    policy's scores, which a penalty is measured by, stays. The reference never learns. It reads a
-    query as the policy does, in the chat template.
+    pessimism: subtracted for each unit by which the standard deviation exceeds the usual one, so
+    that the mean score of the initial policy stays the same. The reference is never trained. It
+    reads queries as the policy does: in the chat template, if there is one.
     """
 
     def __init__(self, head: Head, reference: Policy, pessimism: float = 0.0) -> None:
@@ -44,7 +44,7 @@ class FrozenReward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rewards and standard deviations (batch[, n]) of `responses (batch[, n], length)`.
 
-        states: of `blocks`, where the reference has passed over the same tokens already.
+        states: inputs of `blocks`, if the reference has computed them already.
         """
         features = features_of(self.reference, queries, responses, states)
         scores, spread = self.head(features)
@@ -65,7 +65,7 @@ class FrozenReward:
 
 
 def without_labels(reference: Policy, pessimism: float = 0.0) -> FrozenReward:
-    """Return a reward whose head scores 0, until it gets another."""
+    """Return a reward whose head scores 0, until another is set."""
     nothing = torch.zeros(1, n_features(reference.model.sizes.n_embd))
     return FrozenReward(unfitted(nothing), reference, pessimism)
 
@@ -82,7 +82,7 @@ def features_of(
     if states is None:
         count = len(rows) // len(queries)
         blocks = blocks_of(reference.model.sizes.n_layer)
-        # What is read of an empty response is before its first token, whichever that is.
+        # Of an empty response, only the state before its first token is read, whatever token it is.
         rows = rows.clone()
         rows[~real.any(1), 0] = 0
         repeated = queries.repeat_interleave(count, 0)
@@ -91,7 +91,7 @@ def features_of(
 
 
 def probe_of(reference: Policy) -> torch.Tensor:
-    """Return features of a fixed text in the template: another model gives others."""
+    """Return features of a fixed text in the template, by which models are told apart."""
     tokens = torch.arange(2 * PROBED).view(2, 1, PROBED) % reference.model.sizes.n_vocab
     return features_of(reference, tokens[0], tokens[1])[0].cpu()
 
@@ -121,7 +121,7 @@ def checked(
     is_alike = fitted_on.shape == here.shape
     if is_alike:
         deviations = head.scale / len(here) ** 0.5
-        # Of one feature at most 1: in bf16 a large one that hardly varies may be further off.
+        # Each feature counts at most 1: in bf16 a large one that hardly varies may differ by more.
         difference = ((fitted_on - here) / deviations).clamp(-1, 1).square().mean().sqrt()
         is_alike = bool(difference <= MOST_DIFFERENCE)  # False of NaN
     if not is_alike:
@@ -130,15 +130,15 @@ def checked(
 
 
 def other_model(directory: str, about: Mapping[str, Any], name: str) -> UserError:
-    """Return the error that a head has not been fitted on the hidden states of a model."""
+    """Return the error that a head was fitted on other hidden states than those of a model."""
     return UserError(
-        f'{directory} is a head on hidden states of {about["initial_model"]} in its template:'
-        f' {name} has others; train a reward model for this task'
+        f'{directory} is a head on hidden states of {about["initial_model"]} in its template, and'
+        f' those of {name} differ: train a reward model for this task'
     )
 
 
 def reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
-    """Load the model that a head was fitted on: beside it, in its run, or else the one named."""
+    """Load the model that a head was fitted on: beside it, in its run, or by its name."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)
     base, policy = storage.join(run, BASE), storage.join(run, POLICY.network)
@@ -155,7 +155,7 @@ def reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
 
 
 def _named_model(directory: str, name: str) -> TrainedModel:
-    """Return the model of a name or path that a head in `directory` was fitted on."""
+    """Return the model, by name or path, that a head in `directory` was fitted on."""
     try:
         model = lm_tasks.initial_model(name)
         model.sizes()

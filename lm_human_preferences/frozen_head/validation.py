@@ -1,4 +1,4 @@
-"""Cross-validation of a head over queries: its prior's strength, and whether it knows anything."""
+"""Cross-validation of a head over queries: its prior's strength, and its gain over guessing."""
 
 from typing import NamedTuple
 
@@ -7,16 +7,16 @@ import torch
 from lm_human_preferences.frozen_head.posterior import Problem, fit
 
 FOLDS = 10
-# Of the prior, strongest first: each fit begins where the one before has ended.
+# Precisions of the prior, strongest first: each fit begins where the one before has ended.
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 SEED = 0
 
 
 class Validated(NamedTuple):
-    """Scores (labels, n) of labels by heads that have not seen them, at the best strength.
+    """Scores (labels, n) of labels by heads that were not fitted to them, at the best strength.
 
-    guesses: (labels, n), the best constants for the labels that these heads have seen. gains:
-    (labels,), in nats over guessing.
+    guesses: (labels, n), the best constant for the labels that each head was fitted to. gains:
+    (labels,), in nats, of scores over guesses.
     """
 
     strength: float
@@ -33,7 +33,7 @@ def folds_of(subjects: torch.Tensor, folds: int = FOLDS) -> torch.Tensor:
 
 
 def cross_validated(problem: Problem, subjects: torch.Tensor) -> Validated:
-    """Choose the strength whose heads find labels about others of `subjects` least surprising."""
+    """Choose the strength whose heads predict labels about left-out `subjects` best."""
     fold = folds_of(subjects)
     features = problem.features
     scores = features.new_zeros(len(STRENGTHS), *features.shape[:2])
@@ -53,9 +53,9 @@ def cross_validated(problem: Problem, subjects: torch.Tensor) -> Validated:
 
 
 def _gains(problem: Problem, scores: torch.Tensor, guesses: torch.Tensor) -> torch.Tensor:
-    """Return by how much less surprising each label (labels,) is than under guesses.
+    """Return by how much less surprising each label (labels,) is by scores than by guesses.
 
-    Numbers have normal noise, of the variance that is left by either.
+    Numbers have normal noise, with the variance of the errors of either.
     """
     guessed, found = problem.surprises(guesses), problem.surprises(scores)
     if not problem.label_type.is_numeric:

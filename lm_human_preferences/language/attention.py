@@ -27,7 +27,7 @@ def attention_mask(
     mask: bool (batch, keys), False at padding. A token attends to itself and to the real tokens
     before it, as far as `segment_mask (queries, keys)` allows. Padding before the first token
     attends to itself, since its softmax over no keys would be NaN; its output is never used.
-    all_real: without padding; the result has a batch of 1.
+    all_real: whether there is no padding; the result then has a batch of 1.
     """
     keys = mask.shape[1]
     key_columns = torch.arange(keys, device=mask.device)
@@ -48,7 +48,7 @@ def attention_bias(allowed: torch.Tensor, batch: int, dtype: torch.dtype) -> tor
     allowed: see attention_mask.
     """
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    # As small as can be, not -inf: some families of transformers add masks of their own.
+    # The smallest number, not -inf: some families of transformers add masks of their own.
     bias = bias.masked_fill_(~allowed, torch.finfo(dtype).min)
     return bias.unsqueeze(1).expand(batch, -1, -1, -1)
 
@@ -87,10 +87,10 @@ def attend_by_two_products(
     bias: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute `attend` with a softmax between two products: faster at our lengths by oneDNN."""
+    """Compute `attend` as two products with a softmax between: faster for short rows by oneDNN."""
     batch, n_head, queries, d = q.shape
     n_group = k.shape[1]
-    # The heads that share keys stand below each other, as if they were more queries.
+    # Heads that share keys are stacked, as if they were more queries of one head.
     q_rows = q.unflatten(1, (n_group, -1)).flatten(2, 3).flatten(0, 1)
     k_rows = k.flatten(0, 1)
     alpha = d**-0.5 if scale is None else scale
@@ -140,13 +140,13 @@ class KVCache:
 class Unpadding:
     """Layout of a batch without padding: (batch, length, ...) as (tokens, ...), and back.
 
-    shape: (batch, length). real: bool (batch, length), from host memory if the device is not to be
-    waited for; None: without padding.
+    shape: (batch, length). real: bool (batch, length), in host memory so that nothing waits for the
+    device; None: no padding.
     """
 
     def __init__(self, shape: tuple[int, ...], real: torch.Tensor | None = None) -> None:
         self.shape = shape
-        # Of each real token, in the flattened batch; None without padding.
+        # Index of each real token in the flattened batch; None without padding.
         self.indices: torch.Tensor | None = None
         if real is None:
             return
@@ -175,6 +175,6 @@ class Unpadding:
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:
-    """Return for each column of `mask (..., length)` that of the last real token up to there."""
+    """Return, for each column of `mask (..., length)`, that of the last real token up to it."""
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask, columns, 0).cummax(-1).values

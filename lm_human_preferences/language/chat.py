@@ -1,6 +1,6 @@
-"""Contexts that transformers makes of texts: in a chat template, or of whole texts.
+"""Contexts of queries as transformers encodes them: in a chat template, or as whole texts.
 
-Only the policy sees a query so.
+Only the policy reads queries in this form.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.tokenisers import TOKENISER, TokeniserEncoder, failing
 from lm_human_preferences.utils.rendering import TemplateError, render
 
-# A context may have so many tokens more than its query and what is around it: a query that was
-# cut, put there, is sometimes split in another way.
+# Tokens that a context may have beyond those of its query and of the text around it: inside that
+# text, a query is sometimes split into more tokens.
 SLACK = 4
 TOO_LONG, REFUSED = 'too_long', 'refused'
 
@@ -39,7 +39,7 @@ class Contexts(ABC):
         """Return the context of a query without its padding; UserError if it has none."""
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
-        """Return TOO_LONG or REFUSED for a query without context. whole: before it was cut."""
+        """Return TOO_LONG or REFUSED for a query without a context. whole: the query uncut."""
         try:
             context = self.context(tuple(query))
         except UserError:
@@ -62,7 +62,7 @@ class Contexts(ABC):
 
 
 class WholeTexts(Contexts):
-    """Contexts of prefix, query and suffix as one text, where transformers puts a space before."""
+    """Contexts of prefix, query and suffix as one text, before which transformers puts a space."""
 
     def __init__(
         self, encoder: TokeniserEncoder, prefix: str, suffix: str, query_length: int
@@ -106,7 +106,7 @@ class ChatTemplate(Contexts):
             raise UserError(f'--task.chat: the chat template of the model fails: {e}') from e
 
     def _tokens(self, rendered: str) -> list[int]:
-        """Return the tokens of a text with the marks of the template."""
+        """Return the tokens of a rendered text, in which special tokens are read as such."""
         with failing('encode', rendered):
             return self.encoder.own(rendered, add_special_tokens=False)['input_ids']
 
@@ -138,7 +138,7 @@ class ChatTemplate(Contexts):
 
     def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
         """Return what is wrong with a query; a dialogue must not lose its end."""
-        # The role that a dialogue begins with is in its first tokens.
+        # The first tokens of a dialogue hold the role that it begins with.
         if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG
         return super().problem(whole, query)
@@ -151,7 +151,7 @@ def template_of(encoder: Encoder, prefix: str, suffix: str, query_length: int) -
 
 @functools.lru_cache(maxsize=4)
 def whole_texts(encoder: Encoder, prefix: str, suffix: str, query_length: int) -> WholeTexts | None:
-    """Return contexts of whole texts; None where those of their parts are the same tokens."""
+    """Return contexts of whole texts; None where encoding their parts gives the same tokens."""
     if not isinstance(encoder, TokeniserEncoder) or not encoder.adds_space:
         return None
     return WholeTexts(encoder, prefix, suffix, query_length)

@@ -21,19 +21,19 @@ from lm_human_preferences.utils.original_names import explain_missing
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
-# A token, or all tokens that do the same; None for none.
+# One token, or several that serve the same purpose; None: no such token.
 Tokens = int | Collection[int] | None
 
-COUNTED_CHARACTERS = 4_000_000  # take GPT-2's encoding about a second
+COUNTED_CHARACTERS = 4_000_000  # take GPT-2's encoder about a second
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryRules:
-    """Rules by which texts of one part of a data set make queries of at most `length` tokens.
+    """Rules that make queries of at most `length` tokens from the texts in a split of a data set.
 
     A text is cut after its first start token, at `length`, and after its last end token. It is left
-    out if one of these tokens is missing, or if nothing remains and not `allow_empty`. contexts: a
-    text without one is left out; by a chat template, a dialogue is taken whole.
+    out if one of these tokens is missing, if `contexts` make no context of it, or if nothing
+    remains and not `allow_empty`. With a chat template, dialogues are taken whole.
     """
 
     length: int
@@ -47,7 +47,7 @@ class QueryRules:
     contexts: Contexts | None = None
 
     def query_of(self, text: str | list[int]) -> tuple[list[int], list[str]]:
-        """Return (the part of a text's tokens that makes a query, names of its counts)."""
+        """Return the tokens of a text that make a query, and the names of its counts."""
         start, end = self.start_token, self.end_token
         if isinstance(text, str):
             tokens = self.encoder.encode(text)
@@ -88,15 +88,17 @@ class QueryRules:
 
 @dataclasses.dataclass
 class Dataset:
-    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a part.
+    """Texts of one data set; `generator(mode, seed=0, shuffle=False)` yields those of a split.
 
-    is_new: it is listed by its name, as in the original, which `--task.query_dataset` then takes.
+    is_file: whether it is the user's file, whose generator also takes `seen`, see jsonl.
+    texts_read: in the current epoch. is_new: whether to register it by its name, as the original
+    does, so that `--task.query_dataset` takes it.
     """
 
     name: str
     generator: Callable[..., Iterator[str] | Iterator[str | list[int]]]
-    is_file: bool = False  # of the user's, whose generator also takes `seen`, see jsonl
-    texts_read: int = 0  # in the current epoch
+    is_file: bool = False
+    texts_read: int = 0
     is_new: dataclasses.InitVar[bool] = True
 
     def __post_init__(self, is_new: bool) -> None:
@@ -142,9 +144,10 @@ class Dataset:
             first = 0
 
     def usage(self, rules: QueryRules) -> tuple[collections.Counter[str], bool]:
-        """Return counts of the first COUNTED_CHARACTERS of a part, and whether that is all of it.
+        """Return counts of the first COUNTED_CHARACTERS of a split, and whether that is all of it.
 
-        Of `texts`, those `used`, those left out by reason, and those that spell special tokens.
+        Counted are all `texts`, those `used`, those left out by reason, and those that spell
+        special tokens.
         """
         usage: collections.Counter[str] = collections.Counter()
         characters = 0
@@ -158,7 +161,7 @@ class Dataset:
         return usage, True
 
     def _texts(self, rules: QueryRules) -> Iterator[str] | Iterator[str | list[int]]:
-        """Return the texts of a part; those of a file are divided by their queries.
+        """Return the texts of a split; a file's texts are assigned to splits by their queries.
 
         A text that is not cut is its own query, whatever the encoding makes of it.
         """
@@ -184,7 +187,7 @@ def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
 
 
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
-    """Return a data set by name, or of a .jsonl file. labels: a stand-in if it is lost."""
+    """Return a data set by its name or file. labels: source of labels to use if it is lost."""
     info = registry.info(name)
     generator = info.load().generator
     if name in registry.DATASETS:

@@ -1,4 +1,4 @@
-"""Texts that a network continues a token at a time, without asking its device anything."""
+"""Continuation of texts, a token at a time, that never waits for the network's device."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ MASK_COLUMNS = 16  # a mask of a multiple of them need not be copied for a GPU's
 class Decoding:
     """Rows that are continued by `length` tokens; h: outputs at the end of each (rows, n_embd).
 
-    contexts: (batch, context_length), from host memory if the device is not to be waited for; none
-    may be padding alone (ValueError).
-    Checks, masks and positions of all tokens are made before the first one.
+    contexts: (batch, context_length), in host memory so that nothing waits for the device;
+    ValueError for a row of padding alone. Checks, masks and positions of all tokens are made before
+    the first one.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Decoding:
         self.cache: Any = network.new_cache(columns)
         last = torch.tensor([self.start - 1], device=device)
         self.h = network.hidden(tokens, mask, self.cache, last)[:, 0]
-        # Masks padding, and each token until it is there (batch, 1, 1, columns).
+        # (batch, 1, 1, columns): masks padding, and the columns of tokens that are not known yet.
         keys = F.pad(mask, (0, columns - self.start)).to(device, non_blocking=True)
         self.bias = attention_bias(keys.unsqueeze(1), batch, network.attention_type)
-        # Of the tokens to come, in the order of time (following, batch)
+        # (following, batch): positions of the tokens to come
         self.positions = keys.sum(1) + torch.arange(following, device=device).unsqueeze(1)
 
     def repeat(self, times: int) -> None:
-        """Continue each row so many times, one beside the other."""
+        """Continue each row `times` times, in neighbouring rows."""
         if times > 1:
             rows = torch.arange(len(self.h), device=self.h.device)
             self.keep(rows.repeat_interleave(times))
@@ -57,9 +57,9 @@ class Decoding:
         self.bias = self.bias[rows]
 
     def step(self, tokens: torch.Tensor, number: int) -> torch.Tensor:
-        """Return outputs (rows, n_embd) at `tokens (rows,)`, each the `number`-th new one of a row.
+        """Return outputs (rows, n_embd) at `tokens (rows,)`, the `number`-th new token of each row.
 
-        number: from 0.
+        number: counted from 0.
         """
         column = self.start + number
         self.cache.length = column

@@ -28,7 +28,7 @@ class Encoder(ABC):
     """Text to token ids and back. padding_token: may be outside the model's vocabulary.
 
     special: {token: text} of special tokens whose texts are read as ordinary letters.
-    files_of_adapter: paths of a tokeniser's files beside an adapter, which replace its base's.
+    files_of_adapter: paths of files beside an adapter that replace those of its base's tokeniser.
     """
 
     padding_token: int
@@ -61,7 +61,7 @@ class Encoder(ABC):
         return frozenset() if self.eot_token is None else frozenset([self.eot_token])
 
     def tokens_holding(self, text: str) -> frozenset[int]:
-        """Return the tokens at which a text is cut for `text`; UserError unless it is one token."""
+        """Return the tokens that contain `text`; UserError unless it is a single token."""
         tokens = self.encode(text)
         if len(tokens) != 1:
             raise UserError(f'{text!r} must be a single token, not {len(tokens)}')
@@ -69,7 +69,7 @@ class Encoder(ABC):
 
 
 class BytePairEncoder(Encoder):
-    """GPT-2's encoding. pieces: bytes of each token in order of merges, but the last."""
+    """GPT-2's encoding. pieces: bytes of each token except the last, which is END_OF_TEXT."""
 
     def __init__(self, pieces: Sequence[bytes], special_tokens: bool = False) -> None:
         self.eot_token = len(pieces)
@@ -108,7 +108,7 @@ class LetterEncoder(Encoder):
         return [LETTERS.find(letter) if letter in LETTERS else len(LETTERS) - 1 for letter in text]
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return the text; as in the original, unknown ids give <unk>, and one gives nothing."""
+        """Return the text; as in the original, unknown ids give <unk>, except one without text."""
         texts = {**dict(enumerate(LETTERS)), len(LETTERS) + 2: ''}
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 
@@ -137,7 +137,7 @@ class WordEncoder(Encoder):
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """Encoding with a name. base_path: directory or URL of its encoder.json and vocab.bpe."""
+    """Encoding by name. base_path: directory or URL of its encoder.json and vocab.bpe."""
 
     name: str
     n_vocab: int
@@ -183,7 +183,7 @@ class Encoding:
 
 @functools.lru_cache
 def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> BytePairEncoder:
-    """Read encoder.json and vocab.bpe: the merges imply the vocabulary, so damage shows."""
+    """Read encoder.json and vocab.bpe; UserError unless the merges give the vocabulary."""
     vocab = storage.read_json(vocab_path)
     merges = storage.read_text(merges_path).split('\n')[1:-1]
     byte_of = _byte_of()

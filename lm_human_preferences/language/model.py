@@ -106,7 +106,7 @@ class Model(Network):
         cache: KVCache | None = None,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
-        """Compute outputs: see Network. The last layer computes only what is wanted."""
+        """Compute outputs: see Network. The last layer computes only the wanted ones."""
         network = self.transformer
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         compute = self._block

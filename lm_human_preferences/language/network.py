@@ -25,7 +25,7 @@ HEADS = 'heads.'  # what the names of the scalar heads' parameters begin with
 
 
 class BlockInputs:
-    """Inputs of some blocks, counted from 0, which a pass leaves in `states` in their order."""
+    """Inputs of some blocks, numbered from 0, which a forward pass stores in `states`."""
 
     def __init__(self, blocks: Iterable[int]) -> None:
         self.blocks = tuple(blocks)
@@ -47,7 +47,7 @@ class BlockInputs:
 
 
 class ScalarHead(nn.Module):
-    """One number for each position, in the type of its own parameters."""
+    """Head that gives a number for each position, in the dtype of its own parameters."""
 
     def __init__(self, n_embd: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ScalarHead(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear layer by `precision.linear_transposed`."""
+    """Linear layer that `precision.linear_transposed` computes."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Map `input (..., inputs)` to (..., outputs)."""
@@ -74,7 +74,7 @@ class Network(nn.Module, ABC):
     gradient_checkpointing: whether a backward pass recomputes each block from its inputs.
     shared: names of parameters that belong to other networks as well, and never change.
     constants: names of parameters that no training changes.
-    variable_names: of the parameters in checkpoints. logit_scale: factor of all logits.
+    variable_names: names of parameters in checkpoints. logit_scale: factor of all logits.
     """
 
     variable_names: VariableNames
@@ -90,7 +90,7 @@ class Network(nn.Module, ABC):
 
     def add_heads(self, names: Iterable[str]) -> None:
         """Add scalar heads: 'value' (starts at zero) or 'reward' (starts random)."""
-        # Some families project what their blocks give before the output layer reads it.
+        # Some families project the last block's output to another width for the output layer.
         width = self.output_layer()[0].shape[1]
         self.heads = nn.ModuleDict({name: ScalarHead(width) for name in names})
 
@@ -113,8 +113,8 @@ class Network(nn.Module, ABC):
 
         positions: (batch, length). bias: see attention_bias. unpadding: layout of the tokens that
         need to be computed. output_positions: columns (batch, n) of the outputs that are wanted;
-        None: all. cache: of `new_cache`, or None; it is extended. kept: gets its blocks' inputs at
-        all columns.
+        None: all. cache: made by `new_cache`, and extended; None: without. kept: stores the inputs
+        of its blocks at all columns.
         """
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Network(nn.Module, ABC):
         """Return weight (n_vocab, n_embd) and bias (n_vocab,) of the logits; None: no bias."""
 
     def takes_row_of(self, columns: int) -> bool:
-        """Return whether completions may share a row of so many columns, more than a text has."""
+        """Return whether completions may share a row of so many columns, even more than n_ctx."""
         return True
 
     @property
@@ -138,7 +138,7 @@ class Network(nn.Module, ABC):
 
     @property
     def attention_type(self) -> torch.dtype:
-        """Type of keys, and of what is added to their products with queries."""
+        """Return the dtype of keys and of the attention bias."""
         return precision.autocast_dtype(self.output_layer()[0].dtype)
 
     @torch.no_grad()
@@ -167,7 +167,7 @@ class Network(nn.Module, ABC):
 
         mask: bool (batch, past + length), False at padding; None: all are real. cache: of the
         tokens before (extended in place), or None. output_positions: int64 (n,), the only columns
-        of `tokens` that are computed in the last layer: (batch, n, n_embd). kept: gets the inputs
+        of `tokens` that are computed in the last layer: (batch, n, n_embd). kept: stores the inputs
         of its blocks at these columns.
 
         Tokens and mask may be in host memory: then nothing waits for the network's device.
@@ -200,8 +200,8 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs (batch, n, n_embd) at the end of a prompt with each completion.
 
-        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); an empty one
-        is read at the end of the prompt.
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); for an empty
+        one, the output is that at the end of the prompt.
         """
         rows = _behind_prompt(prompt, completions)
         ends = last_present(rows != padding_token)[..., -1:]
@@ -216,9 +216,9 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs (batch, n, 1 + length, n_embd) at a prompt's end and each token behind it.
 
-        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); what is
-        returned at their padding has no meaning. kept: gets the inputs of its blocks at the same
-        places, (batch, n * (1 + length), n_embd).
+        prompt: (batch, prompt_length), computed once. completions: (batch, n, length); outputs at
+        their padding have no meaning. kept: stores the inputs of its blocks at the same places,
+        (batch, n * (1 + length), n_embd).
         """
         rows = _behind_prompt(prompt, completions)
         start = prompt.shape[1]
@@ -237,8 +237,8 @@ class Network(nn.Module, ABC):
     ) -> torch.Tensor:
         """Return outputs at `columns (batch, n, m)` of `rows (batch, n, start + length)`.
 
-        The n rows have the same `start` tokens. All that follows these is computed in one row, in
-        which none of the n attends to another, unless the network cannot take so long a row.
+        The n rows begin with the same `start` tokens. Their completions are computed in one row, in
+        which none attends to another, unless the network cannot take so long a row.
         """
         batch, n, total = rows.shape
         length = total - start

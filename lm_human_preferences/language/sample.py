@@ -8,13 +8,13 @@ import torch
 from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, sample_from_probs
 
-LEAVING = 0.2  # ended rows leave when they are this fraction of all, as the cache is then copied
-# Tokens from one look at what has ended to the next: a look has to wait for a GPU.
+LEAVING = 0.2  # fraction of ended rows at which they leave: each time, the cache is copied
+# Tokens from one check for ended rows to the next: a check waits for a GPU.
 LOOK_EVERY = {'cpu': 1, 'cuda': 8}
 
 
 class Sampling:
-    """Tables (length, batch) of what is drawn, and the `kept` columns, whose rows still go on.
+    """Tables (length, batch) of what is sampled, and the columns `kept` of rows that go on.
 
     outputs: see sample_sequence.
     """
@@ -53,7 +53,7 @@ class Sampling:
             logits = logits / max(self.temperature, MIN_TEMPERATURE)
         probs = logits.softmax(-1)
         tokens, sums = sample_from_probs(probs, self.uniform[number, self.kept])
-        # A softmax errs by 2e-5, the same for all words: its sum shows by how much.
+        # A softmax errs by a factor of up to 2e-5, the same for all tokens: its sum.
         chosen = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) / sums
         for name, values in {'tokens': tokens, 'probs': chosen, **outputs}.items():
             self.tables[name][number, self.kept] = values

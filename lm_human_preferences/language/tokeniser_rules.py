@@ -21,7 +21,8 @@ from lm_human_preferences.runs import run_files
 CONFIG = 'config.json'
 # Nothing is cut, padded or put around a text.
 _PLAIN = {'truncation': None, 'padding': None, 'post_processor': None}
-# Letters that a small vocabulary lacks are no reason to refuse it; these are in every real one.
+# Texts that have to come back from their tokens. Every real vocabulary has the letters of _TEXTS;
+# the others need not come back where the vocabulary lacks a letter.
 _TEXTS = ('The fox, 12 times. It is.', ' a', 'a', 'a ', '  a  b', 'a\n\nb\n', '\n\na', "don't !")
 _OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①', 'x' * 40, '🙂')
 
@@ -30,7 +31,7 @@ _OTHER_TEXTS = ('', '<s> </s>', 'A\tb\r\n', 'Bär, nai\u0308ve', '東京 ﬁ ①
 class Tokeniser:
     """A tokeniser as transformers reads it (`own`), and its `rules` without the space before texts.
 
-    digest: of its vocabulary, and of the tokens that it gives to some texts.
+    digest: SHA-256 of its vocabulary, and of the tokens of some texts.
     """
 
     own: Any
@@ -59,14 +60,14 @@ def _own(files: Mapping[str, str]) -> Any:
     """Return the tokeniser of transformers in files {name: path}; an error of any kind if none."""
     from transformers import AutoTokenizer, TokenizersBackend  # it takes seconds to import
 
-    # Its class, so its rules, are said by the model's config or its own.
+    # The model's config or the tokeniser's own names its class, which decides the rules.
     is_said = CONFIG in files or run_files.TOKENISER_SETTINGS in files
     kind: Any = AutoTokenizer if is_said else TokenizersBackend
     with tempfile.TemporaryDirectory() as folder:
         for name, path in files.items():
             if name != CONFIG:
                 os.symlink(os.path.abspath(path), os.path.join(folder, name))
-        if CONFIG in files:  # of which no more is of interest, and might be damaged
+        if CONFIG in files:  # only what is needed of it, as the rest may be damaged
             storage.write_json(os.path.join(folder, CONFIG), _kind_in(files[CONFIG]))
         own = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(own, TokenizersBackend):
@@ -79,7 +80,7 @@ def _own(files: Mapping[str, str]) -> Any:
 
 
 def _kind_in(config: str) -> dict[str, Any]:
-    """Return what decides the class of a tokeniser, of a model's config.json."""
+    """Return the settings in a model's config.json that decide the class of its tokeniser."""
     content = storage.read_json(config)
     found = {}
     for name in ('model_type', 'tokenizer_class'):
@@ -93,7 +94,7 @@ def tokenizer_of(rules: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
-    """Encode some texts; ValueError unless such can be put together, and come back as they were."""
+    """Encode some texts; ValueError unless texts come back from their tokens and can be joined."""
     parts.encode_special_tokens = True
     rules = f'{type(parts.model).__name__}, {parts.normalizer}, {parts.pre_tokenizer}'
     source = f'{type(own).__name__}: {rules}'
@@ -110,7 +111,7 @@ def _tokens_of_texts(parts: tokenizers.Tokenizer, own: Any) -> list[list[int]]:
     both = [parts.encode(text, add_special_tokens=False).ids for text in ('The fox', 'es ran.')]
     joined = parts.decode(both[0] + both[1], skip_special_tokens=False)
     if joined != 'The foxes ran.':
-        raise ValueError(f"'The fox' and 'es ran.' give {joined!r} ({source})")
+        raise ValueError(f"'The fox' and 'es ran.' are joined as {joined!r} ({source})")
     return found
 
 

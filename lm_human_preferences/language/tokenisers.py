@@ -1,10 +1,10 @@
-"""Tokeniser of a model of transformers as an encoding, as AutoTokenizer reads it.
+"""Encoding by the tokeniser of a model of transformers, as AutoTokenizer reads it.
 
-It is seen in two ways. Contexts, which a policy reads, have the tokens that transformers makes. All
-else, queries and responses, are parts of longer texts: without special tokens around them, and
-without the space that some tokenisers put before a text. So `decode(encode(text))` is `text`, and
-parts can be put together. Text that spells a special token stays text there. No code from the
-directory is run.
+The tokeniser is used in two ways. Contexts, which a policy reads, have the tokens that transformers
+makes. Queries and responses are parts of longer texts, so they are encoded without special tokens
+around them, and without the space that some tokenisers put before a text. So `decode(encode(text))`
+is `text`, and the tokens of parts can be joined; text that spells a special token stays text. No
+code from the directory is run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lm_human_preferences.runs import run_files
 
 TOKENISER, SETTINGS = run_files.TOKENISER, run_files.TOKENISER_SETTINGS
 GENERATION = run_files.GENERATION_CONFIG
-PREFIX = 'tokenizer-'  # of these encodings' names; 12 digits of a digest follow
+PREFIX = 'tokenizer-'  # begins the names of these encodings; 12 digits of a digest follow
 # SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
 GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
 
@@ -73,7 +73,7 @@ class TokeniserEncoder(Encoder):
         self.parts.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a part of a text; UserError for text without a token."""
+        """Return the token ids of a part of a text; UserError where the tokeniser fails."""
         with failing('encode', text):
             tokens = self.parts.encode(text, add_special_tokens=False).ids
         for token in tokens:
@@ -83,7 +83,7 @@ class TokeniserEncoder(Encoder):
         return tokens
 
     def encode_whole(self, text: str) -> list[int]:
-        """Return the token ids that transformers gives a text from its beginning."""
+        """Return the token ids that transformers gives a whole text."""
         with failing('encode', text):
             return self.own(
                 text,
@@ -126,7 +126,7 @@ class TokeniserEncoder(Encoder):
         return self._ends or super().own_ends()
 
     def tokens_holding(self, text: str) -> frozenset[int]:
-        """Return the tokens that contain `text`, but no word in a longer one; UserError if none."""
+        """Return the tokens that contain `text` as whole words; UserError if there are none."""
         before = r'(?<!\w)' if re.match(r'\w', text) else ''
         after = r'(?!\w)' if re.search(r'\w$', text) else ''
         pattern = re.compile(before + re.escape(text) + after)
@@ -147,7 +147,7 @@ class TokeniserEncoder(Encoder):
 
 @contextlib.contextmanager
 def failing(what: str, value: Any) -> Iterator[None]:
-    """Raise errors of a tokeniser that is to encode or decode a value as UserErrors."""
+    """Raise errors of a tokeniser that encodes or decodes a value as UserErrors."""
     try:
         with no_panics():
             yield
@@ -165,7 +165,7 @@ class TokeniserEncoding(Encoding):
         return self.encoder
 
     def fits(self, rows: int) -> bool:
-        """Return whether a network can have it: an embedding may have rows without tokens."""
+        """Return whether a network can use it: its embedding may have more rows than tokens."""
         return rows >= self.n_vocab
 
     def copy_files(self, directory: str) -> None:
@@ -176,7 +176,7 @@ class TokeniserEncoding(Encoding):
                 with open(storage.cached_path(source), 'rb') as file:
                     storage.write_bytes(os.path.join(directory, name), file.read())
         if not os.path.exists(os.path.join(directory, CONFIG)):
-            # A model's config decides the class of its tokeniser, so its rules; else this does.
+            # Without a model's config, these settings decide the tokeniser's class and rules.
             path = os.path.join(directory, SETTINGS)
             named = {'tokenizer_class': type(self.encoder.own).__name__}
             storage.write_json(path, read_object(path) | named)
@@ -186,9 +186,9 @@ class TokeniserEncoding(Encoding):
 
 
 def _check_own(path: str) -> None:
-    """Raise UserError for a link to a file elsewhere, which nobody has meant to be copied.
+    """Raise UserError for a link to a file elsewhere, which may be private.
 
-    The links of the hub's cache lead from its snapshots to its blobs.
+    In the hub's cache, files of a snapshot are links to its blobs.
     """
     directory = os.path.dirname(os.path.abspath(path))
     snapshots = os.path.dirname(directory)
@@ -198,13 +198,13 @@ def _check_own(path: str) -> None:
     if storage.is_remote(path) or any(storage.is_within(path, each) for each in allowed):
         return
     raise UserError(
-        f'{path} is a link to {os.path.realpath(path)}, outside of its directory: it would be'
-        ' copied with the model; put the file itself in its place'
+        f'{path} is a link to {os.path.realpath(path)}, outside of its directory, and would be'
+        ' copied with the model: put the file itself in its place'
     )
 
 
 def find(name: Any, directory: str) -> Encoding:
-    """Return the encoding of that name; UserError if it is unknown or not that of `directory`."""
+    """Return the encoding called `name`; UserError if unknown or not that of `directory`."""
     if not isinstance(name, str) or not name.startswith(PREFIX):
         return encodings.by_name(name)
     encoding = read(directory)
@@ -239,11 +239,11 @@ def read(directory: str) -> TokeniserEncoding:
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
-    """Return the encoding of an adapter: of the files beside it, and else of those of its base."""
+    """Return the encoding of an adapter, by the files beside it or else those of its base."""
     beside = _files_in(directory, run_files.TOKENISER_FILES)
     if isinstance(of_base, TokeniserEncoding):
         files = of_base.encoder.files
-        if TOKENISER in beside:  # then other files of the base's tokeniser do not belong to it
+        if TOKENISER in beside:  # no other file of the base's tokeniser belongs to this one
             files = {name: files[name] for name in (CONFIG, GENERATION) if name in files}
         return _of_files({**files, **beside}, tuple(beside.values())) if beside else of_base
     if TOKENISER not in beside or _has_gpt2_vocabulary(beside[TOKENISER]):
@@ -258,7 +258,7 @@ def _files_in(directory: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _of_files(files: Mapping[str, str], of_adapter: tuple[str, ...] = ()) -> TokeniserEncoding:
-    """Return the encoding of files {name: path or URL}. of_adapter: the paths of an adapter's."""
+    """Return the encoding of files {name: path or URL}. of_adapter: paths beside an adapter."""
     digests = [(*file, storage.md5(storage.cached_path(file[1]))) for file in files.items()]
     return _encoding(tuple(digests), of_adapter)
 
@@ -288,12 +288,15 @@ def _ends_in(path: str | None, n_vocab: int) -> list[int]:
 
 
 def for_people(encoder: Encoder, is_chat: bool | None) -> Encoder:
-    """Return the encoder whose decoded texts people read: of a chat, without its special tokens."""
+    """Return an encoder that decodes texts for people: of a chat, without special tokens."""
     return encoder.without_special_texts() if is_chat else encoder
 
 
 def unnamed_ids_are_of_gpt2(model: Encoding | Encoder) -> bool:
-    """Return whether unnamed token ids are GPT-2's: if the model has a tokeniser of its own."""
+    """Return whether token ids without the name of an encoding are GPT-2's.
+
+    They are for models with a tokeniser of their own; for others they are of the model's encoding.
+    """
     return isinstance(model, TokeniserEncoding | TokeniserEncoder)
 
 

@@ -54,9 +54,10 @@ _probed: set[str | None] = set()  # directories whose models this process has ch
 
 @dataclasses.dataclass(frozen=True)
 class GPT2:
-    """Architecture of this program's own GPT-2. embedding: own name of a parameter.
+    """Architecture of this program's own GPT-2.
 
-    is_probed: whether only reading the weights shows that a network is supported.
+    embedding: name of the parameter that embeds tokens. is_probed: whether a network has to be
+    loaded and tried before it is known to be supported.
     """
 
     _sizes: HParams
@@ -74,7 +75,7 @@ class GPT2:
         return SafetensorsWeights(directory)
 
     def check_network(self, network: Any, name: str, weights: Weights) -> None:
-        """Do nothing: what this network computes is known."""
+        """Do nothing: this program's own network needs no check."""
 
     def to_transformers(self, network: Any) -> PreTrainedModel:
         """Return a causal language model of transformers with the network's weights."""
@@ -144,7 +145,7 @@ class TrainedModel:
             raise UserError(f'{about} cannot be found: {e}') from e
         if base.savedir is None or peft_files.is_peft(base.savedir):
             raise UserError(
-                f'{about} is not a whole model: `export` merges an adapter; name what that writes'
+                f'{about} is not a whole model: merge it with `export`, and name the result'
             )
         return base
 
@@ -173,7 +174,7 @@ class TrainedModel:
 
     @functools.cached_property
     def architecture(self) -> Architecture:
-        """Return the kind of network, and its sizes."""
+        """Return the architecture of the network, which knows its sizes."""
         n_vocab = self.encoding.n_vocab
         if self.savedir is None or self._adapted is None:
             return architecture_of(self.savedir, n_vocab)
@@ -206,7 +207,7 @@ class TrainedModel:
         return scoped(self.scope_in(weights), _REWARD_HEAD) in weights
 
     def parts(self) -> dict[str, str]:
-        """Return the adapter and the base that the model is made of, with commits, for records."""
+        """Return the paths of the adapter and its base, with commits, for records; {} without."""
         if self._adapted is None:
             return {}
         return {'adapter': str(self.savedir), 'base': str(self._adapted.savedir)}
@@ -216,7 +217,7 @@ class TrainedModel:
         self.encoding.write_files(directory)
 
     def create(self, scalar_heads: Iterable[str], scope: str = '') -> Network:
-        """Create a network on the CPU whose parameters have no values; scope: see SharedBase."""
+        """Create a network on the CPU whose parameters have no values. scope: for SharedBase."""
         return self.architecture.create(scalar_heads)
 
     def create_like(self, saved: TrainedModel, scalar_heads: Iterable[str], scope: str) -> Network:
@@ -287,7 +288,7 @@ class TrainedModel:
         for model in (self, self._adapted):
             if model is not None and model.savedir is not None:
                 storage.cached_directory(model.savedir)
-        # Only the weights show whether an output layer is the embedding.
+        # Only weights that are here show whether the output layer is tied to the embedding.
         vars(self).pop('architecture', None)
 
     def open_weights(self) -> Weights:
@@ -316,7 +317,7 @@ def architecture_of(
 ) -> Architecture:
     """Return the architecture in a directory; None: the tiny GPT-2.
 
-    n_vocab: of tokens. changes: settings of its config.json that an adapter changes.
+    n_vocab: number of tokens. changes: settings in place of those in its config.json.
     """
     if directory is None:
         return GPT2(test_hparams())
@@ -341,14 +342,14 @@ def architecture_of(
 
 
 def _of_transformers(directory: str, n_vocab: int, changes: Mapping[str, Any]) -> CausalLM:
-    # GPT-2 does without, and without transformers.
+    # Imported here, as GPT-2 needs neither this nor transformers.
     from lm_human_preferences.language.causal_lm.architecture import CausalLM
 
     return CausalLM(directory, n_vocab, changes)
 
 
 def _has_own_output_layer(directory: str, config: Any) -> bool:
-    """Return whether files that are here have an output layer, though the config has none."""
+    """Return whether weights that are here untie the output layer, though the config ties it."""
     if not isinstance(config, dict) or not config.get('tie_word_embeddings', True):
         return False
     names = [SAFETENSORS] if storage.is_remote(directory) else [SAFETENSORS, SAFETENSORS_INDEX]

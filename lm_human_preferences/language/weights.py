@@ -1,4 +1,4 @@
-"""Weights of a saved model, by own names: TensorFlow's checkpoints, or safetensors."""
+"""Weights of a saved model by this program's names: TensorFlow checkpoints, or safetensors."""
 
 import math
 import os
@@ -18,16 +18,16 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import SIZES
 from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
-TRANSFORMER = 'transformer.'  # prefix of GPT-2's own names, except those of its heads
-CAUSAL_LM = 'causal_lm.'  # prefix of own names of models of transformers, likewise
+TRANSFORMER = 'transformer.'  # begins our names of GPT-2's parameters, except its heads'
+CAUSAL_LM = 'causal_lm.'  # begins our names of parameters of models of transformers, likewise
 EMBEDDING = f'{TRANSFORMER}wte.weight'  # which every GPT-2 has
-# Of a checkpoint that is neither of a step nor in several parts: those of releases are not.
+# Files of a checkpoint in one part and without a step in its name, as releases have them.
 CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
-LAYER_BYTES = 10_000  # that the modules of a layer take, however narrow it is
+LAYER_BYTES = 10_000  # that the modules of a layer take in memory, however narrow it is
 SAFETENSORS = 'model.safetensors'
 SAFETENSORS_INDEX = f'{SAFETENSORS}.index.json'  # if the tensors are in several files
-# Tensors of no use: masks and rotations that older versions saved, and TRL's head for values.
+# Tensors that are not needed: masks and rotations of older versions, and TRL's value head.
 OF_NO_USE = re.compile(r'.*(attn|attention)\.(masked_)?bias|.*causal_mask|.*inv_freq|v_head\..*')
 EMBEDDING_LAYER = re.compile(r'(.*\.)?(embed_tokens|wte|embed_in|word_embeddings)')
 OUTPUT_LAYER = re.compile(r'(.*\.)?(lm_head|embed_out)')
@@ -80,7 +80,7 @@ class SafetensorsWeights:
         from safetensors import safe_open
 
         files, fetched = [SAFETENSORS], [SAFETENSORS]
-        # The one file comes first, as for transformers, which leaves an older index beside it.
+        # The single file comes first, as in transformers, which leaves an older index beside it.
         if not storage.exists(storage.join(directory, SAFETENSORS)):
             if not storage.exists(storage.join(directory, SAFETENSORS_INDEX)):
                 raise UserError(
@@ -98,7 +98,7 @@ class SafetensorsWeights:
         self._file_of: dict[str, str] = {}  # {name of a tensor in the files: name of its file}
         for name in files:
             with self._explained(name):
-                # Not a pipe, for which safe_open would wait for ever
+                # Refuses a pipe, for which safe_open would wait for ever
                 path = storage.cached_path(os.path.join(self.local_path, name))
                 file: Any = safe_open(path, 'pt')
                 self._open_files[name] = file
@@ -122,7 +122,7 @@ class SafetensorsWeights:
         return name.removeprefix(self._left_out)
 
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy a tensor, whatever its type is in the file."""
+        """Copy a tensor of any type into `parameter` on the CPU; UserError unless it fits."""
         stored = self.name_of(name)
         what = f'{storage.join(self._directory, self._file_of[stored])}: {stored}'
         copy_value(self._value(stored).numpy(), parameter.detach(), what)
@@ -167,12 +167,12 @@ class Weights(Protocol):
     def name_of(self, name: str) -> str: ...
     def load(self, name: str, parameter: torch.Tensor) -> None: ...
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return the tensors of a single model's files that are not read for these own names."""
+        """Return the names of a single model's tensors that no parameter of `names` reads."""
         ...
 
 
 def _is_of_no_use(name: str) -> bool:
-    # The output layer is that of the embedding: see has_own_output_layer.
+    # An output layer that is not the embedding was noticed before, by has_own_output_layer.
     return bool(OF_NO_USE.fullmatch(name) or OUTPUT_LAYER.fullmatch(name.removesuffix('.weight')))
 
 
@@ -215,7 +215,7 @@ def load_parameters(
             missing.append(name)
             continue
         weights.load(scoped(scope, name), parameter)
-        # The sum is many times as fast, but of large numbers it need not be finite.
+        # The sum is many times as fast to check, but it may overflow.
         if not parameter.sum().isfinite() and not parameter.isfinite().all():
             raise UserError(
                 f'{weights.path} has values that are not finite, first in'
@@ -236,7 +236,7 @@ def check_size(sizes: Sizes, weights: Weights) -> None:
 
 
 def files_in(directory: str) -> list[str]:
-    """Return the files of a reward model to fetch; one that is here lists them itself."""
+    """Return the files of a reward model to fetch; a checkpoint that is here lists its own."""
     files = [storage.join(directory, SIZES)]
     folders = (directory, storage.join(directory, 'checkpoints'))
     if not any(storage.is_here(storage.join(folder, 'checkpoint')) for folder in folders):

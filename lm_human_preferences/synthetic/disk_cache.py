@@ -14,7 +14,7 @@ from lm_human_preferences import storage
 
 
 def directory(name: str, create: Callable[[str], None], depends_on: Iterable[ModuleType]) -> str:
-    """Return a directory in the cache, filled once for these sources; StorageError."""
+    """Return a directory in the cache that `create` fills once for these sources; StorageError."""
     import filelock
 
     digest = hashlib.sha256()

@@ -569,7 +569,9 @@ def test_adapters_of_a_model_that_is_not_here_are_exported_without_it(
     monkeypatch.setattr(export_model, '_base', lambda *_: base)
     monkeypatch.setattr(TrainedModel, 'build', lambda *_, **__: pytest.fail('the base is read'))
     printed = succeed(f'export {trained} {tmp_path}/out --form adapter').output
-    assert 'note: it is not loaded again, as its base org/name would be fetched' in printed
+    assert (
+        'note: it is not checked by loading it, as its base org/name would be downloaded' in printed
+    )
     config = json.loads((tmp_path / 'out/adapter_config.json').read_text())
     assert (config['base_model_name_or_path'], config['revision']) == ('org/name', 40 * '0')
 
@@ -593,10 +595,10 @@ def test_what_is_beside_an_adapter_holds_and_is_said(tmp_path):
     assert settings() == ('of the base', {7}, '')
     (directory / 'generation_config.json').write_text('{"eos_token_id": [5, 6]}')
     assert settings()[:2] == ('of the base', {5, 6})
-    assert settings()[2].startswith(f"{directory}/generation_config.json holds, not its base's")
+    assert settings()[2].startswith(f'{directory}/generation_config.json is used, not')
     write_byte_level(directory, size=300, chat_template=TEMPLATE)
     assert settings()[:2] == (TEMPLATE, {5, 6})
-    assert f"{directory}/tokenizer.json holds, not its base's" in settings()[2]
+    assert f'{directory}/tokenizer.json is used, not that of its base' in settings()[2]
     encoding = TrainedModel(str(directory)).encoding
     assert encoding.name == tokenisers.read(str(directory)).name != tokenisers.read(str(model)).name
     encoding.copy_files(str(tmp_path / 'copy'))
@@ -630,7 +632,7 @@ HOSTILE = {
     'bias': ({A_NAME.replace('lora_A.weight', 'bias'): torch.ones(48)}, {}, 'do not fit its base'),
     'missing': ({}, {'target_modules': ['up_proj', 'q_proj']}, 'do not fit its base'),
     'no kind': ({}, {'peft_type': 3}, 'does not describe adapters'),
-    'kind': ({}, {'peft_type': 'PREFIX_TUNING'}, 'of the kind PREFIX_TUNING do not merge'),
+    'kind': ({}, {'peft_type': 'PREFIX_TUNING'}, 'of the kind PREFIX_TUNING cannot be merged'),
     'unknown kind': ({}, {'peft_type': 'OTHER'}, 'PEFT cannot merge it: '),
     'import': ({}, {'megatron_config': {'a': 1}, 'megatron_core': 'this'}, 'megatron_config'),
     'no pattern': ({}, {'alpha_pattern': {'(': 4}}, 'a pattern for names of layers fails: '),

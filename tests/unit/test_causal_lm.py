@@ -146,7 +146,7 @@ def test_families_without_attention_are_refused(family, tmp_path):
 def test_a_model_of_more_than_texts_is_named(tmp_path):
     config = {'model_type': 'gemma3', 'text_config': {'num_hidden_layers': 2}}
     storage.write_json(str(tmp_path / 'config.json'), config)
-    told = r'is of a model of more than texts \(gemma3\): only .* is taken, as gemma3_text is'
+    told = r'is of a multimodal model \(gemma3\): only .* is taken, as gemma3_text is'
     with pytest.raises(UserError, match=told):
         trained_models.architecture_of(str(tmp_path), N_VOCAB).sizes()
 

@@ -281,5 +281,6 @@ def test_a_template_that_writes_the_date_is_named(tmp_path):
     dated = "{{ strftime_now('%d %B %Y') }}" + TEMPLATE
     notes = lm_tasks.end_notes(task(stop=False), encoder_of(tmp_path, template=dated))
     assert notes == [
-        "The chat template writes today's date: resumed another day, a run is another one"
+        "The chat template writes today's date: a run that is resumed on another day has other"
+        ' contexts'
     ]

@@ -114,7 +114,7 @@ def names_in_full(network: Network, options: LoraHParams | None) -> set[str]:
 
 
 def _is_target(name: str, options: LoraHParams) -> bool:
-    """Return whether a layer gets an adapter: it is one of the targets, or all are."""
+    """Return whether a layer gets an adapter: without `targets`, all layers do."""
     if options.full is not None and _matches(name, options.full):
         return False
     return options.targets is None or _matches(name, options.targets)

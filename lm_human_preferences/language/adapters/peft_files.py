@@ -33,7 +33,7 @@ _TABLE = re.compile(
     rf'((?P<output>{OUTPUT_LAYER.pattern})|{EMBEDDING_LAYER.pattern})'
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
-SAVED = 'modules_to_save.'  # in the second name of what PEFT saves whole, if the vocabulary grew
+SAVED = 'modules_to_save.'  # in the second name of a whole layer, if the vocabulary grew
 TOLERANCE = 1e-4  # of the largest logit, between an adapter beside its base and merged into it
 PATTERN_SECONDS = 5
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
@@ -51,8 +51,8 @@ for pattern in patterns:
 class PeftWeights(LibraryWeights):
     """Weights of a base with an adapter merged into them by PEFT; UserError if unfit.
 
-    base_of: makes the base, a model of transformers in float32, which is changed. nbytes: of its
-    weights.
+    base_of: makes the base, a model of transformers in float32, which the merge changes. nbytes: of
+    the base's weights.
     """
 
     def __init__(self, directory: str, base_of: Callable[[], Any], nbytes: int) -> None:
@@ -71,7 +71,7 @@ class PeftWeights(LibraryWeights):
 
 @torch.no_grad()
 def merged(directory: str, model: Any) -> Any:
-    """Return a model of transformers, which is changed, with the adapter in `directory` merged."""
+    """Merge the adapter in `directory` into a model of transformers, which is changed."""
     path = storage.join(directory, WEIGHTS)
     tensors = _tensors_of(path)
     folder = os.path.dirname(storage.cached_path(path))
@@ -80,7 +80,7 @@ def merged(directory: str, model: Any) -> Any:
     import peft  # takes seconds
 
     with explained(path, ': PEFT cannot merge it'):
-        warnings.simplefilter('ignore')  # what they say is checked
+        warnings.simplefilter('ignore')  # what PEFT warns of is checked below
         if 'vocab_size' in changes:
             model.resize_token_embeddings(changes['vocab_size'], mean_resizing=False)
         adapted = peft.PeftModel.from_pretrained(model, folder).eval()
@@ -88,12 +88,12 @@ def merged(directory: str, model: Any) -> Any:
         wrong = _without_place(adapted, tensors, found)
         if wrong:
             raise UserError(f'{path}: {wrong[0]} and {len(wrong) - 1} more do not fit its base')
-        # PEFT says nothing where a merge is another model.
+        # PEFT does not notice a merge that computes something else.
         table = model.get_input_embeddings().weight
         tokens = torch.arange(8, device=table.device).unsqueeze(0) % len(table)
         expected = adapted(input_ids=tokens).logits
         if changes:
-            _untie(adapted)  # else the merge changes both tables, and the adapter only one
+            _untie(adapted)  # else the merge changes both tables, where the adapter changes one
         whole: Any = adapted.merge_and_unload(safe_merge=True)  # safe: NaN is an error
         difference = (whole(input_ids=tokens).logits - expected).abs().max()
     # `not ... <=` and not `>`: NaN fails, too.
@@ -115,9 +115,9 @@ def _tensors_of(path: str) -> dict[str, torch.Tensor]:
 
 
 def _without_place(adapted: Any, tensors: dict[str, torch.Tensor], found: Any) -> list[str]:
-    """Return the names of tensors that the model has no place for, and of those that it lacks.
+    """Return the names of tensors that the model has no place for, and of those that are missing.
 
-    found: missing and unexpected keys, as PEFT has loaded the tensors.
+    found: the keys that PEFT named missing and unexpected when it loaded the tensors.
     """
     state, missing = adapted.state_dict(), set(found.missing_keys)
     loaded = {each.data_ptr() for name, each in state.items() if name not in missing}
@@ -137,7 +137,7 @@ def _untie(model: Any) -> None:
 
 
 def check_patterns(directory: str, names: list[str]) -> None:
-    """Raise UserError if a pattern in an adapter's settings does not end on these names.
+    """Raise UserError if a pattern of an adapter fails, or takes too long, on these names.
 
     A process of its own tries them: no regular expression can be interrupted.
     """
@@ -173,7 +173,7 @@ def _opened(path: str) -> Any:
 def changes_of(directory: str) -> dict[str, Any]:
     """Return the settings of the base's config.json that an adapter changes.
 
-    It may part the output layer from the embedding, and hold them with more rows.
+    An adapter may untie the output layer from the embedding, and add tokens to the vocabulary.
     """
     file = _opened(storage.join(directory, WEIGHTS))
     changes: dict[str, Any] = {}
@@ -197,13 +197,13 @@ def is_peft(directory: str) -> bool:
 
 
 def read_config(directory: str) -> dict[str, Any]:
-    """Return the settings of an adapter; UserError for one that is not merged."""
+    """Return the settings of an adapter; UserError for one that cannot be merged."""
     path = storage.join(directory, CONFIG)
     config: Any = storage.read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get('peft_type'), str):
         raise UserError(f'{path} is damaged: it does not describe adapters')
     if config['peft_type'] in _OF_PROMPTS:
-        raise UserError(f'{path}: adapters of the kind {config["peft_type"]} do not merge')
+        raise UserError(f'{path}: adapters of the kind {config["peft_type"]} cannot be merged')
     if config.get('megatron_config'):  # names a module that PEFT would import
         raise UserError(f'{path}: adapters with megatron_config are not supported')
     return config
@@ -229,11 +229,12 @@ def write(
     base_of: Callable[[Record], str],
     head: torch.Tensor | None = None,
 ) -> str:
-    """Save adapters, as a classifier with `head (n_embd,)`; UserError for a model without.
+    """Save the adapters of a model for PEFT; UserError for a model without.
 
-    Return the path of their base, or its name on the hub.
+    head: (n_embd,), with which they are the adapters of a classifier. base_of: finds or makes a
+    base that PEFT can load, at a path or hf://ORG/NAME@COMMIT.
 
-    base_of: finds or makes a base that PEFT can load, at a path or hf://ORG/NAME@COMMIT.
+    Return the path of the base, or its name on the hub.
     """
     from safetensors.torch import save_file
 

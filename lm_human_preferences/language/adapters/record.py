@@ -61,7 +61,7 @@ def read(directory: str | None) -> Record | None:
 
 
 def base_of(directory: str, record: Record) -> str:
-    """Return where the base is of the model in `directory`: a copy in its run comes first."""
+    """Return the path of the base of the model in `directory`; a copy in its run comes first."""
     copy = storage.join(os.path.dirname(directory.rstrip('/')), BASE)
     if is_model(copy):
         return copy
@@ -69,5 +69,5 @@ def base_of(directory: str, record: Record) -> str:
         return record.base
     raise UserError(
         f'{directory} holds adapters of {record.base}, which is not on this machine: put the model'
-        f' there or at {copy}; a run with --run.keep_base true holds it'
+        f' there or at {copy}; a run with --run.keep_base true has a copy'
     )

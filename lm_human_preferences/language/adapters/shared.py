@@ -23,11 +23,11 @@ from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import digest_of
 
-Adapters = dict[str, LoraHParams]  # options of the networks that learn, by scope
+Adapters = dict[str, LoraHParams]  # LoRA options of each trainable network, by scope
 
 
 class SharedBase(TrainedModel):
-    """Model of which all networks are built on the same frozen parameters."""
+    """Model whose networks all share one set of frozen parameters."""
 
     def __init__(self, model: TrainedModel, comm: Comm) -> None:
         super().__init__(model.name, model.savedir, model.scope)
@@ -41,7 +41,7 @@ class SharedBase(TrainedModel):
         self.digest: str = comm.all_gather_object(digest_of(self.parameters))[0]
 
     def with_adapters(self, adapters: Adapters) -> Self:
-        """Return this base for networks with these adapters, which are trained."""
+        """Return this base for networks that train these adapters."""
         twin = copy.copy(self)
         twin.adapters = dict(adapters)
         return twin
@@ -81,7 +81,7 @@ class SharedBase(TrainedModel):
         return network.initialize(self._missing)
 
     def write_files(self, directory: str) -> None:
-        """Write also the record of the base and of the options of adapters in checkpoints."""
+        """Write also the record of the base and of the adapters' options."""
         super().write_files(directory)
         assert self.savedir is not None
         base = self.savedir if storage.is_remote(self.savedir) else os.path.abspath(self.savedir)
@@ -116,7 +116,7 @@ class SharedBase(TrainedModel):
 
 
 class Bases:
-    """Bases of the trainings of a command, such as those of an ensemble: each is read once."""
+    """Bases that the trainings of a command share, as those of an ensemble: each is read once."""
 
     def __init__(self) -> None:
         self._read: dict[Any, SharedBase] = {}
@@ -126,7 +126,7 @@ class Bases:
     ) -> TrainedModel:
         """Return `model`, as a SharedBase if there are adapters.
 
-        run: of the training. network: folder of the trained network in the run.
+        run: options of the training's run. network: folder of the trained network in it.
         """
         if not adapters:
             return model
@@ -145,7 +145,7 @@ class Bases:
 def with_learned(
     sizes: Sizes, create: Callable[[Iterable[str]], Network], adapters: Adapters
 ) -> Sizes:
-    """Set `learned` of `sizes`: the most parameters that a network learns beside its heads."""
+    """Set `sizes.learned` to the most parameters that a network trains beside its heads."""
     for options in adapters.values():
         with torch.device('meta'):
             network = create([])

@@ -1,4 +1,4 @@
-"""Kind and sizes of a model of transformers, from its config.json."""
+"""Architecture of a model of transformers, from its config.json."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ from lm_human_preferences.language.weights import CAUSAL_LM, Weights
 class CausalLM:
     """Architecture of a causal language model of transformers.
 
-    n_vocab: tokens of its encoding. changes: settings that are others than the config says.
+    n_vocab: number of its encoding's tokens. changes: settings in place of those in config.json.
     """
 
     variable_names: VariableNames = OwnNames()
@@ -46,7 +46,7 @@ class CausalLM:
 
     @property
     def embedding(self) -> str:
-        """Return the own name of the embedding of tokens, which differs by family."""
+        """Return this program's name of the embedding of tokens, which differs by family."""
         with explained(self.path), torch.device('meta'):
             empty = empty_model(self._config)
         table = empty.get_input_embeddings().weight
@@ -61,12 +61,12 @@ class CausalLM:
         return PretrainedWeights(directory, self._saved_config)
 
     def check_network(self, network: Any, name: str, weights: Weights) -> None:
-        """Raise UserError unless this program runs a network of these weights as it should be."""
+        """Raise UserError unless this program computes with the weights what transformers does."""
         loaded = weights.model if isinstance(weights, LibraryWeights) else None
         probe.check_network(network, name, loaded)
 
     def to_transformers(self, network: Any) -> Any:
-        """Return the model that the network drives, with its original dropout."""
+        """Return the model inside the network, with its original dropout."""
         dropout = {key: self._content[key] for key in dropout_in(self._content)}
         network.causal_lm.config.update(dropout)
         return network.causal_lm
@@ -88,8 +88,8 @@ def _config_of(content: Any, path: str) -> Any:
     text = config.get_text_config()
     if text is not config:
         raise UserError(
-            f'{path} is of a model of more than texts ({config.model_type}): only a model of texts'
-            f' alone is taken, as {text.model_type} is; use one that was published as such'
+            f'{path} is of a multimodal model ({config.model_type}): only a model of texts alone is'
+            f' taken, as {text.model_type} is; use one that was published as such'
         )
     if not getattr(config, 'num_attention_heads', None):
         raise UserError(
@@ -101,7 +101,7 @@ def _config_of(content: Any, path: str) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
-    """Return the sizes of the model that `content`, of the config.json at `path`, describes."""
+    """Return the sizes of a model. content: of its config.json, which is at `path`."""
     config = _config_of(json.loads(content), path)
     with explained(path):
         with torch.device('meta'):

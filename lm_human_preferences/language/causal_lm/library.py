@@ -25,7 +25,7 @@ MOST_LAYERS = 1000
 _NUMBER_OF_LAYERS = re.compile('(layers?|blocks?|block_sizes|depths?)$')  # keys of a config.json
 # Ignored in a config.json: the type of numbers, and whose code computes.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
-# transformers switches initialisation off, and the generator is put back, for all threads at once.
+# Switching initialisation off, and restoring the generator, affects all threads.
 _one_at_a_time = threading.RLock()
 
 
@@ -37,7 +37,7 @@ def explained(
 
     Random numbers and filters of warnings are afterwards as before. problem: follows the path.
     """
-    # Outside of the try below: a failing import is not a fault of a model's files.
+    # Outside the try below, as a failing import is not a fault of the model's files.
     import transformers.modeling_utils
 
     transformers.utils.logging.set_verbosity_error()
@@ -70,7 +70,7 @@ def config_of(content: Any, path: str) -> Any:
             )
         for key, value in _numbers(content):
             if _NUMBER_OF_LAYERS.search(key) and abs(value) > MOST_LAYERS:
-                raise UserError(f'{path}: {key} {value:.6g} is not what a model can have')
+                raise UserError(f'{path}: no model can have {key} {value:.6g}')
         taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
         return AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
 
@@ -115,7 +115,7 @@ def _name_constants(model: Any) -> None:
 
 
 class LibraryWeights(ABC):
-    """Weights of a model of transformers, by own names of a network of it or of GPT-2."""
+    """Weights of a model of transformers, by this program's names of its parameters."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -144,7 +144,7 @@ class LibraryWeights(ABC):
         copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
 
     def unread(self, names: Collection[str]) -> list[str]:
-        """Return the parameters that are not read; a tied output layer is none of its own."""
+        """Return the parameters that are not read; a tied output layer counts as the embedding."""
         read = {self.name_of(name) for name in names}
         return [name for name, _ in self.model.named_parameters() if name not in read]
 

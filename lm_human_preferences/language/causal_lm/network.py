@@ -20,7 +20,7 @@ ROWS_TOLERANCE = 1e-3  # of the largest output, in float32
 
 
 class OwnNames:
-    """transformers' names of parameters, and our own of the rest, as VariableNames."""
+    """VariableNames of transformers for its parameters, and our own for the rest."""
 
     def name_of(self, name: str) -> str:
         """'policy/causal_lm.model.norm.weight' -> 'policy/model.norm.weight'."""
@@ -59,9 +59,9 @@ class TransformersNetwork(Network):
         scale = getattr(config, 'logit_scale', None)  # the probe checks it
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
-        # Whether the model computes by rows: see there. None before it has its values.
+        # Whether the model computes by rows (see rows.py); None before it has values to try it.
         self.takes_rows: bool | None = None if rows.prepare(causal_lm) else False
-        # Whether its last layer can then go on with the tokens whose outputs are read.
+        # Whether its last layer can then compute only the tokens whose outputs are read.
         self.leaves_out_unread = True
         self._takes_rows_of: dict[int, bool] = {}  # by the number of columns
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
@@ -86,8 +86,8 @@ class TransformersNetwork(Network):
         takes_rows = self._computes_by_rows()
         recomputes = self.gradient_checkpointing and torch.is_grad_enabled()
         for layer in self._layers:
-            # What transformers calls training means for a layer itself only that it recomputes: its
-            # parts, which might have dropout, are never in training.
+            # In transformers, `training` of a layer only means that it recomputes. Its parts, which
+            # may have dropout, are never in training.
             layer.training = recomputes
         model = self.causal_lm.base_model
         read = output_positions if takes_rows and self.leaves_out_unread else None
@@ -118,7 +118,7 @@ class TransformersNetwork(Network):
         return TransformersCache(self.causal_lm.config)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Return logits; of a part of the table, no prepacked copy could be kept."""
+        """Return logits; by the whole table, as a slice of it has no prepacked copy."""
         table = self.causal_lm.get_output_embeddings().weight
         logits = precision.logits(self.scaled(h), table)[..., : self.sizes.n_vocab]
         _, bias = self.output_layer()
@@ -150,7 +150,7 @@ class TransformersNetwork(Network):
         n_vocab = self.sizes.n_vocab
         prompt = torch.arange(2).unsqueeze(0) % n_vocab
         completions = torch.arange(columns - 2).view(1, -1, 1) % n_vocab
-        self._takes_rows_of[columns] = True  # for the first of these two
+        self._takes_rows_of[columns] = True  # so that `together` is computed in one row
         try:
             with precision.plain():
                 together = self.last_hidden(prompt, completions, n_vocab)[:, -1]
@@ -195,7 +195,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
 
 @contextlib.contextmanager
 def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
-    """Put the first argument of the blocks that are `kept` there, as it is."""
+    """Store the inputs of the blocks of `kept` in it while the model runs."""
     with contextlib.ExitStack() as stack:
         for number in () if kept is None else kept.blocks:
 
@@ -203,7 +203,7 @@ def _noted(causal_lm: Any, kept: BlockInputs | None) -> Iterator[None]:
                 assert kept is not None
                 kept.states[number] = args[0] if args else kwargs['hidden_states']
 
-            # Before what is done to the arguments of the last one
+            # First, as another hook changes the arguments of the last block
             block = blocks_of(causal_lm)[number]
             hook = block.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
             stack.callback(hook.remove)

@@ -13,7 +13,7 @@ from lm_human_preferences.training import precision
 TOLERANCE = 1e-3  # of the largest value of an output, in float32
 LENGTH = 12  # tokens of a sequence
 SEED = 0
-LARGE = 1000  # times what the output layer gives: then a cap on logits shows
+LARGE = 1000  # factor for the output layer, at which a cap on logits shows
 
 
 @torch.no_grad()

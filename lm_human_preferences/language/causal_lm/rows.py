@@ -32,8 +32,8 @@ class Rows:
     unpadding: Unpadding
     cache: KVCache | None = None  # of tokens before
     read: torch.Tensor | None = None  # columns (batch, n) where outputs are read; None: all
-    stops: bool = False  # at the layer's attention
-    # Of all tokens, where these are only the ones that are read.
+    stops: bool = False  # whether the pass ends at the layer's attention
+    # Of all tokens, where only those that are read are computed.
     keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -46,7 +46,7 @@ class _StoppedError(Exception):
 
 
 def prepare(causal_lm: Any) -> bool:
-    """Set the model up to compute as above where it is given `rows`; False if it cannot."""
+    """Set the model up to compute by rows where it is given `rows`; False if it cannot."""
     for module in causal_lm.base_model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
@@ -99,7 +99,7 @@ def _go_on_where_it_is_read(
     if rows is None or rows.read is None:
         return None
     recomputes = layer.training
-    layer.training = False  # what is passed twice already is kept
+    layer.training = False  # the first of two passes is not recomputed
     try:
         layer.forward(*args, **{**kwargs, 'rows': replace(rows, stops=True)})
     except _StoppedError as stopped:

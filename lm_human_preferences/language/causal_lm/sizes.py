@@ -9,7 +9,7 @@ from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
 WINDOWS = ('sliding_window', 'window_size', 'attention_chunk_size')  # settings of a config
-UNKNOWN_LENGTH = 2048  # where a config does not say; such models have no positions to set
+UNKNOWN_LENGTH = 2048  # where a config names no length: such models embed no positions
 
 
 @dataclass

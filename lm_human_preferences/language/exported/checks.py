@@ -1,4 +1,4 @@
-"""What was exported, loaded again by transformers as its card says: the same model, or an error."""
+"""Checks of an export: transformers, which loads it as its card says, has to compute the same."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 from lm_human_preferences.errors import UserError
 
-# In words that every encoding has, of which the export's texts are made
+# Texts of the checks, in words that every encoding has
 QUERY, RESPONSE = 'the film was', ' good'
 TOLERANCE = 1e-3  # of the largest number
 
@@ -26,8 +26,8 @@ def check_tokens(directory: str, found: Sequence[int], expected: Sequence[int]) 
     """Raise UserError where transformers makes other tokens of a text."""
     if list(found) != list(expected):
         raise UserError(
-            f'{directory}: transformers gives a text the tokens {list(found)!r:.80}, in training it'
-            f' had {list(expected)!r:.80}: the tokeniser cannot be exported'
+            f'{directory}: transformers encodes a text as {list(found)!r:.80}, but the training'
+            f' encoded it as {list(expected)!r:.80}: the tokeniser cannot be exported'
         )
 
 
@@ -43,9 +43,9 @@ def check_logits(directory: str, tokens: Sequence[int], expected: torch.Tensor) 
 
 @torch.no_grad()
 def states_of(directory: str, tokens: Sequence[int], start: int) -> torch.Tensor:
-    """Return the inputs of all blocks where tokens from `start` on are predicted.
+    """Return the inputs of all blocks at the positions that predict the tokens from `start` on.
 
-    (blocks, 1, length - start, n_embd).
+    Shape: (blocks, 1, length - start, n_embd).
     """
     from transformers import AutoModelForCausalLM  # as above
 
@@ -77,7 +77,7 @@ def check_score(
 
 
 def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Raise UserError unless what is loaded from a directory computes the same."""
+    """Raise UserError unless numbers of the model in a directory are as expected."""
     difference = (found.cpu() - expected.cpu()).abs().max()
     # `not ... <=` and not `>`: NaN fails, too.
     if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):

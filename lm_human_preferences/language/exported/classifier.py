@@ -55,7 +55,7 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
             'pad_token_id': n_vocab,
             'id2label': {0: 'reward'},
             'label2id': {'reward': 0},
-            # For which the text-classification pipeline puts no sigmoid on the score.
+            # With it, the text-classification pipeline puts no sigmoid on the score.
             'problem_type': 'regression',
         }
     )
@@ -69,15 +69,18 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
         if value.data_ptr() == embedding.data_ptr() and value.shape == embedding.shape:
             padded = torch.zeros_like(target.get_input_embeddings().weight)
             padded[: len(value)] = value
-            state[key] = padded  # rows of the embedding that are new are zero
+            state[key] = padded  # its new rows are zero
     target.load_state_dict(state)
-    # In config.json: to be added to the classifier's score.
+    # Saved in config.json, to be added to the classifier's score.
     model.config.reward_constant = _set_head(model, head, n_vocab)
     return model
 
 
 def _set_head(model: Any, head: RewardHead, n_vocab: int) -> float:
-    """Set the head, its constant in the last norm's bias b + c w / |w|^2; return the rest."""
+    """Set the head's weight w, and put its constant c into the last norm's bias: b + c w / |w|^2.
+
+    Return the constant that remains to be added: 0, or c where the last norm has no bias.
+    """
     model.score.weight.copy_(head.weight[None].float())
     norm = _last_norm(model, n_vocab)
     square = head.weight.square().sum()

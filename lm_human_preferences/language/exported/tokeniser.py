@@ -1,8 +1,9 @@
-"""Tokeniser of a reward model for transformers, which gives texts the tokens they have here.
+"""Tokeniser of an exported reward model: transformers then encodes texts as this program does.
 
-It has no token around a text, no space before it (see language/tokenisers.py), and a padding token
-of its own: transformers reads the last token that is not padding, so no token of a text may be the
-padding token, not the end of a text either. A chat template is left out: only policies see it.
+It puts no tokens around a text, and no space before it (see language/tokenisers.py). Its padding
+token is one of its own: transformers reads the score at the last token that is not padding, so no
+text may contain that token, as it may contain the end of a text. There is no chat template, as only
+policies read one.
 """
 
 import json
@@ -26,9 +27,9 @@ _NAMED = ('bos_token', 'eos_token', 'unk_token')
 
 
 def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: bool = True) -> None:
-    """Write a tokeniser as transformers saves it. longest: most tokens of the model.
+    """Write a tokeniser as transformers saves it. longest: the model's context, in tokens.
 
-    pads: whether the model has a row for one more token, of padding.
+    pads: whether to add a padding token, for which the model has a row in its embedding.
     """
     from transformers import TokenizersBackend  # it takes seconds to import
 
@@ -60,7 +61,7 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str, *, pads: b
 def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
     """Make a tokeniser of one of the program's own encodings; UserError for damaged files."""
     if encoding.base_path is not None:
-        encoding.get_encoder()  # which says what is wrong with the files
+        encoding.get_encoder()  # raises UserError for damaged files
         vocab, merges = (storage.cached_path(encoding.path(name)) for name in BYTE_PAIR_FILES)
         byte_pairs = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
         byte_pairs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

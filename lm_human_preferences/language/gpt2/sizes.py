@@ -16,7 +16,7 @@ HUGGING_FACE_SIZES = dict(
     n_head=('n_head', 12),
     n_layer=('n_layer', 12),
 )
-# Other names that transformers knows of them
+# Other names of these settings in transformers
 _OTHER_NAMES = {
     *'hidden_size num_attention_heads num_hidden_layers max_position_embeddings'.split()
 }
