@@ -274,35 +274,32 @@ def _export_reward_model(
     head = classifier.RewardHead.folded(
         model.model.heads['reward'], model.reward_gain, model.reward_bias
     )
-    encoder = encoding.get_encoder()
-    text = encoder.encode(checks.QUERY) + encoder.encode(checks.RESPONSE)
-    tokens = text[: n_ctx - 1]  # _reward adds padding, as an empty response
-    with precision.plain():
-        score = _reward(model, tokens)
     is_here = True
     if is_adapter:
         of_place = trained_models.TrainedModel(saved.name, location.directory)
         base_of = functools.partial(_base, of_place, output_dir)
         base = peft_files.write(output_dir, of_place, location.scope, base_of, head.weight)
         is_here = _is_here(base)
-        constant = head.constant
-        score -= constant  # the files of an adapter have no place for it
+        constant = head.constant  # the files of an adapter have no place for it
     else:
-        with precision.plain():
-            made = classifier.classifier_of(
-                saved.as_transformers(model.model), head, encoding.n_vocab, name
-            )
-            reward_of = functools.partial(_reward, model)
-            classifier.check_scores(made, reward_of, encoding.n_vocab, name)
+        causal_lm = saved.as_transformers(model.model)
+        made = classifier.classifier_of(causal_lm, head, encoding.n_vocab, name)
         made.save_pretrained(output_dir)
         constant = made.config.reward_constant
+        del made, causal_lm  # the check below loads it again
     tokeniser.write_tokeniser(encoding, n_ctx, output_dir)
+
+    def reward_of(tokens: Sequence[int]) -> float:
+        empty = torch.tensor([[model.padding_token]])
+        return model.score(torch.tensor([tokens]), empty).item()
+
     if is_here:
-        checks.check_score(output_dir, tokens, torch.tensor(score), is_adapter=is_adapter)
+        with precision.plain():
+            checks.check_scores(
+                output_dir, reward_of, constant, encoding.n_vocab, is_adapter=is_adapter
+            )
+    encoder = encoding.get_encoder()
+    expected = encoder.encode(checks.QUERY) + encoder.encode(checks.RESPONSE)
     found = checks.tokens_of(output_dir, checks.QUERY + checks.RESPONSE)
-    checks.check_tokens(output_dir, found, text)
+    checks.check_tokens(output_dir, found, expected)
     return constant
-
-
-def _reward(model: rewards.TrainedRewardModel, tokens: Sequence[int]) -> float:
-    return model.score(torch.tensor([tokens]), torch.tensor([[model.padding_token]])).item()

@@ -15,7 +15,7 @@ from tiny_tokenisers import END, SENTENCES, write_byte_level, write_sentencepiec
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
-from lm_human_preferences.language.exported import classifier, tokeniser
+from lm_human_preferences.language.exported import checks, classifier, tokeniser
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_sources import loading
 
@@ -219,7 +219,7 @@ def test_what_cannot_be_a_classifier_is_refused(tmp_path, families):
 
 
 @pytest.mark.parametrize('damage', [1.0, float('nan')])
-def test_a_classifier_that_scores_otherwise_is_refused(damage):
+def test_a_classifier_that_scores_otherwise_is_refused(tmp_path, damage):
     trained = TrainedModel('test')
     network = trained.build(scope='reward_model', scalar_heads=['reward'])
     causal_lm = trained.as_transformers(network)
@@ -230,9 +230,11 @@ def test_a_classifier_that_scores_otherwise_is_refused(damage):
         output = network.hidden(torch.tensor([tokens]))[0, -1]
         return float(output.double() @ head.weight + head.constant)
 
-    classifier.check_scores(made, reward, 27, 'mine')
-    with pytest.raises(UserError, match='mine cannot be exported: .* gives other rewards, by up'):
-        classifier.check_scores(made, lambda tokens: reward(tokens) + damage, 27, 'mine')
+    made.save_pretrained(tmp_path)
+    constant = made.config.reward_constant
+    checks.check_scores(str(tmp_path), reward, constant, 27)
+    with pytest.raises(UserError, match=f'^{tmp_path}: transformers loads another model than was'):
+        checks.check_scores(str(tmp_path), lambda tokens: reward(tokens) + damage, constant, 27)
 
 
 def test_a_head_of_zeros_keeps_its_constant():

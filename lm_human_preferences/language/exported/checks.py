@@ -1,14 +1,17 @@
 """Checks of an export: transformers, which loads it as its card says, has to compute the same."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from lm_human_preferences.errors import UserError
 
 # Texts of the checks, in words that every encoding has
 QUERY, RESPONSE = 'the film was', ' good'
+LENGTHS = (1, 2, 4)  # tokens of the texts that are scored
+SEED = 0
 TOLERANCE = 1e-3  # of the largest number
 
 
@@ -55,25 +58,34 @@ def states_of(directory: str, tokens: Sequence[int], start: int) -> torch.Tensor
 
 
 @torch.no_grad()
-def check_score(
-    directory: str, tokens: Sequence[int], expected: torch.Tensor, *, is_adapter: bool = False
+def check_scores(
+    directory: str,
+    score_of: Callable[[Sequence[int]], float],
+    constant: float,
+    n_vocab: int,
+    *,
+    is_adapter: bool = False,
 ) -> None:
-    """Raise UserError unless a classifier, or an adapter of PEFT, gives the tokens this score ().
+    """Raise UserError unless a classifier, or an adapter of PEFT, scores token ids as `score_of`.
 
-    The constant in a classifier's config.json is part of its score.
+    constant: to be added to its scores. n_vocab: number of tokens, and a classifier's padding.
     """
+    generator = torch.Generator().manual_seed(SEED)
+    rows = [torch.randint(n_vocab, (length,), generator=generator) for length in LENGTHS]
+    expected = torch.tensor([score_of(row.tolist()) for row in rows])
     if is_adapter:
         from peft import AutoPeftModelForSequenceClassification  # it takes seconds to import
 
         model: Any = AutoPeftModelForSequenceClassification.from_pretrained(directory, num_labels=1)
-        constant = 0.0
+        found = torch.stack([model(input_ids=row.unsqueeze(0)).logits[0, 0] for row in rows])
     else:
         from transformers import AutoModelForSequenceClassification  # as above
 
         model = AutoModelForSequenceClassification.from_pretrained(directory)
-        constant = model.config.reward_constant
-    score = model(input_ids=torch.tensor([tokens])).logits[0, 0].float()
-    check_numbers(directory, score + constant, expected)
+        padded = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=n_vocab)
+        mask = (padded != n_vocab).long()
+        found = model(input_ids=padded, attention_mask=mask).logits[:, 0]
+    check_numbers(directory, found.float() + constant, expected)
 
 
 def check_numbers(directory: str, found: torch.Tensor, expected: torch.Tensor) -> None:

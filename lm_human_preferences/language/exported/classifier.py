@@ -1,6 +1,5 @@
 """Reward models as sequence classifiers of transformers, with one label: the reward."""
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -8,10 +7,6 @@ from torch import nn
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.library import empty_model
-
-TOLERANCE = 1e-4  # of the largest score, in float32
-LENGTHS = (1, 2, 4)  # tokens of the sequences that are compared
-SEED = 0
 
 
 class RewardHead(NamedTuple):
@@ -107,24 +102,3 @@ def _last_norm(model: Any, n_vocab: int) -> nn.LayerNorm | None:
     if outputs and outputs[-1][1].shape == last.shape and torch.equal(outputs[-1][1], last):
         return outputs[-1][0]
     return None
-
-
-@torch.no_grad()
-def check_scores(
-    model: Any, reward_of: Callable[[Sequence[int]], float], n_vocab: int, name: str
-) -> None:
-    """Raise UserError unless a padded batch gets the rewards that `reward_of` gives token ids."""
-    generator = torch.Generator().manual_seed(SEED)
-    tokens = torch.randint(n_vocab, (len(LENGTHS), max(LENGTHS)), generator=generator)
-    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    expected = torch.tensor([reward_of(row[keep].tolist()) for row, keep in zip(tokens, mask)])
-    padded = tokens.masked_fill(~mask, n_vocab)
-    scores = model(input_ids=padded, attention_mask=mask.long()).logits[:, 0]
-    found = scores + model.config.reward_constant
-    difference = (found - expected).abs().max()
-    # `not ... <=` and not `>`: NaN fails, too.
-    if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):
-        raise UserError(
-            f"{name} cannot be exported: transformers' {type(model).__name__} gives other rewards,"
-            f' by up to {difference:.3g}'
-        )
