@@ -13,27 +13,49 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from command_line import succeed
 from test_own_tokeniser import write_chat_model
+
+import launch
+import sample
 
 FOLDER = Path(__file__).parents[2] / 'benchmarks'
 
 
 @pytest.mark.slow
-def test_an_evening(tmp_path):
-    """The person is judged by what it likes, not by the head that its answers taught."""
+def test_an_evening(tmp_path, monkeypatch, capsys):
+    """The person is judged by what it likes, not by the head that its answers taught.
+
+    All commands are run, in this process.
+    """
     model = write_chat_model(tmp_path / 'model', positions=256)
     for part in ('', '.test'):
         lines = [json.dumps(f'Who is {name}?') for name in ('late', 'quick', 'lazy', 'brown')]
         (tmp_path / f'queries{part}.jsonl').write_text('\n'.join(lines))
-    (tmp_path / 'short.py').write_text('def score(queries, texts): return [-len(t) for t in texts]')
-    words = [tmp_path / 'out', model, tmp_path / 'queries.jsonl', '--person']
-    words += [f'{tmp_path}/short.py:score', '--answers=8', '--episodes=64', '--samples=64']
-    done = subprocess.run(
-        [sys.executable, FOLDER / 'real/evening.py', *words], capture_output=True, text=True
+    (tmp_path / 'low.py').write_text(
+        'def score(queries, texts): return [sum(map(str.islower, t)) / len(t) for t in texts]'
     )
-    assert done.returncode == 0, done.stderr
-    assert 'head on frozen hidden states learned 8 labels' in done.stdout
-    assert re.search(r'judge .*\d', done.stdout), done.stdout
+    evening = importlib.import_module('real.evening')
+    clis = {'launch.py': launch.cli, 'sample.py': sample.cli}
+    printed = []
+
+    def run(script, *words):
+        printed.append(succeed([*map(str, words)], clis[script]).stdout)
+        return printed[-1]
+
+    monkeypatch.setattr(evening, 'run', run)
+    words = [tmp_path / 'out', model, tmp_path / 'queries.jsonl', '--person']
+    words += [f'{tmp_path}/low.py:score', '--answers=8', '--episodes=64', '--requests=4']
+    monkeypatch.setattr(sys, 'argv', ['evening.py', *map(str, words)])
+    evening.main()
+    told = '\n'.join(printed)
+    assert 'head on frozen hidden states learned 8 labels' in told
+    assert len(re.findall(r'rank \S+ of 16, mean', told)) == 4
+    table = capsys.readouterr().out.splitlines()
+    rows = {line[:24].strip(): line[24:].split() for line in table if line}
+    assert rows['initial model'][0] == '0.00' and len(rows['policy']) == 3
+    kls = [float(rows[name][0]) for name in rows if name.startswith('best of')]
+    assert 0 < kls[0] < kls[1] < 1.84 and kls[2] < float(rows['policy'][0]) + 0.64 + 0.3
 
 
 @pytest.fixture
