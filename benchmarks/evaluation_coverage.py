@@ -175,13 +175,7 @@ def exact(trials: int, rng: np.random.Generator) -> None:
             shift = scales if kind != 'even' else torch.ones_like(scales)
             logprobs = (rho + shift * grid).log_softmax(-1)
             ref_logprobs, scores = rho.expand(queries, -1), scales * grid
-            points = comparison.compare(
-                ref_logprobs,
-                optimum.kl(logprobs, ref_logprobs),
-                scores,
-                optimum.expected(logprobs, scores),
-                kl_coef=None,
-            )
+            points = comparison.compare(ref_logprobs, logprobs, scores, kl_coef=None)
             square = 13 / 12  # the mean of scales^2
             kl, reward = (0.5, 1.0) if kind == 'even' else (square / 2, square)
             best = math.sqrt(2 * kl * square)

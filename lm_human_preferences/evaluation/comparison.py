@@ -17,9 +17,8 @@ Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}
 
 def compare(
     ref_logprobs: torch.Tensor,
-    kl: torch.Tensor,
+    logprobs: torch.Tensor,
     scores: torch.Tensor,
-    score: torch.Tensor,
     *,
     kl_coef: float | None,
     chooser: torch.Tensor | None = None,
@@ -27,11 +26,11 @@ def compare(
 ) -> Points:
     """Return the points of a policy, best of n and the optimum beside the frontier.
 
-    ref_logprobs, scores (queries, responses): by the reference, and of the same responses. kl,
-    score: of the policy. kl_coef: of the optimum, None to leave it out. chooser (queries,
-    responses): scores of the reward model, if `scores` are another reward's: then best of n is
-    chosen by either. exact: whether the responses are all that there are; of samples,
-    compare_samples corrects the points.
+    ref_logprobs, logprobs, scores (queries, responses): by the reference, by the policy, and of the
+    same responses. kl_coef: of the optimum, None to leave it out. chooser (queries, responses):
+    scores of the reward model, if `scores` are another reward's: then best of n is chosen by
+    either. exact: whether the responses are all that there are; of samples, compare_samples
+    corrects the points.
     """
 
     def point(kl: torch.Tensor, reward: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -46,7 +45,8 @@ def compare(
             values['share'] = of_queries.nan_to_num(share.item())
         return values
 
-    base = optimum.expected(ref_logprobs, scores)
+    base, score = (optimum.expected(each, scores) for each in (ref_logprobs, logprobs))
+    kl = optimum.kl(logprobs, ref_logprobs)
     points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
     for name, best, best_kl in bests_of_n(ref_logprobs, scores, exact=exact):
         points[name] = point(best_kl, best)
@@ -82,9 +82,9 @@ def compare_samples(
     def of(samples: slice) -> Points:
         """Return the points by a part of the samples."""
         reference, policy = (each[:, samples].log_softmax(-1) for each in (ref_logprobs, logprobs))
-        score, own = scores[:, samples], None if chooser is None else chooser[:, samples]
-        kl, mean = optimum.kl(policy, reference), optimum.expected(policy, score)
-        return compare(reference, kl, score, mean, kl_coef=kl_coef, chooser=own, exact=False)
+        own = None if chooser is None else chooser[:, samples]
+        score = scores[:, samples]
+        return compare(reference, policy, score, kl_coef=kl_coef, chooser=own, exact=False)
 
     points, first, second = of(slice(None)), of(slice(0, None, 2)), of(slice(1, None, 2))
     rounding = ROUNDING * scores.abs().max().item()

@@ -179,7 +179,7 @@ def fitted(
             started = time.monotonic()
             responses = measure.sample_many(models, some, 1, size, 'first samples, for their time')
             seconds = (time.monotonic() - started) / len(some)
-            spread = next(iter(responses.scores.values()))[0].std().item()
+            spread = next(iter(responses.scores.values())).std().item()
     count, samples = affordable_sizes(
         len(queries), settings.samples, DEFAULT_SECONDS / seconds, may_cut=settings.queries is None
     )

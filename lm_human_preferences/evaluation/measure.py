@@ -42,14 +42,15 @@ class Models(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Responses to each query: log-probabilities by the reference, KL of the policy, and scores."""
+    """Responses to each query, all or samples: their log-probabilities, and {reward: scores}.
 
-    ref_logprobs: torch.Tensor  # (queries, responses)
-    kl: torch.Tensor  # (queries,)
-    # {reward: (of the responses (queries, responses), their mean under the policy (queries,))}
-    scores: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    logprobs: torch.Tensor | None = None  # by the policy, of samples
-    repeats: float = 0.0  # see repeats_of
+    Tensors are (queries, responses).
+    """
+
+    ref_logprobs: torch.Tensor
+    logprobs: torch.Tensor
+    scores: dict[str, torch.Tensor]
+    repeats: float = 0.0  # of samples, see repeats_of
 
 
 def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:
@@ -164,25 +165,17 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
     """Return all responses to `queries (queries, query_length)`."""
     policy, reference, judges, task = models
     length = task.response_length
-    ref_logprobs = []
-    kls = []
-    scores = {name: ([], []) for name in judges}
+    ref_logprobs, logprobs = [], []
+    scores = {name: [] for name in judges}
     for query in progress(
         queries.split(1), comm=Comm(), desc='all responses, by both models', unit='query'
     ):
-        of_reference = optimum.all_logprobs(reference, query, length)
-        of_policy = optimum.all_logprobs(policy, query, length)
-        ref_logprobs.append(of_reference)
-        kls.append(optimum.kl(of_policy, of_reference))
+        ref_logprobs.append(optimum.all_logprobs(reference, query, length))
+        logprobs.append(optimum.all_logprobs(policy, query, length))
         for name, model in judges.items():
-            all_scores = _all_scores(model, task, query, policy.model.sizes.n_vocab)
-            scores[name][0].append(all_scores)
-            scores[name][1].append(optimum.expected(of_policy, all_scores))
-    return Responses(
-        torch.cat(ref_logprobs),
-        torch.cat(kls),
-        {name: (torch.cat(of_all), torch.cat(means)) for name, (of_all, means) in scores.items()},
-    )
+            scores[name].append(_all_scores(model, task, query, policy.model.sizes.n_vocab))
+    of_all = {name: torch.cat(parts) for name, parts in scores.items()}
+    return Responses(torch.cat(ref_logprobs), torch.cat(logprobs), of_all)
 
 
 def _all_scores(
@@ -237,13 +230,8 @@ def sample_many(
 
     ref_logprobs, logprobs = optimum.mixture(by_query(log_ratios))
     of_samples = {name: by_query(parts) for name, parts in scores.items()}
-    return Responses(
-        ref_logprobs,
-        optimum.kl(logprobs, ref_logprobs),
-        {name: (of, optimum.expected(logprobs, of)) for name, of in of_samples.items()},
-        logprobs,
-        repeats_of(torch.cat(of_policy).unflatten(0, (len(queries), -1))),
-    )
+    repeats = repeats_of(torch.cat(of_policy).unflatten(0, (len(queries), -1)))
+    return Responses(ref_logprobs, logprobs, of_samples, repeats)
 
 
 def repeats_of(responses: torch.Tensor) -> float:
@@ -291,32 +279,23 @@ def measure(
     trained_on = next(iter(models.rewards))  # the reward that kl_coef was weighed against
     is_enumerable = registry.info(models.task.query_dataset).is_enumerable
     with_errors = are_chosen or not (exact and is_enumerable)
-    for name, (scores, _) in responses.scores.items():
-        points = _points(responses, name, trained_on, kl_coef)
+    log_rho, log_pi, all_scores, repeats = responses
+    for name, scores in all_scores.items():
+        # Of another reward than the policy's there is no optimum.
+        of_own = {'kl_coef': kl_coef, 'chooser': None}
+        of_other = {'kl_coef': None, 'chooser': all_scores[trained_on]}
+        settings = of_own if name == trained_on else of_other
+        if exact:
+            points = comparison.compare(log_rho, log_pi, scores, **settings)
+        else:
+            points = comparison.compare_samples(
+                log_rho, log_pi, scores, repeats=repeats, **settings
+            )
         results['rewards'][name] = {
             **comparison.summarize(points, with_errors=with_errors),
-            report.FRONTIER: _frontier(responses.ref_logprobs, scores, exact),
+            report.FRONTIER: _frontier(log_rho, scores, exact),
         }
     return results
-
-
-def _points(
-    responses: Responses, name: str, trained_on: str, kl_coef: float | None
-) -> comparison.Points:
-    """Return the points by the reward `name`; of another than the policy's, none has a KL coef."""
-    scores, policy_score = responses.scores[name]
-    chooser = None
-    if name != trained_on:
-        kl_coef, chooser = None, responses.scores[trained_on][0]
-    log_rho, log_pi = responses.ref_logprobs, responses.logprobs
-    if log_pi is None:
-        return comparison.compare(
-            log_rho, responses.kl, scores, policy_score, kl_coef=kl_coef, chooser=chooser
-        )
-    repeats = responses.repeats
-    return comparison.compare_samples(
-        log_rho, log_pi, scores, kl_coef=kl_coef, chooser=chooser, repeats=repeats
-    )
 
 
 def _frontier(

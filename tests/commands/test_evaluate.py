@@ -41,24 +41,26 @@ LN2, LN3 = math.log(2), math.log(3)
 
 
 def test_against_the_frontier_by_hand():
-    """A reward of 0 or 1, equally likely; half way to the optimum of beta 1 / ln 3: (1/4, 3/4)."""
+    """A reward of 0 or 1, equally likely; the optimum of beta 1 / ln 3 is (1/4, 3/4)."""
     ref_logprobs = torch.tensor([[0.5, 0.5]]).double().log()
     scores = torch.tensor([[0.0, 1.0]]).double()
-    kl = torch.tensor([0.75 * LN3 - LN2]).double()
-    points = comparison.compare(
-        ref_logprobs, kl, scores, torch.tensor([0.625]).double(), kl_coef=1 / LN3
-    )
+    logprobs = torch.tensor([[3 / 8, 5 / 8]]).double().log()
+    points = comparison.compare(ref_logprobs, logprobs, scores, kl_coef=1 / LN3)
     found = comparison.summarize(points, with_errors=False)
     assert found['base'] == {'kl': 0, 'reward': pytest.approx(0.5)}
     assert found['policy'] == pytest.approx(
         {
-            'kl': 0.75 * LN3 - LN2,
-            'reward': 0.625,
-            'frontier': 0.75,
-            'share': 0.5,
-            'kl_to_optimum': 0.125 * LN3,
+            'kl': 3 / 8 * math.log(3 / 4) + 5 / 8 * math.log(5 / 4),
+            'reward': 5 / 8,
+            'frontier': 5 / 8,  # of two responses no other policy has this KL
+            'share': 1,
+            'kl_to_optimum': 3 / 8 * math.log(3 / 2) + 5 / 8 * math.log(5 / 6),
         }
     )
+    half_way = comparison.against_frontier(
+        torch.tensor([0.75 * LN3 - LN2]).double(), torch.tensor([0.625]), ref_logprobs, scores
+    )[0]
+    assert [half_way[name].item() for name in ('frontier', 'share')] == pytest.approx([0.75, 0.5])
     assert found['optimum'] == pytest.approx({'kl': 0.75 * LN3 - LN2, 'reward': 0.75})
     assert found['best_of_4']['reward'] == pytest.approx(15 / 16)
     unmoved = comparison.against_frontier(
@@ -85,11 +87,8 @@ def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):
     ref_logprobs = torch.randn(4, 90).double().log_softmax(-1)
     scores = torch.randn(4, 90).double() if score is None else torch.full((4, 90), score).double()
     if exact:
-        of_policy = optimum.expected(ref_logprobs, scores)
-        of_policy += 1e-9  # sums in another order
-        points = comparison.compare(
-            ref_logprobs, torch.full((4,), kl).double(), scores, of_policy, kl_coef=None
-        )
+        logprobs = (ref_logprobs + kl * torch.randn(4, 90)).log_softmax(-1)
+        points = comparison.compare(ref_logprobs, logprobs, scores, kl_coef=None)
     else:
         reference, policy = optimum.mixture(kl * torch.randn(4, 90))
         points = comparison.compare_samples(reference, policy, scores, kl_coef=None)
@@ -490,11 +489,12 @@ def test_queries_of_reviews_are_drawn_by_the_seed():
 @pytest.fixture
 def measured(monkeypatch):
     half = torch.full((2, 2), -LN2).double()
+    logprobs = torch.tensor([[0.5, 0.5], [0.0, 1.0]]).double().log()
     scores = {
-        'reward model': (torch.tensor([[0.0, 1.0]] * 2).double(), torch.tensor([0.5, 1]).double()),
-        'known reward': (torch.tensor([[3.0, 1.0]] * 2).double(), torch.tensor([2.0, 1]).double()),
+        'reward model': torch.tensor([[0.0, 1.0]] * 2).double(),
+        'known reward': torch.tensor([[3.0, 1.0]] * 2).double(),
     }
-    responses = measure.Responses(half, torch.tensor([0.25, 0.75]).double(), scores)
+    responses = measure.Responses(half, logprobs, scores)
     monkeypatch.setattr(measure, 'enumerate_all', lambda *arguments: responses)
     monkeypatch.setattr(measure, 'sample_many', lambda *arguments: responses)
     monkeypatch.setattr(report, 'BEST_OF', (2,))
@@ -545,9 +545,10 @@ def test_the_reward_that_was_trained_on_chooses_for_the_other_as_well(measured):
     rewards = found.pop('rewards')
     assert found == {'exact': True, 'queries': 2, 'responses': 9**3, 'kl_coef': 0.5}
     own, known = rewards['reward model'], rewards['known reward']
-    assert own['policy']['kl'] == 0.5 and 'kl_to_optimum' in own['policy']
+    assert own['policy']['kl'] == pytest.approx(LN2 / 2) and 'kl_to_optimum' in own['policy']
     assert 'kl_to_optimum' not in known['policy'] and 'optimum' not in known
-    assert (own['policy']['reward'], known['policy']['reward']) == (0.75, 1.5)
+    rewards_of_policy = [each['policy']['reward'] for each in (own, known)]
+    assert rewards_of_policy == pytest.approx([0.75, 1.5])
     assert own['best_of_2']['reward'] == pytest.approx(3 / 4)
     assert known['best_of_2']['reward'] == pytest.approx(3 * 3 / 4 + 1 / 4)
     assert known['best_of_2_by_reward_model']['reward'] == pytest.approx(1 * 3 / 4 + 3 / 4)
@@ -558,7 +559,7 @@ def test_the_reward_that_was_trained_on_chooses_for_the_other_as_well(measured):
 
 @pytest.mark.parametrize('most', [9**3, 9**3 - 1])
 def test_the_frontier_of_rewards_that_are_all_alike_is_a_point(measured, most):
-    flat = torch.full((2, 2), 0.1).double(), torch.full((2,), 0.1).double()
+    flat = torch.full((2, 2), 0.1).double()
     found = measured(most=most, reward=flat)
     json.dumps(found, allow_nan=False)
     frontier = found['rewards']['reward model']['frontier']

@@ -7,7 +7,7 @@ from experiments import resolved
 from figures import draw, jobs
 
 from lm_human_preferences import storage, train_policy
-from lm_human_preferences.evaluation import measure
+from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.reward_sources.sources import source_of
 
 
@@ -50,7 +50,8 @@ def test_end_to_end(tmp_path, monkeypatch):
     models = measure.load_models(hparams.run.save_dir, source)
     queries = measure.queries_of(source, models.policy.encoder, None)
     enumerated = measure.enumerate_all(models, queries)
-    assert rows['64', 256]['kl'] == pytest.approx(enumerated.kl.mean().item(), rel=1e-6)
-    assert rows['64', 256]['known_reward'] == pytest.approx(
-        enumerated.scores['known reward'][1].mean().item(), rel=1e-6
-    )
+    kl = optimum.kl(enumerated.logprobs, enumerated.ref_logprobs).mean().item()
+    known = enumerated.scores['known reward']
+    reward = optimum.expected(enumerated.logprobs, known).mean().item()
+    assert rows['64', 256]['kl'] == pytest.approx(kl, rel=1e-6)
+    assert rows['64', 256]['known_reward'] == pytest.approx(reward, rel=1e-6)

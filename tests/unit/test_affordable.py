@@ -35,7 +35,7 @@ def slow(monkeypatch):
         torch.rand(9)
         scores = torch.tensor([-1.0, 1.0]).repeat(len(queries) // 2)[:, None]
         scores /= scores.std()
-        return measure.Responses(None, None, {'reward model': (scores, None)})
+        return measure.Responses(None, None, {'reward model': scores})
 
     monkeypatch.setattr(measure, 'sample_many', sample_many)
     monkeypatch.setattr(evaluate, 'time', types.SimpleNamespace(monotonic=lambda: clock[0]))
