@@ -112,6 +112,11 @@ def commands(directory: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda command: str(command.get('began')))
 
 
+def processes(directory: str) -> set[str]:
+    """Return the identifiers of the processes that have worked on a run."""
+    return {str(command.get('id')) for command in commands(directory)}
+
+
 def write_trainings(
     directory: str, entries: Mapping[str, Mapping[str, Any]], *, resume: bool
 ) -> None:

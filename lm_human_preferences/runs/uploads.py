@@ -1,7 +1,7 @@
 """Upload of a run from a staging directory to a remote one, where listed checkpoints stay whole.
 
-The file UPLOADER names the staging directory that a remote directory is written from, by an
-identifier that both contain. A machine that goes on with a run replaces it, and the other stops.
+The record of a run (run_record) says which processes have worked on it. If the store names one that
+the staging directory does not know, another machine has gone on with the run.
 """
 
 import contextlib
@@ -11,54 +11,32 @@ import os
 import re
 import threading
 import time
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.runs import run_record
+from lm_human_preferences.runs.run_files import RECORD
 from lm_human_preferences.storage import local_files
 from lm_human_preferences.utils.logging import announce
 
-UPLOADER = 'uploader'
 SYNC_SECONDS = 20  # between two looks for changes
 CLOSE_TIMEOUT = 600  # seconds of further tries when the run is done
 
 
 class TakenOver(storage.StorageError):
-    """Another staging directory is uploaded to the remote directory."""
+    """Another machine has gone on with the run."""
 
 
 def is_up_to_date(url: str, directory: str) -> bool:
     """Return whether a staging directory has everything that the store has."""
     if not os.path.isdir(directory):
         return False
-    uploader = _uploader(url)
-    return uploader == _uploader(directory) if uploader else not storage.listing(url)
-
-
-def _uploader(place: str) -> str | None:
-    """Return the identifier in a staging or a remote directory; None if there is none."""
-    try:
-        return storage.read_text(storage.join(place, UPLOADER))
-    except storage.NotFound:
-        return None
-
-
-def _take_over(url: str, directory: str) -> None:
-    """Put the identifier of a staging directory into the store; StorageError if not allowed."""
-    identifier = _uploader(directory) or uuid.uuid4().hex
-    storage.write_bytes(os.path.join(directory, UPLOADER), identifier.encode())
-    place = storage.join(url, UPLOADER)
-    storage.remove(place)  # which has to be allowed, too
-    storage.write(place, io.BytesIO(identifier.encode()))
-
-
-def _check_uploader(url: str, directory: str) -> None:
-    """Raise TakenOver if the store is written from another staging directory."""
-    if _uploader(url) != _uploader(directory):
-        raise TakenOver(f'{url} was changed by another process')
+    if not run_record.processes(url):  # perhaps a run of the original
+        return not storage.listing(url)
+    return run_record.processes(url) <= run_record.processes(directory)
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
@@ -76,20 +54,21 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
         if not path.endswith(names.DATA) or _stem(path) in with_values:
             wanted.append(path)
     copies = storage.cached_paths([storage.join(url, path) for path in wanted])
-    for path, copy in zip(wanted, copies, strict=True):
+    # The record last: with it, the directory counts as up to date.
+    for path, copy in sorted(zip(wanted, copies, strict=True), key=lambda pair: pair[0] == RECORD):
         target = os.path.join(directory, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.replace(copy, target)
 
 
-def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
+def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str] = frozenset()) -> None:
     """Upload new files that match `pattern`, and delete old ones.
 
     Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at
     any point leaves the listed checkpoints whole. FileNotFoundError if a file is deleted meanwhile;
-    TakenOver if the store is written from another staging directory.
+    TakenOver if the store names a process that is not `known`, nor in the staging directory.
     """
-    _check_uploader(url, directory)
+    _check_not_taken_over(url, directory, known)
     remote = storage.listing(url)
     lists = {}
     kept = set()
@@ -116,7 +95,7 @@ def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     for path in sorted(changed, key=lambda path: _stem(path) is not None):
         with open(os.path.join(directory, path), 'rb') as file:
             storage.write(storage.join(url, path), file)
-    _check_uploader(url, directory)  # uploading may have taken long
+    _check_not_taken_over(url, directory, known)  # uploading may have taken long
     for path, text in lists.items():
         if (len(text), hashlib.md5(text, usedforsecurity=False).hexdigest()) != remote.get(path):
             storage.write(storage.join(url, path), io.BytesIO(text))
@@ -128,6 +107,11 @@ def sync(url: str, directory: str, pattern: re.Pattern[str]) -> None:
             gone.append(path)
     for path in sorted(gone, key=lambda path: not _is_list(path)):
         storage.remove(storage.join(url, path))
+
+
+def _check_not_taken_over(url: str, directory: str, known: Set[str]) -> None:
+    if not run_record.processes(url) <= known | run_record.processes(directory):
+        raise TakenOver(f'{url} was changed by another process')
 
 
 def _content(directory: str, path: str) -> tuple[int, str]:
@@ -156,10 +140,11 @@ def _listed(path: str, text: str) -> list[str]:
 class Uploader:
     """Thread that uploads the files of a directory as they change. Arguments: those of `sync`."""
 
-    def __init__(self, url: str, directory: str, pattern: re.Pattern[str]) -> None:
+    def __init__(self, url: str, directory: str, pattern: re.Pattern[str], known: Set[str]) -> None:
         self.url = url
         self.directory = directory
         self.pattern = pattern
+        self.known = known
         self.last_error: Exception | None = None  # None when all was uploaded
         self.is_done = False  # whether all was uploaded after `close`
         self.deadline = 0.0  # of tries after `close`, by time.monotonic()
@@ -180,10 +165,10 @@ class Uploader:
     def _try_to_sync(self) -> bool:
         """Upload, and return whether all is there now; print the first of several failures."""
         try:
-            sync(self.url, self.directory, self.pattern)
+            sync(self.url, self.directory, self.pattern, self.known)
         except FileNotFoundError:
             return False
-        except (storage.StorageError, OSError) as e:
+        except (UserError, OSError) as e:
             if isinstance(e, TakenOver):
                 announce(f'WARNING: uploads end: {e}')
             elif not self.last_error:
@@ -218,11 +203,14 @@ class Uploader:
 @contextlib.contextmanager
 def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[None]:
     """Upload a directory during the block, and delete it afterwards unless something failed."""
+    place = storage.join(url, 'access')
     try:
-        _take_over(url, directory)
+        storage.write(place, io.BytesIO())
+        storage.remove(place)
+        known = run_record.processes(url)  # of a run that is overwritten, if there is one
     except storage.StorageError as e:
         raise UserError(f'--save_dir: {e}') from e
-    uploader = Uploader(url, directory, pattern)
+    uploader = Uploader(url, directory, pattern, known)
     try:
         yield
     except BaseException:
@@ -232,8 +220,7 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Non
             announce(f'WARNING: {e}')
         raise
     uploader.close(CLOSE_TIMEOUT)
-    storage.remove(storage.join(url, UPLOADER))
-    for path in (UPLOADER, *local_files(directory, pattern)):
+    for path in local_files(directory, pattern):
         os.remove(os.path.join(directory, path))
     for folder, *_ in os.walk(directory, topdown=False):
         with contextlib.suppress(OSError):  # it is not empty

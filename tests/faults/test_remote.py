@@ -20,7 +20,7 @@ import sample
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.runs import run_dir, uploads
+from lm_human_preferences.runs import run_dir, run_record, uploads
 
 STORE = 'az://private/runs'
 RUN, CONTAINER = f'{STORE}/run', 'private/runs'
@@ -108,6 +108,7 @@ def interrupt():
 
 def on_another_machine(monkeypatch, tmp_path):
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'elsewhere'))
+    monkeypatch.setattr(run_record, '_THIS_PROCESS', 'elsewhere')
 
 
 def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch):
@@ -116,7 +117,7 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
 
     def compare(uploader, timeout):
         close(uploader, timeout)
-        names = [*uploads.local_files(uploader.directory, uploader.pattern), uploads.UPLOADER]
+        names = uploads.local_files(uploader.directory, uploader.pattern)
         assert {f'run/{name}' for name in names} == store.keys()
         for name in names:
             with open(os.path.join(uploader.directory, name), 'rb') as file:
@@ -127,7 +128,7 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
     result = succeed(f'{WORDS} {STORE}')
     assert f'saving to {RUN}\n' in result.stdout and len(compared) > 20
     assert f'"save_dir": "{RUN}"'.encode() in store['run/train_policy_hparams.json']
-    assert not os.path.exists(staged()) and 'run/uploader' not in store
+    assert not os.path.exists(staged())
     assert_same(downloaded(store, tmp_path), reference)
 
 
@@ -236,9 +237,7 @@ def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch)
     message = last_error_of(invoke(f'{WORDS} {STORE}'))
     assert message.startswith(f'{RUN} is not complete: ') and 'status 503' in message
     assert f'; all of the run is in {staged()}, and `./launch.py resume {RUN}` here ' in message
-    found = anywhere(staged(), STORE)
-    found.pop(uploads.UPLOADER)
-    assert_same(found, reference)
+    assert_same(anywhere(staged(), STORE), reference)
     server.faults.clear()
     assert 'model.ckpt-4' not in listed(store)
     succeed(f'resume {RUN}')
@@ -363,7 +362,9 @@ def test_a_run_with_which_another_machine_goes_on_is_left_to_it(server, store, m
 
     def take_over():
         eventually(lambda: listed(store))
-        store['run/uploader'] = b'another'
+        record = json.loads(store['run/run.json'])
+        record['train_policy']['commands'].append({'id': 'elsewhere'})
+        store['run/run.json'] = json.dumps(record).encode()
         server.properties.clear()
 
     after_steps(monkeypatch, {2: take_over})
@@ -373,7 +374,7 @@ def test_a_run_with_which_another_machine_goes_on_is_left_to_it(server, store, m
         f' before you type `./launch.py resume {RUN}`, which replaces it'
     )
     assert result.output.count('uploads end: ') == 1 and 'uploads are delayed' not in result.output
-    assert 'model.ckpt-4' not in listed(store) and store['run/uploader'] == b'another'
+    assert 'model.ckpt-4' not in listed(store) and b'elsewhere' in store['run/run.json']
     assert os.path.exists(staged('policy/checkpoints/model.ckpt-4.index'))
 
 
@@ -387,14 +388,12 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
         return error_of(invoke(f'{DIRECT} 64 --save_dir {directory}'))
 
     server.faults.append(Fault('status', 403, times=None, method='PUT'))
-    place = 'https://private.blob.core.windows.net/runs/run/uploader'
+    place = 'https://private.blob.core.windows.net/runs/run/access'
     assert error() == f'--save_dir: {place}: unexpected status 403'
     server.faults[:] = [Fault('status', 503, times=None)]
     assert 'unexpected status 503' in error()
     server.faults.clear()
-    missing = (
-        "No such file or container/account does not exist: 'az://private/nowhere/run/uploader'"
-    )
+    missing = "No such file or container/account does not exist: 'az://private/nowhere/run/access'"
     assert missing in error('az://private/nowhere')
     assert 'one of * ? [ ] in its name' in error(f'{STORE}/a*')
     monkeypatch.setenv('LMHP_OFFLINE', '1')

@@ -180,7 +180,7 @@ def result_of(directory):
         elif path.name == RECORD:
             for entry in (record := json.loads(path.read_text())).values():
                 entry.pop('commands', None)
-            found[name] = record
+            found[name] = json.dumps(record).encode()
         elif path.is_file() and not re.search(r'tfevents|model\.ckpt', name):
             found[name] = path.read_bytes()
     for folder in sorted(Path(directory).glob('tb/*')):
