@@ -86,8 +86,7 @@ def _export_policy(
     policy.encoding.write_tokeniser(output_dir)
     ends: list[int] = []
     if task is not None:
-        if task.stops:
-            ends = sorted(lm_tasks.truncate_tokens(task, encoder) or ())
+        ends = _ends(task, encoder)
         _write_generation_config(task.policy.temperature, ends, output_dir)
     has_tokenizer, is_joined = _has_tokeniser(output_dir), False
     if has_tokenizer and task is not None:
@@ -164,6 +163,11 @@ def _base(saved: trained_models.TrainedModel, output_dir: str, of_base: record.R
     return path
 
 
+def _ends(task: lm_tasks.TaskHParams, encoder: Encoder) -> list[int]:
+    """Return the tokens at which sampling stops."""
+    return sorted(lm_tasks.truncate_tokens(task, encoder) or ()) if task.stops else []
+
+
 def _write_generation_config(temperature: float, ends: list[int], output_dir: str) -> None:
     """Write the settings with which `generate` of transformers samples as the training did."""
     from transformers import GenerationConfig
@@ -227,6 +231,8 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
     states = checks.states_of(output_dir, context + found, len(context))
     features = pooled(states[list(reward.blocks)], torch.ones(1, len(found), dtype=torch.bool))
     checks.check_numbers(output_dir, head(features)[0], score)
+    ends = _ends(task, encoder)
+    _write_generation_config(task.policy.temperature, ends, output_dir)
     parts = [repr(task.query_prefix), 'query', repr(task.query_suffix)]
     of_card = {
         'file': FILE,
@@ -234,6 +240,8 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
         'chat': task.chat,
         'content': ' + '.join(part for part in parts if part != repr('')),
         'responses': RESPONSES,
+        'ends': ends,
+        'length': task.response_length,
     }
     model_card.write(card_of(has_policy=False, is_joined=is_joined, head=of_card), output_dir)
 
