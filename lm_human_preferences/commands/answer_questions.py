@@ -13,11 +13,10 @@ from lm_human_preferences import shell
 from lm_human_preferences.commands.keys import Keys, keys_at_once
 from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
-from lm_human_preferences.label_types import TIE_KEY
+from lm_human_preferences.label_types.base import BAD_KEY, TIE_KEY
 from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller, names_in
-from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.utils import stop_signals
@@ -52,9 +51,8 @@ def label(
     if simulate is not None:
         _simulate(opened, labeller, **simulate)
         return
-    key = folder_key(folder)
-    with Labeller(opened, labeller, key.order) as writer:
-        _show_notes(writer, key.notes)
+    with Labeller(opened, labeller) as writer:
+        _show_notes(writer)
         with keys_at_once():
             Session(writer, Keys()).run()
 
@@ -71,7 +69,7 @@ def serve(folder: str, options: LabelHParams) -> None:
             width = max(map(len, names))
             for name, link in server.links.items():
                 click.echo(f'{name:{width}}  {link}')
-            click.echo('Each link is for one labeller. Ctrl-C ends the page; the links stay valid.')
+            click.echo('Each link is for one labeller, until Ctrl-C ends the page.')
             server.wait()
         except KeyboardInterrupt:
             click.echo()
@@ -81,11 +79,8 @@ def serve(folder: str, options: LabelHParams) -> None:
     click.echo(f'{server.summary} The report: {report}')
 
 
-def _show_notes(writer: Labeller, notes: Sequence[str] = ()) -> None:
-    lines = [*notes]
-    if writer.dropped:
-        lines.append(f'note: an unfinished answer of {writer.dropped} bytes was dropped')
-    for line in [*lines, *writer.folder.notes()]:
+def _show_notes(writer: Labeller) -> None:
+    for line in writer.folder.notes():
         click.echo(line, err=True)
 
 
@@ -99,7 +94,6 @@ def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -
     chat = bool(folder.task['task'].get('chat'))
     with option_renamed('--simulate.reward'), warnings_only():
         model = load_reward_model(reward, folder.encoding(), chat=chat, may_be_code=True)
-    # It sees no samples, and its answers depend on the seed alone: no key.
     with Labeller(folder, labeller) as writer:
         _show_notes(writer)
         count = simulated.simulate(writer, simulated.judge_by(model.score), **options)
@@ -140,7 +134,6 @@ class Session:
         except _Leave:
             click.echo()
         finally:
-            self.labeller.check_file()  # else they may not be in it
             total = self.labeller.done()
             click.echo(f'Saved: {self.given} answers in this sitting, {total} in all')
 
@@ -163,7 +156,7 @@ class Session:
             tokens = self.folder.tokens(question)
         except UserError as e:
             click.echo(f'note: {e}; it is left out', err=True)
-            self.labeller.leave_out(question)
+            self.folder.damaged.add(question.id)
             return
         order = self.labeller.order(question)
         self.pressed = []
@@ -182,7 +175,8 @@ class Session:
                 if len(self.pressed) == self.control.keys:
                     value = self.label_type.answer_of(self.pressed, order)
                     seconds = time.monotonic() - begin
-                    self.labeller.answer(question, value, seconds)
+                    is_bad = self.control.is_bad(self.pressed)
+                    self.labeller.answer(question, value, seconds, is_bad=is_bad)
                     self.given += 1
                     return
                 self._show_pressed()
@@ -239,9 +233,10 @@ class Session:
         for paragraph in self.folder.task['instructions'].splitlines():
             for line in _wrapped(printable(paragraph.expandtabs()), self.columns):
                 click.echo(line)
-        click.echo(f'1-{self.control.choices}  {self.control.meaning}')
-        if self.control.tie:
-            click.echo(f'{TIE_KEY}    {self.control.tie}')
+        click.echo(f'{self.control.first}-{self.control.last}  {self.control.meaning}')
+        for number, meaning in ((TIE_KEY, self.control.tie), (BAD_KEY, self.control.bad)):
+            if meaning:
+                click.echo(f'{number}    {meaning}')
         click.echo(f'{HELP}\n')
 
     def _show(self, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
@@ -254,8 +249,9 @@ class Session:
             mark = f'{number}  ' if len(order) > 1 else ''
             self._show_text(mark, tokens[self.folder.samples[index]])
         click.echo('-' * self.columns)
-        first = TIE_KEY if self.control.tie else 1
-        click.echo(f'{first}-{self.control.choices} answer, s skip, u undo, h help, q leave')
+        numbers = f'{TIE_KEY if self.control.tie else self.control.first}-{self.control.last}'
+        more = f' or {BAD_KEY}' if self.control.bad else ''
+        click.echo(f'{numbers}{more} answer, s skip, u undo, h help, q leave')
         if self.pressed:
             self._show_pressed()
         self._shown_at = time.monotonic()

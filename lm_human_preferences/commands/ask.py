@@ -140,10 +140,7 @@ def _ask_given(
 
 
 def _writer(folder: str, record: dict[str, Any], encoding: Encoding) -> QuestionWriter:
-    writer = QuestionWriter(folder, {**record, 'encoding': encoding.name}, encoding)
-    if writer.dropped:
-        click.echo(f'note: an unfinished question of {writer.dropped} bytes was dropped', err=True)
-    return writer
+    return QuestionWriter(folder, {**record, 'encoding': encoding.name}, encoding)
 
 
 def task_record(

@@ -134,12 +134,6 @@ class WebHParams(hyperparams.HParams):
     host: str = option(
         '127.0.0.1', 'address that the page is served at; the default is for this machine alone'
     )
-    certificate: str | None = option(
-        None,
-        'PEM file with the certificate of the host, which encrypts what is sent; needs key',
-        path=True,
-    )
-    key: str | None = option(None, 'PEM file with the private key of the certificate', path=True)
     public_url: str | None = own_option(
         None,
         'address, such as https://HOST/PATH/, at which browsers reach the page behind a proxy,'
@@ -147,13 +141,15 @@ class WebHParams(hyperparams.HParams):
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check the address, and that certificate and key are both given."""
+        """Check the addresses."""
+        yield (
+            self.host == 'localhost',
+            '{host=} has two addresses, of which another program may have one: give 127.0.0.1',
+        )
         yield (
             self.public_url is not None and not PUBLIC_URL.fullmatch(self.public_url),
             '{public_url=} must be http:// or https://, a host, and perhaps a port and a path',
         )
-        yield self.key is not None and self.certificate is None, '{key} needs {certificate} FILE'
-        yield self.certificate is not None and self.key is None, '{certificate} needs {key} FILE'
 
 
 @dataclass

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import OptionError
-from lm_human_preferences.label_types.base import TIE, TIE_KEY, TIED, Control, LabelType, is_number
+from lm_human_preferences.label_types.base import TIE, TIED, Control, LabelType, is_number
 from lm_human_preferences.label_types.base import Value as Value
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class PickBest(LabelType):
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int | str:
         (number,) = numbers
-        return TIE if number == TIE_KEY else order[number - 1]
+        return TIE if self.control.is_tie(numbers) else order[number - 1]
 
     def preferred(self, value: int | str) -> int | None:
         return None if isinstance(value, str) else value

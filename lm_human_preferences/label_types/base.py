@@ -20,6 +20,7 @@ Value = Any  # an answer: a JSON value, whose form depends on the label type
 TIE = 'tie'  # the answer of somebody who prefers none of the samples
 TIED = -1  # TIE in a tensor of numbers of samples
 TIE_KEY = 0  # number to press for TIE
+BAD_KEY = 9  # number to press for TIE because all samples are bad
 LARGEST = (2 - 2**-23) * 2.0**127  # largest answer, as tensors of answers are float32
 
 
@@ -28,18 +29,33 @@ class Control:
     """Control by which a labeller answers, in a terminal and on the page."""
 
     template: str  # of page.html: 'choose' and 'order' have buttons, 'scale' a row of numbers
-    choices: int  # the numbers are 1 to this
+    choices: int  # how many numbers there are
     meaning: str  # of the numbers, for help texts
     keys: int = 1  # numbers to press for an answer, all different
+    first: int = 1  # lowest number
     title: str = ''  # heading of a scale
     ends: tuple[str, str, str] = ('', '', '')  # texts at its lowest, middle and highest number
     tie: str = ''  # meaning of TIE_KEY; '' without ties
+    bad: str = ''  # meaning of BAD_KEY; '' without ties, and where that is a choice
+
+    @property
+    def last(self) -> int:
+        """Return the highest number."""
+        return self.first + self.choices - 1
+
+    def is_tie(self, numbers: Sequence[int]) -> bool:
+        """Return whether `numbers` say that no sample is preferred."""
+        return (list(numbers) == [TIE_KEY] and self.tie != '') or self.is_bad(numbers)
+
+    def is_bad(self, numbers: Sequence[int]) -> bool:
+        """Return whether `numbers` say that all samples are bad."""
+        return list(numbers) == [BAD_KEY] and self.bad != ''
 
     def accepts(self, numbers: Sequence[int]) -> bool:
         """Return whether `numbers`, pressed in this order, are an answer or begin one."""
-        if list(numbers) == [TIE_KEY]:
-            return bool(self.tie)
-        are_choices = all(1 <= number <= self.choices for number in numbers)
+        if self.is_tie(numbers):
+            return True
+        are_choices = all(self.first <= number <= self.last for number in numbers)
         are_distinct = len(set(numbers)) == len(numbers)
         return are_choices and are_distinct and len(numbers) <= self.keys
 
@@ -85,7 +101,10 @@ class LabelType:
         """Accept TIE as an answer, if the type can; return the label type itself."""
         if self.can_tie and not self.ties:
             self.ties = True
-            self.control = dataclasses.replace(self.control, tie='no preference, and go on')
+            has_key = self.control.last < BAD_KEY
+            bad = 'no preference, as all are bad, and go on' if has_key else ''
+            tie = 'no preference, and go on'
+            self.control = dataclasses.replace(self.control, tie=tie, bad=bad)
         return self
 
     # ------------------------------------------------------------ what people answer

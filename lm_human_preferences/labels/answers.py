@@ -1,5 +1,7 @@
 """Answers of a labeller: one answer, its growing file, and all checks of both."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
@@ -11,7 +13,7 @@ from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.label_types import LabelType, Value, is_number
+from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.utils.terminal import printable
 
@@ -21,6 +23,7 @@ REASONS = (  # for skipping a question
     'offensive',
     'other',
 )
+BAD = 'bad'  # the field that says whether a tie means that all samples are bad
 IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
 SIMULATED = 'simulated'  # the field that says whether a simulated labeller gave an answer
 UNNAMED = 'imported'  # labeller of imported answers that do not say who gave them
@@ -51,26 +54,18 @@ def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def shown_order(
-    labeller: str, question: str, count: int, key: bytes | None = None
-) -> tuple[int, ...]:
-    """Return the order in which a labeller sees samples; without `key` nobody can compute it."""
-    return tuple(
-        sorted(range(count), key=lambda index: _digest(f'{labeller}/{question}/{index}', key))
-    )
+def shown_order(labeller: str, question: str, count: int, key: bytes = b'') -> tuple[int, ...]:
+    """Return the order in which a labeller sees samples; with a `key` only who has it knows."""
+
+    def rank(index: int) -> bytes:
+        return hashlib.sha256(key + f'{labeller}/{question}/{index}'.encode()).digest()
+
+    return tuple(sorted(range(count), key=rank))
 
 
-def asking_rank(labeller: str, question: str, key: bytes | None = None) -> bytes:
+def asking_rank(labeller: str, question: str, key: bytes = b'') -> bytes:
     """Return the sort key of a question for a labeller; key: see shown_order."""
-    return _digest(f'{labeller}/{question}', key)
-
-
-def _digest(text: str, key: bytes | None) -> bytes:
-    if key is None:
-        return hashlib.sha256(text.encode()).digest()
-    # As good a code as an HMAC, in a third of its time: a server makes one for each labeller and
-    # question when it starts.
-    return hashlib.blake2b(text.encode(), key=key, digest_size=32).digest()
+    return hashlib.sha256(key + f'{labeller}/{question}'.encode()).digest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +80,57 @@ class Answer:
     order: tuple[int, ...]  # of the samples as they were shown
     seconds: float  # that it took; 0 if it was imported
     time: float  # since 1970, see LabelFolder.time_of_next_answer
+    is_bad: bool = False  # whether a tie means that all samples are bad
     is_imported: bool = False  # whether it was given elsewhere
     is_simulated: bool = False  # whether a simulated labeller gave it
     given_id: int | str | None = None  # of the label that was imported
 
+    @classmethod
+    def of_record(cls, record: dict[str, Any], labeller: str, label_type: LabelType) -> Answer:
+        """Return the answer in a line of a file; an error of Python's for what is none."""
+        answer = cls(
+            uuid=record['answer'],
+            labeller=labeller,
+            question=record['question'],
+            value=record.get(label_type.field),
+            reason=record.get('skip'),
+            order=tuple(record['order']),
+            seconds=record['seconds'],
+            time=record['time'],
+            is_bad=record.get(BAD, False),
+            is_imported=record.get(IMPORTED, False),
+            is_simulated=record.get(SIMULATED, False),
+            given_id=record.get(GIVEN_ID),
+        )
+        answer.check(label_type)
+        return answer
+
+    def check(self, label_type: LabelType) -> None:
+        """Raise TypeError or ValueError, which says what is wrong, for an impossible answer."""
+        if not isinstance(self.uuid, str) or not isinstance(self.question, str):
+            raise TypeError('answer and question must be texts')
+        count = len(label_type.samples)
+        if sorted(self.order) != list(range(count)):
+            raise ValueError(f'order must hold 0 to {count - 1}, not {list(self.order)}')
+        for name, number in (('seconds', self.seconds), ('time', self.time)):
+            if not is_number(number):
+                raise TypeError(f'{name} must be a number')
+        for name, flag in self._flags.items():
+            if type(flag) is not bool:
+                raise TypeError(f'{name} must be true or false')
+        check_given_id(self.given_id)
+        if self.value is None:
+            if not isinstance(self.reason, str):
+                raise TypeError(f'it has neither {label_type.field} nor skip')
+        elif not label_type.is_valid(self.value):
+            raise ValueError(
+                f'{label_type.field} must be {label_type.expected}, not {self.value!r:.80}'
+            )
+        if self.is_bad and self.value != TIE:
+            raise ValueError(f'{BAD} must be beside {label_type.field} {TIE!r}')
+
     def record(self, label_type: LabelType) -> dict[str, Any]:
-        """Return the line of a file of answers, which AnswerLog reads."""
+        """Return the line of a file of answers, which `of_record` reads."""
         said: dict[str, Any] = {'skip': self.reason}
         if self.value is not None:
             said = {label_type.field: self.value}
@@ -102,18 +142,19 @@ class Answer:
             'seconds': self.seconds,
             'time': self.time,
         }
-        if self.is_imported:
-            record[IMPORTED] = True
-        if self.is_simulated:
-            record[SIMULATED] = True
+        record |= {name: True for name, flag in self._flags.items() if flag}
         if self.given_id is not None:
             record[GIVEN_ID] = self.given_id
         return record
 
     @property
-    def said(self) -> tuple[str, Value | None, str | None]:
+    def _flags(self) -> dict[str, bool]:
+        return {BAD: self.is_bad, IMPORTED: self.is_imported, SIMULATED: self.is_simulated}
+
+    @property
+    def said(self) -> tuple[str, Value | None, bool, str | None]:
         """Return question and answer, whenever it was given."""
-        return self.question, self.value, self.reason
+        return self.question, self.value, self.is_bad, self.reason
 
     @property
     def age(self) -> tuple[float, str, str]:
@@ -136,33 +177,32 @@ class AnswerLog:
     ) -> None:
         self.label_type, self.givers = label_type, givers
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
-        self._start(path, most_lines)
-
-    def _start(self, path: str, most_lines: int | None) -> None:
         self.reader = json_lines.Reader(path, most_lines)
         self.uuids: dict[str, Answer] = {}  # all ever given
         self.line_of: dict[str, int] = {}  # {uuid: number of its line, from 1}
         # {question: answers that were not taken back, the last one last}
         self.by_question: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
-        self.latest = 0.0
+        self.latest = 0.0  # time of an answer
 
     def refresh(self) -> set[str]:
         """Read what was added, and return the questions whose answers have changed."""
         changed: set[str] = set()
-        if self.reader.was_cut():
-            changed |= self.by_question.keys()
-            self._start(self.reader.path, self.reader.most_lines)
         for where, record in self.reader.new_records():
             if 'undo' in record:
                 answer = self._take_back(record['undo'], where)
             else:
-                answer = self._parsed(record, where)
-                self._add(answer, where)
+                answer = self._add(record, where)
             changed.add(answer.question)
         return changed
 
-    def _add(self, answer: Answer, where: str) -> None:
+    def _add(self, record: dict[str, Any], where: str) -> Answer:
+        try:
+            answer = Answer.of_record(record, self.labeller, self.label_type)
+        except (KeyError, OverflowError, TypeError, ValueError) as e:
+            raise UserError(
+                f'{where} is not an answer of the type {self.label_type.name}: {e}'
+            ) from e
         if answer.uuid in self.uuids:
             raise UserError(f'{where} repeats the answer {printable(answer.uuid)}')
         giver = self.givers.setdefault(answer.uuid, self.labeller)
@@ -175,6 +215,7 @@ class AnswerLog:
         self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)
         self.latest = max(self.latest, answer.time)
+        return answer
 
     def _take_back(self, uuid: Any, where: str) -> Answer:
         if not isinstance(uuid, str) or uuid not in self.uuids:
@@ -182,34 +223,11 @@ class AnswerLog:
                 f'{where} takes back the answer {printable(str(uuid)):.80}, which is not there'
             )
         answer = self.uuids[uuid]
-        if uuid in self.taken_back:
-            return answer
-        self.taken_back.add(uuid)
-        self.by_question[answer.question].remove(answer)
-        if not self.by_question[answer.question]:
-            del self.by_question[answer.question]
-        return answer
-
-    def _parsed(self, record: dict[str, Any], where: str) -> Answer:
-        try:
-            answer = Answer(
-                uuid=record['answer'],
-                labeller=self.labeller,
-                question=record['question'],
-                value=record.get(self.label_type.field),
-                reason=record.get('skip'),
-                order=tuple(record['order']),
-                seconds=record['seconds'],
-                time=record['time'],
-                is_imported=record.get(IMPORTED, False),
-                is_simulated=record.get(SIMULATED, False),
-                given_id=record.get(GIVEN_ID),
-            )
-            check_answer(answer, self.label_type)
-        except (KeyError, OverflowError, TypeError, ValueError) as e:
-            raise UserError(
-                f'{where} is not an answer of the type {self.label_type.name}: {e}'
-            ) from e
+        if uuid not in self.taken_back:
+            self.taken_back.add(uuid)
+            self.by_question[answer.question].remove(answer)
+            if not self.by_question[answer.question]:
+                del self.by_question[answer.question]
         return answer
 
     def last(self) -> Answer | None:
@@ -230,26 +248,3 @@ def check_given_id(value: Any) -> None:
     is_line = isinstance(value, str) and value.isprintable()
     if value is not None and type(value) is not int and not is_line:
         raise TypeError(f'id must be a whole number or a line of text, not {value!r:.80}')
-
-
-def check_answer(answer: Answer, label_type: LabelType) -> None:
-    """Raise TypeError or ValueError, which says what is wrong, for an impossible answer."""
-    count = len(label_type.samples)
-    if not isinstance(answer.uuid, str) or not isinstance(answer.question, str):
-        raise TypeError('answer and question must be texts')
-    if sorted(answer.order) != list(range(count)):
-        raise ValueError(f'order must hold 0 to {count - 1}, not {list(answer.order)}')
-    for name in ('seconds', 'time'):
-        if not is_number(getattr(answer, name)):
-            raise TypeError(f'{name} must be a number')
-    for name, value in ((IMPORTED, answer.is_imported), (SIMULATED, answer.is_simulated)):
-        if type(value) is not bool:
-            raise TypeError(f'{name} must be true or false')
-    check_given_id(answer.given_id)
-    if answer.value is None:
-        if not isinstance(answer.reason, str):
-            raise TypeError(f'it has neither {label_type.field} nor skip')
-    elif not label_type.is_valid(answer.value):
-        raise ValueError(
-            f'{label_type.field} must be {label_type.expected}, not {answer.value!r:.80}'
-        )

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, TypeGuard
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import UserError, os_errors_as
@@ -100,8 +100,8 @@ class LabelFolder:
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
         self._givers: dict[str, str] = {}  # labeller of each answer, by its UUID
-        self.lock = threading.RLock()  # held while more is read
-        self._last_time = 0.0  # of an answer
+        self.damaged: set[str] = set()  # questions that are not asked
+        self.lock = threading.RLock()  # held while more is read or written
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
@@ -117,11 +117,6 @@ class LabelFolder:
     def _refresh(self) -> set[str]:
         changed: set[str] = set()
         answered: dict[str, str] = {}  # question: file
-        reader, questions = self._reader, self.questions
-        is_cut = self.lacks_questions()
-        if is_cut:
-            reader, questions = json_lines.Reader(reader.path), {}
-            changed |= self.questions.keys()
         # Answers first: then each question that they are about has been written before.
         for file in files_of(os.path.join(self.path, ANSWERS)):
             name, lines = file.stem, self.lines
@@ -130,68 +125,44 @@ class LabelFolder:
             if name not in self.logs:
                 most_lines = None if lines is None else lines[name]
                 self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
-            answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
+            answered |= dict.fromkeys(self.logs[name].refresh(), str(file))
         self.logs = dict(sorted(self.logs.items()))
-        for begin, line in reader.new_lines():
-            question = _parse_question(line, begin, reader.where(), self.label_type)
-            questions[question.id] = question
+        for begin, line in self._reader.new_lines():
+            question = _parse_question(line, begin, self._reader.where(), self.label_type)
+            self.questions[question.id] = question
             changed.add(question.id)
-        if is_cut:
-            if not questions:
-                raise UserError(f'{reader.path} is empty now: put it back as it was')
-            for log in self.logs.values():
-                answered |= dict.fromkeys(log.by_question, log.reader.path)
         for question, path in answered.items():
-            if question not in questions:
+            if question not in self.questions:
                 raise UserError(
                     f'{path} answers the question {printable(question):.80}, which is not in'
-                    f' {reader.path}'
+                    f' {self._reader.path}'
                 )
-        self._reader, self.questions = reader, questions
         return changed | answered.keys()
 
-    def lacks_questions(self) -> bool:
-        """Return whether questions that were read are not in their file any more."""
-        return self._reader.was_cut()
-
     def notes(self) -> list[str]:
-        """Return notes on gold answers that others may read, and on unfinished lines."""
-        found = []
+        """Return a note if others may read the gold answers."""
         path = self._reader.path
-        if self.count(GOLD) and os.path.exists(path) and os.stat(path).st_mode & 0o044:
-            found.append(f'note: {path} has the gold answers, and others may read it')
-        for reader in (self._reader, *(log.reader for log in self.logs.values())):
-            if reader.torn:
-                end = f'an unfinished line of {reader.torn} bytes, which is left out'
-                found.append(f'note: {reader.path} ends in {end}')
-        return found
+        if self.count(GOLD) and os.stat(path).st_mode & 0o044:
+            return [f'note: {path} has the gold answers, and others may read it']
+        return []
 
-    def tokens(self, question: Question, file: BinaryIO | None = None) -> dict[str, list[int]]:
-        """Return {field: token ids} of query and samples; UserError if they are damaged.
-
-        file: that of the questions, if the caller has opened it.
-        """
+    def tokens(self, question: Question) -> dict[str, list[int]]:
+        """Return {field: token ids} of query and samples; UserError if they are damaged."""
         begin, length = question.span
-        with self._opened() if file is None else contextlib.nullcontext(file) as opened:
-            opened.seek(begin)
-            line = opened.read(length)
-        where = f'{self._reader.path}, question {printable(question.id)}'
+        path = self._reader.path
+        with (
+            os_errors_as(f'{path} cannot be read'),
+            open(path, 'rb', opener=storage.open_nofollow) as file,
+        ):
+            file.seek(begin)
+            line = file.read(length)
+        where = f'{path}, question {printable(question.id)}'
         record = json_lines.parse(line, where)
         # Any: a field that is missing or no list has another digest
         tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
         if question_id(tokens) != question.id:
             raise UserError(f'{where} is damaged: its id is not that of its tokens')
         return tokens
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[BinaryIO]:
-        """Open the file of questions; UserError where it cannot be read."""
-        path = self._reader.path
-        with (
-            os_errors_as(f'{path} cannot be read'),
-            open(path, 'rb', opener=storage.open_nofollow) as file,
-        ):
-            yield file
 
     def count(self, kind: str) -> int:
         return sum(question.kind == kind for question in self.questions.values())
@@ -204,13 +175,11 @@ class LabelFolder:
 
     def is_open_for(self, question: Question, labeller: str) -> bool:
         """Return whether a labeller should be asked a question."""
+        if question.id in self.damaged:
+            return False
         answers = self.answers_to(question)
         if any(answer.labeller == labeller for answer in answers):
             return False
-        return self.needs_answers(question, answers)
-
-    def needs_answers(self, question: Question, answers: Sequence[Answer]) -> bool:
-        """Return whether to ask a question of one more labeller. answers: see answers_to."""
         return not question.is_retired(answers) and given(answers) < question.labellers
 
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
@@ -235,24 +204,21 @@ class LabelFolder:
         self, answers: Iterable[Answer], with_labellers: bool = False
     ) -> Iterator[dict[str, Any]]:
         """Yield answers as objects of a label file, with the ids that they had elsewhere."""
-        with self._opened() as file:
-            for answer in answers:
-                question = self.questions[answer.question]
-                label: dict[str, Any] = dict(self.tokens(question, file))
-                label[self.label_type.field] = answer.value
-                for given_id in (question.given_id, answer.given_id):
-                    if given_id is not None:
-                        label[ID] = given_id
-                if with_labellers:
-                    label[GIVEN_BY] = answer.labeller
-                yield label
+        for answer in answers:
+            question = self.questions[answer.question]
+            label: dict[str, Any] = dict(self.tokens(question))
+            label[self.label_type.field] = answer.value
+            for given_id in (question.given_id, answer.given_id):
+                if given_id is not None:
+                    label[ID] = given_id
+            if with_labellers:
+                label[GIVEN_BY] = answer.labeller
+            yield label
 
     def time_of_next_answer(self) -> float:
         """Return the time, in seconds since 1970, for an answer now: later than any before."""
-        with self.lock:
-            latest = max([self._last_time, *(log.latest for log in self.logs.values())])
-            self._last_time = max(time.time(), math.nextafter(latest, sys.float_info.max))
-            return self._last_time
+        latest = max((log.latest for log in self.logs.values()), default=0.0)
+        return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:
         """Return {labeller: lines of the answers that were read}, `lines` of this state."""
@@ -331,7 +297,6 @@ class QuestionWriter(contextlib.AbstractContextManager['QuestionWriter']):
             in_use=f'{file} is in use: another program adds questions; try again when it has ended',
             opener=storage.open_private,  # it has the gold answers
         )
-        self.dropped = self._writer.dropped
         try:
             if is_folder(path):
                 check_same_task(path, read_task(path), task)

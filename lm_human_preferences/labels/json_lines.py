@@ -15,27 +15,16 @@ class Reader:
     """Reader that follows a file as it grows; a file that is not there is empty.
 
     most_lines: where to stop, as if the file had no more; None: at its end. offset, lines: how much
-    has been read. torn: bytes after that, of a line that has no end yet.
+    has been read. A last line without an end is not read: it is being written, or a kill tore it.
     """
 
     def __init__(self, path: str, most_lines: int | None = None) -> None:
         self.path = path
         self.most_lines = most_lines
-        self.offset = self.lines = self.torn = 0
-        self._last = b''  # line that was read
-
-    def was_cut(self) -> bool:
-        """Return whether the line read last is gone, as its write has failed."""
-        try:
-            with open(self.path, 'rb', opener=storage.open_nofollow) as file:
-                file.seek(self.offset - len(self._last))
-                return file.read(len(self._last)) != self._last
-        except OSError:  # of which reading on tells
-            return False
+        self.offset = self.lines = 0
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield (where it begins, a line with its end) for each line since the last call."""
-        self.torn = 0
         with os_errors_as(f'{self.path} cannot be read'):
             try:
                 file = open(self.path, 'rb', opener=storage.open_nofollow)
@@ -44,15 +33,11 @@ class Reader:
         with file:
             file.seek(self.offset)
             for line in file:
-                if self.lines == self.most_lines:
-                    return
-                if not line.endswith(b'\n'):
-                    self.torn = len(line)
+                if self.lines == self.most_lines or not line.endswith(b'\n'):
                     return
                 begin = self.offset
                 self.offset += len(line)
                 self.lines += 1
-                self._last = line
                 yield begin, line
 
     def new_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -73,15 +58,10 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-class FileTaken(UserError):
-    """Error: a file in use was moved, deleted, replaced or changed by somebody else."""
-
-
 class Writer:
-    """Exclusive writer of a file, which it creates if necessary.
+    """Exclusive writer of a file, which it creates if necessary; it removes an unfinished line.
 
-    in_use: the error if another process is writing the file. dropped: bytes of an unfinished last
-    line that was removed.
+    in_use: the error if another process is writing the file.
     """
 
     def __init__(
@@ -100,47 +80,39 @@ class Writer:
                 self.file = opened.enter_context(storage.open_locked(path, 'ab+', opener=opener))
             except BlockingIOError:
                 raise UserError(in_use) from None
-            self.dropped = self._drop_torn_line()
-            self._size = os.fstat(self.file.fileno()).st_size
+            self._drop_torn_line()
             if is_new:
                 storage.sync_directory(os.path.dirname(path))
             opened.pop_all()
 
-    def _drop_torn_line(self) -> int:
+    def _drop_torn_line(self) -> None:
         size = os.fstat(self.file.fileno()).st_size
         if size == 0:
-            return 0
+            return
         with mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b'\n') + 1
         if end < size:
             self.file.truncate(end)
             os.fsync(self.file.fileno())
-        return size - end
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append lines, synced to disk on return; FileTaken if the path no longer leads to them."""
+        """Append lines, which are on the disk on return, all of them or none."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
-        data = b''.join(lines)
-        self.check_unchanged()
+        self.check_in_place()
         with os_errors_as(self._unwritable, '; what it had is saved'):
-            storage.append(self.file, data, sync=True)
-        self._size += len(data)
-        self.check_unchanged()
+            storage.append(self.file, b''.join(lines), sync=True)
 
-    def check_unchanged(self) -> None:
-        """Raise FileTaken if the path leads to another file, or others have written this one."""
-        ours = os.fstat(self.file.fileno())
+    def check_in_place(self) -> None:
+        """Raise UserError if the path leads to another file by now, or to none."""
         try:
-            is_there = os.path.samestat(ours, os.lstat(self.path))
+            is_there = os.path.samestat(os.fstat(self.file.fileno()), os.lstat(self.path))
         except OSError:
             is_there = False
-        if is_there and ours.st_size == self._size:
-            return
-        what = 'was changed' if is_there else 'was moved, deleted or replaced'
-        raise FileTaken(
-            f'{self.path} {what} while this program was using it, so nothing more is saved: put it'
-            ' back as it was, or start again'
-        )
+        if not is_there:
+            raise UserError(
+                f'{self.path} was moved, deleted or replaced while this program was using it, so'
+                ' nothing more is saved: put it back as it was, or start again'
+            )
 
     def close(self) -> None:
         self.file.close()

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import threading
 import time
 import uuid as uuids
 from collections.abc import Iterator, Sequence
@@ -50,16 +49,16 @@ class AlreadyAnswered(UserError):
 class Labeller(contextlib.AbstractContextManager['Labeller']):
     """One labeller at work: the only writer of their file of answers.
 
-    at_work: what to do if there is another one, for the error.
-    key: of the order on the screen, see answers.shown_order. dropped: bytes of an unfinished answer
-    that were removed. Calls from several threads wait for each other.
+    at_work: what to do if there is another one, for the error. key: of the order on the screen,
+    see answers.shown_order. Threads wait for each other by the folder's lock, so that none sees an
+    answer before it is on the disk.
     """
 
     def __init__(
         self,
         folder: LabelFolder,
         name: str,
-        key: bytes | None = None,
+        key: bytes = b'',
         at_work: str = 'use another --labeller',
     ) -> None:
         check_name(name)
@@ -69,11 +68,6 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         in_use = f'{path} is in use: {name} is labelling already; {at_work}'
         self._writer = Writer(path, in_use)
-        self.dropped = self._writer.dropped
-        self._one_at_a_time = threading.Lock()
-        self._left_out: set[str] = set()
-        self._queue: list[Question] = []
-        self._position = 0
         try:
             folder.refresh()
         except BaseException:
@@ -91,48 +85,29 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         return self.folder.logs[self.name]
 
     def next_question(self) -> Question | None:
-        """Return the question to be asked next, or None; raises as `check_file` does."""
-        self.check_file()
-        self.folder.refresh()
-        if len(self._queue) != len(self.folder.questions):
-            self._queue = sorted(
-                self.folder.questions.values(),
-                key=lambda question: asking_rank(self.name, question.id, self._key),
-            )
-            self._position = 0
-        for start in (self._position, 0):  # others may have taken back what they had answered
-            for index in range(start, len(self._queue)):
-                if self._is_open(self._queue[index]):
-                    self._position = index
-                    return self._queue[index]
-        return None
-
-    def check_file(self) -> None:
-        """Raise json_lines.FileTaken if the file of answers was moved, replaced or changed."""
-        with self._one_at_a_time:
-            self._writer.check_unchanged()
+        """Return the question to be asked next, or None."""
+        return next(self.upcoming(), None)
 
     def upcoming(self) -> Iterator[Question]:
-        """Yield the questions that are open for this labeller now, the next one first."""
-        yield from filter(self._is_open, self._queue[self._position :])
+        """Yield the questions that are open for this labeller, looking anew before each."""
+        self.folder.refresh()
+        for question in sorted(self.folder.questions.values(), key=self.rank):
+            if self.folder.is_open_for(question, self.name):
+                yield question
+                self.folder.refresh()
 
-    def _is_open(self, question: Question) -> bool:
-        return question.id not in self._left_out and self._waits(question)
-
-    def _waits(self, question: Question) -> bool:
-        return self.folder.is_open_for(question, self.name)
+    def rank(self, question: Question) -> bytes:
+        """Return the sort key by which questions are asked."""
+        return asking_rank(self.name, question.id, self._key)
 
     def left(self) -> int:
-        """Return how many questions wait for this labeller, with those that were left out."""
-        return sum(map(self._waits, self.folder.questions.values()))
+        """Return how many questions wait for this labeller."""
+        questions = self.folder.questions.values()
+        return sum(self.folder.is_open_for(question, self.name) for question in questions)
 
     def done(self) -> int:
         """Return how many questions they have answered or skipped."""
         return len(self.log.by_question)
-
-    def leave_out(self, question: Question) -> None:
-        """Stop asking this labeller a question, which is damaged."""
-        self._left_out.add(question.id)
 
     def order(self, question: Question) -> tuple[int, ...]:
         """Return the samples of a question in the order in which they are shown."""
@@ -146,69 +121,53 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         *,
         reason: str | None = None,
         uuid: str | None = None,
-        only_once: bool = False,
+        is_bad: bool = False,
         simulated: bool = False,
     ) -> Answer:
         """Record an answer, or with value None a skip and its reason; on the disk on return.
 
         uuid: the same one, given again after an answer that may have been lost, records nothing
-        twice. AlreadyAnswered if it was given with another answer, and with `only_once` if the
-        question has an answer of another uuid.
+        twice. AlreadyAnswered if it is that of another answer, or the question has an answer.
         """
-        answer = Answer(
-            uuid=uuid or str(uuids.uuid4()),
-            labeller=self.name,
-            question=question.id,
-            value=value,
-            reason=reason,
-            order=self.order(question),
-            seconds=round(seconds, 3),
-            time=self.folder.time_of_next_answer(),
-            is_simulated=simulated,
-        )
-        with self._one_at_a_time:
-            with self.folder.lock:
-                before = self.log.uuids.get(answer.uuid)
-                other = self.log.answer_to(answer.question)
-            if before is not None:
-                if before.said != answer.said:
-                    raise AlreadyAnswered(
-                        f'{self._writer.path} has another answer {answer.uuid} already'
-                    )
-                self._writer.check_unchanged()
+        with self.folder.lock:
+            answer = Answer(
+                uuid=uuid or str(uuids.uuid4()),
+                labeller=self.name,
+                question=question.id,
+                value=value,
+                reason=reason,
+                order=self.order(question),
+                seconds=round(seconds, 3),
+                time=self.folder.time_of_next_answer(),
+                is_bad=is_bad,
+                is_simulated=simulated,
+            )
+            before = self.log.uuids.get(answer.uuid)
+            if before is not None and before.said == answer.said:
                 return before
-            if only_once and other is not None:
+            if answer.uuid in self.log.givers or self.log.answer_to(question.id) is not None:
                 raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
             self._append(answer.record(self.folder.label_type))
             return answer
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Record answers that were given elsewhere."""
-        with self._one_at_a_time:
-            if answers:
-                self._append(*(answer.record(self.folder.label_type) for answer in answers))
+        if answers:
+            self._append(*(answer.record(self.folder.label_type) for answer in answers))
 
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back the answer `uuid`, or the last one; AlreadyUsed if it was learned from."""
-        with self._one_at_a_time:
+        with self.folder.lock:
             answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
-            if answer is None:
-                return None
-            if answer.uuid in self.log.taken_back:
-                self._writer.check_unchanged()
-            elif self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
+            if answer is None or answer.uuid in self.log.taken_back:
+                return answer
+            if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
                 raise AlreadyUsed('this answer stays: the reward model has learned from it')
-            else:
-                self._append({'undo': answer.uuid, 'time': time.time()})
-            self._position = 0
+            self._append({'undo': answer.uuid, 'time': time.time()})
             return answer
 
     def _append(self, *records: dict[str, Any]) -> None:
         """Write lines, which the log then reads and checks as those of other programs."""
-        self._writer.check_unchanged()  # else the log below would be read from another file
-        try:
+        with self.folder.lock:
             self._writer.append(records)
-        finally:
-            # Also after an error: another thread may have read the line before it was cut off.
-            with self.folder.lock:
-                self.log.refresh()
+            self.log.refresh()

@@ -19,7 +19,6 @@ from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType, Value
-from lm_human_preferences.labels.folder import Question
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import memory
@@ -174,13 +173,10 @@ def simulate(
     label_type = labeller.folder.label_type
     given = 0
     rewards: dict[str, Sequence[float]] = {}
-    while answers is None or given < answers:
+    for question in itertools.islice(labeller.upcoming(), answers):
         begin = time.monotonic()
-        question = labeller.next_question()
-        if question is None:
-            break
         if question.id not in rewards:
-            rewards = _judged(labeller, question, judge)
+            rewards = _judged(labeller, judge)
         rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
         value = simulated_answer(label_type, rewards[question.id], rng, error)
         labeller.answer(question, value, time.monotonic() - begin, simulated=True)
@@ -188,9 +184,8 @@ def simulate(
     return given
 
 
-def _judged(labeller: Labeller, first: Question, judge: Judge) -> dict[str, Sequence[float]]:
-    """Return the rewards of a question and of others open for the labeller, up to BATCH."""
-    others = (question for question in labeller.upcoming() if question.id != first.id)
-    batch = [first, *itertools.islice(others, BATCH - 1)]
+def _judged(labeller: Labeller, judge: Judge) -> dict[str, Sequence[float]]:
+    """Return the rewards of the next BATCH questions of a labeller."""
+    batch = list(itertools.islice(labeller.upcoming(), BATCH))
     judged = judge([labeller.folder.tokens(question) for question in batch])
     return {question.id: rewards for question, rewards in zip(batch, judged, strict=True)}

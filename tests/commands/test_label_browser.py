@@ -1,20 +1,17 @@
 """The page for labellers in a real browser: Debian's chromium, driven by selenium."""
 
 import contextlib
-import http.server
 import json
 import re
 import signal
-import threading
 
 import example_label_type
 import pytest
-from browser import Window, needs_chromium
+from browser import Window, needs_chromium, webdriver
 from label_folders import make_folder
 from label_page import ByteEncoder, answers_of, served, web_options, write_texts, written
-from launched import eventually
 from page_client import Server
-from page_looks import sticking_out, weak_texts
+from page_looks import focused, sticking_out, unnamed, unreachable, weak_texts
 from page_proxy import free_port, needs_nginx, proxy
 
 from lm_human_preferences.labels.answers import REASONS
@@ -40,7 +37,6 @@ def browser():
 
 @pytest.fixture
 def window(browser):
-    browser.driver.delete_all_cookies()
     browser.emulate()
     browser.console(), browser.requests()
     yield browser
@@ -59,21 +55,62 @@ def shown(window, path, texts=TEXTS, label_type='best_of_4', **options):
         window.driver.get('about:blank')
 
 
+def places(path, name='anna'):
+    """Return where each chosen sample stood on the screen."""
+    return [answer.order.index(answer.value) for answer in answers_of(path, name)]
+
+
 def test_keys_record_the_sample_that_is_shown_there(window, path):
     with shown(window, path):
         seen = []
         for key in '1234':
             seen.append((window.ready(), window.samples()[int(key) - 1]))
             window.answer(key)
-        assert window.text('#count') == '4 of 9'
-        assert re.fullmatch(r'\d+ a minute', window.text('#rate'))
+        assert window.text('#count') == '4 of 9 answered'
+        assert window.text('#status') == 'Saved: Response 4. Undo takes it back.'
+        window.ready()
+        window.driver.find_element('css selector', '.scroll').click()  # texts choose nothing
+        window.tap(window.driver.find_element('css selector', '.scroll'))
+        assert window.script('isReady()')
+        window.button(2).click()
+        window.answered('5 of 9')
+        window.tap(window.button(3))
+        window.answered('6 of 9')
+    assert places(path) == [0, 1, 2, 3, 1, 2]
     answers = answers_of(path, 'anna')
-    assert [answer.order.index(answer.value) for answer in answers] == [0, 1, 2, 3]
-    for (query, sample), answer in zip(seen, answers, strict=True):
+    for (query, sample), answer in zip(seen, answers, strict=False):
         number = query.split()[1]
         assert sample == f'{number}, sample {answer.value}'
         assert 0.2 < answer.seconds < 60
     assert len({answer.order for answer in answers}) > 1
+
+
+def test_two_tabs_are_two_people_whatever_is_loaded_again(window, path):
+    write_texts(path, TEXTS)
+    with served(path, 'anna', 'bob') as (page, _, _):
+        window.begin(page.links['anna'])
+        anna = window.driver.current_window_handle
+        window.driver.switch_to.new_window('tab')
+        window.begin(page.links['bob'])
+        window.answer('2')
+        bob = window.driver.current_window_handle
+        for tab, name in ((anna, 'anna'), (bob, 'bob'), (anna, 'anna')):
+            window.driver.switch_to.window(tab)
+            window.driver.refresh()
+            window.until("document.getElementById('who').textContent")
+            assert window.text('#who') == name
+            assert window.driver.current_url == f'{page.url}/'  # the key is out of sight
+            window.until('question')
+            window.press(ESCAPE)
+            window.answer('1')
+            window.driver.get('about:blank')
+            window.driver.back()
+            window.ready()
+        window.driver.switch_to.window(bob)
+        window.driver.close()
+        window.driver.switch_to.window(anna)
+        window.driver.get('about:blank')
+    assert places(path, 'anna') == [0, 0] and places(path, 'bob') == [1, 0]
 
 
 @needs_nginx
@@ -88,8 +125,7 @@ def test_the_page_works_at_a_path_of_a_proxy(window, path, tmp_path):
             window.answer('1')
             window.driver.refresh()
             window.answer('2')
-            assert (window.driver.current_url, window.text('#count')) == (url, '2 of 9')
-            assert 'proofpreferences/' in window.script('Object.keys(localStorage)')
+            assert (window.driver.current_url, window.text('#count b')) == (url, '2 of 9')
             window.driver.get('about:blank')
     assert len(written(path)) == 2
 
@@ -101,31 +137,27 @@ def test_a_double_press_is_one_answer(window, path):
         window.answered('1 of 9')
         held = "new KeyboardEvent('keydown', {key: '1', repeat: true, bubbles: true})"
         window.script(f'document.dispatchEvent({held})')
-        window.double_click('[data-choice="3"]')
+        webdriver.ActionChains(window.driver).double_click(window.button(3)).perform()
         window.answered('2 of 9')
-    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [1, 2]
+    assert places(path) == [1, 2]
 
 
-def test_a_click_on_a_response_chooses_it_and_one_that_selects_text_does_not(window, path):
+def test_keyboards_of_other_scripts(window, path):
     with shown(window, path):
-
-        def sample(number):
-            return window.driver.find_elements('css selector', '.sample .text')[number - 1]
-
-        window.ready()
-        sample(2).click()
-        window.answered('1 of 9')
-        window.drag_over(sample(1))
-        assert 'sample' in window.script('getSelection().toString()')
-        sample(3).click()  # takes the selection away
-        assert window.script('getSelection().isCollapsed && isReady()')
-        window.script('arguments[0].click()', sample(3))  # as screen readers do
-        assert window.script('isReady()')
-        sample(4).click()
-        window.answered('2 of 9')
-        window.tap(sample(3))
+        for key, code in (('۲', 'Digit2'), ('&', 'Digit1'), ('3', 'Numpad3')):
+            window.ready()
+            event = f"new KeyboardEvent('keydown', {{key: '{key}', code: '{code}', bubbles: true}})"
+            window.script(f'document.dispatchEvent({event})')
+            window.until('pending || !isReady()')
         window.answered('3 of 9')
-    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [1, 3, 2]
+        window.script(
+            "document.dispatchEvent(new KeyboardEvent('keydown',"
+            " {key: '!', code: 'Digit1', shiftKey: true}))"
+        )
+        skip = "new KeyboardEvent('keydown', {key: 'س', code: 'KeyS'})"
+        window.script(f'document.dispatchEvent({skip})')
+        window.until("document.getElementById('skip-dialog').open")
+    assert places(path) == [1, 0, 2]
 
 
 def test_undo_then_another_answer_which_may_stay(window, path):
@@ -137,15 +169,14 @@ def test_undo_then_another_answer_which_may_stay(window, path):
         assert window.ready() == first and 'taken back' in window.text('#status')
         window.answer('4')
         assert window.ready() == second
-        assert window.text('#count') == '1 of 9'
+        assert window.text('#count b') == '1 of 9'
         # a training has learned from it
         (path / 'used.jsonl').write_text(json.dumps({'answers': {'anna': 3}}) + '\n')
         window.press(BACKSPACE)
-        window.until("document.getElementById('saving').textContent.includes('That answer stays')")
+        window.until("document.getElementById('status').textContent.includes('That answer stays')")
         assert window.ready() == second
         assert ['409' in line for line in window.console()] == [True]
-    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [3]
-    assert len(written(path)) == 3
+    assert places(path) == [3] and len(written(path)) == 3
 
 
 def test_skip_with_a_reason_and_help(window, path):
@@ -157,30 +188,43 @@ def test_skip_with_a_reason_and_help(window, path):
         window.until("document.getElementById('skip-dialog').open")
         window.press('2')
         window.answered('1 of 9')
-        assert window.text('#instructions') == 'Choose.'  # before any help is asked for
         window.press('h')
         assert window.until("document.getElementById('help-dialog').open")
+        assert window.text('#instructions') == 'Choose.'
         window.press('1')  # is not an answer while help is shown
         window.driver.find_element('id', 'use-keys').click()
         window.press(ESCAPE, '1')
-        assert window.text('#count') == '1 of 9'
+        assert window.text('#count b') == '1 of 9'
     assert [answer.reason for answer in answers_of(path, 'anna')] == [REASONS[1]]
 
 
-def test_no_preference_has_a_key_and_a_button(window, path):
-    make_folder(path, 0, task={'ties': True})
-    with shown(window, path):
+def test_no_preference_and_both_bad_have_keys_and_buttons(window, path):
+    make_folder(path, 0, task={'label_type': 'best_of_2', 'ties': True}, samples=2)
+    with shown(window, path, [row[:3] for row in TEXTS], 'best_of_2'):
+        names = "[...document.querySelectorAll('#buttons button')].map(b => b.ariaLabel)"
+        assert window.script(names) == [
+            'Response 1 is better',
+            'Equally good',
+            'Both bad',
+            'Response 2 is better',
+        ]
+        window.answer('0', '9', '2')
         window.ready()
-        window.press('0')
-        window.answered('1 of 9')
-        window.driver.find_element('id', 'tie').click()
-        window.answered('2 of 9')
-        window.answer('2')
+        window.button(0).click()
+        window.answered('4 of 9')
+        window.button(9).click()
+        window.answered('5 of 9')
+        assert window.text('#status').startswith('Saved: Both bad.')
         window.press('h')
-        assert window.until("document.getElementById('help-dialog').open")
-        assert 'no preference, and go on' in window.text('#keys')
-    tie, clicked, choice = answers_of(path, 'anna')
-    assert (tie.value, clicked.value, choice.order.index(choice.value)) == ('tie', 'tie', 1)
+        assert 'no preference, as all are bad' in window.text('#keys')
+    answers = answers_of(path, 'anna')
+    assert [answer.value == 'tie' for answer in answers] == [True, True, False, True, True]
+    assert [answer.is_bad for answer in answers] == [False, True, False, False, True]
+    assert places_of_choices(answers) == [1]
+
+
+def places_of_choices(answers):
+    return [a.order.index(a.value) for a in answers if a.value != 'tie']
 
 
 def test_numbers_on_a_scale(window, path):
@@ -188,7 +232,7 @@ def test_numbers_on_a_scale(window, path):
         window.answer('1', '5', '9')
         assert len(window.samples()) == 1
         window.ready()
-        window.driver.find_element('css selector', '[data-choice="7"]').click()
+        window.button(7).click()
         window.answered('4 of 9')
     assert [answer.value for answer in answers_of(path, 'anna')] == [1, 5, 9, 7]
 
@@ -198,17 +242,16 @@ def test_several_keys_or_clicks_make_a_ranking(window, path, monkeypatch):
     with shown(window, path, TEXTS, 'ranking_of_4'):
         window.ready()
         window.press('3', '3', '1', BACKSPACE, '4')
-        buttons = "[...document.querySelectorAll('.choose')].map(button => button.textContent)"
-        assert window.script(buttons) == ['1', '2', '#1', '#2']
+        shown_places = "[...document.querySelectorAll('.place')].map(each => each.textContent)"
+        assert window.script(shown_places) == ['', '', ' #1', ' #2']
         assert window.text('#status') == 'So far: 3, 4'
         window.press('1', '2')
         window.answered('1 of 9')
-        samples = window.driver.find_elements('css selector', '.sample .text')
         for number in (2, 1, 4):
-            samples[number - 1].click()
+            window.button(number).click()
         window.driver.find_element('id', 'undo').click()
-        samples[2].click()
-        samples[3].click()
+        window.button(3).click()
+        window.button(4).click()
         window.answered('2 of 9')
         window.press('1', BACKSPACE, BACKSPACE)  # the second takes the answer back
         window.answered('1 of 9')
@@ -217,8 +260,32 @@ def test_several_keys_or_clicks_make_a_ranking(window, path, monkeypatch):
     assert len(written(path)) == 3
 
 
-def test_a_server_that_is_killed_before_it_replies(window, path):
+def test_a_server_that_does_not_answer_and_then_does(window, path):
     """The choice is kept, also when the page is loaded anew meanwhile, and recorded once."""
+    make_folder(path, 5)
+    server = Server(path, ['anna'])
+    try:
+        window.begin(server.links['anna'])
+        for key, is_loaded_again in (('1', False), ('3', True)):
+            window.ready()
+            server.process.send_signal(signal.SIGSTOP)
+            window.press(key, '4')  # the second changes nothing
+            window.until('pending && document.querySelector(".pick:disabled")')
+            assert window.text('#status') == f'Saving: Response {key}…'
+            server.process.send_signal(signal.SIGCONT)
+            if is_loaded_again:
+                window.driver.refresh()
+        window.answered('2 of 5')
+        window.driver.get('about:blank')
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+        server.end()
+    assert places(path) == [0, 2] and len(written(path)) == 2
+    assert [line for line in window.console() if 'net::ERR' not in line] == []
+
+
+def test_a_server_that_is_killed(window, path):
+    """The page says what may not be saved, and the new link asks it again."""
     make_folder(path, 5)
     first = Server(path, ['anna'])
     try:
@@ -230,178 +297,143 @@ def test_a_server_that_is_killed_before_it_replies(window, path):
         window.until('pending')
     finally:
         first.end(signal.SIGKILL)
-    window.until("!document.getElementById('alert').hidden")
-    assert 'Your choice is kept' in window.text('#alert')
-    window.press('4')  # changes nothing
+    window.until("document.getElementById('alert').textContent.startsWith('Not saved yet')")
+    assert 'Your choice is kept in this browser' in window.text('#alert')
+    assert len(window.samples()) == 4  # can be read
     second = Server(path, ['anna'], first.port)
     try:
+        window.until("document.getElementById('panel').textContent.includes('needs your link')")
+        assert 'Your last choice (Response 3) may not be saved' in window.text('#panel')
+        assert 'Open the link that you were sent last' in window.text('#panel')
+        assert window.script("document.getElementById('header').hidden")
+        window.driver.get(second.links['anna'])
+        window.answered('1 of 5')
+        assert 'Your last choice (Response 3) may not be saved' in window.text('#status')
+        window.answer('2')
         window.answered('2 of 5')
-        assert window.script("document.getElementById('alert').hidden")
-        second.process.send_signal(signal.SIGSTOP)
-        window.press('2')
-        window.until('pending')
-    finally:
-        second.end(signal.SIGKILL)
-    third = Server(path, ['anna'], first.port)
-    try:
-        window.driver.refresh()
-        window.answered('3 of 5')
+        second.end()
+        window.until("document.getElementById('panel').textContent.includes('has ended')")
+        assert 'Your answers are saved' in window.text('#panel')
         window.driver.get('about:blank')
     finally:
-        third.end()
-    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [0, 2, 1]
-    assert len(written(path)) == 3
-    assert [line for line in window.console() if 'net::ERR' not in line] == []
+        second.process.kill()
+    assert places(path) == [0, 1] and len(written(path)) == 2
+    assert all('net::ERR' in line or '401' in line for line in window.console())
 
 
-class Thief(http.server.BaseHTTPRequestHandler):
-    """Another program at the port of a page. heard: (headers, body) of what it was sent."""
-
-    heard = []
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get('Content-Length', 0))).decode()
-        self.heard.append((dict(self.headers), body))
-        reply = json.dumps({'code': '0' * 64, 'ended': False, 'questions': [], 'lost': []}).encode()
-        self.send_response(200)
-        self.send_header('Content-Length', str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, *_):
-        pass
-
-
-def test_another_program_at_the_port_is_not_told_how_to_answer(window, path):
-    """It gets neither cookie nor proof nor questions from a page that tries again."""
+def test_without_a_link_nothing_is_shown(window, path):
     with shown(window, path) as page:
-        question = window.ready()
-        page.close()
-        window.until("main.dataset.state === 'ended'")
-        thief = http.server.ThreadingHTTPServer(('127.0.0.1', page.port), Thief)
-        thread = threading.Thread(target=thief.serve_forever)
-        thread.start()
-        eventually(lambda: len(Thief.heard) > 2, 60)
-        thief.shutdown()
-        thief.server_close()
-        thread.join()
-        for headers, body in Thief.heard:
-            assert not {'Cookie', 'Labelling-Proof'} & headers.keys()
-            assert set(json.loads(body)) == {'labeller', 'nonce'}
-        assert len({json.loads(body)['nonce'] for _, body in Thief.heard}) == len(Thief.heard)
-        with served(path, 'anna', port=page.port):
-            assert window.ready() == question
-            window.answer('1')
-            window.driver.get('about:blank')
-    assert [line for line in window.console() if 'net::ERR' not in line] == []
-    assert len(written(path)) == 1
-
-
-def test_without_a_link_nothing_is_shown(window, tmp_path):
-    with shown(window, tmp_path / 'f') as page:
-        window.open(f'{page.url}/#wrong')
-        window.until("main.dataset.state === 'locked'")
-        assert 'This link is not valid' in window.text('#locked')
-        window.driver.delete_all_cookies()
-        window.open(f'{page.url}/')
-        window.until("main.dataset.state === 'locked'")
-        assert 'Open the link that you were given' in window.text('#locked')
-        assert window.script("document.getElementById('header').hidden")
+        window.driver.switch_to.new_window('tab')
+        for link, why in (('', 'this tab does not have it'), ('#wrong', 'This link is not valid')):
+            window.open(f'{page.url}/{link}')
+            window.until("!document.getElementById('panel').hidden && hasEnded")
+            assert why in window.text('#panel') and window.samples() == []
         assert all('401' in line for line in window.console())
+        window.driver.close()
+        window.driver.switch_to.window(window.driver.window_handles[0])
 
 
 def test_an_empty_queue_says_where_the_rest_is_and_is_filled_without_a_reload(window, path):
-    write_texts(path, TEXTS[:4])
+    write_texts(path, TEXTS[:2])
     with served(path, 'anna', 'bob') as (page, _, bob):
-        now = [0.0]
-        page.service.assignments.clock = lambda: now[0]
-        of_bob = bob.questions(count=3)
+        assert bob.question()
         window.begin(page.links['anna'])
         window.answer('1')
-        window.until("main.dataset.state === 'resting'")
-        assert window.script('document.activeElement.textContent').startswith('Nothing is left')
-        assert '3 questions are with others' in window.text('#rest')
-        assert window.text('#count') == '1 of 4'
-        write_texts(path, [(f'new {i}', 'a', 'b', 'c', 'd') for i in range(2)])
-        window.until("main.dataset.state === 'asking' && queue.length === 2")
-        assert window.ready().startswith('new ') and window.text('#count') == '1 of 6'
-        now[0] = 601.0  # anna has gone
-        of_bob += bob.questions(held=[question['id'] for question in of_bob], count=2)
-        assert [bob.answer(question['id'])[0] for question in of_bob] == [200] * 5
-        window.answer('1')  # she is back: the other question is no longer hers
-        window.until("main.dataset.state === 'resting'")
-        assert window.text('#count') == '2 of 6, 4 by others'
-        assert window.text('#elsewhere') == ''
+        window.until("document.getElementById('panel').textContent.startsWith('Nothing is left')")
+        assert '1 question is with somebody else' in window.text('#panel')
+        assert window.text('#count') == '1 of 2 answered'
+        window.press(BACKSPACE)
+        window.answered('0 of 2')
+        window.answer('2')
+        bob.answer(bob.question()['id'])
+        write_texts(path, [('new', 'a', 'b', 'c', 'd')])
+        assert window.ready() == 'new'
+        assert window.text('#count') == '1 of 3 answered, 1 by others'
         window.driver.get('about:blank')
-
-
-def test_another_labeller_in_the_same_browser_does_not_answer_for_the_first(window, path):
-    write_texts(path, TEXTS)
-    with served(path, 'anna', 'bob') as (page, _, _):
-        window.begin(page.links['anna'])
-        window.script(
-            "fetch('session', {method: 'POST', headers: {'Content-Type':"
-            " 'application/json'}, body: JSON.stringify({token: arguments[0]})})"
-            ".then(reply => reply.json()).then(({proof}) => localStorage.setItem('proof', proof))",
-            page.links['bob'].partition('#')[2],
-        )
-        window.ready()
-        window.press('1')
-        window.until("main.dataset.state === 'locked'")
-        assert 'open as bob' in window.text('#locked')
-        assert written(path) == []
-        window.open(page.links['anna'])  # what she had chosen is sent now
-        window.answered('1 of 9')
-        assert all('401' in line for line in window.console())
-        window.driver.get('about:blank')
-    assert [answer.labeller for answer in answers_of(path, 'anna')] == ['anna']
+    assert places(path) == [1]
 
 
 HOSTILE = [
     '<script>document.title = "owned"</script><img src=x onerror="document.title=\'owned\'">',
-    'a\u202eb\u2066c\u200bd\x1b[31me\x00f\u2028g\ufeffh',
-    'one\ntwo\n\nfour',
+    'a\u202eb\u2066c\u200bd\x1b[31me\x00f\u2028g\ufeffh\u200d',
+    'one\r\ntwo\n\n four',
     'word ' * 500,
 ]
 
 
-def test_hostile_and_long_texts_appear_as_text(window, tmp_path):
-    with shown(window, tmp_path / 'f', [('</p><b>bold</b>&amp;', *HOSTILE)]):
+def test_hostile_and_long_texts_appear_as_text(window, path):
+    with shown(window, path, [('</p><b>bold</b>&amp;', *HOSTILE)]):
         assert window.ready() == '</p><b>bold</b>&amp;'
         script, marks, lines, words = sorted(
             window.samples(), key=lambda text: '<aow'.index(text[0])
         )
-        assert script == HOSTILE[0] and window.driver.title == 'Labelling'
-        codes = [f'U+{code}' for code in '202E 2066 200B 001B 0000 2028 FEFF'.split()]
-        assert marks == 'a{}b{}c{}d{}[31me{}f{}g{}h'.format(*codes)
-        assert lines == 'one⏎\ntwo⏎\n⏎\nfour' and words == HOSTILE[3]
+        assert script == HOSTILE[0] and 'answered' in window.driver.title
+        codes = [f'U+{code}' for code in '202E 2066 200B 001B 0000 2028 FEFF 200D'.split()]
+        assert marks == 'a{}b{}c{}d{}[31me{}f{}g{}h{}'.format(*codes)
+        assert lines == HOSTILE[2] and words == f'{HOSTILE[3].rstrip()}1 blank'
         assert not window.script("document.querySelector('main img, main b, main script')")
         # what the terminal shows as codes, too
         codes = [code for code in range(0x110000) if INVISIBLE.match(chr(code))]
-        unseen = 'arguments[0].filter(code => UNSEEN.test(String.fromCodePoint(code)))'
+        unseen = 'arguments[0].filter(code => marked(String.fromCodePoint(code)).length > 1)'
         assert window.script(unseen, codes) == codes and len(codes) == 267
-        for selector in ('.query .text', '.sample .text'):
-            style = f"getComputedStyle(document.querySelector('{selector}'))"
-            assert window.script(f'{style}.whiteSpace').startswith('pre-wrap')
-            assert window.script(f'{style}.unicodeBidi') == 'isolate'
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        'می‌خواهم سه میزبان',
+        'क्‍ष और श्री‌मान',
+        '👩‍💻 👨‍👩‍👧‍👦 ❤️ 1️⃣ 👍🏽 🏴󠁧󠁢󠁥󠁮󠁧󠁿 🏳️‍🌈',
+        'Stra\u00adße',
+        '葛\U000e0100飾区',
+    ],
+)
+def test_joiners_of_scripts_and_emoji_are_left_alone(browser, tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp('joiners') / 'f'
+    with shown(browser, folder, TEXTS[:1]):
+        assert browser.script('textOf(arguments[0]).textContent', text) == text
+        for hidden in ('a\u200db', 'a\u00adb', '👩\u200d', '❤\ufe0f\ufe0f'):
+            assert 'U+' in browser.script('textOf(arguments[0]).textContent', hidden)
+    browser.console()
+
+
+def test_code_and_ends_of_texts(window, path):
+    def parts(text):
+        nodes = '[...textOf(arguments[0]).childNodes].filter(each => each.textContent)'
+        return window.script(f'{nodes}.map(each => [each.className ?? "", each.textContent])', text)
+
+    with shown(window, path):
+        fenced = '```python\n\tx = 1\n```\n'
+        assert parts(f'So:\n{fenced}and') == [['', 'So:\n'], ['mono', fenced], ['', 'and']]
+        assert parts('~~~\nx')[0][0] == 'mono'  # cut off before its end
+        indented = 'def f():\n    x = 1\n    return x'
+        assert parts(indented) == [['mono', indented]]
+        assert parts('- a\n  - b\n  - c')[0][0] == ''
+        assert parts('') == [['mark', 'empty']]
+        assert parts('a  \n\n') == [['', 'a'], ['mark', '2 blanks'], ['mark', '2 line ends']]
+        assert parts('a \nb\n') == [['', 'a \nb'], ['mark', '1 line end']]
+        style = "getComputedStyle(document.querySelector('.scroll .text'))"
+        assert window.script(f'{style}.whiteSpace').startswith('pre-wrap')
+        assert window.script(f'{style}.unicodeBidi') == 'plaintext'
 
 
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
 def test_light_and_dark_can_be_read_on_320_pixels(window, tmp_path, scheme):
-    long = [('many words ' * 90 + '\n' + 'x' * 300, *HOSTILE)] * 1 + TEXTS
+    long = [('many words ' * 90 + '\n' + 'x' * 300, *HOSTILE), *TEXTS]
     with shown(window, tmp_path / 'f', long):
         window.answer('1')
         for width in (320, 1400):
             window.emulate(width, 700, scheme)
             window.ready()
-            assert sticking_out(window) == []
+            assert sticking_out(window) == unreachable(window) == weak_texts(window) == []
             boxes = "[...document.querySelectorAll('button')].filter(b => b.checkVisibility())"
             sizes = window.script(
                 f'{boxes}.map(b => b.getBoundingClientRect()).map('
-                'r => [r.width, r.height, r.right])'
+                'r => [r.width, r.height, r.right, r.bottom])'
             )
-            assert all(w >= 24 and h >= 24 and right <= width for w, h, right in sizes)
-            assert weak_texts(window) == []
+            # the buttons are in sight, however long the texts are
+            assert all(w >= 24 and h >= 24 and right <= width for w, h, right, _ in sizes)
+            assert all(bottom <= 700 for *_, bottom in sizes)
         for dialog in 'sh':
             window.press(dialog)
             window.until("document.querySelector('dialog[open]')")
@@ -420,28 +452,27 @@ def test_keyboard_alone_and_a_screen_reader(window, path):
             if not node.get('ignored')
         }
         assert {
-            ('heading', 'Question 1 of 9'),
+            ('heading', '0 of 9 answered'),
             ('heading', 'Response 4'),
             ('region', 'Text'),
-            ('list', ''),
+            ('region', 'Response 1'),
             ('progressbar', 'Answered'),
-            ('group', 'Tools'),
+            ('navigation', 'Tools'),
             ('banner', ''),
             ('main', ''),
-            *(('button', f'Choose response {i}') for i in (1, 2, 3, 4)),
+            *(('button', f'Response {i} is best') for i in (1, 2, 3, 4)),
         } <= found
-        assert {name.split()[0] for role, name in found if role == 'button'} == {
-            'Choose',
-            'Undo',
-            'Skip',
-            'Help',
-        }
-        # focus is on the new question; Tab goes through the choices, Enter chooses
+        assert unnamed(window) == []
+        # focus is on the new question; Tab goes through texts and choices, Enter chooses
         assert window.script('document.activeElement.id') == 'heading'
-        window.press(TAB, TAB, TAB)
-        assert window.script('document.activeElement.dataset.choice') == '3'
-        outline = window.script('getComputedStyle(document.activeElement).outlineStyle')
-        assert outline == 'solid'
+        names, hidden = focused(window)
+        assert hidden == [] and len(names) == 5 + 4, names
+        window.driver.refresh()
+        window.until("document.querySelector('dialog[open]')")
+        window.press(ESCAPE)
+        window.ready()
+        window.press(*[TAB] * 8)
+        assert window.script('document.activeElement.dataset.number') == '3'
         window.press(ENTER)
         window.answered('1 of 9')
         assert window.script('document.activeElement.id') == 'heading'

@@ -29,7 +29,7 @@ from online_runs import (
     online_result,
     train,
 )
-from page_client import Client, id_of_token
+from page_client import Client
 from run_folders import change_settings
 
 from lm_human_preferences.checkpointing import checkpoints
@@ -37,11 +37,9 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.online_options import OnlineHParams
-from lm_human_preferences.labels.answers import shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.label_files import tensors_of
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.simulated import simulate, simulated_answer, small_tokens
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online import collection, run_labels
@@ -200,6 +198,16 @@ def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick):
     assert_same(alike(tmp_path / 'run'), alike(simulated))
 
 
+def same_texts(folder, shown):
+    """Return the id of the question that a page shows, and its samples in the folder's order."""
+    encoder = folder.encoding().get_encoder()
+    for id, question in folder.questions.items():
+        query, *samples = map(encoder.decode, folder.tokens(question).values())
+        if query == shown['query'] and sorted(samples) == sorted(shown['samples']):
+            return id, samples
+    raise AssertionError(shown)
+
+
 def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, monkeypatch):
     said = []
     monkeypatch.setattr(run_labels, 'announce', lambda *lines: said.extend(lines))
@@ -209,13 +217,12 @@ def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, mon
         client = Client(said[0].partition(': ')[2])
         with contextlib.suppress(OSError, http.client.HTTPException):  # when the run ends
             while not done.is_set():
-                for question in client.questions():
+                if question := client.question():
                     folder.refresh()
-                    id = id_of_token(folder, question['id'])
+                    id, texts = same_texts(folder, question)
                     (rewards,) = small_tokens([folder.tokens(folder.questions[id])])
-                    order = shown_order('test', id, 4, folder_key(folder.path).order)
                     best = simulated_answer(folder.label_type, rewards, Random(f'0/test/{id}'))
-                    client.answer(question['id'], order.index(best) + 1)
+                    client.answer(question['id'], question['samples'].index(texts[best]) + 1)
                 time.sleep(0.01)
         client.close()
 

@@ -2,21 +2,17 @@
 
 import contextlib
 import os
-import socket
 
 import blobfile
 import pytest
 from command_line import invoke, last_error_of, succeed
 from label_folders import make_folder
-from label_page import served, write_texts
-from launched import eventually
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import errors, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards import classifier
-from lm_human_preferences.labels.page import server as page_server
 from lm_human_preferences.language import tokeniser_rules, tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -212,25 +208,3 @@ def test_a_panic_of_a_tokeniser_is_a_line(monkeypatch, tmp_path):
         tokenisers.read(directory)
     with pytest.raises(KeyboardInterrupt), errors.no_panics():
         raise KeyboardInterrupt
-
-
-def test_an_address_does_not_take_all_connections(monkeypatch, tmp_path):
-    monkeypatch.setattr(page_server, 'MOST_OF_ADDRESS', 5)
-    write_texts(tmp_path / 'f', [('q', 'a', 'b', 'c', 'd')])
-    with served(tmp_path / 'f', 'anna') as (page, anna), contextlib.ExitStack() as stack:
-
-        def connect():
-            client = socket.create_connection(('127.0.0.1', page.port), timeout=10)
-            return stack.enter_context(client)
-
-        waiting = [connect() for _ in range(4)]  # anna has one
-        assert connect().recv(1) == b''  # is closed
-        assert anna.task()['labeller'] == 'anna'
-        for client in waiting:
-            client.close()
-        eventually(lambda: page_server.TimedProtocol._of_address['127.0.0.1'] == 1)
-        assert len(anna.questions()) == 1
-        request = f'GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n'.encode()
-        client = connect()
-        client.sendall(request)
-        assert client.recv(12) == b'HTTP/1.1 200'

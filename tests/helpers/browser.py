@@ -46,30 +46,23 @@ class Window:
         return found
 
     def ready(self):
-        self.until("main.dataset.state === 'asking' && isReady()")
-        return self.text('.query .text')
+        self.until('isReady()')
+        return self.text('#query .text')
 
     def answered(self, count):
         """Wait until the page says '3 of 9', or another such `count`, and asks the next."""
-        self.until(f"document.getElementById('count').textContent === '{count}'")
+        self.until(f"document.querySelector('#count b')?.textContent === '{count}'")
         self.ready()
 
     def press(self, *keys):
         for key in keys:
             webdriver.ActionChains(self.driver).send_keys(key).perform()
 
-    def double_click(self, selector):
-        element = self.driver.find_element('css selector', selector)
-        webdriver.ActionChains(self.driver).double_click(element).perform()
-
-    def drag_over(self, element):
-        width = element.size['width']
-        actions = webdriver.ActionChains(self.driver)
-        actions.move_to_element_with_offset(element, -width // 2 + 2, 0).click_and_hold()
-        actions.move_to_element_with_offset(element, 0, 0).release().perform()
+    def button(self, number):
+        return self.driver.find_element('css selector', f'button[data-number="{number}"]')
 
     def tap(self, element):
-        box = element.rect
+        box = self.script('arguments[0].getBoundingClientRect()', element)
         where = {'x': box['x'] + 5, 'y': box['y'] + 5}
         touch = functools.partial(self.driver.execute_cdp_cmd, 'Input.dispatchTouchEvent')
         touch({'type': 'touchStart', 'touchPoints': [where]})
@@ -80,14 +73,14 @@ class Window:
             self.ready()
             shown = self.script('shownAt')
             self.press(key)
-            self.until(f'shownAt !== {shown} || queue.length === 0')
+            self.until(f'shownAt !== {shown} || (!question && !pending && !isBusy)')
 
     def text(self, selector):
         return self.script('document.querySelector(arguments[0]).textContent', selector)
 
     def samples(self):
         return self.script(
-            "[...document.querySelectorAll('.sample .text')].map(e => e.textContent)"
+            "[...document.querySelectorAll('.scroll .text')].map(e => e.textContent)"
         )
 
     def emulate(self, width=1000, height=800, scheme='light'):

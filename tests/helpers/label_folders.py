@@ -2,10 +2,8 @@
 
 import itertools
 import random
-from pathlib import Path
 
 from lm_human_preferences.labels.folder import QuestionWriter
-from lm_human_preferences.labels.page.key import KEY_FILE
 
 TASK = {
     'label_type': 'best_of_4',
@@ -43,10 +41,3 @@ def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, **hea
     with QuestionWriter(str(path), task) as writer:
         writer.add(list(itertools.islice(new, count)), [header] * count)
         return writer.folder
-
-
-def fix_key(path):
-    """Give a folder a key that is always the same, and with it the order on the screen."""
-    key = Path(path, KEY_FILE)
-    key.touch(0o600)
-    key.write_text(f'{"1" * 64}\n')

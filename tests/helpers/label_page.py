@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 from click.testing import CliRunner
-from label_folders import HEADER, TASK, fix_key
+from label_folders import HEADER, TASK
 from page_client import Client
 
 import launch
@@ -24,7 +24,7 @@ class ByteEncoder:
 
 
 def write_texts(path, texts, label_type='best_of_4', **header):
-    """Write a folder of (query, sample, ...) in ByteEncoder, with a key that is always the same."""
+    """Write a folder of (query, sample, ...) in ByteEncoder."""
     samples = len(texts[0]) - 1
     names = ['sample'] if samples == 1 else [f'sample{i}' for i in range(samples)]
     task = {**TASK, 'label_type': label_type}
@@ -35,7 +35,6 @@ def write_texts(path, texts, label_type='best_of_4', **header):
     ]
     with QuestionWriter(str(path), task) as writer:
         writer.add(questions, [header] * len(texts))
-    fix_key(path)
 
 
 def web_options(**options):
@@ -44,7 +43,7 @@ def web_options(**options):
 
 @contextlib.contextmanager
 def served(path, *names, notes=None, **options):
-    """Yield the server of a page, a signed-in client for each labeller; `notes` gets its notes."""
+    """Yield the server of a page, and a client for each labeller; `notes` gets its notes."""
     note = (lambda line: None) if notes is None else notes.append
     with LabelServer(str(path), names, web_options(**options), note=note) as server:
         server.service.encoder = ByteEncoder()
@@ -54,6 +53,13 @@ def served(path, *names, notes=None, **options):
         finally:
             for client in clients:
                 client.close()
+
+
+def id_of(page, token):
+    """Return the id of a question, by what the browser calls it."""
+    service = page.service
+    (id,) = [id for id in service.folder.questions if service._token(id) == token]
+    return id
 
 
 def written(path):

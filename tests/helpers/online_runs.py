@@ -93,4 +93,4 @@ def alike(directory):
     (result['answers'],) = result['answers'].values()
     used = models_of(directory)
     result['labels/used.jsonl'] = [(line['step'], line['labels']) for line in used]
-    return {key: value for key, value in result.items() if key != 'labels/page.key'}
+    return result

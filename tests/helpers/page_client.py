@@ -5,55 +5,33 @@ import http.client
 import json
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import urllib.parse
 import uuid
 from pathlib import Path
 
-from lm_human_preferences.labels.page.key import QuestionTokens, folder_key
-
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds for a server to start, to answer, or to end
 
 
 class Client:
-    """One labeller with a link, over one connection that is kept.
+    """One labeller with a link, over one connection that is kept."""
 
-    signed_in: whether to exchange the link for a cookie at once.
-    """
-
-    def __init__(self, link, signed_in=True, timeout=30, certificate=None):
+    def __init__(self, link, timeout=30):
         parts = urllib.parse.urlsplit(link)
-        self.origin = f'{parts.scheme}://{parts.netloc}'
-        self.token = parts.fragment
+        self.key = parts.fragment
         self.host, self.port, self.timeout = str(parts.hostname), parts.port, timeout
-        self.context = None
-        if certificate:
-            self.context = ssl.create_default_context(cafile=certificate)
         self.connection = None
-        self.cookie = self.name = self.proof = None
-        if signed_in:
-            self.sign_in()
-
-    def _connect(self):
-        if self.context:
-            return http.client.HTTPSConnection(
-                self.host, self.port, timeout=self.timeout, context=self.context
-            )
-        return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
     def request(self, method, path, body=None, **headers):
         """(status, headers, bytes) of a reply. headers: instead of those that the page sends; None
         leaves one out."""
-        sent = {'Cookie': self.cookie, 'Labelling-Proof': self.proof}
-        if method == 'POST':
-            sent |= {'Origin': self.origin, 'Content-Type': 'application/json'}
+        sent = {'Authorization': f'Bearer {self.key}'}
         sent |= {name.replace('_', '-'): value for name, value in headers.items()}
         sent = {name: value for name, value in sent.items() if value is not None}
         if self.connection is None:
-            self.connection = self._connect()
+            self.connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
         try:
             self.connection.request(method, path, body, sent)
             reply = self.connection.getresponse()
@@ -64,39 +42,38 @@ class Client:
 
     def post(self, path, **fields):
         """(status, object) of the reply to an object."""
-        body = json.dumps({'labeller': self.name, **fields})
-        status, _, text = self.request('POST', path, body)
+        status, _, text = self.request('POST', path, json.dumps(fields))
         return status, json.loads(text)
 
-    def sign_in(self):
-        """Exchange the link for a cookie and a proof, as the page does when it is opened."""
-        status, headers, text = self.request('POST', '/session', json.dumps({'token': self.token}))
-        assert status == 200, text
-        self.cookie = headers['Set-Cookie'].partition(';')[0]
-        self.name, self.proof = (json.loads(text)[field] for field in ('labeller', 'proof'))
-
     def task(self):
-        """Return the page's content besides questions."""
-        status, _, text = self.request('GET', '/task')
-        assert status == 200, text
-        return json.loads(text)
-
-    def questions(self, held=(), count=3):
-        """More questions."""
-        status, reply = self.post('/questions', held=list(held), count=count)
+        """Return what stays from question to question."""
+        status, reply = self.post('/task')
         assert status == 200, reply
-        return reply['questions']
+        return reply
 
-    def answer(self, question, choice=1, answer=None, seconds=1.0):
-        """(status, object) of the reply to an answer."""
-        answer = answer or str(uuid.uuid4())
+    def state(self):
+        """Return the question to be answered now, and the progress."""
+        status, reply = self.post('/question')
+        assert status == 200, reply
+        return reply
+
+    def question(self):
+        """Return the question to be answered now, or None."""
+        return self.state()['question']
+
+    def answer(self, question, *choice, answer=None, seconds=1.0):
+        """(status, object) of the reply to an answer, which chooses the first by default."""
         return self.post(
-            '/answer', answer=answer, question=question, choice=choice, seconds=seconds
+            '/answer',
+            answer=answer or uuid.uuid4().hex,
+            question=question,
+            choice=choice or [1],
+            seconds=seconds,
         )
 
     def skip(self, question, reason='other', answer=None):
         """(status, object) of the reply to a skip."""
-        answer = answer or str(uuid.uuid4())
+        answer = answer or uuid.uuid4().hex
         return self.post('/skip', answer=answer, question=question, reason=reason, seconds=1.0)
 
     def undo(self, answer):
@@ -140,8 +117,3 @@ class Server:
         """(what it still prints, its complaints); number: of the signal that ends it."""
         self.process.send_signal(number)
         return self.process.communicate(timeout=PATIENCE)
-
-
-def id_of_token(folder, token):
-    """The id of a question of a LabelFolder, by what the browser calls it."""
-    return QuestionTokens(folder_key(folder.path)).id(token, folder.questions)

@@ -197,6 +197,7 @@ def answered(tmp_path):
     bring(path, [preference('abc', best, worst) for best, worst in ((OTHER, BAD), (BAD, OTHER))])
     succeed(f'labels {path} --export {tmp_path}/own.jsonl --export_as text')
     with Labeller(folder, 'anna') as labeller:
+        labeller.undo(labeller.log.answer_to(questions[0].id).uuid)
         labeller.answer(questions[0], 0, 3.0)
     return path
 

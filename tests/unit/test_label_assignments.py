@@ -7,38 +7,32 @@ from label_folders import make_folder
 
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.page.assignments import Assignments
+from lm_human_preferences.labels.page.assignments import HOLD_SECONDS, Assignments
 
 NAMES = ('anna', 'bob', 'carl')
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class World:
     def __init__(self, path, **folder):
         make_folder(path, **folder)
-        self.path, self.folder, self.clock = path, LabelFolder(str(path)), Clock()
+        self.path, self.folder, self.now = path, LabelFolder(str(path)), 0.0
         self.writers = {name: Labeller(self.folder, name) for name in NAMES}
-        self.assignments = Assignments(self.folder, NAMES, 600, self.clock)
+        self.assignments = Assignments(self.folder, self.writers, lambda: self.now)
 
-    def give(self, name, count=1, held=()):
-        return [question.id for question in self.assignments.give(name, count, held)]
+    def give(self, name):
+        question = self.assignments.give(name)
+        return question and question.id
+
+    def left(self, name):
+        return len(self.assignments.waiting(self.assignments.open_to(name)))
 
     def answer(self, name, question, value=0):
         reason = 'other' if value is None else None
         self.writers[name].answer(self.folder.questions[question], value, 1, reason=reason)
-        self.assignments.update([question])
-        self.assignments.end(name, question)
 
     def undo(self, name):
         answer = self.writers[name].undo()
-        self.assignments.update([answer.question])
-        self.assignments.give_back(name, answer.question)
+        self.assignments.hold(name, answer.question)
         return answer.question
 
     def close(self):
@@ -59,50 +53,44 @@ def world(tmp_path):
         one.close()
 
 
-def test_two_never_have_one_question_and_a_lease_that_has_ended_is_given_again(world):
-    it = world(count=4)
-    anna, bob = it.give('anna', 3), it.give('bob', 3)
-    assert len(anna) == 3 and len(bob) == 1 and not set(anna) & set(bob)
-    assert it.give('carl', 3) == []
-    it.clock.now = 599
-    assert it.give('carl', 3) == []
-    assert it.assignments.renew('bob', bob) == []
-    it.clock.now = 601
-    assert set(it.give('carl', 4)) == set(anna)
-    assert it.assignments.renew('anna', anna) == anna  # they are carl's now
-    assert it.give('anna', 3) == []
-
-
-def test_a_page_that_is_loaded_anew_gets_the_same_in_the_same_order(world):
+def test_a_labeller_has_one_question_until_they_have_answered_it(world):
     it = world(count=10)
-    first = it.give('anna', 3)
-    assert it.give('anna', 3) == first
-    it.answer('anna', first[0])
-    more = it.give('anna', 1, held=first[1:])
-    assert it.give('anna', 3) == [*first[1:], *more]
-    it.clock.now = 10_000  # after a night, as nobody else has come
-    assert it.give('anna', 3) == [*first[1:], *more]
-
-
-def test_after_a_restart_the_order_is_the_same_and_what_a_page_holds_is_its_own(world):
-    it = world(count=10)
-    first = it.give('anna', 3)
-    again = Assignments(it.folder, NAMES)
-    assert again.renew('anna', first) == []
-    assert not {question.id for question in again.give('bob', 10)} & set(first)
-    assert [q.id for q in Assignments(it.folder, NAMES).give('anna', 3)] == first
-
-
-def test_what_was_taken_back_comes_first(world):
-    it = world(count=6)
-    first, second, third = it.give('anna', 3)
+    first = it.give('anna')
+    it.now = 10_000  # after a night, as nobody else has come
+    assert it.give('anna') == first and it.left('anna') == 10
     it.answer('anna', first)
-    assert it.undo('anna') == first
-    assert it.give('anna', 3) == [first, second, third]
+    second = it.give('anna')
+    assert second not in (first, None) and it.left('anna') == 9
+    assert it.undo('anna') == it.give('anna') == first  # what was taken back comes first
     it.answer('anna', first, None)
-    assert it.undo('anna') == first  # a skip
-    assert it.give('anna', 1) == [first]
-    assert first not in it.give('bob', 6)
+    assert it.give('anna') == second
+
+
+def test_two_people_at_few_questions_do_not_wait_for_each_other(world):
+    """What one holds goes to others after two minutes, if they have nothing else to do."""
+    it = world(count=5)
+    held = it.give('anna')
+    for _ in range(4):
+        question = it.give('bob')
+        assert question != held
+        it.answer('bob', question)
+    assert it.give('bob') is None and it.left('bob') == 1
+    it.now = HOLD_SECONDS - 1
+    assert it.give('bob') is None
+    it.now = HOLD_SECONDS
+    assert it.give('bob') == held == it.give('anna')
+    assert it.give('carl') is None  # bob has it now
+    it.answer('bob', held)
+    it.answer('anna', held)  # is kept, though the first counts
+    assert it.give('anna') is it.give('carl') is None
+    assert [answer.labeller for answer in it.folder.counted()] == ['bob'] * 5
+
+
+def test_a_question_that_nobody_holds_comes_before_one_that_is_held_for_long(world):
+    it = world(count=2)
+    held = it.give('anna')
+    it.now = 1000
+    assert it.give('bob') not in (held, None)
 
 
 def test_what_others_write_counts(world):
@@ -111,66 +99,66 @@ def test_what_others_write_counts(world):
     with Labeller(LabelFolder(str(it.path)), 'dora') as dora:
         question = dora.next_question()
         dora.answer(question, 1, 1)
-        it.assignments.update(it.folder.refresh())
-        assert question.id not in it.give('anna', 3) and it.assignments.open() == 2
+        it.folder.refresh()
+        assert it.left('anna') == 2
         dora.undo()
-        it.assignments.update(it.folder.refresh())
-        assert question.id in it.give('anna', 3) and it.assignments.open() == 3
+        it.folder.refresh()
+        assert it.left('anna') == 3
     make_folder(it.path, 2, seed=1)
-    it.assignments.update(it.folder.refresh())
-    assert it.assignments.left('anna') == 5 and len(it.give('anna', 9)) == 5
+    it.folder.refresh()
+    assert it.left('anna') == 5
 
 
 def test_damaged_questions_are_left_out(world):
     it = world(count=2)
-    first, second = it.give('anna', 2)
-    it.assignments.leave_out(first)
-    assert it.give('anna', 2) == [second] and it.assignments.left('anna') == 1
-    it.assignments.update(it.folder.questions)
-    assert it.give('anna', 2) == [second]
+    first = it.give('anna')
+    it.folder.damaged.add(first)
+    assert it.give('anna') not in (first, None) and it.left('anna') == 1
 
 
 def test_random_work_keeps_every_rule(world):
     """Against a plain count of who has what, over 1,000 random steps."""
     it = world(count=40)
     make_folder(it.path, 20, seed=1, labellers=2)
-    it.assignments.update(it.folder.refresh())
+    it.folder.refresh()
     rng = random.Random(0)
-    held = {name: {} for name in NAMES}  # {question: when the lease ends}
+    held = {}  # {name: (question, since when)}
     taken_back = set()  # who has taken an answer back is asked again, whoever was asked meanwhile
     finished = 0
     for _ in range(1000):
         name = rng.choice(NAMES)
-        it.clock.now += rng.choice([1, 1, 1, 100, 400])
+        it.now += rng.choice([1, 1, 1, 20, 80])
         action = rng.random()
-        live = [question for question, ends in held[name].items() if ends > it.clock.now]
         if action < 0.5:
-            for question in it.give(name, rng.randint(1, 3)):
-                held[name][question] = it.clock.now + 600
-        elif action < 0.85 and live:
-            question = rng.choice(live)
+            question = it.give(name)
+            if question is None:
+                held.pop(name, None)
+            elif held.get(name, ('',))[0] != question:
+                held[name] = question, it.now
+        elif action < 0.9 and name in held:
+            question, _ = held.pop(name)
             it.answer(name, question, rng.choice([0, 1, 2, None]))
-            del held[name][question]
+            it.give(name)  # as the page does
+            if it.assignments.held.get(name):
+                held[name] = it.assignments.held[name][0], it.now
             finished += 1
         elif action > 0.98 and it.writers[name].log.last() is not None:
-            question = it.undo(name)
-            held[name][question] = it.clock.now + 600
-            taken_back.add(question)
+            taken_back.add(it.undo(name))
+            held[name] = it.assignments.held[name]
+        assert {name: question for name, (question, _) in held.items()} == {
+            name: question for name, (question, _) in it.assignments.held.items()
+        }
         for question in it.folder.questions.values():
+            fresh = [
+                name
+                for name, (id, since) in held.items()
+                if id == question.id and it.now - since < HOLD_SECONDS
+            ]
             answers = it.folder.answers_to(question)
-            has = {n for n in NAMES if held[n].get(question.id, 0) > it.clock.now}
-            assert not has & {answer.labeller for answer in answers}
             given = sum(answer.value is not None for answer in answers)
-            assert len(has) + given <= question.labellers or question.id in taken_back
+            both = any(answer.labeller in fresh for answer in answers)
+            assert len(fresh) + given <= question.labellers or question.id in taken_back or both
         for name in NAMES:
             expected = sum(it.folder.is_open_for(q, name) for q in it.folder.questions.values())
-            assert it.assignments.left(name) == expected
-            done = it.folder.logs[name].by_question
-            closed = {
-                question.id
-                for question in it.folder.questions.values()
-                if not it.folder.needs_answers(question, it.folder.answers_to(question))
-            }
-            others = it.assignments.done_by_others(name, len(done))
-            assert others == len(closed - done.keys())
+            assert it.left(name) == expected
     assert finished > 50 and len(taken_back) < len(it.folder.questions)

@@ -454,18 +454,18 @@ def test_a_cross_validation_is_not_called_held_out():
     assert not any(name.startswith('held_out') or 'effective' in name for name in statistics)
 
 
-def test_a_run_owns_its_labels_but_not_the_key_of_the_page():
+def test_a_run_owns_its_labels():
     pattern = run_files.written_by(['train_policy'])
     for name in ('task.json', 'questions.jsonl', 'used.jsonl', 'answers/anna.jsonl'):
         assert pattern.fullmatch(f'labels/{name}')
-    for name in ('page.key', 'answers/a b.jsonl', 'answers/anna.json', 'notes.txt'):
+    for name in ('answers/a b.jsonl', 'answers/anna.json', 'notes.txt'):
         assert not pattern.fullmatch(f'labels/{name}')
     assert not run_files.written_by(['train_reward']).fullmatch('labels/task.json')
 
 
 @pytest.mark.parametrize(
     'name, value',
-    [('host', 'no.such.host.invalid'), ('labellers', 'me,a b'), ('certificate', 'none.pem')],
+    [('host', 'no.such.host.invalid'), ('labellers', 'me,a b')],
 )
 def test_mistakes_of_the_page_of_a_training_name_its_options(tmp_path, name, value):
     make_folder(tmp_path / 'labels')

@@ -67,13 +67,17 @@ def test_ties_are_no_part_of_accuracy_and_agreement():
     assert label_type.agreement(torch.zeros(1, 2), only).item() == 0
 
 
-def test_in_the_terminal_0_is_a_tie(tmp_path):
-    make_folder(tmp_path / 'f', 2, task=WITH_TIES)
-    printed = press(tmp_path / 'f', '02')
-    assert '0    no preference, and go on' in printed and '0-4 answer' in printed
+def test_in_the_terminal_0_is_a_tie_and_9_is_both_bad(tmp_path):
+    make_folder(tmp_path / 'f', 3, task=WITH_TIES)
+    printed = press(tmp_path / 'f', '029')
+    assert '0    no preference, and go on' in printed and '0-4 or 9 answer' in printed
+    assert '9    no preference, as all are bad, and go on' in printed
     log = LabelFolder(str(tmp_path / 'f')).logs['anna']
-    tie, choice = log.uuids.values()
+    tie, choice, bad = log.uuids.values()
     assert (tie.value, tie.reason) == (TIE, None) and choice.order.index(choice.value) == 1
+    assert (bad.value, bad.is_bad, tie.is_bad) == (TIE, True, False)
+    *_, line = (tmp_path / 'f/answers/anna.jsonl').read_text().splitlines()
+    assert '"best": "tie"' in line and '"bad": true' in line
     make_folder(tmp_path / 'without', 1)
     assert 'no preference' not in press(tmp_path / 'without', '0')
     assert not LabelFolder(str(tmp_path / 'without')).logs['anna'].uuids
@@ -88,6 +92,11 @@ def test_files_of_answers_have_ties_where_the_folder_allows_them(tmp_path):
     task = json.loads((path / 'task.json').read_text())
     (path / 'task.json').write_text(json.dumps({**task, 'ties': False}))
     with pytest.raises(UserError, match=r"anna\.jsonl, line 1 .* best must be .* not 'tie'"):
+        LabelFolder(str(path))
+    (path / 'task.json').write_text(json.dumps(task))
+    answers = path / 'answers/anna.jsonl'
+    answers.write_text(answers.read_text().replace('"best": "tie"', '"best": 1, "bad": true'))
+    with pytest.raises(UserError, match=r"anna\.jsonl, line 1 .* bad must be beside best 'tie'"):
         LabelFolder(str(path))
     for damage in ({'ties': 1}, {'label_type': 'scalar_compare'}):
         (path / 'task.json').write_text(json.dumps({**task, **damage}))

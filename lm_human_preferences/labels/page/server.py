@@ -1,16 +1,16 @@
 """Server of the page, in a thread of its own."""
 
 import asyncio
-import collections
 import contextlib
 import io
 import ipaddress
 import os
+import secrets
 import socket
-import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,21 +19,29 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.hparams.labelling_options import PUBLIC_URL, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.page.app import HEADERS, make_app, page_and_policy
-from lm_human_preferences.labels.page.key import Access, folder_key
+from lm_human_preferences.labels.page.app import make_app, page_and_policy
 from lm_human_preferences.labels.page.service import LabellingService
 from lm_human_preferences.runs.run_files import TASK
 
 ALL_ADDRESSES = ('0.0.0.0', '::')  # of this machine
-MOST_CONNECTIONS = 500
-MOST_OF_ADDRESS = 250  # of these; all who come through ssh have one
+MOST_CONNECTIONS = 200
 MOST_HEADER_BYTES = 16 * 1024
 GRACE_SECONDS = 3  # for replies that are under way when the server ends
-REQUEST_SECONDS = 15.0  # from the beginning of a connection, or the reply before, to a request
+HEADERS = {  # of every reply
+    'Cache-Control': 'no-store',
+    'Cross-Origin-Opener-Policy': 'same-origin',
+    'Cross-Origin-Resource-Policy': 'same-origin',
+    'Referrer-Policy': 'no-referrer',
+    'X-Content-Type-Options': 'nosniff',
+    'X-Frame-Options': 'DENY',
+}
 
 
 class LabelServer(contextlib.AbstractContextManager['LabelServer']):
-    """Server of a folder's page, from when it is made until it is closed."""
+    """Server of a folder's page, from when it is made until it is closed.
+
+    links: {labeller: address, with a key that only this server accepts}.
+    """
 
     summary = ''  # see LabellingService.summary; once it is closed
 
@@ -47,44 +55,30 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
     ) -> None:
         opened = LabelFolder(folder)
         self._error: BaseException | None = None
+        self._ended = threading.Event()
         with contextlib.ExitStack() as stack:
             stack.enter_context(_locked(folder))
-            secret = folder_key(folder)
-            for line in secret.notes:
-                note(line)
-            self.service = LabellingService(opened, labellers, secret, note)
+            self.service = LabellingService(opened, labellers, note)
             stack.enter_context(contextlib.closing(self.service))
             self._listener = storage.closed_after_fork(stack.enter_context(_listen(options)))
-            self._start(options, Access(secret, labellers))
+            self._start(options, {name: secrets.token_urlsafe(32) for name in labellers})
             self._stack = stack.pop_all()
 
-    def _start(self, options: WebHParams, access: Access) -> None:
-        scheme = 'http' if options.certificate is None else 'https'
+    def _start(self, options: WebHParams, keys: dict[str, str]) -> None:
         name = socket.gethostname() if options.host in ALL_ADDRESSES else options.host
+        name = f'[{name}]' if ':' in name else name
         self.port: int = self._listener.getsockname()[1]
-        own_url = f'{scheme}://{_in_url(name)}:{self.port}'
-        self.url = (options.public_url or own_url).rstrip('/')
-        self.links = {name: f'{self.url}/#{access.code("link", name)}' for name in access.labellers}
+        self.url = (options.public_url or f'http://{name}:{self.port}').rstrip('/')
+        self.links = {labeller: f'{self.url}/#{key}' for labeller, key in keys.items()}
+        hosts, path = ['127.0.0.1', name], ''
+        if public := PUBLIC_URL.fullmatch(options.public_url or ''):
+            _, host, _, path = public.groups('')
+            hosts.append(host)
         html, policy = page_and_policy()
         app = make_app(
-            html,
-            self.service,
-            access,
-            [_in_url(name)],
-            lambda: self._server.should_exit,
-            scheme=scheme,
-            public_url=options.public_url,
+            html, self.service, keys, hosts, path.rstrip('/'), lambda: self._server.should_exit
         )
-        try:
-            self._server = uvicorn.Server(_config(app, policy, options))
-            self._server.config.load()
-        except OSError as e:  # ssl.SSLError, too
-            reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
-            certificate, key = options.setting('certificate'), options.setting('key')
-            raise UserError(
-                f'{certificate} with {key}: {reason or e}; both must be PEM files that belong'
-                ' together'
-            ) from e
+        self._server = uvicorn.Server(_config(app, policy))
         self._thread = threading.Thread(target=self._run, name='label server', daemon=True)
         self._thread.start()
 
@@ -93,10 +87,13 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
             asyncio.run(self._server.serve(sockets=[self._listener]))
         except BaseException as e:
             self._error = e
+        finally:
+            self._ended.set()
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until the server has ended, for at most `seconds`; re-raises what ended it."""
-        self._thread.join(seconds)
+        # Not by `join`, after whose interruption Python takes the thread for ended.
+        self._ended.wait(seconds)
         if self._error is not None:
             raise self._error
 
@@ -111,45 +108,19 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
         self.close()
 
 
-class TimedProtocol(H11Protocol):
-    """HTTP that also limits the time for a request; uvicorn limits that between two only."""
+class FairProtocol(H11Protocol):
+    """HTTP that closes the oldest connection when there are too many, so that nobody takes all."""
 
-    _deadline: asyncio.TimerHandle | None = None
-    _of_address: ClassVar[collections.Counter[str]] = collections.Counter()  # {address: open ones}
-    _address = ''
+    begun = 0.0
 
     def connection_made(self, transport: Any) -> None:
-        """Begin, or close at once the connection of an address that has too many."""
+        """Begin, and close the oldest connection if this is one too many."""
+        self.begun = time.monotonic()
         super().connection_made(transport)
-        self._address = str((transport.get_extra_info('peername') or [''])[0])
-        self._of_address[self._address] += 1
-        if self._of_address[self._address] > MOST_OF_ADDRESS:
-            transport.abort()
-        self._start()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the time for a request, and count the connection no more."""
-        self._of_address[self._address] -= 1
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._start()
-
-    def _start(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end)
-
-    def _end(self) -> None:
-        """Close the connection, unless a request is being answered to somebody who reads."""
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering and not self.transport.get_write_buffer_size():
-            self._start()
-        else:
-            self.transport.abort()
+        if len(self.connections) > MOST_CONNECTIONS:
+            there = [each for each in self.connections if isinstance(each, FairProtocol)]
+            still_open = [each for each in there if not each.transport.is_closing()]
+            min(still_open, key=lambda each: each.begun).transport.abort()
 
 
 def _locked(folder: str) -> io.FileIO:
@@ -178,18 +149,16 @@ def is_local(host: str) -> bool:
 
 def missing_tls(options: WebHParams) -> str | None:
     """Return a warning if others can reach the host and nothing is encrypted."""
-    host, is_encrypted = options.host, options.certificate is not None
+    host, is_encrypted = options.host, False
     if match := PUBLIC_URL.fullmatch(options.public_url or ''):
-        is_encrypted = is_encrypted or match[1] == 'https'
+        is_encrypted = match[1] == 'https'
         host = match[2].strip('[]')
     if is_encrypted or is_local(host):
         return None
-    certificate, key = options.option_name('certificate'), options.option_name('key')
     return (
-        f'warning: no TLS: whoever is between you and'
-        f' {options.public_url or host} can read the links,'
-        f' and answer as anybody; give {certificate} and {key}, or leave'
-        f' {options.option_name("host")} out and use ssh -L'
+        f'warning: no TLS: whoever is between you and {options.public_url or host} can read the'
+        f' links, and answer as anybody; leave {options.option_name("host")} out and use ssh -L,'
+        f' or a proxy with TLS and {options.option_name("public_url")}'
     )
 
 
@@ -221,15 +190,11 @@ def _listen(options: WebHParams) -> socket.socket:
     return listener
 
 
-def _in_url(host: str) -> str:
-    return f'[{host}]' if ':' in host else host
-
-
-def _config(app: Any, policy: str, options: WebHParams) -> uvicorn.Config:
+def _config(app: Any, policy: str) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         headers=[*HEADERS.items(), ('Content-Security-Policy', policy)],
-        http=TimedProtocol,
+        http=FairProtocol,
         ws='none',
         lifespan='off',
         interface='asgi3',
@@ -238,10 +203,6 @@ def _config(app: Any, policy: str, options: WebHParams) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        backlog=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         timeout_graceful_shutdown=GRACE_SECONDS,
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key,
     )
