@@ -290,6 +290,25 @@ def test_the_store_is_right_where_another_machine_went_on(store, tmp_path, monke
     assert sum('model.ckpt' in name for name in store) == 15
 
 
+def test_a_run_that_was_fetched_in_part_is_fetched_again(store, monkeypatch):
+    succeed(f'{DIRECT} 64')
+    replace = os.replace
+
+    def break_off(source, target):
+        if target == staged('train_policy_hparams.json'):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    fetch = (RUN, staged(), re.compile('.*'))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'replace', break_off)
+        with pytest.raises(KeyboardInterrupt):
+            uploads.fetch(*fetch)
+    assert os.listdir(staged()) and not uploads.is_up_to_date(RUN, staged())
+    uploads.fetch(*fetch)
+    assert uploads.is_up_to_date(RUN, staged())
+
+
 def test_a_run_that_was_copied_to_the_store_goes_on(store, tmp_path):
     """What another program has put there, without a word of who wrote it, counts."""
     succeed(f'{DIRECT} 128 --save_dir {tmp_path}')
@@ -427,16 +446,16 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
         policy = Bundle(str(tmp_path / str(seed) / 'x'))
         assert ('reward_model_1/model/wte' in policy) == (seed == 2)
         assert (scorer['reward_model/model/wte'] == policy['reward_model/model/wte']).all()
-        result = invoke(f'sample --nsamples 2 --mpi 1 --save_dir {RUN}', sample.cli)
-        assert result.exit_code == 0 and result.stdout.count('=' * 80) == 2, result.output
         succeed(f'export {RUN} {tmp_path}/exported{seed}')
-        asked = invoke(f'ask test {tmp_path}/{seed}/labels --count 2 --policy {RUN}')
-        assert '2 questions added' in asked.stdout, asked.output
-        (tmp_path / 'texts.jsonl').write_text('{"query": "abc", "response": "defg"}')
-        scored = invoke(f'score {STORE}/reward/run {tmp_path}/texts.jsonl')
-        assert json.loads(scored.stdout)['score'], scored.output
     exported = [(tmp_path / f'exported{seed}/model.safetensors').read_bytes() for seed in (1, 2)]
     assert exported[0] != exported[1]
+    result = invoke(f'sample --nsamples 2 --mpi 1 --save_dir {RUN}', sample.cli)
+    assert result.exit_code == 0 and result.stdout.count('=' * 80) == 2, result.output
+    asked = succeed(f'ask test {tmp_path}/labels --count 2 --policy {RUN}')
+    assert '2 questions added' in asked.stdout
+    (tmp_path / 'texts.jsonl').write_text('{"query": "abc", "response": "defg"}')
+    scored = invoke(f'score {STORE}/reward/run {tmp_path}/texts.jsonl')
+    assert json.loads(scored.stdout)['score'], scored.output
 
 
 def test_a_list_of_checkpoints_is_deleted_before_what_it_names(store, staging, monkeypatch):
