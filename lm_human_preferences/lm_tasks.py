@@ -249,7 +249,7 @@ def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> froz
 
 @dataclasses.dataclass(eq=False)
 class QuerySampler:
-    """Stream of batches of queries. position: (texts read, sequences taken), right on rank 0."""
+    """Stream of batches of queries. position: (texts read, sequences taken), valid on rank 0."""
 
     hparams: TaskHParams
     batch_size: int

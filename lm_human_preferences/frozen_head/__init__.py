@@ -1,1 +1,1 @@
-"""A reward that is linear in the frozen initial model's hidden states: its fit, doubt and file."""
+"""Reward that is linear in the frozen initial model's states: its fit, uncertainty and file."""

@@ -40,7 +40,8 @@ class Fitted(NamedTuple):
     def __str__(self) -> str:
         if self.gain is None:
             return (
-                'nothing is known, as all labels are connected: each shares its query or a response'
+                'nothing is known, as all labels are connected: each shares a query or a response'
+                ' with another'
             )
         found = f'{self.gain:.2f} nats better than guessing'
         return found if self.prediction is None else f'{self.prediction}; {found}'
@@ -51,7 +52,7 @@ class Fitted(NamedTuple):
             return None
         more = 'what they prefer may not be in the hidden states at all'
         if self.gain is None or self.least_gain is None:
-            more = f'labels about {student.FEWEST} queries or more would tell'
+            more = f'to know it, label responses to at least {student.FEWEST} queries'
         elif self.gain > 0 and self.prediction is not None:
             # The least gain falls with the square root of the number of labels.
             wanted = self.prediction.labels * (self.least_gain / self.gain) ** 2
@@ -59,7 +60,7 @@ class Fitted(NamedTuple):
                 more = f'about {math.ceil(wanted / 10) * 10} labels would probably show more'
         return (
             'WARNING: the reward model may have learned nothing: its prediction of labels that it'
-            f' has not seen is not surely better than guessing; {more}'
+            f' has not seen is not significantly better than guessing; {more}'
         )
 
 

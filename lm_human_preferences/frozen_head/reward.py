@@ -99,9 +99,9 @@ def probe_of(reference: Policy) -> torch.Tensor:
 def load_frozen(
     directory: str, reference: Policy | None = None, pessimism: float = 0.0
 ) -> FrozenReward:
-    """Load a head; reference: of the policy that it judges, None: what it was fitted on.
+    """Load the reward of a head; UserError unless `reference` has the states it was fitted on.
 
-    UserError unless the reference gives the hidden states that it was fitted on.
+    reference: initial policy of the run that is rewarded; None: the model it was fitted on.
     """
     head, about = load(directory)
     if reference is None:

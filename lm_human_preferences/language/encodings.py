@@ -108,7 +108,7 @@ class LetterEncoder(Encoder):
         return [LETTERS.find(letter) if letter in LETTERS else len(LETTERS) - 1 for letter in text]
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return the text; as in the original, unknown ids give <unk>, except one without text."""
+        """Return the text; as in the original, unknown ids give <unk>, but one gives nothing."""
         texts = {**dict(enumerate(LETTERS)), len(LETTERS) + 2: ''}
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 

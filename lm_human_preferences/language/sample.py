@@ -43,7 +43,7 @@ class Sampling:
             self._draw(first, 0)
 
     def step(self, number: int) -> None:
-        """Draw the `number`-th tokens, after those before."""
+        """Draw the `number`-th tokens, given the ones before."""
         tokens = self.tables['tokens'][number - 1, self.kept]
         self._draw(self.outputs(self.rows.step(tokens, number - 1)), number)
 

@@ -35,7 +35,8 @@ def explained(
 ) -> Iterator[None]:
     """Raise errors of transformers or PEFT about files at `path` as UserErrors in one line.
 
-    Random numbers and filters of warnings are afterwards as before. problem: follows the path.
+    The generator of random numbers and the filters of warnings are restored. problem: what the
+    message says after the path.
     """
     # Outside the try below, as a failing import is not a fault of the model's files.
     import transformers.modeling_utils
@@ -44,7 +45,7 @@ def explained(
     transformers.utils.logging.disable_progress_bar()
     try:
         with _one_at_a_time, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # Of a size of 0, for which there is an error below.
+            # Of tensors of size 0, for which there is an error below.
             warnings.filterwarnings('ignore', 'Initializing zero-element tensors')
             yield
     except UserError:

@@ -106,7 +106,7 @@ class TransformersNetwork(Network):
             cache.length += tokens.shape[1]
         if kept is not None and takes_rows:
             kept.states = {block: unpadding.pad(h[0]) for block, h in kept.states.items()}
-        # In float32 like the logits and values that are made of it.
+        # In float32, like the logits and values that are computed from it.
         h = h.float()
         if output_positions is None or read is not None:
             return h
@@ -135,8 +135,8 @@ class TransformersNetwork(Network):
     def takes_row_of(self, columns: int) -> bool:
         """Return whether completions may share a row: see Network.
 
-        By rows, attention is ours. Families like GPT-Neo limit their own by columns, whatever the
-        positions are.
+        By rows, attention is ours, which depends on positions. Families like GPT-Neo limit their
+        own by columns.
         """
         if columns <= self.sizes.n_ctx or self._computes_by_rows():
             return True
@@ -146,7 +146,7 @@ class TransformersNetwork(Network):
 
     @torch.no_grad()
     def _is_exact_in_row_of(self, columns: int) -> bool:
-        """Return whether a completion at the end of so long a row is as if it stood alone."""
+        """Return whether a completion has the same outputs at the end of such a row as alone."""
         n_vocab = self.sizes.n_vocab
         prompt = torch.arange(2).unsqueeze(0) % n_vocab
         completions = torch.arange(columns - 2).view(1, -1, 1) % n_vocab

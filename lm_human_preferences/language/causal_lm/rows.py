@@ -27,7 +27,7 @@ OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft ca
 
 @dataclass(frozen=True)
 class Rows:
-    """Layout of the rows (batch, length) that the tokens of one row are from."""
+    """Layout (batch, length) of the tokens that are computed as one row."""
 
     unpadding: Unpadding
     cache: KVCache | None = None  # of tokens before
@@ -145,7 +145,7 @@ def _attention(
         return own(module, query, key, value, attention_mask, scaling=scaling, **settings)
     if settings.get('position_bias') is not None:
         raise NotImplementedError('a bias of its own for positions')
-    # Rotations leave float32 behind.
+    # Rotations give float32, also where autocast does not.
     dtype = precision.autocast_dtype(query.dtype)
     q, k, v = (
         rows.unpadding.pad(each[0].transpose(0, 1).to(dtype)).transpose(1, 2)

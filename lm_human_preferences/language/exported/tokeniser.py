@@ -1,9 +1,8 @@
 """Tokeniser of an exported reward model: transformers then encodes texts as this program does.
 
 It puts no tokens around a text, and no space before it (see language/tokenisers.py). Its padding
-token is one of its own: transformers reads the score at the last token that is not padding, so no
-text may contain that token, as it may contain the end of a text. There is no chat template, as only
-policies read one.
+token is one that no text contains, not even at its end, as transformers reads the score at the last
+token that is not padding. There is no chat template, as only policies read one.
 """
 
 import json

@@ -10,9 +10,9 @@ RELEASED = {
     '774M': dict(**_SHARED, n_embd=1280, n_head=20, n_layer=36),
     '1558M': dict(**_SHARED, n_embd=1600, n_head=25, n_layer=48),
 }
-# The same models by their names in Hugging Face's collection, also with its owner before them.
+# Their names on the hub, which may have OWNER before them.
 OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
-# Names that they had at first, before their parameters were counted again.
+# Their first names, before their parameters were counted again.
 FIRST_NAMES = {'117M': '124M', '345M': '355M'}
 OWNER = 'openai-community/'
 # The tokens at which experiments end a response, and their texts.
