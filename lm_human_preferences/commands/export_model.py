@@ -15,7 +15,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.classifier import is_classifier
 from lm_human_preferences.frozen_head.features import pooled
 from lm_human_preferences.frozen_head.head import FILE, is_head, load, task_of
-from lm_human_preferences.frozen_head.reward import checked, reference_of
+from lm_human_preferences.frozen_head.reward import checked
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.adapters import peft_files, record
 from lm_human_preferences.language.encodings import Encoder
@@ -208,7 +208,7 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
         )
     head, about = load(directory)
     with warnings_only():
-        reward = checked(directory, head, about, reference_of(directory, about))
+        reward = checked(directory, head, about)
     model = reward.reference.trained_model
     task, longest = task_of(about), model.sizes().n_ctx
     encoder = model.encoding.get_encoder()

@@ -52,7 +52,7 @@ class Fitted(NamedTuple):
             return None
         more = 'what they prefer may not be in the hidden states at all'
         if self.gain is None or self.least_gain is None:
-            more = f'to know it, label responses to at least {student.FEWEST} queries'
+            more = f'labels about at least {student.FEWEST} queries are needed to know it'
         elif self.gain > 0 and self.prediction is not None:
             # The least gain falls with the square root of the number of labels.
             wanted = self.prediction.labels * (self.least_gain / self.gain) ** 2

@@ -104,8 +104,6 @@ def load_frozen(
     reference: initial policy of the run that is rewarded; None: the model it was fitted on.
     """
     head, about = load(directory)
-    if reference is None:
-        reference = reference_of(directory, about)
     return checked(directory, head, about, reference, pessimism)
 
 
@@ -113,10 +111,12 @@ def checked(
     directory: str,
     head: Head,
     about: Mapping[str, Any],
-    reference: Policy,
+    reference: Policy | None = None,
     pessimism: float = 0.0,
 ) -> FrozenReward:
-    """Return the reward of a head from a directory; see load_frozen."""
+    """Return the reward of a head that was loaded from a directory; see load_frozen."""
+    if reference is None:
+        reference = _reference_of(directory, about)
     fitted_on, here = torch.tensor(about['probe']), probe_of(reference)
     is_alike = fitted_on.shape == here.shape
     if is_alike:
@@ -137,7 +137,7 @@ def other_model(directory: str, about: Mapping[str, Any], name: str) -> UserErro
     )
 
 
-def reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
+def _reference_of(directory: str, about: Mapping[str, Any]) -> Policy:
     """Load the model that a head was fitted on: beside it, in its run, or by its name."""
     run = os.path.dirname(directory.rstrip('/'))
     task = task_of(about)

@@ -222,7 +222,7 @@ def test_labels_that_are_all_connected_tell_no_number():
     assert fitted.head.weight.norm() > 0 and not fitted.knows
     assert fitted.loss == pytest.approx(math.log(2))  # of guessing
     assert 'all labels are connected' in str(fitted)
-    assert 'labels about 10 queries or more' in str(fitted.warning())
+    assert 'labels about at least 10 queries' in str(fitted.warning())
 
 
 def test_pairs_of_one_ranking_are_not_told_from_each_other(reference):
