@@ -105,23 +105,11 @@ class SampleHParams(launch.RankHParams):
             run_settings.load_run_hparams(self.save_dir)  # without waiting for torch
 
     def problems(self) -> Iterator[tuple[object, str]]:
-        """Check that there is one reward, and something to do for it."""
-        yield (
-            self.rewards.function and (self.model or self.judge),
-            '{rewards.function=} is what a run learned from: name another function by {judge}',
-        )
+        """Check that there is something to do for a judge."""
         yield (
             self.judge and self.best_of == 1 and self.output is None,
             '{judge=} has nothing to do: give {best_of} N, or {output} FILE for the scores',
         )
-
-
-OF_TRAININGS = ('task.policy.initial_model', 'task.policy.lora')
-FIELDS = {
-    name: field
-    for name, field in user_settings.settable(SampleHParams).items()
-    if not name.startswith(OF_TRAININGS)
-}
 
 
 def sample(settings: dict[str, Any]) -> None:
@@ -138,7 +126,13 @@ def sample(settings: dict[str, Any]) -> None:
 cli = Program(
     help=__doc__,
     commands=[
-        Command('sample', sample, FIELDS, positionals=('mode', 'mpi'), help=__doc__),
+        Command(
+            'sample',
+            sample,
+            user_settings.settable(SampleHParams),
+            positionals=('mode', 'mpi'),
+            help=__doc__,
+        )
     ],
 )
 

@@ -7,7 +7,6 @@ import click
 
 from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.advice import training_command
-from lm_human_preferences.commands.best_of_n import BestOfN
 from lm_human_preferences.commands.sampler import Source, warnings_only
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError, about_option
@@ -26,7 +25,6 @@ from lm_human_preferences.labels.folder import (
 from lm_human_preferences.labels.task_file import TIES, check_same_task, new_task, read_task
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online.progress import label_command
 from lm_human_preferences.online.questions import (
     IDLE_BATCHES,
@@ -64,14 +62,12 @@ def ask(
     if options.questions is not None or options.gold is not None:
         _ask_given(reward_hparams, folder, record, options, experiments)
         return
-    names = {_shown(options): policy} | ({} if against is None else {_resolved(against): against})
     kind = TRAIN if against is None else VALIDATION
     lm_tasks.check_offline(task, mode=PARTS[kind])
     with warnings_only():
-        policies = {shown: _load_policy(name, task) for shown, name in names.items()}
-        choosers = {}
-        if options.best_of > 1:
-            choosers[_shown(options)] = _chooser(task, options).respond
+        policies = {_shown(options): _load_policy(policy, task, options)}
+        if against is not None:
+            policies[_resolved(against)] = _load_policy(against, task)
     encoding = _one_encoding(policies)
     sizes = [each.trained_model.sizes() for each in policies.values()]
     lm_tasks.check_task(task, encoding, min(sizes, key=lambda each: each.n_ctx))
@@ -79,13 +75,8 @@ def ask(
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[kind]):
         click.echo(note)
     with _writer(folder, record, encoding) as writer:
-        sampler = QuestionSampler(
-            policies,
-            task,
-            writer.folder.label_type,
-            max(1, options.batch_size // options.best_of),
-            choosers,
-        )
+        at_once = max(1, options.batch_size // options.best_of)
+        sampler = QuestionSampler(policies, task, writer.folder.label_type, at_once)
         source = reward_hparams.labels.source
         queries = Queries.for_task(task, encoding.get_encoder(), PARTS[kind], source)
         _go_on(queries, writer.folder, PARTS[kind])
@@ -232,33 +223,23 @@ def _shown(options: AskHParams) -> str:
     return f'best of {options.best_of} of {policy}{by_judge}'
 
 
-def _chooser(task: lm_tasks.TaskHParams, options: AskHParams) -> BestOfN:
-    """Return what chooses the answers of --policy."""
-    if options.policy == INITIAL:
+def _load_policy(
+    name: str, task: lm_tasks.TaskHParams, options: AskHParams | None = None
+) -> Policy:
+    """Load a policy. options: None for one whose responses are not the best of several."""
+    if name == INITIAL:
         source = Source.of_task(task.to_nested_dict())
     else:
-        source = Source.of_run(options.policy, 'policy')
+        _check_task_of_run(name, task)
+        source = Source.of_run(name, 'policy')
+    if options is None or options.best_of == 1:
+        return source.policy()
     reward = source.reward(options.judge, options.rewards.function)
-    return BestOfN(reward, source.settings.task, options.best_of)
+    return source.policy(best_of=options.best_of, reward=reward)
 
 
-def _load_policy(name: str, task: lm_tasks.TaskHParams) -> Policy:
-    temperature = task.policy.temperature
-    if name == INITIAL:
-        scope = 'ref_policy'
-        model = lm_tasks.initial_model(task.policy.initial_model)
-    else:
-        scope = 'policy'
-        run_task = _task_of_run(name, task)
-        temperature = run_task.policy.temperature
-        model = TrainedModel(name, storage.join(name, 'policy'), scope)
-    settings = lm_tasks.policy_settings(task, model.encoding.get_encoder())
-    settings['temperature'] = temperature
-    return Policy(model, scope=scope, only_samples=True, **settings)
-
-
-def _task_of_run(name: str, task: lm_tasks.TaskHParams) -> lm_tasks.TaskHParams:
-    """Return the task of a run; UserError if it is not the one of the questions."""
+def _check_task_of_run(name: str, task: lm_tasks.TaskHParams) -> None:
+    """Raise UserError if the task of a run is not the one of the questions."""
     try:
         run_task = load_run_hparams(name).task
     except OptionError as e:
@@ -272,7 +253,6 @@ def _task_of_run(name: str, task: lm_tasks.TaskHParams) -> lm_tasks.TaskHParams:
                 f'the run {name} was trained on another task: its --task.{key} is {there[key]!r},'
                 f' not {value!r}'
             )
-    return run_task
 
 
 def _one_encoding(policies: dict[str, Policy]) -> Encoding:

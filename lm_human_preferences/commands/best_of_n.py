@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from lm_human_preferences.frozen_head.reward import FrozenReward
+from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.lm_tasks import TaskHParams
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import ScoringModel, make_score_fn
+from lm_human_preferences.utils.core import TokenIds, token_ids
 
 OF_CHOICE = ('rank', 'mean_score', 'choice_kl')  # what Choice says of a response
 
@@ -46,39 +48,33 @@ def choose(scores: torch.Tensor) -> Choice:
     )
 
 
-class BestOfN:
-    """Chooser of the best of `n` responses to a query by a reward, scored as in a training."""
+class BestOfN(Policy):
+    """Policy whose every response is the best of `n` by a reward, scored as in a training."""
 
-    def __init__(self, reward: ScoringModel, task: TaskHParams, n: int) -> None:
+    def __init__(
+        self, model: TrainedModel, reward: ScoringModel, task: TaskHParams, n: int, **settings: Any
+    ) -> None:
+        """settings: of a Policy."""
+        super().__init__(model, **settings)
         self.reward, self.n = reward, n
-        self.length = task.response_length
         self.score_fn = make_score_fn(task, reward)
 
     def respond(
-        self, policy: Policy, queries: torch.Tensor, wanted: int | None = None
+        self, queries: TokenIds, length: int, samples_per_query: int = 1
     ) -> dict[str, torch.Tensor]:
-        """Sample n responses to each of `queries (batch, query_length)`; return the best ones.
+        """Return what Policy.respond does, 'score', OF_CHOICE and, by a head, 'score_std'.
 
-        They are those to the first `wanted` queries, None for all, which alone are scored: rows of
-        Policy.respond with 'score', a head's 'score_std' and, for n > 1, OF_CHOICE: (wanted,) each.
+        The n responses to each of `queries (batch, query_length)` are sampled in one batch.
         """
-        rows = queries.repeat_interleave(self.n, 0)
-        drawn = policy.respond(rows, self.length, self.n)
-        if wanted is not None:
-            rows = rows[: wanted * self.n]
-        drawn = {name: values[: len(rows)] for name, values in drawn.items()}
-        drawn |= self._scores(rows.to(policy.device), drawn['responses'])
-        if self.n == 1:
-            return drawn
-        choice = choose(drawn['score'].unflatten(0, (-1, self.n)).cpu())
-        chosen = choice.best + torch.arange(0, len(rows), self.n)
-        best = {name: values[chosen] for name, values in drawn.items()}
-        return best | dict(zip(OF_CHOICE, choice[1:], strict=True))
-
-    def _scores(self, rows: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return 'score' and other statistics of responses, of which n neighbours share a query."""
+        rows = token_ids(queries).repeat_interleave(self.n, 0)
+        drawn = super().respond(rows, length, self.n * samples_per_query)
+        rows, responses = rows.to(self.device), drawn['responses']
         given = {}
         if isinstance(self.reward, FrozenReward):  # which then reads each query once
             blocks = self.reward.blocks
             given['states'] = self.reward.reference.states(rows, responses, self.n, blocks)
-        return self.score_fn(rows, responses, **given)[2]
+        drawn |= self.score_fn(rows, responses, **given)[2]
+        choice = choose(drawn['score'].unflatten(0, (-1, self.n)).cpu())
+        chosen = choice.best + torch.arange(0, len(rows), self.n)
+        best = {name: values[chosen] for name, values in drawn.items()}
+        return best | dict(zip(OF_CHOICE, choice[1:], strict=True))

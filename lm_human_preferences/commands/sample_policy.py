@@ -13,7 +13,6 @@ from typing import Any, TextIO
 import torch
 
 from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.commands.best_of_n import BestOfN
 from lm_human_preferences.commands.sampler import Sampler, Source, warnings_only
 from lm_human_preferences.datasets.jsonl import Query, read_queries
 from lm_human_preferences.distributed import comm as comms
@@ -23,7 +22,6 @@ from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.adapters import layers
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.machine import products
-from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.runs.run_settings import note_on_queries
@@ -70,14 +68,17 @@ def sample_policy(
         of_task = source.settings.task
         encoded = [encoded_query(each.where, each.text, of_task, encoder) for each in given]
         reference = None if output is None else source.reference()
-        chooser = None
+        reward = None
         if output is not None or best_of > 1:
-            rows = list(zip(encoded, given, strict=True))
             function = (rewards or {}).get('function')
-            chooser = _chooser(source, reference, rows, judge, function, best_of)
+            with warnings_only():
+                reward = source.reward(judge, function, reference, is_needed=best_of > 1)
+        if reward is not None:
+            rows = zip(encoded, given, strict=True)
+            loading.give_more_columns(reward, [row for row in rows if row[1].columns])
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
-            policy = source.policy(temperature)
+            policy = source.policy(temperature, best_of, reward)
         if precision == 'bf16':
             layers.reduce(policy.model)
         if given:
@@ -88,7 +89,7 @@ def sample_policy(
             rounds = endless_rounds(source.settings, encoder, per_query, batch_size, comm)
 
         count = nsamples or len(given) * per_query or None
-        sampler = Sampler(policy, of_task, chooser, reference)
+        sampler = Sampler(policy, of_task, reward, reference)
         for number, sample in enumerate(samples_of(rounds, count, sampler, comm)):
             columns = given[number // per_query % len(given)].columns if given else {}
             file.write({**columns, **sample})
@@ -107,30 +108,6 @@ def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> En
         print(note)
     lm_tasks.check_lengths(source.settings.task, encoder, sizes)
     return encoder
-
-
-def _chooser(
-    source: Source,
-    reference: Policy | None,
-    rows: Sequence[tuple[list[int], Query]],
-    judge: str | None,
-    function: str | None,
-    best_of: int,
-) -> BestOfN | None:
-    """Return what scores and chooses samples; None, with a note, without the reward of the run.
-
-    rows: the queries given, with their tokens. judge, function, reference: see Source.reward.
-    """
-    try:
-        with warnings_only():
-            reward = source.reward(judge, function, reference)
-    except UserError as e:
-        if best_of > 1 or judge is not None or function is not None:
-            raise
-        print(f'note: no reward model could be loaded, so score is null: {e}', file=sys.stderr)
-        return None
-    loading.give_more_columns(reward, [row for row in rows if row[1].columns])
-    return BestOfN(reward, source.settings.task, best_of)
 
 
 def _print_settings(hparams: HParams, sizes: hyperparams.HParams) -> None:

@@ -22,8 +22,9 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of_run
-from lm_human_preferences.rewards import ScoringModel
+from lm_human_preferences.rewards import ScoringModel, make_score_fn
 from lm_human_preferences.runs.run_settings import load_run_hparams
+from lm_human_preferences.utils.streams import note
 
 SCORES = ('score', 'score_std', 'kl', *OF_CHOICE)
 # What a line of `sample --output` has besides texts, and other columns of the file of queries
@@ -49,7 +50,7 @@ class Source:
         UserError if the run does not have it.
         """
         settings, directory = load_run_hparams(run), storage.join(run, 'policy')
-        model = TrainedModel('sample', directory, scope)
+        model = TrainedModel(run, directory, scope)
         # The same warnings are printed again when the model is built.
         with contextlib.redirect_stdout(io.StringIO()):
             scopes = model.scopes()
@@ -66,13 +67,25 @@ class Source:
         settings.override_from_nested_dict({'task': dict(task)})
         return cls(lm_tasks.initial_model(settings.task.policy.initial_model), settings)
 
-    def policy(self, temperature: float | None = None) -> Policy:
-        """Load the model. temperature: None for the task's own."""
+    def policy(
+        self,
+        temperature: float | None = None,
+        best_of: int = 1,
+        reward: ScoringModel | None = None,
+    ) -> Policy:
+        """Load the model, or the best of several of its responses by a reward.
+
+        temperature: None for the task's own.
+        """
         task, scope = self.settings.task, self.model.scope or 'policy'
         settings = lm_tasks.policy_settings(task, self.model.encoding.get_encoder())
         if temperature is not None:
             settings['temperature'] = temperature
-        return Policy(self.model, scope=scope, only_samples=True, **settings)
+        settings |= {'scope': scope, 'only_samples': True}
+        if best_of > 1:
+            assert reward is not None
+            return BestOfN(self.model, reward, task, best_of, **settings)
+        return Policy(self.model, **settings)
 
     def reference(self) -> Policy | None:
         """Load the initial model of the run; None, with a note, where it has none."""
@@ -81,28 +94,39 @@ class Source:
         if 'ref_policy' in self.scopes:
             with warnings_only():
                 return Source.of_run(self.run, 'ref_policy').policy()
-        print(f'note: {self.model.savedir} has no ref_policy, so kl is null', file=sys.stderr)
+        note(f'note: {self.model.savedir} has no ref_policy, so kl is null')
         return None
 
     def reward(
-        self, judge: str | None, function: str | None, reference: Policy | None = None
-    ) -> ScoringModel:
+        self,
+        judge: str | None,
+        function: str | None,
+        reference: Policy | None = None,
+        *,
+        is_needed: bool = True,
+    ) -> ScoringModel | None:
         """Load the reward called `judge`, or else the one that the run learned from.
 
-        function: see source_of_run. reference: the run's, if it is loaded.
+        function: see source_of_run. reference: the run's, if it is loaded. is_needed: False to get
+        None, with a note for a run, where there is no reward and none is named.
         """
         encoding = self.model.encoding
         if judge is not None:
             return loading.load_judge(judge, encoding, self.settings.task)
         if self.run is None:
-            raise UserError('the model has no reward of its own: give --judge')
+            if is_needed:
+                raise UserError('the model has no reward of its own: give --judge')
+            return None
         try:
             source = source_of_run(self.settings, self.run, function)
             return source.for_evaluation(self.run, encoding, reference)
-        except UserError:
+        except UserError as e:
             with contextlib.suppress(UserError):
                 return loading.load_reward_model(storage.join(self.run, 'policy'), encoding)
-            raise
+            if is_needed or function is not None:
+                raise
+            note(f'note: no reward model could be loaded, so score is null: {e}')
+            return None
 
 
 class Sampler:
@@ -111,18 +135,18 @@ class Sampler:
     Scores are computed as in training: a response is cut after the truncate token, and one without
     it gets the penalty. The KL of a sample is log pi - log rho, summed over its response, in nats.
     pi is the model sampled from, at the sampling temperature; rho is the initial model at the
-    task's temperature. Without a chooser or a reference, the score or the KL is None.
+    task's temperature. Without a reward or a reference, the score or the KL is None.
     """
 
     def __init__(
         self,
         policy: Policy,
         task: lm_tasks.TaskHParams,
-        chooser: BestOfN | None = None,
+        reward: ScoringModel | None = None,
         reference: Policy | None = None,
     ) -> None:
-        self.policy, self.task = policy, task
-        self.chooser, self.reference = chooser, reference
+        self.policy, self.task, self.reference = policy, task, reference
+        self.score_fn = None if reward is None else make_score_fn(task, reward)
         self.encoder = policy.encoder
         self.reader = tokenisers.for_people(self.encoder, task.chat)
         self.truncate = lm_tasks.postprocess_fn_from_hparams(
@@ -130,19 +154,17 @@ class Sampler:
         )
 
     def answered(self, queries: torch.Tensor, wanted: int) -> list[dict[str, Any]]:
-        """Answer `queries (batch, query_length)`; return the first `wanted` samples.
+        """Answer all `queries (batch, query_length)`; return the first `wanted` samples.
 
-        They alone are scored.
+        They alone are scored, unless the policy scores by itself.
         """
         if not wanted:
             return []
-        if self.chooser is not None:
-            drawn = self.chooser.respond(self.policy, queries, wanted)
-        else:
-            drawn = self.policy.respond(queries, self.task.response_length)
-            drawn = {name: values[:wanted] for name, values in drawn.items()}
-            drawn['score'] = torch.full([wanted], math.nan)
+        drawn = self.policy.respond(queries, self.task.response_length)
+        drawn = {name: values[:wanted] for name, values in drawn.items()}
         queries, responses = queries[:wanted], drawn['responses']
+        if 'score' not in drawn:
+            drawn |= self._scores(queries, responses)
         drawn['kl'] = self._kl(queries, drawn)
         ended = self.truncate(responses)
         columns: dict[str, list[Any]] = {
@@ -157,6 +179,12 @@ class Sampler:
             if name in drawn:
                 columns[name] = _numbers(drawn[name])
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _scores(self, queries: torch.Tensor, responses: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return 'score' (batch,), NaN without a reward, and a head's 'score_std'."""
+        if self.score_fn is None:
+            return {'score': torch.full([len(queries)], math.nan)}
+        return self.score_fn(queries.to(responses.device), responses)[2]
 
     def _kl(self, queries: torch.Tensor, drawn: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the KL of each response: (batch,), NaN without a reference."""

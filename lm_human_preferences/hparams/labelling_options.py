@@ -66,14 +66,9 @@ class AskHParams(hyperparams.HParams):
         both = ' and '.join(given[:2])
         yield len(given) > 1, f'{both} ask different questions: give one of them'
         yield (
-            self.policy != 'initial' and (self.questions or self.gold),
-            f'{{policy=}}: nothing is sampled where {both} says what is asked; leave one of them'
-            ' out',
-        )
-        yield (
-            self.best_of > 1 and (self.questions or self.gold),
-            f'{{best_of=}}: nothing is sampled where {both} says what is asked; leave one of them'
-            ' out',
+            (self.policy != 'initial' or self.best_of > 1) and (self.questions or self.gold),
+            f'nothing is sampled where {both} says what is asked: leave out {{policy}} and'
+            ' {best_of}',
         )
         yield (
             self.best_of == 1 and (self.judge or self.rewards.function),

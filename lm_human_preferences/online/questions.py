@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -25,9 +23,6 @@ PART = 'train'  # split of the data set
 POLICY = 'policy'  # name of the policy whose samples a question has
 
 Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
-# Returns the 'responses' (batch, response_length) of a policy that are chosen for queries (batch,
-# query_length), one each.
-Chooser = Callable[[Policy, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,10 +74,7 @@ class Queries:
 
 
 class QuestionSampler:
-    """Samples policies {name: policy}, and leaves out questions that are not worth asking.
-
-    choosers: of those policies whose responses are chosen from several.
-    """
+    """Samples policies {name: policy}, and leaves out questions that are not worth asking."""
 
     def __init__(
         self,
@@ -90,9 +82,8 @@ class QuestionSampler:
         task: lm_tasks.TaskHParams,
         label_type: LabelType,
         micro_batch_size: int | None,
-        choosers: Mapping[str, Chooser] = MappingProxyType({}),
     ) -> None:
-        self.policies, self.choosers = policies, choosers
+        self.policies = policies
         self.task = task
         self.fields = label_type.samples
         self.micro_batch_size = micro_batch_size
@@ -128,7 +119,7 @@ class QuestionSampler:
         for name in dict.fromkeys(names):
             times = names.count(name)
             responses = map_micro_batches(
-                functools.partial(self._respond, name),
+                lambda part, policy=self.policies[name]: self._respond(policy, part),
                 self.micro_batch_size,
                 rows.repeat_interleave(times, 0),
             )
@@ -138,12 +129,8 @@ class QuestionSampler:
             fields = dict(zip(self.fields, samples, strict=True))
             yield {'query': query.tokens.tolist(), **fields}
 
-    def _respond(self, name: str, queries: torch.Tensor) -> torch.Tensor:
-        policy = self.policies[name]
-        if name in self.choosers:
-            responses = self.choosers[name](policy, queries)['responses']
-        else:
-            responses = policy.respond(queries, self.task.response_length)['responses']
+    def _respond(self, policy: Policy, queries: torch.Tensor) -> torch.Tensor:
+        responses = policy.respond(queries, self.task.response_length)['responses']
         return self.postprocess(responses).cpu()
 
 

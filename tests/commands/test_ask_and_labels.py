@@ -17,6 +17,7 @@ from sample_files import label_hparams
 import launch
 import sample
 from lm_human_preferences.commands import ask as asking
+from lm_human_preferences.commands import sampler
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
@@ -112,7 +113,8 @@ def test_a_run_answers_at_its_own_temperature(tmp_path, monkeypatch):
     (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(run.to_nested_dict()))
     (tmp_path / 'policy').mkdir()
     (tmp_path / 'policy' / 'encoding').write_text('"test"')
-    monkeypatch.setattr(asking, 'Policy', lambda model, **settings: settings['temperature'])
+    monkeypatch.setattr(sampler, 'Policy', lambda model, **settings: settings['temperature'])
+    monkeypatch.setattr(TrainedModel, 'scopes', lambda model: [])
     task = resolved('train_reward', 'test').task
     task.policy.temperature = 0.5
     assert asking._load_policy(str(tmp_path), task) == 0.25
@@ -123,7 +125,7 @@ def test_queries_to_be_learned_from_are_of_the_training_part(tmp_path, monkeypat
     (tmp_path / 'x.jsonl').write_text('"abc"\n')
     (tmp_path / 'x.test.jsonl').write_text('"xyz"\n')
     load = asking._load_policy
-    monkeypatch.setattr(asking, '_load_policy', lambda name, task: load('initial', task))
+    monkeypatch.setattr(asking, '_load_policy', lambda name, task, *more: load('initial', task))
     options = f'--count 3 --task.query_dataset {tmp_path}/x.jsonl'
     parts = {
         '': ('abc', f'all of {tmp_path}/x.jsonl, the training part'),
@@ -399,7 +401,7 @@ def test_a_policy_is_its_resolved_path_and_its_weights(tmp_path, monkeypatch):
     """A run that was trained again is another policy; another spelling of its path is none."""
     load, seeds = asking._load_policy, {'initial': 0, 'run': 1}
 
-    def _load(name, task):
+    def _load(name, task, *more):
         torch.manual_seed(seeds['initial' if name == 'initial' else 'run'])
         return load('initial', task)
 

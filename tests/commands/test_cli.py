@@ -322,8 +322,6 @@ sample --model x
     --model: give --prompt, --queries or --task.query_dataset
 sample --model x --prompt y --judge mock
     --judge mock has nothing to do: give --best_of N, or --output FILE for the scores
-sample --model x --prompt y --rewards.function z.py:f
-    --rewards.function z.py:f is what a run learned from: name another function by --judge
 sample x --save_dir y
     --mode x is not available: only 'local' is
 smple
