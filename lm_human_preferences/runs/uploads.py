@@ -75,7 +75,7 @@ def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str] = f
     for path in filter(_is_list, local_files(directory, pattern)):
         lists[path] = Path(directory, path).read_bytes()
         kept.update(_listed(path, lists[path].decode()))
-    # Looked for after the lists: a checkpoint may be saved, or deleted, at any moment.
+    # After the lists, as a checkpoint may be saved or deleted at any moment.
     files = []
     for path in local_files(directory, pattern):
         if not _is_list(path) and _stem(path) in (None, *kept):
@@ -87,7 +87,7 @@ def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str] = f
 
     contents = {path: _content(directory, path) for path in files}
     changed = [path for path in files if contents[path] != remote.get(path)]
-    # A run that was resumed with other settings saves some checkpoints once more.
+    # A run that was resumed with other settings replaces checkpoints that the lists name.
     if any(_stem(path) is not None and path in remote for path in changed):
         for path in filter(_is_list, list(remote)):
             storage.remove(storage.join(url, path))
@@ -147,7 +147,7 @@ class Uploader:
         self.known = known
         self.last_error: Exception | None = None  # None when all was uploaded
         self.is_done = False  # whether all was uploaded after `close`
-        self.deadline = 0.0  # of tries after `close`, by time.monotonic()
+        self.deadline = 0.0  # time.monotonic() at which tries after `close` end
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
@@ -207,7 +207,7 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Non
     try:
         storage.write(place, io.BytesIO())
         storage.remove(place)
-        known = run_record.processes(url)  # of a run that is overwritten, if there is one
+        known = run_record.processes(url)  # also those of a run that is overwritten
     except storage.StorageError as e:
         raise UserError(f'--save_dir: {e}') from e
     uploader = Uploader(url, directory, pattern, known)

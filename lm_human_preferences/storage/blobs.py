@@ -38,7 +38,7 @@ RETRIES = 5
 CONNECT_TIMEOUT = 5  # seconds for each request
 READ_TIMEOUT = 20  # seconds for each request
 BLOCK_SIZE = 8 << 20  # bytes in each request
-NO_PROGRESS_BELOW = 1 << 16  # bytes; smaller files are there before a bar has been read
+NO_PROGRESS_BELOW = 1 << 16  # bytes; for smaller files, a bar would be gone at once
 
 
 def stat(path: str) -> Stat:
@@ -109,7 +109,7 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
 
 
 def progress_bar(what: str) -> dict[str, Any]:
-    """Return settings of a progress bar on a terminal; elsewhere, print a line in its place."""
+    """Return the settings of a progress bar; without a terminal, print a line in its place."""
     is_terminal = sys.stderr.isatty()
     if not is_terminal:
         print(what, file=sys.stderr)
@@ -117,14 +117,14 @@ def progress_bar(what: str) -> dict[str, Any]:
 
 
 def write(path: str, source: BinaryIO) -> None:
-    """Upload what can be read from `source`, or nothing."""
+    """Upload the content of `source`, all of it or nothing."""
     with _connected(path) as (blob, client):
         target: Any = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
         try:
             shutil.copyfileobj(source, target, BLOCK_SIZE)
             target.close()
         except BaseException:
-            target.had_exception = True  # else the garbage collector closes it, which uploads
+            target.had_exception = True  # else the garbage collector would close it, which uploads
             target.close()
             raise
 
@@ -215,7 +215,7 @@ def _connection_pool(host: str) -> PoolManager:
 def _use_anonymous_access(account: str, container: str) -> None:
     """Have blobfile read a container of Azure without the user's credentials.
 
-    It has no option for that, so names of its own are used; tests/unit/test_storage.py checks them.
+    It has no option for this. tests/unit/test_storage.py checks that its private names still work.
     """
     from blobfile import _azure
 

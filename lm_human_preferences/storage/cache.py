@@ -1,7 +1,7 @@
 """Reading of local and remote files. Blobs are kept in $LMHP_CACHE, files of the hub in its cache.
 
-Blobs of openaipublic do not change; for any other, the server is asked each time. A copy gets its
-name once its size and MD5 are those on the server.
+Blobs of openaipublic do not change; for any other, the server is asked each time. A download
+becomes visible once its size and MD5 are right.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
 
 
 def readable_json_lines(path: str) -> list[Any]:
-    """Return the values of a file of JSON lines, without damaged lines and one torn by a kill."""
+    """Return the values in a file of JSON lines; skip damaged lines, and one torn by a kill."""
     found = []
     for line in read_whole_lines(path).split('\n'):
         with contextlib.suppress(ValueError, RecursionError):
@@ -91,7 +91,7 @@ def parse_json(text: str | bytes, where: str, *, names_once: bool = False) -> An
     """
     try:
         return json.loads(text, object_pairs_hook=_each_name_once if names_once else None)
-    except (ValueError, RecursionError) as e:  # such as for a number of thousands of digits
+    except (ValueError, RecursionError) as e:  # also for numbers with thousands of digits
         raise StorageError(f'{where} is not JSON: {e}') from e
 
 

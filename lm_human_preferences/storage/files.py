@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from lm_human_preferences.errors import os_errors_as
 
-Opener = Callable[[str, int], int]  # of open(path, mode, opener=...)
+Opener = Callable[[str, int], int]  # the argument of open() that opens the file
 AnyFile = TypeVar('AnyFile')
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 _not_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -31,7 +31,7 @@ def open_nofollow(path: str, flags: int, mode: int = 0o666) -> int:
         # O_NONBLOCK: else a pipe would wait until somebody opens its other end.
         number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as e:
-        if e.errno == errno.ELOOP:  # 'Too many levels of symbolic links'
+        if e.errno == errno.ELOOP:  # 'Too many levels of symbolic links' would not say it
             e.strerror = 'it is a symbolic link: put the file itself in its place'
         raise
     kind = os.fstat(number).st_mode
@@ -75,7 +75,7 @@ def atomic_write(
             with contextlib.suppress(OSError):
                 os.remove(part)
         if isinstance(e, OSError):
-            e.filename = e.filename or targets[0]  # the error of a full disk has no name
+            e.filename = e.filename or targets[0]  # the error of a full disk names no file
         raise
 
 

@@ -28,7 +28,7 @@ os.environ.setdefault('HF_HUB_VERBOSITY', 'error')
 CONFIGS = ('config.json', 'adapter_config.json')  # a model has one of these
 SMALL_FILES = ('*.json', '*.txt', '*.jinja', '*.model')
 WEIGHTS = 'model*.safetensors'
-IN_FOLDERS = '*/*'  # such as onnx/, which no model that is read has
+IN_FOLDERS = '*/*'  # files in folders, such as onnx/, are for other programs
 
 
 def model_path(name: str) -> str | None:
@@ -56,11 +56,11 @@ def pinned(name: str, *, ask: bool = True) -> str:
     if not hub.name and not any(os.path.exists(os.path.join(copy, name)) for name in CONFIGS):
         raise hub.error(f'it has no {" or ".join(CONFIGS)}, so it is not a model of transformers')
     directory = copy.removesuffix(f'/{hub.name}') if hub.name else copy
-    return hub.at(os.path.basename(directory))  # which the library calls by the commit
+    return hub.at(os.path.basename(directory))  # the library names it by the commit
 
 
 def is_pin_of(recorded: Any, given: Any) -> bool:
-    """Return whether `recorded` is `given`, which names a branch or a tag, at some commit."""
+    """Return whether `recorded` is the path `given` with a commit in place of a branch or tag."""
     try:
         before, now = (HubPath(_with_scheme(name)) for name in (recorded, given))
     except (StorageError, TypeError):
@@ -127,14 +127,14 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
         )
     except errors.LocalEntryNotFoundError as e:
         raise hub.error(f'not in the cache, and {problem or e.__cause__ or e}', NotFound) from e
-    except errors.RepositoryNotFoundError as e:  # also if its terms are to be accepted first
+    except errors.RepositoryNotFoundError as e:  # or a GatedRepoError: its terms are not accepted
         kind = StorageError if isinstance(e, errors.GatedRepoError) else NotFound
         raise hub.error(f'{e} (put your token into HF_TOKEN)', kind) from e
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as e:
         raise hub.error(str(e), NotFound) from e
     except ValueError as e:
         raise hub.error('the answer is not from a hub (a log-in page of the network?)') from e
-    except Exception as e:  # an error of any of four libraries
+    except Exception as e:  # any of four libraries may have raised it
         is_of_disk = isinstance(e, OSError) and e.errno is not None
         raise hub.error(f'the hub: {e}{" (HF_HOME moves its cache)" * is_of_disk}') from e
 
@@ -156,7 +156,7 @@ def hub_problem() -> str | None:
         return None
     except TimeoutError:
         reason = f'the hub gives no answer within {blobs.ANSWER_TIMEOUT} s, is there a network?'
-    except Exception as e:  # an error of any of four libraries
+    except Exception as e:  # any of four libraries may have raised it
         reason = f'the hub cannot be reached: {e}'
     print(f'note: {reason}; its cache is used', file=sys.stderr)
     return reason

@@ -116,12 +116,12 @@ def is_hub(path: str) -> bool:
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether `name` may be ORG/NAME or ORG/NAME@REVISION; it may be a local path, too."""
+    """Return whether `name` is ORG/NAME or ORG/NAME@REVISION, as a local path may be, too."""
     return _MODEL.fullmatch(name) is not None
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a blob's name can be a relative path that stays below its folder."""
+    """Return whether a blob's name, as a relative path, stays below its folder."""
     if any(part in ('', '.', '..') for part in name.split('/')):
         return False
     return not _UNSAFE.search(name)
@@ -133,12 +133,12 @@ def is_offline() -> bool:
 
 
 def cache_root() -> str:
-    """Return the folder of downloads, and of results that are computed only once."""
+    """Return the folder for downloads and other results that are kept."""
     return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
 
 
 def is_remote(path: str) -> bool:
-    """Return whether `path` is a URL, also one without its slashes, which is refused later."""
+    """Return whether `path` is a URL, also if its slashes are missing, as in gs:bucket."""
     return '://' in path or _SCHEME.match(path) is not None
 
 
@@ -146,7 +146,7 @@ def join(path: str, *names: str) -> str:
     """Extend a local or remote path by `names`."""
     if is_remote(path):
         parent = path.rstrip('/')
-        if parent.endswith(':'):  # no bucket: the first of the names would be one
+        if parent.endswith(':'):  # without a bucket, the first name would become one
             parent = f'{parent}//'
         return '/'.join([parent, *names])
     return os.path.join(path, *names)
@@ -163,7 +163,7 @@ def staging_dir(directory: str) -> str:
         return directory
     try:
         blob = Blob(join(directory))
-        if re.search(r'[*?[\]]', blob.path):  # blobfile would list what matches
+        if re.search(r'[*?[\]]', blob.path):  # patterns, to blobfile
             raise StorageError(f'{directory} has one of * ? [ ] in its name')
     except StorageError as e:
         raise StorageError(f'--save_dir: {e}') from None

@@ -19,9 +19,8 @@ def is_table(path: str) -> bool:
 def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
     """Return (place for messages, {column: text}) of each row of a local or remote file.
 
-    Rows of empty cells are left out: spreadsheets write them where rows were emptied.
-
-    StorageError for a row that is not as wide as the header.
+    Empty rows are skipped: spreadsheets write them in place of deleted ones. StorageError for a row
+    that is not as wide as the header.
     """
     text = read_text(path)
     csv.field_size_limit(sys.maxsize)

@@ -84,11 +84,11 @@ def add_questions(
 ) -> int:
     """Add new questions, and return their number; gold questions keep their answers.
 
-    labellers: returns how many people are to answer the new question with an index; by default, as
-    many as have answered it.
+    labellers: function of the index of a new question that returns how many people are to answer
+    it; by default, as many as have answered it.
     """
     folder = writer.folder
-    golds: dict[str, tuple[Value, str]] = {}  # with where they are
+    golds: dict[str, tuple[Value, str]] = {}  # answer and place, by question
     for question in folder.questions.values():
         if question.kind == GOLD:
             golds[question.id] = question.gold, f'a gold question of {folder.path}'
@@ -152,7 +152,7 @@ def _answers(
 ) -> tuple[dict[str, dict[str, list[Answer]]], list[str]]:
     """Return {labeller: {question: answers in the order of the file}}, and notes.
 
-    Answers without a name to one question belong to different people, unless all of a row repeats.
+    Answers without a name to one question are those of different people; repeated rows count once.
     """
     unnamed: dict[str, list[tuple[str, int | str | None]]] = {}  # (answer, id) of each, by question
     repeated = 0
@@ -174,7 +174,7 @@ def _answers(
             question=id,
             value=label.answer,
             reason=None,
-            order=tuple(range(len(label.samples))),  # it was on no screen of ours
+            order=tuple(range(len(label.samples))),  # it was not shown here
             seconds=0.0,
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
@@ -202,7 +202,7 @@ def _new_answers(
             new.append(last)
             changed += any(answer.value != last.value for answer in answers)
         elif not before.is_imported:
-            left_out += len(answers)  # the answer here may be later than they are
+            left_out += len(answers)  # the answer given here may be the later one
         elif before.value != last.value:
             new.append(last)
             changed += 1

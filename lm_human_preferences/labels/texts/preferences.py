@@ -22,7 +22,7 @@ class OtherQueryError(UserError):
 
 
 def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
-    """Return (query, the chosen and the rejected response); UserError if the record has none."""
+    """Return (query, (chosen, rejected response)); UserError if the record has no such pair."""
     chosen, rejected = record.get('chosen'), record.get('rejected')
     if isinstance(chosen, str) and isinstance(rejected, str):
         chosen, rejected = (fields.text_field(record, name, where) for name in PAIR)
@@ -52,7 +52,7 @@ def _is_transcript(text: str) -> bool:
 def _split_transcripts(
     record: Mapping[str, Any], chosen: str, rejected: str, where: str
 ) -> tuple[str, tuple[str, str]]:
-    """Return (query, responses), which begin at the turn of the assistant that differs."""
+    """Return (query, responses): responses begin with the assistant's turn that differs."""
     field = fields.query_field(record, where)
     if field is not None and not fields.is_empty(record[field]):
         raise UserError(
@@ -90,7 +90,7 @@ def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
         prompt = as_plain(value, where)
         if prompt is None:
             prompt = [{'role': USER, 'content': fields.text_field(record, field, where)}]
-        # One of them may have more before what both have, such as a message of the system.
+        # Either may begin with more than the other, such as a message of the system.
         fewer, query = sorted((shared, prompt), key=len)
         if _comparable(query[len(query) - len(fewer) :]) != _comparable(fewer):
             raise UserError(
@@ -121,5 +121,5 @@ def _comparable(dialogue: Sequence[Message]) -> list[tuple[str, str]]:
 
 
 def has_human_turn(response: str) -> bool:
-    """Return whether a response goes on with a turn of the human."""
+    """Return whether a response continues with a turn of the human."""
     return re.search(rf'\n\n(Human:|{USER}: )', response) is not None

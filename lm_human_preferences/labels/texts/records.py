@@ -43,7 +43,7 @@ class TextLabel:
 
     query: str
     samples: tuple[str, ...]
-    answer: Value | None  # as a label of its type has it, if there is one
+    answer: Value | None  # in the form of its label type, if there is one
     labeller: str | None = None
     is_ordered: bool = True  # whether samples are in the order in which they were shown
     id: int | str | None = None
@@ -150,7 +150,7 @@ def parse(
 
 
 def unread(record: Mapping[str, Any], label_type: LabelType) -> set[str]:
-    """Return the names of the fields that hold something and are not read, also of messages."""
+    """Return the names of fields that are not empty and not read, also of those in messages."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
     known = {*QUERIES, *SYSTEMS, ID, GIVEN_BY, *texts}
     found = _filled(record) - known
@@ -163,7 +163,7 @@ def unread(record: Mapping[str, Any], label_type: LabelType) -> set[str]:
 
 
 def _filled(record: Mapping[str, Any]) -> set[str]:
-    """Return the names of the fields of a record that hold something."""
+    """Return the names of the fields of a record that are not empty."""
     return {str(name) for name, value in record.items() if not fields.is_empty(value)}
 
 
@@ -175,7 +175,7 @@ def _parse_label(
     samples = tuple(text_field(record, name, where) for name in label_type.samples)
     field = label_type.field
     given = record.get(field)
-    is_given = field in record and given != ''  # as an empty cell of a table
+    is_given = field in record and given != ''  # an empty cell of a table is none
     answer = label_type.read(_number_of_letter(given) if field == 'best' else given)
     if not is_given and needs_answer:
         raise UserError(f'{where}, field {field!r} is missing: it is the answer')

@@ -59,7 +59,7 @@ def tokens_of(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[in
 def as_texts(
     objects: Sequence[Any], label_type: LabelType, encoding: Encoding, source: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place for messages, label) of each label, with texts in place of token ids."""
+    """Yield (place for messages, label with texts in place of token ids) of each label."""
     encoder = encoding.get_encoder()
     for index, label in enumerate(objects):
         where = f'{source}, label {index}'
@@ -111,9 +111,9 @@ def exported(
 def preferences(
     labels: Iterable[dict[str, Any]], label_type: LabelType
 ) -> Iterator[dict[str, Any]]:
-    """Yield {prompt, chosen, rejected}, with the id, for each pair of samples that is ordered.
+    """Yield {prompt, chosen, rejected} and the id of each pair of samples of which one is better.
 
-    UserError for ratings, which order none.
+    UserError for ratings, which compare no samples.
     """
     if len(label_type.samples) < 2:
         raise UserError(

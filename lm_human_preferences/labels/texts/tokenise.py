@@ -56,7 +56,7 @@ class Tokeniser:
         self.too_long = too_long
         self.option = option
         self.counts: collections.Counter[str] = collections.Counter()
-        self.unread: collections.Counter[str] = collections.Counter()  # records by field
+        self.unread: collections.Counter[str] = collections.Counter()  # number of records, by field
 
     def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
         """Return the tokens of a query, not padded; UserError, or Skipped, if it does not fit."""
