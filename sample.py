@@ -85,15 +85,11 @@ class SampleHParams(launch.RankHParams):
 
     def validate(self) -> None:
         """Check also the model and the run, and that the output can be written."""
-        if self.save_dir is None and self.model is None:
+        is_run, is_model = self.save_dir is not None, self.model is not None
+        if is_run == is_model or is_model != (self.task is not None):
             raise ValueError(
-                '--save_dir missing: the directory of a run of train_policy, such as'
-                ' /tmp/save/train_policy/NAME; or give --model'
-            )
-        if self.save_dir is not None and (self.model or self.task):
-            raise ValueError(
-                f'--save_dir {self.save_dir} has a model and a task of its own: leave out --model'
-                ' and --task'
+                'give --save_dir, the directory of a run of train_policy such as'
+                ' /tmp/save/train_policy/NAME, or else --model, perhaps with options --task.NAME'
             )
         if self.task is not None and self.task.query_dataset is None:
             raise ValueError('--model: give --prompt, --queries or --task.query_dataset')

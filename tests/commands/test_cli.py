@@ -293,8 +293,8 @@ def test_names_that_leave_the_folder_of_runs(name, started):
 
 MISTAKES_OF_SAMPLING = """
 sample
-    --save_dir missing: the directory of a run of train_policy, such as /tmp/save/train_policy/NAME;
-    or give --model
+    give --save_dir, the directory of a run of train_policy such as /tmp/save/train_policy/NAME, or
+    else --model, perhaps with options --task.NAME
 sample --save_dir x --prompt \udcff
     --prompt '\\udcff' is not text in the encoding of this terminal; is the locale right, such as
     LC_ALL=C.UTF-8?
@@ -314,10 +314,15 @@ sample --save_dir x --batch_size 0
     --batch_size must be at least 1, got 0
 sample --save_dir x --temperature hot
     --temperature must be a number (float) or None, got 'hot'
-sample --save_dir x --model y
-    --save_dir x has a model and a task of its own: leave out --model and --task
+sample --save_dir x --model y --prompt z
+    give --save_dir, the directory of a run of train_policy such as /tmp/save/train_policy/NAME, or
+    else --model, perhaps with options --task.NAME
+sample --task.chat on
+    give --save_dir, the directory of a run of train_policy such as /tmp/save/train_policy/NAME, or
+    else --model, perhaps with options --task.NAME
 sample --save_dir x --task.chat on
-    --save_dir x has a model and a task of its own: leave out --model and --task
+    give --save_dir, the directory of a run of train_policy such as /tmp/save/train_policy/NAME, or
+    else --model, perhaps with options --task.NAME
 sample --model x
     --model: give --prompt, --queries or --task.query_dataset
 sample --model x --prompt y --judge mock
