@@ -267,7 +267,7 @@ class TrainedModel:
         if essential:
             raise UserError(
                 f'{weights.path} lacks {weights.name_of(essential[0])} and {len(essential) - 1}'
-                ' more of the model'
+                ' more tensors of the model'
             )
         unread = weights.unread(parameters)
         if unread:

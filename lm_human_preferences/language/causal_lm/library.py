@@ -67,7 +67,7 @@ def config_of(content: Any, path: str) -> Any:
         if content.get('quantization_config'):
             raise UserError(
                 f'{path} is of a quantised model, which cannot be trained: use the model that it'
-                ' was made of'
+                ' was made from'
             )
         for key, value in _numbers(content):
             if _NUMBER_OF_LAYERS.search(key) and abs(value) > MOST_LAYERS:
@@ -198,7 +198,7 @@ class PretrainedWeights(LibraryWeights):
         missing = sorted(found['missing_keys'])
         if missing:
             raise UserError(
-                f'{self.path} lacks {missing[0]} and {len(missing) - 1} more of the model'
+                f'{self.path} lacks {missing[0]} and {len(missing) - 1} more tensors of the model'
             )
         unexpected = sorted(found['unexpected_keys'])
         self._unexpected = [name for name in unexpected if not OF_NO_USE.fullmatch(name)]

@@ -82,7 +82,7 @@ def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tu
     parts = [network.hidden(part, None, cache) for part in tokens.split([length - 2, 1, 1], dim=1)]
     yield (
         _difference(torch.cat(parts, dim=1), reference),
-        'token by token, with what they keep of those before, they compute something else',
+        'token by token, with a cache of those before, they compute something else',
     )
     prompt, completion = tokens[:, : length // 2], tokens[:, length // 2 :]
     other = completion.flip(1)
