@@ -55,12 +55,11 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         recording = run_record.ended(directory, POLICY.command)
     with recording:
         results = _results(save_dir, directory, hparams, options)
-        shown = report.named(results, results['reward_kind'])
-        announce(*report.table(shown), '')
+        announce(*report.table(results), '')
         command = shell.typed('./launch.py evaluate', storage.absolute(save_dir))
         fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
         with outputs.translate_errors(output_dir, fix):
-            picture.draw(shown, os.path.join(output_dir, names[1]))
+            picture.draw(results, os.path.join(output_dir, names[1]))
             # The results come last: a resumed training looks for them.
             contents = json.dumps(results, indent=2).encode()
             storage.write_bytes(os.path.join(output_dir, names[0]), contents)
@@ -97,7 +96,6 @@ def _results(
         kl_coef = last_kl_coef(directory, hparams)
     return {
         'save_dir': save_dir,
-        'reward_kind': measure.reward_kind(models.rewards),
         **({'judge': options.judge} if options.judge is not None else {}),
         **measure.measure(
             models,

@@ -89,20 +89,14 @@ def _reward_models(
     trained_on = source.for_evaluation(save_dir, encoding, reference)
     if isinstance(trained_on, KnownReward):
         return {'known reward': trained_on}
+    if isinstance(trained_on, TextReward):
+        is_function = isinstance(trained_on.scorer, FunctionScorer)
+        return {report.FUNCTION if is_function else report.CLASSIFIER: trained_on}
     models: RewardModels = {report.REWARD_MODEL: trained_on}
     is_about_reviews = source.task.query_dataset == known_reward.QUERIES
-    is_learned = not isinstance(trained_on, TextReward)
-    if is_about_reviews and is_learned and known_reward.can_judge(encoding):
+    if is_about_reviews and known_reward.can_judge(encoding):
         models['known reward'] = KnownReward(encoding)
     return models
-
-
-def reward_kind(models: RewardModels) -> str:
-    """Return the word for the reward that a policy was trained on."""
-    name, trained_on = next(iter(models.items()))
-    if not isinstance(trained_on, TextReward):
-        return name
-    return report.FUNCTION if isinstance(trained_on.scorer, FunctionScorer) else report.CLASSIFIER
 
 
 def queries_of(

@@ -18,23 +18,13 @@ FEW_SAMPLES = 10  # effective ones, below which nothing is said about the best t
 FEWEST_FOR_SHARE = 16  # queries; an interval of another number takes student.FEWEST
 MOST_SHARE = 1 + 1e-5  # more than all is rounding up to here
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that is judged by another reward
-REWARD_MODEL = 'reward model'
-CLASSIFIER, FUNCTION = 'classifier', 'reward function'  # called REWARD_MODEL in results
+REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
     'kl': 'KL',
     'reward': 'reward',
     'frontier': 'best at that KL',
     'share': 'share of the gain',
 }
-
-
-def named(results: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return results of `evaluate` to show, in which the reward of the run is called `kind`."""
-    rewards = results.get('rewards')
-    if not isinstance(rewards, dict) or REWARD_MODEL not in rewards or kind in rewards:
-        return results
-    renamed = {kind if name == REWARD_MODEL else name: of for name, of in rewards.items()}
-    return {**results, 'rewards': renamed}
 
 
 def table(results: dict[str, Any]) -> Iterator[str]:
@@ -151,27 +141,22 @@ def remarks(results: dict[str, Any], reward: str) -> list[str]:
 
 def _dashes(points: dict[str, tuple[str, Point]]) -> list[str]:
     """Return lines on points without a number for the best there is, or for the share."""
-    few, above, shares, is_vague = [], [], [], False
+    unknown, shares, is_vague = [], [], False
     _, base = points['base']
     for label, values in points.values():
-        if _has_few_samples(values):
-            few.append(label)
-        elif 'share' in values and value_of(values, 'frontier') is None:
-            above.append(label)
+        if _has_few_samples(values) or ('share' in values and value_of(values, 'frontier') is None):
+            unknown.append(label)
         elif 'share' in values:
             shares.append(values['share'])
             possible = values['frontier'] - base['reward']
             if values['share'] is None and possible > 1e-5 * abs(values['frontier']):
                 is_vague = True
     lines = []
-    if few:
+    if unknown:
         lines.append(
-            f'-: less than {FEW_SAMPLES} effective samples at the KL of {", ".join(few)}: too few'
-            ' to tell the best there is; give more --samples'
+            f'-: too few samples to tell the best there is at the KL of {", ".join(unknown)};'
+            ' give more --samples'
         )
-    if above:
-        names = ', '.join(above)
-        lines.append(f'-: more than was found possible at its KL: {names}; give more --samples')
     if is_vague:
         lines.append(
             f'-: a share takes {FEWEST_FOR_SHARE} queries or more whose gains do not differ too'

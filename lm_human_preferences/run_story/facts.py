@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation.report import CLASSIFIER, FUNCTION, REWARD_MODEL, named
+from lm_human_preferences.evaluation.report import CLASSIFIER, FUNCTION, REWARD_MODEL
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -302,9 +302,18 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
     kind = evaluation.get('reward_kind')
     return dataclasses.replace(
         found,
-        evaluation=named(evaluation, kind if isinstance(kind, str) else found.reward_kind),
+        evaluation=_named(evaluation, kind if isinstance(kind, str) else found.reward_kind),
         evaluation_settings=outcome.settings_of(evaluation_file),
     )
+
+
+def _named(results: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return results of `evaluate` in which the reward of the run is called `kind`."""
+    rewards = results.get('rewards')
+    if not isinstance(rewards, dict) or REWARD_MODEL not in rewards or kind in rewards:
+        return results
+    renamed = {kind if name == REWARD_MODEL else name: of for name, of in rewards.items()}
+    return {**results, 'rewards': renamed}
 
 
 def _settings(settings: Any, directory: str, commands: list[str]) -> Any:

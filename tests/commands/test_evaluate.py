@@ -25,6 +25,7 @@ from lm_human_preferences.evaluation import (
     picture,
     report,
 )
+from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, HParams
@@ -236,7 +237,7 @@ def test_a_hard_query_is_not_hidden_by_easy_ones(samples, has_share):
     assert found['policy']['reward'] > 1
     results = {**results_of(), 'rewards': {'reward model': {**found, 'frontier': {}}}}
     told = '\n'.join(report.table(results))
-    few = r'less than 10 effective samples at the KL of policy.*; give more --samples'
+    few = r'too few samples to tell the best there is at the KL of policy.*; give more --samples'
     assert (re.search(few, told) is None) == has_share
 
 
@@ -250,7 +251,7 @@ def test_no_share_where_more_is_attained_than_was_found_possible(monkeypatch):
     )
     assert found['best_of_4']['share'] is None and found['policy']['share'] > 0.85
     lines = list(report.table({**results_of(), 'rewards': {'reward model': found}}))
-    told = '-: more than was found possible at its KL: best of 4 by reward model; give more'
+    told = '-: too few samples to tell the best there is at the KL of best of 4 by reward model;'
     assert any(line.startswith(told) for line in lines)
 
 
@@ -520,7 +521,7 @@ def measured(monkeypatch):
     'queries, reward, expected',
     [
         ('reviews', TrainedRewardModel, ['reward model', 'known reward']),
-        ('reviews', TextReward, ['reward model']),
+        ('reviews', TextReward, ['reward function']),
         ('mine.jsonl', TrainedRewardModel, ['reward model']),
     ],
 )
@@ -536,7 +537,9 @@ def test_only_what_learned_about_reviews_is_measured_by_their_known_reward(
     monkeypatch.setattr(measure, 'KnownReward', Known)
     source = types.SimpleNamespace(task=HParams().task)
     source.task.query_dataset = queries
-    source.for_evaluation = lambda *_: object.__new__(reward)
+    given = object.__new__(reward)
+    given.scorer = object.__new__(FunctionScorer)
+    source.for_evaluation = lambda *_: given
     assert list(measure._reward_models('run', source, encodings.Reviews, None)) == expected
 
 

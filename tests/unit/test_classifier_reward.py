@@ -240,7 +240,7 @@ def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
     told = capsys.readouterr().out
     assert '\nclassifier ' in told
     assert 'reward model' not in told.partition('estimated')[2]
-    of_run, judged = (results['rewards'][name]['policy'] for name in ('reward model', 'judge'))
+    of_run, judged = (results['rewards'][name]['policy'] for name in ('classifier', 'judge'))
     assert of_run['reward'] == pytest.approx(-judged['reward'], abs=1e-4)  # the log odds of two
 
 
