@@ -75,8 +75,9 @@ def test_an_exception_of_one_rank_ends_all(start):
     assert launch.errors().count('cannot count') == 2  # once in the line of code
 
 
-@everywhere
-@pytest.mark.parametrize('rank', [0, 1])
+@pytest.mark.parametrize(
+    'name, rank', [('our launcher', 0), *((each, 1) for each in (*LAUNCHERS, WITH_HOROVOD))]
+)
 def test_a_killed_rank_ends_all(training, rank):
     os.kill(training.ranks()[rank], signal.SIGKILL)
     assert training.end_within(END) != 0
@@ -99,8 +100,9 @@ def test_a_killed_parent_of_the_ranks_leaves_none_behind(working):
     assert working.end_within(END) != 0
 
 
-@pytest.mark.parametrize('rank', [0, 1])
-@everywhere
+@pytest.mark.parametrize(
+    'name, rank', [('our launcher', 0), (WITH_HOROVOD, 0), *((each, 1) for each in LAUNCHERS)]
+)
 def test_a_stopped_rank_ends_all(working, name, rank):
     process = working.ranks()[rank]
     os.kill(process, signal.SIGSTOP)
@@ -115,7 +117,7 @@ def test_a_stopped_rank_ends_all(working, name, rank):
     assert re.fullmatch(told, line)
 
 
-@everywhere
+@pytest.mark.parametrize('name', ['our launcher', 'torchrun'])
 def test_rank_0_may_work_alone_for_longer(start):
     launch = start('alone')
     assert launch.end_within(60) == 0, launch.errors()

@@ -13,7 +13,6 @@ import pytest
 from engines import (
     COMMUNICATION,
     ENGINES,
-    OF_EACH_ENGINE,
     TESTS,
     available_engines,
     on_mpi_command,
@@ -89,12 +88,9 @@ def test_engines(run_on_hosts, engine):
     if engine not in available_engines():
         pytest.skip(f'{engine} is not built for the MPI of this environment')
     average = [f'{COMMUNICATION[0]}::test_gradients_are_averaged']
-    tests = OF_EACH_ENGINE if engine == 'torch' else average
-    output = run_on_hosts(on_mpi_command(engine, tests))
+    output = run_on_hosts(on_mpi_command(engine, average))
     assert f'averaged by {engine}' in output
     assert output.count("'test_comm::test_gradients_are_averaged': 2") == 3
-    if engine == 'torch':
-        assert output.count("'test_one_against_many::test_policy_training': 1") == 3
 
 
 def test_ranks_without_a_launcher(hosts, tmp_path):
