@@ -22,7 +22,6 @@ TIMEOUT = 10  # seconds that ranks wait for each other
 OF_TORCHRUN = 30  # seconds that it waits for a process that does not end at SIGTERM
 LAUNCHERS = ('our launcher', 'mpiexec of Open MPI', 'torchrun')
 WITH_HOROVOD = 'our launcher, horovod'
-everywhere = pytest.mark.parametrize('name', [*LAUNCHERS, WITH_HOROVOD])
 
 
 def launcher_of(name, request):
@@ -65,7 +64,7 @@ def own_errors(launch):
     return errors.strip().splitlines()
 
 
-@everywhere
+@pytest.mark.parametrize('name', LAUNCHERS)
 def test_an_exception_of_one_rank_ends_all(start):
     launch = start('fail')
     assert launch.end_within(60) == 1
@@ -85,7 +84,7 @@ def test_a_killed_rank_ends_all(training, rank):
     assert 'lm_human_preferences' not in training.errors(), 'the traceback of a lost connection'
 
 
-@everywhere
+@pytest.mark.parametrize('name', LAUNCHERS)
 def test_a_killed_launcher_leaves_no_rank_behind(working):
     working.process.kill()
     assert working.end_within(2) == -signal.SIGKILL
@@ -133,8 +132,15 @@ def assert_saved(launch):
     assert launch.errors().count('Stopping: the current step is saved if') == 1
 
 
-@pytest.mark.parametrize('name', ['our launcher', WITH_HOROVOD, 'torchrun'])
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    'name, number',
+    [
+        ('our launcher', signal.SIGTERM),
+        ('torchrun', signal.SIGTERM),
+        ('torchrun', signal.SIGINT),
+        (WITH_HOROVOD, signal.SIGINT),
+    ],
+)
 def test_a_signal_saves_the_step(training, name, number):
     """SIGTERM to the launcher; Ctrl-C, which the terminal sends to all of its process group."""
     if number == signal.SIGTERM:
@@ -199,7 +205,7 @@ def test_a_killed_rank_under_srun_ends_the_other(tmp_path):
     assert re.fullmatch('error: rank 0 has lost another: .*', first.errors())
 
 
-@pytest.mark.parametrize('name', ['srun by PMI2', 'srun by PMIx', 'srun without MPI'])
+@pytest.mark.parametrize('name', ['srun by PMI2', 'srun without MPI'])
 def test_a_killed_rank_under_slurm_ends_all(training):
     os.kill(training.ranks()[1], signal.SIGKILL)
     assert training.end_within(END) != 0
