@@ -252,7 +252,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
             run_settings.use_own_model(hparams.policy)
     if mpi is None:
         mpi = run_dir.ranks_of(hparams.run.directory)
-    experiment = run_settings.experiment_of(directory, command)
+    experiment = run_record.training(directory, command)['experiment']
     binds = settings_of_experiments().get(f'{command}/{experiment}', {})
     launch.start_job(TRAIN[command], launch.training_arguments(hparams, experiment, binds), mpi)
 
@@ -323,8 +323,8 @@ cli = Program(
             example='./launch.py resume /tmp/save/train_policy/first',
             help=(
                 'Continue the run in SAVE_DIR where it was interrupted, with as many ranks as it'
-                ' had and with its own settings, except for those given here. The defaults below'
-                ' are those of a new run.'
+                ' had and with its own settings, few of which may be changed (docs/files.md). The'
+                ' defaults below are those of a new run.'
             ),
         ),
         Job(

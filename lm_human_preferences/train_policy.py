@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import lm_tasks, rewards, session, storage
@@ -30,7 +29,7 @@ from lm_human_preferences.training.kl_control import AdaptiveKLController as Ada
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
 from lm_human_preferences.training.kl_control import make_kl_controller
 from lm_human_preferences.training.loop import Hook, training_loop
-from lm_human_preferences.utils.core import ceil_div, exact_div
+from lm_human_preferences.utils.core import exact_div
 from lm_human_preferences.utils.logging import Logger, announce
 
 
@@ -148,11 +147,11 @@ def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool
         if comm.rank == 0:
             _warn_of_lost_steps(hparams)
         return True
-    if hparams.ppo.steps_after(state['done'][0]):
+    if state['step'] < hparams.ppo.nupdates:
         return True
     checkpointer.make_latest()
     if comm.rank == 0:
-        _announce_finished(state, hparams)
+        _announce_finished(state['step'], hparams)
     return False
 
 
@@ -166,9 +165,8 @@ def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
         console.announce_policy(hparams)
 
 
-def _announce_finished(state: Mapping[str, Any], hparams: HParams) -> None:
-    done, episodes = state['step'], state['done'][0]
-    steps = ceil_div(done * hparams.ppo.total_episodes, episodes)  # in steps of the mean size
+def _announce_finished(done: int, hparams: HParams) -> None:
+    steps = hparams.ppo.nupdates
     wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
     more = 'of' if done == steps else 'steps, more than'
     announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')

@@ -42,7 +42,8 @@ generated: `pipenv run python tools/options.py` writes it anew.
   `--ppo.lr=1e-5`. A switch alone is `true`, and with `no` before its name `false`:
   `--noppo.whiten_rewards`.
 - A path may begin with `~`, also in `--save_dir=~/runs`.
-- `./launch.py resume SAVE_DIR` takes `--mpi` and all options of the command that started the run.
+- `./launch.py resume SAVE_DIR` takes `--mpi` and the options of the command that started the run,
+  of which [few may change](files.md#an-interrupted-run).
 """
 NOTES = {  # below a heading
     'Launching': (

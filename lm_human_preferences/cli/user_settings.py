@@ -1,20 +1,24 @@
 """Settings of the user, which override those of an experiment."""
 
 import os
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lm_human_preferences import storage
 from lm_human_preferences.cli import option_help
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import completion, policy_options
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.gpt2 import released
-from lm_human_preferences.runs import recorded_paths
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members, value_of
 from lm_human_preferences.utils.streams import note
+
+_NAMES = {*registry.DATASETS, 'mock', 'test'}  # which are no paths, whatever is called like them
 
 
 def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
@@ -57,11 +61,14 @@ def run_name(name: str, trial: Trial) -> str:
 def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
     """Override `hparams` by the user's `settings`; a setting switches its group on.
 
-    Relative paths become absolute.
+    Relative paths of trainings, which runs record, become absolute.
     """
-    here = os.getcwd()
-    settings = {key: recorded_paths.absolute(key, value, here) for key, value in settings.items()}
     fields = settable(type(hparams))
+    settings = dict(settings)
+    if isinstance(hparams, policy_options.Training):
+        for key, value in settings.items():
+            if isinstance(value, str) and fields[key].metadata.get('path'):
+                settings[key] = _absolute(value)
     for group in [key for key, field in fields.items() if group_class(field.type)]:
         leaf = next((key for key in settings if key.startswith(f'{group}.')), None)
         if leaf and settings.get(group) == 'off':
@@ -71,6 +78,15 @@ def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
             if value_of(hparams, group) is not None:
                 del settings[group]
     hparams.override_from_dict(settings)
+
+
+def _absolute(path: str) -> str:
+    """Return the absolute path of what is here; names of other things as they are."""
+    if storage.is_remote(path) or path in _NAMES:
+        return path
+    absolute = os.path.abspath(path)
+    file = re.sub(r'(?<=\.py):\w+$', '', absolute)  # of a function
+    return absolute if os.path.exists(file) else path
 
 
 def complete(

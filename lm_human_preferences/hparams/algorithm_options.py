@@ -49,12 +49,4 @@ class PpoHParams(hyperparams.HParams):
     @property
     def nupdates(self) -> int:
         """Number of steps for `total_episodes`, rounded up."""
-        return self.steps_after(0)
-
-    def steps_after(self, episodes: int) -> int:
-        """Return the number of steps that are left after `episodes`, rounded up."""
-        return ceil_div(max(0, self.total_episodes - episodes), self.batch_size)
-
-    def in_whole_batches(self, episodes: int) -> int:
-        """Return the episodes of the whole training, of which `episodes` are done."""
-        return episodes + self.steps_after(episodes) * self.batch_size
+        return ceil_div(self.total_episodes, self.batch_size)

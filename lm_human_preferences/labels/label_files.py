@@ -95,25 +95,14 @@ def about_answers(answers: Iterable[Answer]) -> dict[str, Any]:
     return found
 
 
-def check_order(order: list[int], num_train: int, settings: HParams) -> None:
+def check_order(order: list[int], num_train: int) -> None:
     """Raise UserError unless the training order of all epochs has `num_train` labels."""
-    if sorted(order) == sorted(settings.epochs * list(range(num_train))):
-        return
     begun = max(order) + 1
-    if begun == num_train:
+    if begun != num_train:
         raise UserError(
-            f'the run was begun with {settings.option_name("epochs")} {len(order) // begun}: give'
-            ' that number, or begin again with --overwrite'
+            f'the run was begun with {begun} labels, not {num_train}: restore them, or begin again'
+            ' with --overwrite'
         )
-    fix = 'name them as before'
-    is_accepted = begun % settings.batch_size == 0  # by --labels.num_train
-    if begun < num_train and settings.labels.held_out == 0 and is_accepted:
-        option = settings.labels.option_name('num_train')
-        fix += f' ({option} {begun}, if more were added at the end)'
-    raise UserError(
-        f'the run was begun with {begun} labels, not {num_train}: {fix}, or begin again with'
-        ' --overwrite'
-    )
 
 
 def _open_folder(

@@ -354,7 +354,9 @@ def source_of_run(settings: HParams, run: str, function: str | None) -> RewardSo
         reward_function.check_named(run, source.name, function)
         return dataclasses.replace(source, name=function).pinned(Comm())
     if function is not None:
-        raise OptionError(reward_function.OPTION, f'{function}: {run} learned from {source.name}')
+        raise OptionError(
+            f'--{reward_function.NAME}', f'{function}: {run} learned from {source.name}'
+        )
     return source
 
 

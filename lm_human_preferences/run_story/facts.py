@@ -115,7 +115,7 @@ class RunFacts:
     def total_episodes(self) -> int:
         """Episodes that the policy's training is to take, in whole batches."""
         assert self.policy is not None
-        return self.policy.ppo.in_whole_batches(round(self.last('elapsed/episodes') or 0))
+        return self.policy.ppo.nupdates * self.policy.ppo.batch_size
 
     @property
     def kl_target(self) -> float | None:
@@ -282,9 +282,9 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
     experiments = {}
     ranks = None
     with contextlib.suppress(UserError, OSError):
-        ranks = run_settings.ranks_of(directory)
+        ranks = run_record.training(directory, commands[-1]).get('ranks')
         for command in commands:
-            experiment = run_settings.experiment_of(directory, command)
+            experiment = run_record.training(directory, command)['experiment']
             if experiment is not None:
                 experiments[command] = experiment
     evaluation_file, evaluation = outcome.best_evaluation(directory)

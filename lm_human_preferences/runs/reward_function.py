@@ -11,10 +11,10 @@ import shlex
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs import run_files, run_record
 from lm_human_preferences.utils.streams import note
 
-OPTION = '--rewards.function'
+NAME = 'rewards.function'  # of the option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +70,10 @@ def check_named(run: str, recorded: str, named: str | None) -> None:
     if named is None:
         raise UserError(
             f'{run} learns from a function, and code runs only where a command names it: repeat'
-            f' {OPTION} {shlex.quote(recorded)} (the run keeps a copy to read, {copy})'
+            f' --{NAME} {shlex.quote(recorded)} (the run keeps a copy to read, {copy})'
         )
-    try:
-        is_copied = storage.read_text(copy) == read(named).text
-    except storage.NotFound:
-        return
-    if not is_copied:
+    digest = run_record.training(run, run_files.POLICY.command)['digests'].get(NAME)
+    if digest not in (None, read(named).digest):
         note(f'note: {named} is not what it was when this run began; see {copy}')
 
 

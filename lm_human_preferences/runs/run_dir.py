@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import names
@@ -267,16 +267,8 @@ def resume_hint(hparams: Training) -> str:
 
 
 def ranks_of(directory: str | None) -> int | None:
-    """Return the ranks of an interrupted run; None if unknown, or if a launcher has decided."""
+    """Return the ranks that last worked on a run; None if unknown, or if a launcher has decided."""
     if directory is None or launch_methods.current().decides_size:
         return None
-    from lm_human_preferences.checkpointing import checkpoints  # loads numpy; --help does not wait
-
-    for files in (POLICY, REWARD):
-        unfinished = os.path.join(directory, files.unfinished)
-        for name in names.resumable(unfinished):
-            # UserError for a damaged state, TypeError where there is none.
-            with contextlib.suppress(UserError, KeyError, TypeError):
-                state: Any = checkpoints.restore_state(os.path.join(unfinished, name))
-                return len(state['random'])
-    return run_settings.ranks_of(directory)
+    ranks = [entry.get('ranks', 0) for entry in run_record.read(directory).values()]
+    return next((number for number in ranks if number > 0), None)

@@ -8,7 +8,7 @@ A run of train_policy that trains its reward model has both, and a run of the or
 file. An entry holds
 
     experiment  its name, or null
-    ranks       how many there were when the run began
+    ranks       how many there were when it last began or went on
     settings    {option: value} of all options that the original does not have
     digests     {option: SHA-256} of given queries, a given reward model, and a reward function
     labels      those that a reward model has learned from; the last ones of an online run

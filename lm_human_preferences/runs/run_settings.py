@@ -6,22 +6,43 @@ import contextlib
 import copy
 import os
 import secrets
-import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.hparams.policy_options import Training
-from lm_human_preferences.runs import recorded_paths, reward_function, run_files, run_record
-from lm_human_preferences.runs.fixed_settings import NEW_MODEL, is_fixed
-from lm_human_preferences.runs.recorded_paths import INITIAL_MODEL
+from lm_human_preferences.hparams.differences import decided
+from lm_human_preferences.hparams.policy_options import NEW_MODEL, Training
+from lm_human_preferences.runs import digests, reward_function, run_files, run_record
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.streams import note
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
+INITIAL_MODEL = 'task.policy.initial_model'
+OWN_REWARD = 'rewards.trained_model'  # of a run that trains its reward model: where that is
+LENGTH = 'ppo.total_episodes'
+# These, and run.serve, may change when a run goes on, if the user names them; and the path of a
+# file that has the same content. tests/faults/test_resume_settings.py shows what each then does.
+MAY_CHANGE = {
+    LENGTH,
+    'ppo.micro_batch_size',
+    'micro_batch_size',
+    f'{NEW_MODEL}.micro_batch_size',
+    'rewards.function',
+    'rewards.online.patience',
+    'run.allreduce',
+    'run.allreduce_timeout',
+    'run.evaluate',
+    'run.gradient_checkpointing',
+    f'{NEW_MODEL}.run.gradient_checkpointing',
+    'run.keep_checkpoints',
+    'run.log_interval',
+    'run.on_anomaly',
+    'run.save_interval',
+    'run.stop_timeout',
+}
 
 
 def write(
@@ -36,38 +57,50 @@ def write(
 
     First run.json, then the files of the original: where these are, there is a run.
     """
-    hparams = _with_initial_model_as_begun(hparams)
-    additions = _lasting_additions(hparams)
+    resume = hparams.run.resume
+    if resume:
+        hparams = copy.deepcopy(hparams)
+        # Not what `use_own_model` may have put in its place
+        _set_initial_model(hparams, as_recorded(hparams).task.policy.initial_model)
+    additions = _additions(hparams)
     settings: dict[str, tuple[Training, dict[str, Any]]] = {hparams.command: (hparams, additions)}
     if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
-        prefix = f'{NEW_MODEL}.'
-        of_reward: dict[str, Any] = {'ensemble': hparams.members}
+        of_reward = {'ensemble': hparams.members}
         for name, value in additions.items():
-            if name.startswith(prefix):
-                of_reward[name.removeprefix(prefix)] = value
+            if name.startswith(f'{NEW_MODEL}.'):
+                of_reward[name.removeprefix(f'{NEW_MODEL}.')] = value
         settings[run_files.REWARD.command] = (hparams.reward_training, of_reward)
-    if commands is not None:
-        settings = {command: settings[command] for command in commands}
-    resume = hparams.run.resume
-    digests = recorded_paths.digests(_given_settings(hparams))
+    found = digests.of_files(_given(hparams))
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
         code = reward_function.read(hparams.policy.rewards.function)
-        digests['rewards.function'] = code.digest
+        found[reward_function.NAME] = code.digest
         storage.write_bytes(os.path.join(directory, run_files.FUNCTION), code.text.encode())
-    entries = {}
-    for command, (of_command, additions) in settings.items():
-        before = run_record.training(directory, command) if resume else {}
-        unknown = {k: v for k, v in before.get('settings', {}).items() if not of_command.has(k)}
+    entries, originals = {}, {}
+    for command in settings if commands is None else commands:
+        of_command, options = settings[command]
+        before = run_record.training(directory, command)['settings'] if resume else {}
+        unknown = {name: before[name] for name in before if not of_command.has(name)}
         entries[command] = {
             'experiment': experiment,
-            'ranks': before.get('ranks', ranks),
-            'settings': {**unknown, **additions},
-            'digests': digests,
+            'ranks': ranks,
+            'settings': {**unknown, **options},
+            'digests': found,
         }
+        path = os.path.join(directory, run_files.COMMANDS[command].settings)
+        originals[path] = of_command.to_nested_dict(original_only=True, with_unknown=True)
     run_record.write_trainings(directory, entries, resume=resume)
-    for command, (of_command, _) in settings.items():
-        content = of_command.to_nested_dict(original_only=True, with_unknown=True)
-        storage.write_json(os.path.join(directory, run_files.COMMANDS[command].settings), content)
+    for path, content in originals.items():
+        storage.write_json(path, content)
+
+
+def _additions(hparams: Training) -> dict[str, Any]:
+    """Return the options that only this port has, and a resumed run goes on with."""
+    fields = hyperparams.fields(type(hparams))
+    return {
+        name: value
+        for name, value in hparams.additions().items()
+        if fields[name].metadata.get('lasting', True)
+    }
 
 
 def use_own_model(hparams: policy_options.HParams) -> None:
@@ -80,22 +113,6 @@ def use_own_model(hparams: policy_options.HParams) -> None:
         note(f'note: {model} is not on this machine; the run has what it needs of it')
         base = storage.join(str(save_dir), run_files.BASE)
         _set_initial_model(hparams, base if storage.exists(base) else str(save_dir))
-
-
-def _with_initial_model_as_begun(hparams: Training) -> Training:
-    """Return `hparams` with the recorded initial model where `use_own_model` has set another."""
-    directory = hparams.run.directory
-    save_dir = hparams.run.save_dir
-    if directory is None or save_dir is None:
-        return hparams
-    if hparams.task.policy.initial_model not in (save_dir, storage.join(save_dir, run_files.BASE)):
-        return hparams
-    begun = as_recorded(hparams)
-    if begun is hparams:
-        return hparams
-    hparams = copy.deepcopy(hparams)
-    _set_initial_model(hparams, begun.task.policy.initial_model)
-    return hparams
 
 
 def _set_initial_model(hparams: Training, model: str) -> None:
@@ -157,26 +174,6 @@ def reward_settings_of(run: str) -> reward_options.HParams | None:
     return None
 
 
-def experiment_of(directory: str, command: str) -> str | None:
-    """Return the experiment of the run of `command` in `directory`; None if not recorded."""
-    return run_record.training(directory, command)['experiment']
-
-
-def ranks_of(directory: str) -> int | None:
-    """Return the number of ranks that a run in `directory` began with; None if not recorded."""
-    found = _recorded(directory, 'ranks')
-    return found if found is not None and found > 0 else None
-
-
-def _recorded(directory: str, name: str) -> Any:
-    """Return what a run has recorded under `name`, of its policy if it has one; None if nothing."""
-    for files in (run_files.POLICY, run_files.REWARD):
-        found = run_record.training(directory, files.command).get(name)
-        if found:
-            return found
-    return None
-
-
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
     """Return the number of reward models that a command has trained, or its policy learned from."""
     option = 'ensemble' if files is run_files.REWARD else 'rewards.ensemble'
@@ -184,70 +181,84 @@ def members_of(directory: str, files: run_files.CommandFiles) -> int:
     return members if isinstance(members, int) and members > 0 else 1
 
 
-def _lasting_additions(hparams: Training) -> dict[str, Any]:
-    """Return the options that only this port has, and a resumed run goes on with."""
-    fields = hyperparams.fields(type(hparams))
-    return {
-        name: value
-        for name, value in hparams.additions().items()
-        if fields[name].metadata.get('lasting', True)
-    }
-
-
 def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
-    """Raise UserError where a resumed run's settings differ, unless they are `explicitly_set`."""
-    directory = hparams.run.directory
-    assert directory is not None
+    """Raise UserError for settings with which a run cannot go on; note those that change."""
+    directory = str(hparams.run.directory)
     function = None if hparams.policy is None else hparams.policy.rewards.function
     if function is not None:
-        named = function if 'rewards.function' in explicitly_set else None
+        named = function if reward_function.NAME in explicitly_set else None
         reward_function.check_named(directory, function, named)
     recorded = as_recorded(hparams)
     if recorded is hparams:
         return
     hparams.keep_unknown_of(recorded)
-    changes = _changes(_settings(recorded), _settings(hparams), _seed_of_ensemble(hparams))
-    _refuse_ineffective(hparams, changes, explicitly_set)
-    implicit = [text for key, text in changes.items() if not _covers(explicitly_set, key)]
-    if implicit:
+    before, now = decided(recorded), decided(hparams)
+    files = run_record.training(directory, hparams.command)['digests']
+    same = digests.of_files(_given(hparams))
+    for option in files.keys() & same.keys():
+        if same[option] != files[option]:
+            raise UserError(f'{now[option]} is not what it was when this run began: restore it')
+    for option in _changed(hparams, before, now):
+        was, value = before.get(option, 'off'), now.get(option, 'off')
+        may_change = _may_change(hparams, option) or option in files.keys() & same.keys()
+        if may_change and _covers(explicitly_set, option):
+            note(f'note: going on with --{option} {value} (before: {was})')
+            continue
+        fix = 'give that option to change it'
+        if not may_change:
+            fix = f'start another one by {shell.typed(f"./launch.py {hparams.command}")}'
         raise UserError(
-            f'{hparams.run.save_dir} was started with other settings than {", ".join(implicit)}:'
-            ' pass the options that are to change, or keep all settings with'
-            f' `{resume_command(hparams)}`'
+            f'--{option} {value}: the run in {hparams.run.save_dir} goes on with {was}, with which'
+            f' it was begun: keep all settings by `{resume_command(hparams)}`, or {fix}'
         )
-    for text in changes.values():
-        note(f'note: going on with {text}')
-    settings = _given_settings(hparams)
-    digests = _recorded(directory, 'digests') or {}
-    for name in recorded_paths.changed(digests, settings):
-        if not _covers(explicitly_set, name):
-            raise UserError(
-                f'{settings[name]} is not what it was when this run began: restore it, or give'
-                f' {shlex.join(shell.option_words(name, settings[name]))} to go on with what it is'
-                ' now'
-            )
+
+
+def _changed(hparams: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the options that differ, but for what a run has found, drawn or trained itself."""
+    found = []
+    for option in {**before, **now}:
+        was, value = before.get(option), now.get(option)
+        is_own = value is None and option in ('rewards.ensemble', _seed_of_ensemble(hparams))
+        if option == OWN_REWARD and now.get(NEW_MODEL) == 'on':
+            is_own = True
+        if was != value and not is_own and not storage.is_pin_of(was, value):
+            found.append(option)
+    return found
+
+
+def _may_change(hparams: Training, option: str) -> bool:
+    """Return whether a run may go on with another value of an option."""
+    is_online = hparams.policy is not None and hparams.policy.rewards.online is not None
+    if option == LENGTH and is_online:
+        return False  # labels and retrainings are planned by steps
+    return option in MAY_CHANGE or f'{option}.'.startswith('run.serve.')
+
+
+def _covers(explicitly_set: Collection[str], key: str) -> bool:
+    """Return whether the user has given the setting `key`, or a group that it is in."""
+    return any(f'{key}.'.startswith(f'{name}.') for name in explicitly_set)
 
 
 def resume_command(hparams: Training) -> str:
     """Return the command that goes on with a run, which has to name a function of the user's."""
     words = [str(hparams.run.save_dir)]
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
-        words += shell.option_words('rewards.function', hparams.policy.rewards.function)
+        words += shell.option_words(reward_function.NAME, hparams.policy.rewards.function)
     return shell.typed('./launch.py resume', *words)
 
 
-def _given_settings(hparams: Training) -> dict[str, Any]:
+def _given(hparams: Training) -> dict[str, Any]:
     """Return the settings of a run, but for the path of the reward model that it trains itself."""
-    settings = _settings(hparams)
-    if settings.get(NEW_MODEL) == 'on':
-        del settings['rewards.trained_model']
+    settings = decided(hparams)
+    if hparams.policy is not None and hparams.new_reward_model is not None:
+        del settings[OWN_REWARD]
     return settings
 
 
 def note_on_queries(save_dir: str, hparams: policy_options.HParams) -> str | None:
     """Return a note where the queries of a run have another content than when it began."""
-    digests = _recorded(save_dir, 'digests') or {}
-    if recorded_paths.QUERIES not in recorded_paths.changed(digests, _given_settings(hparams)):
+    recorded = run_record.training(save_dir, hparams.command)['digests'].get(digests.QUERIES)
+    if digests.of_files(_given(hparams)).get(digests.QUERIES, recorded) == recorded:
         return None
     return f'note: {hparams.task.query_dataset} is not what it was when this run began'
 
@@ -257,20 +268,22 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
         before = as_recorded(hparams)
-        recorded = {} if before is hparams else _settings(before)
+        recorded = {} if before is hparams else decided(before)
     found = {}
-    seed = _seed_of_ensemble(hparams)
-    if seed is not None:
-        found[seed] = recorded.get(seed) or secrets.randbits(31)
-    for key, value in _settings(hparams).items():
+    for key, value in decided(hparams).items():
         if storage.is_pin_of(recorded.get(key), value):
             found[key] = recorded[key]
             continue
         path = _path_on_hub(hparams, key, value)
         if path is not None and (ask or storage.is_here(path)):
             found[key] = storage.pinned(value, ask=ask)
-            if key.endswith(INITIAL_MODEL):
+            if key == INITIAL_MODEL:
                 found[key] = found[key].removeprefix(path.removesuffix(value))  # as it was given
+    if hparams.policy is not None and hparams.new_reward_model is not None:  # of the same task
+        found |= {f'{NEW_MODEL}.{key}': found[key] for key in found if key.startswith('task.')}
+    seed = _seed_of_ensemble(hparams)
+    if seed is not None:
+        found[seed] = recorded.get(seed) or secrets.randbits(31)
     return found
 
 
@@ -287,72 +300,7 @@ def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     # The directory of a reward model that the run is yet to train may be called like a model.
-    is_given_model = key == 'rewards.trained_model' and hparams.new_reward_model is None
-    if key.endswith(INITIAL_MODEL) or is_given_model:
+    is_given_model = key == OWN_REWARD and hparams.new_reward_model is None
+    if key == INITIAL_MODEL or is_given_model:
         return storage.model_path(value)
     return value if storage.is_hub(value) else None
-
-
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any], seed: str | None) -> dict[str, str]:
-    """Return {dotted name: text on its change}. seed: see _seed_of_ensemble."""
-    changes = {}
-    for key in {**before, **now}:
-        if before.get(key) == now.get(key) or key.endswith('run.save_dir'):
-            continue
-        is_own = key in ('rewards.trained_model', 'rewards.ensemble', seed)
-        if is_own and now.get(key, key) is None:
-            continue  # recorded is what the run has trained, found or drawn itself
-        if storage.is_pin_of(before.get(key), now.get(key)):
-            continue  # a run that has begun stays at the commit
-        changes[key] = f'--{key} {now.get(key, "off")} (before: {before.get(key, "off")})'
-    return changes
-
-
-def _settings(hparams: Training) -> dict[str, Any]:
-    """Return {dotted name: value} of all that a resumed run goes on with."""
-    original = _leaves(hparams.to_nested_dict(original_only=True))
-    settings = {**dict(original), **_lasting_additions(hparams)}
-    if hparams.policy is not None:
-        # A group that is off has no values: all of them would differ, and not the group itself.
-        settings[NEW_MODEL] = 'off' if hparams.new_reward_model is None else 'on'
-    return settings
-
-
-def _covers(explicitly_set: Collection[str], key: str) -> bool:
-    """Return whether the user has given the setting `key`, or a group that it is in."""
-    return any(f'{key}.'.startswith(f'{name}.') for name in explicitly_set)
-
-
-def _refuse_ineffective(
-    hparams: Training, changes: Mapping[str, str], explicitly_set: Collection[str]
-) -> None:
-    """Raise UserError for one of the `changes` that a resumed run would ignore."""
-    directory = hparams.run.directory
-    assert directory is not None
-    is_finished = run_files.has_reward_model(directory)
-    fixed = {key for key in changes if is_fixed(hparams, key, has_reward_model=is_finished)}
-    if 'rewards.function' in changes and not run_files.has_reward_function(directory):
-        fixed.add('rewards.function')
-    for key in fixed:
-        raise UserError(
-            f'--{key} cannot change: a run that has begun goes on with its own: start another one'
-            f' by {shell.typed(f"./launch.py {hparams.command}")}'
-        )
-    if not is_finished:
-        return
-    for key in changes:
-        is_of_policy = key.removeprefix(f'{NEW_MODEL}.') in changes  # and copied from there
-        if not is_of_policy and key.startswith(NEW_MODEL) and _covers(explicitly_set, key):
-            raise UserError(
-                f'--{key} cannot change: the reward model of this run is finished; to train another'
-                f' one: {shell.typed("./launch.py train_policy")}'
-            )
-
-
-def _leaves(nested: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of every setting in nested dicts."""
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f'{prefix}{key}.')
-        else:
-            yield prefix + key, value

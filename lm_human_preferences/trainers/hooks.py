@@ -14,8 +14,7 @@ from lm_human_preferences.utils.logging import announce, progress
 class ProgressBar(Hook):
     """Progress bar that each step advances by `per_step` units.
 
-    shown: statistics beside the bar, {label: (name of the statistic, format)}. done: units done
-    before the first step; None: `per_step` for each earlier step.
+    shown: statistics beside the bar, {label: (name of the statistic, format)}.
     """
 
     def __init__(
@@ -26,15 +25,12 @@ class ProgressBar(Hook):
         unit: str,
         per_step: int,
         shown: Mapping[str, tuple[str, str]],
-        done: int | None = None,
     ) -> None:
         self.per_step = per_step
         self.shown = shown
-        if done is None:
-            done = trainer.steps_done * per_step
         self.bar = progress(
-            total=done + (trainer.total_steps - trainer.steps_done) * per_step,
-            initial=done,
+            total=trainer.total_steps * per_step,
+            initial=trainer.steps_done * per_step,
             comm=trainer.comm,
             desc=name,
             unit=unit,

@@ -43,7 +43,6 @@ def policy_hooks(
         trainer,
         name=phase.name,
         unit='episode',
-        done=trainer.episodes_done,
         per_step=trainer.ppo.batch_size,
         shown={'score': ('objective/score', '.2f'), 'kl': ('objective/kl', 'z.2f')},
     )

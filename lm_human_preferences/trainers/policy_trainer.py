@@ -40,19 +40,7 @@ STATE = {
     'optimizer_steps': COUNT,
     'elapsed': float,
     'queries': (COUNT, COUNT),
-    'initial_kl_coef': float | int,
-    'kl_scale': float | int,
-    'done': (COUNT, COUNT, COUNT),
 }
-
-
-class Done(NamedTuple):
-    """Progress of a training; serial_tokens: tokens that were sampled one after another."""
-
-    steps: int
-    episodes: int
-    tokens: int
-    serial_tokens: int
 
 
 class Responses(NamedTuple):
@@ -98,9 +86,7 @@ class PPOTrainer:
     reward_blocks: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        self.initial_kl_coef = self.kl_ctl.value
         self.steps_done = 0
-        self.done_before = Done(0, 0, 0, 0)  # by earlier processes, perhaps with another batch size
         self.rollout: Rollout | None = None  # of the last step
         self.step_seconds = 0.0  # of the last step
         # {name: scores of this rank's responses that have this part}
@@ -109,7 +95,6 @@ class PPOTrainer:
         self.is_undone = False
         self.response_means: dict[str, float] = {}  # of the last step, see _response_stats
         self.start_time = self.last_time = time.monotonic()
-        self.kl_scale = 1.0  # factor of the KL coefficient, with relative_kl_coef
         own_networks = {'policy': self.policy, 'ref_policy': self.ref_policy}
         self.networks = {**own_networks, **self.reward_networks}
         self.optimizer = Adam(self.roles.learning_parameters(self.networks), comm=self.comm)
@@ -120,8 +105,7 @@ class PPOTrainer:
         samples_per_query = self.ppo.samples_per_query
         rollout = self.sample()
         if self.relative_kl_coef and self.steps_done == 0:
-            self.kl_scale = self._deviation(rollout.scores)
-            self.kl_ctl.value *= self.kl_scale
+            self.kl_ctl.value *= self._deviation(rollout.scores)
         # Equation 2: R = r - beta log(pi / rho)
         kl_coef = self.kl_ctl.value
         rollout.rewards, non_score_reward = ppo.compute_rewards(
@@ -163,18 +147,6 @@ class PPOTrainer:
         if rollout is None or self.is_undone:
             raise error or FailedElsewhere
         return rollout
-
-    def done(self, steps: int) -> Done:
-        """Return the progress after `steps` steps, which include those of earlier processes."""
-        before, length = self.done_before, self.responses.length
-        new = steps - before.steps
-        episodes = new * self.ppo.batch_size
-        return Done(
-            steps,
-            before.episodes + episodes,
-            before.tokens + episodes * length,
-            before.serial_tokens + new * length,
-        )
 
     def generate(self, queries: torch.Tensor, samples_per_query: int = 1) -> Rollout:
         """Respond to `queries (batch, query_length)`; return the Rollout without its rewards.
@@ -259,7 +231,7 @@ class PPOTrainer:
             self.optimizer.backward(share * loss, last=part is parts[-1])
             for name, value in part_stats.items():
                 stats[name] = stats.get(name, 0) + share * value
-        self.optimizer.update(lr=self.ppo.lr * (1 - self.share_done))
+        self.optimizer.update(lr=self.ppo.lr * (1 - self.steps_done / self.total_steps))
         return stats
 
     def record_step_stats(
@@ -279,13 +251,13 @@ class PPOTrainer:
             means['ppo/val/error'], means['ppo/returns/var']
         )
         now = time.monotonic()
-        done = self.done(self.steps_done + 1)
+        steps = self.steps_done + 1
         tokens = self.ppo.batch_size * self.responses.length
         means |= {
-            'elapsed/updates': done.steps,
-            'elapsed/steps/serial': done.serial_tokens,
-            'elapsed/steps/total': done.tokens,
-            'elapsed/episodes': done.episodes,
+            'elapsed/updates': steps,
+            'elapsed/steps/serial': steps * self.responses.length,
+            'elapsed/steps/total': steps * tokens,
+            'elapsed/episodes': steps * self.ppo.batch_size,
             'elapsed/fps': int(tokens / max(now - self.last_time, 1e-9)),
             'elapsed/time': now - self.start_time,
         }
@@ -307,23 +279,18 @@ class PPOTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training: those taken, and those that are left."""
-        return self.steps_done + self.ppo.steps_after(self.episodes_done)
+        """Steps of the whole training."""
+        return self.ppo.nupdates
 
     @property
     def episodes_done(self) -> int:
         """Episodes learned from."""
-        return self.done(self.steps_done).episodes
+        return self.steps_done * self.ppo.batch_size
 
     @property
     def total_episodes(self) -> int:
         """Episodes of the whole training, in whole batches."""
-        return self.ppo.in_whole_batches(self.episodes_done)
-
-    @property
-    def share_done(self) -> float:
-        """Fraction of the episodes that are done."""
-        return self.episodes_done / self.total_episodes
+        return self.total_steps * self.ppo.batch_size
 
     @property
     def variable_names(self) -> VariableNames:
@@ -350,20 +317,12 @@ class PPOTrainer:
             'optimizer_steps': self.optimizer.steps,
             'elapsed': self.last_time - self.start_time,
             'queries': self.query_sampler.position,
-            'initial_kl_coef': self.initial_kl_coef,
-            'kl_scale': self.kl_scale,
-            'done': list(self.done(self.steps_done)[1:]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`, before the caller loads the tensors."""
         self.steps_done = state['step']
-        self.done_before = Done(state['step'], *state['done'])
-        self.kl_scale = state['kl_scale']
-        # An initial coefficient that was changed for a resumed run takes effect.
-        kl_coef = self.initial_kl_coef
-        is_changed = kl_coef != state['initial_kl_coef']
-        self.kl_ctl.value = kl_coef * self.kl_scale if is_changed else state['kl_coef']
+        self.kl_ctl.value = state['kl_coef']
         self.start_time = self.last_time - state['elapsed']
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])

@@ -32,7 +32,6 @@ STATE = {
     'optimizer_steps': COUNT,
     'order': [COUNT],
     'queries': (COUNT, COUNT),
-    'labels': COUNT,
 }
 
 
@@ -70,7 +69,7 @@ class RewardModelTrainer:
         self.settings = self.phase.settings
         self.label_type = label_types.get(self.settings.labels.type)
         self.num_train = len(self.labels['query'])
-        self.steps_done = self.labels_done = 0  # labels learned so far, those of each epoch counted
+        self.steps_done = 0
         self.is_undone = False  # a failed step cannot be repeated, as its weights have changed
         self.order: np.ndarray | None = None  # indices of labels, one epoch after the other
         self.held_out_by_epoch: list[float] = []  # accuracy on held-out labels, or agreement
@@ -98,13 +97,20 @@ class RewardModelTrainer:
     def step(self) -> dict[str, float]:
         """Learn from the next batch of labels; return the logged statistics."""
         assert self.order is not None, 'see prepare'
-        epoch, learned = divmod(self.labels_done, self.num_train)
-        end = epoch * self.num_train + min(learned + self.settings.batch_size, self.num_train)
+        end = self.labels_after(self.steps_done + 1)
         batch = self.order[self.labels_done : end]
-        # Counted in batches of the present size; the last one of an epoch may be smaller.
-        steps = epoch * self.steps_of_epoch + learned / self.settings.batch_size
-        lr = (1 - steps / (self.settings.epochs * self.steps_of_epoch)) * self.settings.lr
+        lr = (1 - self.steps_done / self.total_steps) * self.settings.lr
         return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
+
+    def labels_after(self, steps: int) -> int:
+        """Return how many labels of all epochs are learned after `steps`; see steps_of_epoch."""
+        epoch, steps_of_this = divmod(steps, self.steps_of_epoch)
+        return epoch * self.num_train + steps_of_this * self.settings.batch_size
+
+    @property
+    def labels_done(self) -> int:
+        """Labels of all epochs that are learned."""
+        return self.labels_after(self.steps_done)
 
     @property
     def total_labels(self) -> int:
@@ -129,7 +135,6 @@ class RewardModelTrainer:
         self.batches.append(LearnedBatch(sum(labels_of_ranks), means['loss']))
         self.logger.log(means, self.steps_done)
         self.steps_done += 1
-        self.labels_done += sum(labels_of_ranks)
         return means
 
     def _learn(self, indices: np.ndarray, weight: float, lr: float) -> dict[str, float]:
@@ -213,14 +218,12 @@ class RewardModelTrainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training: those taken, and those that are left."""
-        epoch, learned = divmod(self.labels_done, self.num_train)
-        left = ceil_div(self.num_train - learned, self.settings.batch_size)
-        return self.steps_done + left + (self.settings.epochs - 1 - epoch) * self.steps_of_epoch
+        """Steps of the whole training."""
+        return self.settings.epochs * self.steps_of_epoch
 
     @property
     def steps_of_epoch(self) -> int:
-        """Steps of one pass over the labels."""
+        """Steps of one pass over the labels; the last one may have fewer."""
         return ceil_div(self.num_train, self.settings.batch_size)
 
     def last_loss(self) -> float:
@@ -252,13 +255,12 @@ class RewardModelTrainer:
             'queries': self.query_sampler.position,
             'order': self.order.tolist(),
             'held_out_by_epoch': self.held_out_by_epoch,
-            'labels': self.labels_done,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`, before the caller loads the tensors."""
-        label_files.check_order(state['order'], self.num_train, self.settings)
-        self.steps_done, self.labels_done = state['step'], state['labels']
+        label_files.check_order(state['order'], self.num_train)
+        self.steps_done = state['step']
         self.order = np.array(state['order'])
         self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]
         self.optimizer.start_at(state['optimizer_steps'])

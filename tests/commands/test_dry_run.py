@@ -175,6 +175,6 @@ def test_a_run_that_is_there_already(tmp_path):
     assert f'{tmp_path}/first holds a run already' in error_of_dry_run(f'{words} --dry_run')
     succeed(f'{words} --dry_run --overwrite')
     succeed(f'{words} --dry_run --run.resume on')
-    changed = f'{words} --dry_run --run.resume on --batch_size 16'
-    assert 'note: going on with --batch_size' in invoke(changed).stderr
+    changed = f'{words} --dry_run --run.resume on --micro_batch_size 4'
+    assert 'note: going on with --micro_batch_size 4' in invoke(changed).stderr
     assert (tmp_path / 'first/reward_model/checkpoints/model.ckpt.index').exists()

@@ -81,7 +81,7 @@ def test_a_run_records_its_commits_and_goes_on_with_them(hub, tmp_path, monkeypa
     succeed(['resume', str(tmp_path / 'run')])
     for other in ('org/other', f'org/gpt2@{40 * "a"}'):
         told = error_of(train_reward(tmp_path, '--run.resume', model=other))
-        assert told.startswith('--task.policy.initial_model cannot change')
+        assert told.startswith('--task.policy.initial_model org/')
 
 
 def test_all_ranks_take_the_commits_that_rank_0_finds(hub, tmp_path):

@@ -1,91 +1,46 @@
-"""Settings given when a run is resumed hold from there, each seen by its effect, or are refused."""
+"""Settings given when a run is resumed: what those do that may change; others are refused."""
 
-import itertools
+import copy
 import json
 import re
 import shutil
 import signal
 
 import pytest
-import run_folders
 from command_line import error_of, invoke, last_error_of, succeed
 from events import CLOCK, events_of
-from experiments import resolved
+from experiments import another, resolved
 from interrupted import REWARD_STEP, TRAIN_BATCH, assert_same, failing, result_anywhere, run
 from label_folders import make_folder
 
-from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import differences
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated import simulate, small_tokens
-from lm_human_preferences.runs import fixed_settings, run_record
+from lm_human_preferences.runs import run_record, run_settings
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.hyperparams import members
 
 NEW = 'rewards.train_new_model'
 BEGUN, ALL = 128, 256  # episodes: two steps, then four
-LENGTH = 4  # tokens of a response
 ONLINE = {'rewards.online': 'on', 'rewards.online.labels': 512}
 SMALL = (
     f'--ppo.noptepochs 2 --ppo.nminibatches 2 --{NEW}.labels.num_train 64'
     f' --{NEW}.normalize_samples 16'
 )
-# Another value of each option that a trainer, a sampler or a checkpoint might hold, and what it
-# changes in the steps after it, to the eye of TensorBoard.
-EFFECTS = {
-    'run.seed': (7, 'objective/score'),
-    'task.policy.temperature': (1.5, 'objective/entropy'),
-    'task.truncate_token': (3, 'objective/score'),
-    'task.stop': ('on', 'objective/entropy'),
-    'task.query_length': (2, 'objective/score'),
-    'task.query_prefix': ('a', 'objective/entropy'),
-    'task.response_length': (3, 'objective/score'),
-    'rewards.kl_coef': (3.0, 'objective/kl_coef'),
-    'rewards.adaptive_kl.target': (0.01, 'objective/kl_coef'),
-    'rewards.adaptive_kl.horizon': (300, 'objective/kl_coef'),
-    'rewards.adaptive_kl': ('off', 'objective/kl_coef'),
-    'ppo.total_episodes': (192, 'objective/score'),
-    'ppo.batch_size': (32, 'objective/score'),
-    'ppo.nminibatches': (1, 'ppo/loss/total'),
-    'ppo.lr': (0.1, 'ppo/loss/total'),
-    'ppo.samples_per_query': (4, 'ppo/returns/var'),
+# These change where and how long a run works, and are tested where they are tested for a new one:
+# several ranks in test_ranks.py and test_lost_ranks.py, an end in test_stop.py, patience in
+# test_online_runs.py, a function in test_reward_function.py.
+ELSEWHERE = {
+    'rewards.function',
+    'rewards.online.patience',
+    'run.allreduce',
+    'run.allreduce_timeout',
+    'run.stop_timeout',
 }
-# These are read at each step.
-OF_STEPS = (
-    'run.precision task.truncate_text task.penalty_reward_value task.truncate_after'
-    ' task.query_suffix ppo.noptepochs ppo.vf_coef ppo.cliprange ppo.cliprange_value ppo.gamma'
-    ' ppo.lam ppo.whiten_rewards'
-).split()
-REFUSED = {
-    'task.policy.initial_model': '/somewhere',
-    'rewards.trained_model': 'mock',
-    'rewards.relative_kl_coef': 'on',
-    'rewards.ensemble': 2,
-    NEW: 'off',
-    'rewards.online': 'on --rewards.online.labels 960 --rewards.online.retrainings 0',
-    f'{NEW}.lr': 1e-4,
-    f'{NEW}.labels.num_train': 96,
-}
-# These change how the run is done, shown or kept, not its numbers; or are tested elsewhere.
-OF_HOW = (
-    'run.log_interval run.save_interval run.save_dir run.resume run.evaluate run.console'
-    ' run.allreduce run.allreduce_timeout run.stop_timeout run.on_anomaly'
-    ' run.gradient_checkpointing run.keep_base run.keep_checkpoints run.sample_queries'
-    ' run.sample_interval run.deterministic ppo.micro_batch_size'
-)
-WITHOUT_NUMBERS = set(OF_HOW.split())
-# Of the reward itself: tests/unit/test_reward_function.py, test_classifier_reward.py,
-# test_frozen_head.py
-OF_OTHER_REWARDS = {'rewards.function', 'rewards.class_name', 'rewards.pessimism', 'features'}
-OF_TEXTS = {
-    'task.query_dataset',
-    'task.query_seed',
-    'task.chat',
-    'task.special_tokens',
-    'task.start_text',
-    'task.end_text',
-}  # the run's data set has no texts
 
 
 @pytest.fixture(scope='module')
@@ -106,53 +61,18 @@ def copied(begun, tmp_path):
     return tmp_path / 'save/run'
 
 
-def resumed(begun, folder, words=''):
-    """Resume with the options `words`: {tag: [(step, value), ...]} of TensorBoard."""
-    shutil.copytree(begun, folder)
-    total = '' if 'total_episodes' in words else f'--ppo.total_episodes {ALL}'
-    succeed(f'resume {folder}/run {total} {words}')
-    return {
-        tag: events for tag, events in events_of(folder / 'run/tb/ppo').items() if tag not in CLOCK
-    }
-
-
-@pytest.fixture(scope='module')
-def unchanged(begun, tmp_path_factory):
-    return resumed(begun, tmp_path_factory.mktemp('unchanged') / 'save')
-
-
-@pytest.mark.parametrize('option', EFFECTS)
-def test_named_settings_hold(option, begun, unchanged, tmp_path):
-    value, tag = EFFECTS[option]
-    events = resumed(begun, tmp_path / 'save', f'--{option} {value}')
-    assert events[tag][:2] == unchanged[tag][:2]
-    assert events[tag][2:] != unchanged[tag][2:]
-    assert_counted(events, **{option.removeprefix('ppo.'): value})
-
-
-def assert_counted(events, total_episodes=ALL, batch_size=64, **settings):
-    """Assert that what was done before is counted as it was done, to the end that was asked for."""
-    length = settings.get('task.response_length', LENGTH)
-    steps = (total_episodes - BEGUN) // batch_size
-    batches = [64] * 2 + [batch_size] * steps
-    tokens = [64 * LENGTH] * 2 + [batch_size * length] * steps
-    assert numbers(events, 'elapsed/updates') == [*range(1, steps + 3)]
-    assert numbers(events, 'elapsed/episodes') == [*itertools.accumulate(batches)]
-    assert numbers(events, 'elapsed/steps/total') == [*itertools.accumulate(tokens)]
-    serial = [LENGTH] * 2 + [length] * steps
-    assert numbers(events, 'elapsed/steps/serial') == [*itertools.accumulate(serial)]
+def curves(run):
+    """Return {tag: [(step, value), ...]} of TensorBoard."""
+    return {tag: each for tag, each in events_of(run / 'tb/ppo').items() if tag not in CLOCK}
 
 
 def numbers(events, tag):
     return [value for _, value in events[tag]]
 
 
-@pytest.mark.parametrize(
-    'batch_size, total',
-    [(16, 192), (128, 256), (64, 320)],
-)
-def test_steps_of_another_size(batch_size, total, copied, monkeypatch):
-    """The rate falls with the episodes to the end."""
+@pytest.mark.parametrize('total', [192, 256])
+def test_a_longer_run(total, copied, monkeypatch):
+    """Its rate falls to the new end, and it stays as long when it goes on once more."""
     rates = []
     update = Adam.update
 
@@ -161,52 +81,116 @@ def test_steps_of_another_size(batch_size, total, copied, monkeypatch):
         update(optimizer, lr)
 
     monkeypatch.setattr(Adam, 'update', noted)
-    words = f'--ppo.total_episodes {total} --ppo.batch_size {batch_size}'
-    result = succeed(f'resume {copied} {words}')
-    assert_counted(events_of(copied / 'tb/ppo'), total, batch_size)
-    by_steps = [1 - episodes / total for episodes in range(BEGUN, total, batch_size)]
-    assert rates[::4] == pytest.approx(by_steps)
-    steps = len(by_steps) + 2
+    result = succeed(f'resume {copied} --ppo.total_episodes {total}')
+    told = f'note: going on with --ppo.total_episodes {total} (before: {BEGUN})'
+    assert told in result.stderr
+    steps = total // 64
+    assert rates[::4] == pytest.approx([1 - step / steps for step in range(2, steps)])
+    events = curves(copied)
+    assert numbers(events, 'elapsed/updates') == [*range(1, steps + 1)]
+    assert numbers(events, 'elapsed/episodes') == [*range(64, total + 1, 64)]
     assert re.search(rf'^ *{steps}/{steps} +{total} ', result.stdout, re.MULTILINE)
     assert f'is finished: {steps} of {steps} steps.' in succeed(f'resume {copied}').stdout
-    summary = run_folders.summary_of(copied)
-    assert f'learned in {total} episodes of PPO' in summary and 'early end' not in summary
 
 
-def test_a_relative_coefficient_that_was_zero_has_its_scale(tmp_path):
-    words = (
-        f'train_policy test run --mpi 1 --save_dir {tmp_path} {SMALL} --ppo.total_episodes 64'
-        ' --rewards.adaptive_kl off --rewards.relative_kl_coef on --rewards.kl_coef'
-    )
-    succeed(f'{words} 0')
-    succeed(f'resume {tmp_path}/run --ppo.total_episodes 128 --rewards.kl_coef 1')
-    succeed(f'{words.replace("run", "other", 1)} 1')
-    of_zero, of_one = (
-        numbers(events_of(tmp_path / name / 'tb/ppo'), 'objective/kl_coef')
-        for name in ('run', 'other')
-    )
-    assert of_zero[0] == 0 and of_zero[1] == of_one[0] != 1
+def test_settings_of_how_a_run_works(copied, tmp_path):
+    """Other memory, saving and logging; the numbers stay, as far as rounding lets them."""
+    shutil.copytree(copied, tmp_path / 'usual')
+    longer = f'--ppo.total_episodes {ALL} --run.log_interval 1'
+    succeed(f'resume {tmp_path}/usual {longer}')
+    settings = {
+        'ppo.micro_batch_size': 16,
+        f'{NEW}.micro_batch_size': 8,  # its reward model is finished, so this is without effect
+        'run.gradient_checkpointing': 'on',
+        f'{NEW}.run.gradient_checkpointing': 'on',
+        'run.save_interval': 1,
+        'run.keep_checkpoints': 2,
+        'run.evaluate': 'on',
+        'run.on_anomaly': 'stop',
+    }
+    words = ' '.join(f'--{key} {value}' for key, value in settings.items())
+    result = succeed(f'resume {copied} {longer} {words}')
+    for key, value in settings.items():
+        assert re.search(rf'note: going on with --{re.escape(key)} ({value}|True) ', result.stderr)
+    found, usual = curves(copied), curves(tmp_path / 'usual')
+    for tag in ('elapsed/episodes', 'objective/kl_coef', 'objective/entropy'):
+        assert numbers(found, tag) == pytest.approx(numbers(usual, tag), rel=0.02), tag
+    saved = [path.stem for path in (copied / 'policy/checkpoints').glob('*.index')]
+    assert sorted(saved) == ['model.ckpt-3', 'model.ckpt-4']
+    assert (copied / 'evaluation.json').exists()
+    assert not (tmp_path / 'usual/evaluation.json').exists()
+    stays = run_record.training(str(copied), 'train_policy')['settings']
+    assert (stays['run.on_anomaly'], stays['ppo.micro_batch_size']) == ('stop', 16)
+    tested = {*settings, 'ppo.total_episodes', 'run.log_interval', 'micro_batch_size'}
+    assert tested | ELSEWHERE == run_settings.MAY_CHANGE
 
 
-# Of the training of a reward model: other values that hold for the rest of the labels; those that
-# are refused, by what is known when the training starts, or always.
-OF_REWARD = {'run.seed': 7, 'batch_size': 24, 'lr': 0.5}
-REFUSED_OF_REWARD = {
-    'labels.num_train': 96,
-    'labels.source': '/somewhere',
-    'epochs': 3,
-    'normalize_before': 'false',
-}
-FIXED = (
-    'task.query_length task.response_length task.policy.initial_model task.policy.lora lora'
-    ' ensemble labels.type labels.held_out labels.error normalize_before'
+def refusal(hparams, key, value):
+    """Return the error of a run that goes on with another value of an option; '' without one."""
+    changed = copy.deepcopy(hparams)
+    changed.run.resume = True
+    changed.override_from_dict({key: value})
+    try:
+        run_settings.check_settings(changed, {key})
+    except UserError as e:
+        return str(e)
+    return ''
+
+
+@pytest.mark.parametrize(
+    'command, settings',
+    [
+        ('train_policy', {}),
+        ('train_policy', {**ONLINE, 'run.serve': 'on', 'task.policy.lora': 'on'}),
+        ('train_reward', {'lora': 'on', 'task.policy.lora': 'on'}),
+    ],
 )
-FIXED_OF_REWARD = set(FIXED.split())
-OF_LATER = (
-    'run.precision rollout_batch_size debug_normalize micro_batch_size task.policy.temperature'
-    ' normalize_samples normalize_after'
+def test_every_other_change_is_refused_by_name(command, settings, tmp_path):
+    hparams = resolved(command, 'test', {'run.save_dir': str(tmp_path), **settings})
+    run_settings.write(hparams, str(tmp_path), experiment='test', ranks=1)
+    fields = hyperparams.fields(type(hparams))
+    accepted = set()
+    for key, value in differences.decided(hparams).items():
+        field = fields[key]
+        is_group = hyperparams.group_class(field.type)
+        if key == 'rewards.function' or (is_group and type(None) not in members(field.type)):
+            continue  # it has to be a file; it is always on
+        other = another(field, value)
+        if is_group:
+            other = 'off' if value == 'on' else 'on'
+        told = refusal(hparams, key, other)
+        assert not told or told.startswith(f'--{key} '), (key, told)
+        if not told:
+            accepted.add(key)
+    # A run that trains its reward model says itself where that is.
+    expected = {*run_settings.MAY_CHANGE, 'rewards.trained_model'} - {'rewards.function'}
+    if 'rewards.online' in settings:
+        expected -= {'ppo.total_episodes'}  # by which labels are planned
+    allowed = {key for key in accepted if not f'{key}.'.startswith('run.serve.')}
+    assert allowed == expected & differences.decided(hparams).keys()
+    assert ('run.serve.port' in accepted) == ('run.serve' in settings)
+
+
+@pytest.mark.parametrize(
+    'words, told',
+    [
+        ('--ppo.lr 0.5', '--ppo.lr 0.5: .* goes on with 0.01, .* or start another one'),
+        ('--rewards.relative_kl_coef on', '--rewards.relative_kl_coef True: .* goes on with False'),
+        ('--rewards.adaptive_kl off', '--rewards.adaptive_kl off: .* goes on with on'),
+    ],
 )
-OF_STEPS_OF_REWARD = set(OF_LATER.split())
+def test_other_settings_are_refused(words, told, copied):
+    assert re.match(told, error_of(invoke(f'resume {copied} {words}')))
+
+
+def test_the_command_of_a_run_without_one_of_its_options(copied):
+    """It is refused, also where that option might change."""
+    words = f'train_policy test run --mpi 1 --save_dir {copied.parent} --run.resume on {SMALL}'
+    told = error_of(invoke(f'{words} --task.truncate_token 5'))
+    assert told.startswith(f'--ppo.total_episodes 6400: the run in {copied} goes on with {BEGUN}')
+    assert told.endswith('or give that option to change it')
+    told = error_of(invoke(f'{words} --ppo.total_episodes {ALL}'))
+    assert told.startswith('--task.truncate_token None')
 
 
 @pytest.fixture(scope='module')
@@ -222,15 +206,8 @@ def begun_reward(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize('option', REFUSED_OF_REWARD)
-def test_what_a_reward_model_has_begun_with_is_refused(option, begun_reward):
-    words = f'resume {begun_reward}/run --{option} {REFUSED_OF_REWARD[option]}'
-    told = f'{option.rpartition(".")[2]}|{REFUSED_OF_REWARD[option]}'
-    assert re.search(told, last_error_of(invoke(words)))
-
-
-@pytest.mark.parametrize('option', OF_REWARD)
-def test_each_label_is_learned_once_in_an_epoch(option, begun_reward, tmp_path, monkeypatch):
+def test_a_reward_model_goes_on_in_parts_of_other_sizes(begun_reward, tmp_path, monkeypatch):
+    """Each label is learned once in an epoch, at the same rates."""
     shutil.copytree(begun_reward, tmp_path / 'save')
     directory = tmp_path / 'save/run'
     batches, rates = [], []
@@ -242,89 +219,10 @@ def test_each_label_is_learned_once_in_an_epoch(option, begun_reward, tmp_path, 
         return train_batch(trainer, indices, lr)
 
     monkeypatch.setattr(RewardModelTrainer, 'train_batch', noted)
-    result = succeed(f'resume {directory} --{option} {OF_REWARD[option]}')
-    if option == 'batch_size':
-        assert batches == [24, 8, 24, 24]
-        assert rates == pytest.approx([1 - 2 / 3 / 4, 1 - 5 / 3 / 4, 1 - 2 / 4, 1 - 3 / 4])
-        assert (' 5/5 ' in result.stdout) and (' 96 ' in result.stdout)
-    else:
-        assert batches == [16] * 5
-        assert rates == pytest.approx([1 - step / 6 for step in range(1, 6)])
+    succeed(f'resume {directory} --micro_batch_size 4 --run.gradient_checkpointing on')
+    assert batches == [16] * 5
+    assert rates == pytest.approx([1 - step / 6 for step in range(1, 6)])
     assert run_record.labels(str(directory))['learned_from'] == 48
-
-
-def test_every_option_of_a_reward_model_is_looked_at():
-    options = {
-        key
-        for key, field in hyperparams.fields(reward_options.HParams).items()
-        if not key.startswith(('task.policy.lora.', 'lora.'))
-        and (not hyperparams.group_class(field.type) or field.default is None)
-    }
-    of_texts = OF_TEXTS | {key for key in (*EFFECTS, *OF_STEPS) if key.startswith('task.')}
-    of_folders = {'labels.without', 'labels.too_long'}  # see test_label_files.py
-    looked_at = OF_REWARD.keys() | REFUSED_OF_REWARD.keys() | FIXED_OF_REWARD | OF_STEPS_OF_REWARD
-    elsewhere = of_texts | WITHOUT_NUMBERS | of_folders | OF_OTHER_REWARDS
-    assert options == looked_at | elsewhere & options
-    hparams = resolved('train_reward', 'test')
-    for key in looked_at:
-        is_fixed = fixed_settings.is_fixed(hparams, key, has_reward_model=False)
-        assert is_fixed == (key in FIXED_OF_REWARD), key
-
-
-def test_the_batches_of_labels_that_are_planned_by_steps_stay():
-    for command, options, key in (
-        ('train_policy', ONLINE, 'ppo.batch_size'),
-        ('train_policy', {f'{NEW}.labels.source': 'mock'}, f'{NEW}.run.seed'),
-        ('train_policy', {}, f'{NEW}.lora.alpha'),
-        ('train_reward', {'labels.source': 'mock'}, 'run.seed'),
-        ('train_reward', {'labels.source': 'mock'}, 'task.policy.temperature'),
-        ('train_policy', {}, f'{NEW}.task.response_length'),
-    ):
-        hparams = resolved(command, 'test', options)
-        assert fixed_settings.is_fixed(hparams, key, has_reward_model=False)
-        hparams = resolved(command, 'test')
-        assert not fixed_settings.is_fixed(hparams, key, has_reward_model=True)
-
-
-@pytest.mark.parametrize('option', REFUSED)
-def test_settings_without_effect_are_refused(option, copied):
-    words = f'resume {copied} --{option} {REFUSED[option]}'
-    assert f'--{option}' in error_of(invoke(words))
-
-
-def test_every_option_is_looked_at():
-    options = {
-        key
-        for key, field in hyperparams.fields(policy_options.HParams).items()
-        # Labels while the policy trains: tests/commands/test_online_runs.py; adapters:
-        # tests/unit/test_adapters.py
-        if not key.startswith((f'{NEW}.', 'rewards.online.', 'run.serve', 'task.policy.lora'))
-        and (not hyperparams.group_class(field.type) or field.default is None)
-    }
-    refused = {key for key in REFUSED if not key.startswith(f'{NEW}.')}
-    hold = {*EFFECTS, *OF_STEPS}
-    of_others = OF_OTHER_REWARDS & options
-    assert options == hold | WITHOUT_NUMBERS | OF_TEXTS | of_others | refused
-    hparams = resolved('train_policy', 'test')
-    for key in hold:
-        assert not fixed_settings.is_fixed(hparams, key, has_reward_model=True), key
-
-
-def test_a_named_coefficient_is_the_one_in_force_and_stays(copied):
-    """Also where it does not adapt, and when the run goes on once more."""
-    words = '--rewards.adaptive_kl off --rewards.kl_coef 0.875'
-    succeed(f'resume {copied} --ppo.total_episodes 192 {words}')
-    succeed(f'resume {copied} --ppo.total_episodes 256')
-    coefficients = [value for _, value in events_of(copied / 'tb/ppo')['objective/kl_coef']]
-    assert coefficients[2:] == [0.875, 0.875] and coefficients[0] != 0.875
-    recorded = json.loads((copied / 'train_policy_hparams.json').read_text())
-    assert recorded['rewards']['kl_coef'] == 0.875
-
-
-def test_an_adapting_coefficient_goes_on_from_a_named_one(copied):
-    succeed(f'resume {copied} --ppo.total_episodes 256 --rewards.kl_coef 0.875')
-    coefficients = [value for _, value in events_of(copied / 'tb/ppo')['objective/kl_coef']]
-    assert coefficients[2] == 0.875 and coefficients[3] not in (0.875, coefficients[2])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from surroundings import SAVES
 
 import launch
 from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.utils import hyperparams
 
 _RECORDED = json_if_there(
     'experiments.json', default={'experiments': {}, 'names': {}, 'dry_run': {}, 'cli': []}
@@ -37,3 +38,15 @@ def recorded_hparams(entry):
     return (
         entry['ok'] if 'ok' in entry else entry[f'with_rewards.whiten_replaced_by_{WHITEN}']['ok']
     )
+
+
+def another(field, value):
+    """Return another value of an option."""
+    if field.metadata.get('one_of'):
+        return next(choice for choice in field.metadata['one_of'] if choice != value)
+    types = hyperparams.members(field.type)
+    if bool in types:
+        return not value
+    if int in types:
+        return (value or 0) + 1
+    return 0.5 if float in types and value != 0.5 else f'{value}1' if str in types else 0.25

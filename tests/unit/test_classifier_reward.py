@@ -225,7 +225,7 @@ def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
     assert {name.partition('/')[0] for name in bundle} >= {'policy', 'ref_policy'}
     assert not any(name.startswith('reward_model/') for name in bundle)
     told = error_of(invoke(f'resume {run} --rewards.class_name bad'))
-    assert told.startswith('--rewards.class_name cannot change')
+    assert told.startswith('--rewards.class_name bad: the run in ')
     succeed(f'resume {run} --ppo.total_episodes 512')
 
     out = tmp_path / 'samples.jsonl'

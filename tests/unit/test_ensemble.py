@@ -88,8 +88,9 @@ def test_the_first_member_is_what_one_model_would_be(trained, tmp_path):
     one = run_of(tmp_path, TRAINING)
     alone, ensemble = result_of(one), result_of(trained)
     for settings in (alone, ensemble):
+        for name in ('run.json', 'train_reward_hparams.json'):
+            settings[name] = json.loads(settings[name])
         del settings['run.json']['train_reward']['settings']['ensemble']
-        settings['train_reward_hparams.json'] = json.loads(settings['train_reward_hparams.json'])
         del settings['train_reward_hparams.json']['run']['save_dir']
     of_both = [key for key in alone if key in ensemble and 'checkpoints/' not in str(key)]
     assert len(of_both) > 4
@@ -183,7 +184,7 @@ def test_interrupted_between_and_inside_members_it_ends_alike(trained, tmp_path,
     result = succeed(f'resume {tmp_path}/run')
     assert result.stdout.count('is finished') == 2
     other = error_of(invoke(f'{words} --ensemble 2 --run.resume on'))
-    assert '--ensemble cannot change' in other
+    assert other.startswith('--ensemble 2: the run in ')
     ours, reference = result_of(tmp_path / 'run'), result_of(trained)
     assert_same(without_settings(ours), without_settings(reference))
 

@@ -1,7 +1,6 @@
 """Several responses to each query: each is compared with the mean of the others."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
@@ -174,16 +173,6 @@ def test_a_step_whose_rewards_are_all_alike_teaches_nothing_but_has_statistics(s
     assert all(map(math.isfinite, stats.values())), stats
     assert stats['ppo/returns/var'] == stats['ppo/val/var_explained'] == 0
     assert stats['ppo/loss/policy'] == 0
-
-
-def test_a_resumed_run_changes_a_relative_coefficient_in_proportion():
-    settings = {'rewards.relative_kl_coef': True, 'rewards.kl_coef': 0.2}
-    trainer = trainer_of(Policy(TrainedModel('test')), Comm(), **settings)
-    trainer.query_sampler = mock.Mock()
-    state = {'kl_coef': 7.0, 'initial_kl_coef': 0.1, 'kl_scale': 70.0, 'elapsed': 0.0}
-    done = {'step': 1, 'done': (8, 64, 64), 'optimizer_steps': 4, 'queries': (1, 8)}
-    trainer.load_state_dict({**state, **done})
-    assert trainer.kl_ctl.value == 14
 
 
 def test_a_step_keeps_the_responses_to_a_query_together(policy):

@@ -3,27 +3,16 @@
 import json
 
 import pytest
-from experiments import resolved
+from experiments import another, resolved
 from golden_data import require
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.gpt2 import sizes as gpt2
 from lm_human_preferences.runs import run_dir, run_record, run_settings
 from lm_human_preferences.utils import hyperparams
 
 ONLINE = {'rewards.online': 'on', 'rewards.online.labels': 512, 'run.serve': 'on'}
-
-
-def another(field, value):
-    if field.metadata.get('one_of'):
-        return next(choice for choice in field.metadata['one_of'] if choice != value)
-    types = hyperparams.members(field.type)
-    if bool in types:
-        return not value
-    if int in types:
-        return (value or 0) + 1
-    return 0.5 if float in types and value != 0.5 else f'{value}1' if str in types else 0.25
 
 
 def changed(hparams, *, but=()):
@@ -104,7 +93,7 @@ def test_a_run_that_goes_on_with_its_own_model_still_says_with_which_it_began(tm
 
 
 @pytest.mark.parametrize('option', ['task.query_dataset', 'rewards.trained_model'])
-def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option):
+def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option, capsys):
     """Queries with their test part, and a reward model that no checkpoint holds."""
     path, files = tmp_path / 'q.jsonl', [tmp_path / 'q.jsonl', tmp_path / 'q.test.jsonl']
     settings = {'rewards.train_new_model': 'off', 'rewards.trained_model': 'test'}
@@ -121,11 +110,24 @@ def test_a_run_goes_on_with_files_of_the_same_content_only(tmp_path, option):
     run_settings.check_settings(hparams, set())
     for file in files:
         file.write_text('"def"')
-        told = f'^{path} is not what it was when this run began: .* give --{option} {path} '
-        with pytest.raises(UserError, match=told):
-            run_settings.check_settings(hparams, set())
-        run_settings.check_settings(hparams, {option})
+        told = f'^{path} is not what it was when this run began: restore it'
+        for explicitly_set in (set(), {option}):
+            with pytest.raises(UserError, match=told):
+                run_settings.check_settings(hparams, explicitly_set)
         file.write_text('"abc"')
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir()
+    for file in files:
+        file.rename(elsewhere / file.name)
+    moved = elsewhere if path.is_dir() else elsewhere / path.name
+    hparams.override_from_dict({option: str(moved)})
+    run_settings.check_settings(hparams, {option})
+    note = f'note: going on with --{option} {moved} (before: {path})\n'
+    assert capsys.readouterr().err == note
+    for file in elsewhere.iterdir():
+        file.write_text('"def"')
+    with pytest.raises(UserError, match=f'^{moved} is not what it was'):
+        run_settings.check_settings(hparams, {option})
 
 
 def test_the_record_holds_defaults_too(tmp_path):
@@ -142,7 +144,6 @@ def test_the_record_holds_defaults_too(tmp_path):
     assert 'rewards.train_new_model.run.on_anomaly' not in record['settings']
     of_reward = run_record.training(str(tmp_path), 'train_reward')['settings']
     assert of_reward['labels.held_out'] == 0.0 and 'run.on_anomaly' not in of_reward
-    assert run_settings.experiment_of(str(tmp_path), 'train_policy') == 'test'
     # A run that is resumed before it has a checkpoint or a lock that tells has as many ranks again.
     assert run_dir.ranks_of(str(tmp_path)) == 2
 
@@ -182,13 +183,13 @@ def test_a_damaged_record_is_named(tmp_path, text):
         run_settings.read_settings(reward_options.HParams(), str(tmp_path))
 
 
-def test_the_ranks_that_a_run_began_with_stay_recorded(tmp_path):
-    hparams = policy_options.HParams()
-    hparams.run.save_dir = str(tmp_path)
-    for resumes, ranks, recorded in [(False, 4, 4), (True, 2, 4), (True, 1, 4), (False, 1, 1)]:
+def test_a_run_goes_on_with_as_many_ranks_as_it_had(tmp_path):
+    hparams = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path)})
+    assert run_dir.ranks_of(str(tmp_path)) is None
+    for resumes, ranks in [(False, 4), (True, 2), (False, 1)]:
         hparams.run.resume = resumes
         write(tmp_path, hparams, ranks=ranks)
-        assert run_settings.ranks_of(str(tmp_path)) == recorded
+        assert run_dir.ranks_of(str(tmp_path)) == ranks
 
 
 def test_settings_that_only_a_fork_knows_are_named_left_alone_and_written_back(tmp_path, capsys):
