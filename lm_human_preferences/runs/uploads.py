@@ -34,9 +34,10 @@ def is_up_to_date(url: str, directory: str) -> bool:
     """Return whether a staging directory has everything that the store has."""
     if not os.path.isdir(directory):
         return False
-    if not run_record.processes(url):  # perhaps a run of the original
+    in_store = run_record.processes(url)
+    if not in_store:  # it is empty, or has a run of the original
         return not storage.listing(url)
-    return run_record.processes(url) <= run_record.processes(directory)
+    return in_store <= run_record.processes(directory)
 
 
 def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
@@ -61,7 +62,7 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
         os.replace(copy, target)
 
 
-def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str] = frozenset()) -> None:
+def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str]) -> None:
     """Upload new files that match `pattern`, and delete old ones.
 
     Settings are uploaded before checkpoints, and the lists of checkpoints last, so that an error at

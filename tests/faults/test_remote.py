@@ -144,7 +144,7 @@ def list_steps(directory, *steps):
 
 def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, staging):
     """Such as one of a run that was resumed and has reached the same step by other numbers."""
-    upload = (RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'))
+    upload = (RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'), frozenset())
     save(staging, 1, b'one')
     save(staging, 2, b'two')
     list_steps(staging, 1, 2)
@@ -173,7 +173,7 @@ def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, sta
     (staging / 'policy/checkpoints').mkdir(parents=True)
     for name in names:
         (staging / name).write_bytes(checkpoints.format_checkpoint_file(['model.ckpt-1']))
-    uploads.sync(RUN, str(staging), re.compile('policy/.*|.*json'))
+    uploads.sync(RUN, str(staging), re.compile('policy/.*|.*json'), frozenset())
     uploaded = [name.removeprefix('run/') for name in store]
     assert uploaded == names
 
@@ -210,7 +210,7 @@ def test_what_is_saved_or_deleted_during_an_upload(server, store, staging, monke
     server.on_change = note_torn
     while listed(store, 'run/checkpoint') != ['model.ckpt-2']:
         with contextlib.suppress(FileNotFoundError):
-            uploads.sync(RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'))
+            uploads.sync(RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'), frozenset())
         assert len(looks) < 9
     assert not torn
 
@@ -399,7 +399,7 @@ def test_a_run_with_which_another_machine_goes_on_is_left_to_it(server, store, m
 
 def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
     begun = []
-    monkeypatch.setattr(train_policy, 'start', lambda *args: begun.append(args))
+    monkeypatch.setattr(train_policy.session, 'show_start', lambda *args: begun.append(args))
 
     def error(directory=STORE):
         _azure.access_token_manager._expirations.clear()
@@ -462,7 +462,7 @@ def test_a_list_of_checkpoints_is_deleted_before_what_it_names(store, staging, m
     """So that nobody who reads it finds less than it names."""
     save(staging, 1)
     list_steps(staging, 1)
-    upload = (RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'))
+    upload = (RUN, str(staging), re.compile('.*ckpt.*|.*checkpoint'), frozenset())
     uploads.sync(*upload)
     for path in staging.glob('*c*kpt*'):
         path.unlink()
