@@ -8,55 +8,26 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from lm_human_preferences import storage
 from lm_human_preferences.distributed import ENGINES, horovod, launcher, mpi_library
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.gpt2 import released
-from lm_human_preferences.machine import processors
-from lm_human_preferences.runs.run_files import SIZES, usual_directory
+from lm_human_preferences.runs.run_files import usual_directory
 from lm_human_preferences.training import memory
 
-PACKAGES = (
-    'blobfile',
-    'filelock',
-    'ftfy',
-    'google_crc32c',
-    'jinja2',
-    'krippendorff',
-    'matplotlib',
-    'mpi4py',
-    'numpy',
-    'peft',
-    'safetensors',
-    'starlette',
-    'tensorboard',
-    'tiktoken',
-    'torch',
-    'tqdm',
-    'transformers',
-    'urllib3',
-    'uvicorn',
-)
+ROOT = Path(__file__).parents[2]
 # Pipfile.lock has wheels for these and what is between; tools/ knows the same versions.
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
-SAVES = Path(usual_directory())
 # GiB that a 124M run takes, with two checkpoints and micro-batches of 8.
 LEAST_DISK = 10
 LEAST_MEMORY = 6
-LEAST_LOAD = 0.5  # processors that others keep busy, to be worth a word
 PATIENCE = 180  # seconds for a training step; most of them go into starting
-STEP = [
-    'train_policy',
-    'test',
-    'doctor',
-    '--save_dir=None',
-    '--run.console=original',
-    '--ppo.total_episodes=64',
-    '--rewards.train_new_model=off',
-    '--rewards.trained_model=test',
-]
+STEP = (
+    'train_policy test doctor --save_dir=None --run.console=original --ppo.total_episodes=64'
+    ' --rewards.train_new_model=off --rewards.trained_model=test'
+)
 
 
 def _python() -> str:
@@ -70,18 +41,14 @@ def _python() -> str:
 
 
 def _packages() -> str:
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    names = tomllib.loads((ROOT / 'Pipfile').read_text())['packages']
+    try:
+        versions = {name: importlib.metadata.version(name) for name in names}
+    except importlib.metadata.PackageNotFoundError as e:
         raise UserError(
-            f'{", ".join(missing)} missing: `sh tools/setup.sh` installs all; then start by `pipenv'
-            ' run`'
-        )
-    import torch
-
-    return (
-        f'all there, with torch {torch.__version__} and transformers'
-        f' {importlib.metadata.version("transformers")}'
-    )
+            f'{e.name} is missing: `sh tools/setup.sh` installs all; then start by `pipenv run`'
+        ) from e
+    return f'all there, with torch {versions["torch"]} and transformers {versions["transformers"]}'
 
 
 def _devices() -> str:
@@ -97,108 +64,33 @@ def _devices() -> str:
             f'torch {torch.__version__} sees no GPU, though there is a driver: see `nvidia-smi` and'
             ' CUDA_VISIBLE_DEVICES, or install a torch for its CUDA'
         )
-    affinity = os.sched_getaffinity(0)
-    found = f'no GPU, {len(affinity)} processors'
-    quota = processors.cpu_quota()
-    if quota is not None:
-        found += f', of which this container may take {quota:g}'
-    cores = processors.core_of_each(affinity)
-    threads = processors.thread_count([affinity], 0, cores, quota)
-    return f'{found}, of which one rank takes {min(threads, torch.get_num_threads())}'
-
-
-def _products() -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return 'on the GPU'
-    from lm_human_preferences.machine import products, threads
-
-    threads.limit_alone()  # as a run without other ranks
-    processor = processors.this_processor()
-    rates = products.measure()
-    library = 'default' if rates.onednn_rounds else products.faster_library(processor)
-    default, onednn = (products.name_of(name) for name in products.LIBRARIES)
-    found = (
-        f'{processor}: fp32 {rates.default:.3g} GFLOP/s by {default} and {rates.onednn:.3g} by'
-        f' {onednn}, bf16 {rates.bf16:.3g}; {products.name_of(library)} is used for fp32'
-    )
-    if rates.onednn_rounds:
-        found += f', as {onednn} rounds'
-    if not processor.has_bf16:
-        found += '; without instructions for bf16'
-    elif rates.bf16 < rates.of(library):
-        found += '; bf16 is slower than fp32'
-    return found
+    return f'no GPU, {len(os.sched_getaffinity(0))} processors'
 
 
 def _room() -> str:
+    storage.make_cache_folder(storage.cache_root())
     available = memory.available_on_host() >> 30
-    place = next(path for path in (SAVES, *SAVES.parents) if path.exists())
-    disk = shutil.disk_usage(place).free >> 30
-    found = f'{available} GiB of memory available, {disk} GiB free at {place}'
-    if available < LEAST_MEMORY or disk < LEAST_DISK:
+    place = storage.existing_part(usual_directory())
+    free = {each: storage.free_bytes(each) >> 30 for each in (place, storage.cache_root())}
+    disks = ', '.join(f'{gigabytes} GiB free at {each}' for each, gigabytes in free.items())
+    found = f'{available} GiB of memory available, {disks}'
+    if available < LEAST_MEMORY or free[place] < LEAST_DISK:
         raise UserError(
             f'{found}, but GPT-2 124M needs {LEAST_MEMORY} and {LEAST_DISK}: make room, or see'
             ' --save_dir'
         )
-    _check_promises(str(SAVES), '--save_dir')
-    return f'{found}, which other users cannot replace'
+    return found
 
 
-def _check_promises(place: str, setting: str) -> None:
-    """Raise UserError if a promise against other users of this host does not hold at `place`."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    reason = storage.open_to_others(place)
-    if not mask & 0o002:
-        reason = reason or f'the umask {mask:03o} lets everybody write to what is made in {place}'
-    if reason:
-        raise UserError(
-            f'{reason}: what docs/rewards.md promises against other users of this host does not'
-            f' hold; see {setting} and umask'
-        )
-
-
-def _load() -> str:
-    busy = processors.busy_processors()
-    if busy is None or busy < LEAST_LOAD:
-        return 'no other process keeps the processors busy'
-    return (
-        f'other processes keep {busy:.1f} processors busy: threads that wait for each other spin,'
-        ' so a training beside them can take several times as long (docs/troubleshooting.md)'
-    )
-
-
-def _cache() -> str:
-    folder = storage.cache_root()
-    storage.make_cache_folder(folder)
-    _check_promises(folder, 'LMHP_CACHE')
-    return f'{folder} is writable, {shutil.disk_usage(folder).free >> 30} GiB free'
-
-
-def _store() -> str:
-    if os.environ.get('LMHP_OFFLINE') == '1':
-        return 'not asked, as LMHP_OFFLINE=1: only what is in the cache can be used'
-    try:
-        storage.stat(storage.join(released.directory_of('124M'), SIZES))
-    except storage.StorageError as e:
-        raise UserError(
-            f'{e} and set LMHP_OFFLINE=1 (docs/files.md), or name your proxy by https_proxy'
-        ) from e
-    return 'labels and models can be downloaded'
-
-
-def _hub() -> str:
-    reason = storage.hub_problem()
-    if reason is None:
-        return 'models ORG/NAME can be downloaded'
-    if reason.endswith('OFFLINE=1'):
-        return f'not asked, as {reason}: only what is in its cache can be used'
-    raise UserError(
-        f'{reason}: name your proxy by https_proxy, or a mirror by HF_ENDPOINT; without it, only'
-        ' models and data of hf:// and ORG/NAME are missing'
-    )
+def _other_users() -> str:
+    places = {'--save_dir': usual_directory(), 'LMHP_CACHE': storage.cache_root()}
+    for setting, place in places.items():
+        if reason := storage.open_to_others(place):
+            raise UserError(
+                f'{reason}: what docs/rewards.md promises against other users of this host does not'
+                f' hold; see {setting}'
+            )
+    return f'they cannot replace what is in {" and ".join(places.values())}'
 
 
 def _mpi() -> str:
@@ -210,20 +102,13 @@ def _mpi() -> str:
     return f'{path} of {family.name}; ranks may average by Horovod, {found}'
 
 
-def _has_suitable_horovod() -> bool:
-    try:
-        return not horovod.why_not(mpi_library.expected_family())
-    except UserError:  # mpiexec is missing, which another check tells
-        return False
-
-
 def step(*options: str) -> str:
     """Take one step of the experiment `test`; several ranks leave a single GPU alone."""
     import torch
 
     gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
-    script = Path(__file__).parents[2] / 'launch.py'
-    command = [sys.executable, str(script), *STEP, *(options or ['--mpi=1'])]
+    words = [*STEP.split(), *(options or ['--mpi=1'])]
+    command = [sys.executable, str(ROOT / 'launch.py'), *words]
     try:
         done = subprocess.run(
             command, env=os.environ | gpus, capture_output=True, text=True, timeout=PATIENCE
@@ -244,20 +129,15 @@ def doctor() -> None:
         'Python': _python,
         'packages': _packages,
         'devices': _devices,
-        'matrix products': _products,
-        'load': _load,
         'memory and disk': _room,
-        'cache': _cache,
-        'store': _store,
-        'hub': _hub,
+        'other users': _other_users,
         'MPI': _mpi,
         'one rank': step,
     }
     for engine in ENGINES[1:]:
-        if engine != 'horovod' or _has_suitable_horovod():
-            checks[f'two by {engine}'] = functools.partial(
-                step, '--mpi=2', f'--run.allreduce={engine}'
-            )
+        if engine != 'horovod' or importlib.util.find_spec(engine) is not None:
+            options = ('--mpi=2', f'--run.allreduce={engine}')
+            checks[f'two by {engine}'] = functools.partial(step, *options)
     broken = set()
     for name, check in checks.items():
         try:

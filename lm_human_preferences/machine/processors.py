@@ -3,8 +3,6 @@
 import contextlib
 import functools
 import math
-import os
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +10,6 @@ from fractions import Fraction
 from pathlib import Path
 
 CPUINFO = Path('/proc/cpuinfo')
-TIMES = Path('/proc/stat')
 MEMBERSHIPS = Path('/proc/self/cgroup')
 CGROUPS = Path('/sys/fs/cgroup')
 SIBLINGS = '/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list'
@@ -51,26 +48,6 @@ def parse_cpuinfo(text: str) -> Processor:
     model = fields.get('model name') or f'{vendor} {fields.get("CPU part", "processor")}'
     flags = (fields.get('flags') or fields.get('Features', '')).split()
     return Processor(vendor, model, tuple(name for name in FEATURES if name in flags))
-
-
-def busy_processors(seconds: float = 0.5) -> float | None:
-    """Return how many processors other programs keep busy, over `seconds`; None if unknown."""
-    try:
-        before = _busy_and_all()
-        time.sleep(seconds)
-        after = _busy_and_all()
-    except (OSError, ValueError):  # it is not Linux
-        return None
-    passed = after[1] - before[1]
-    return (os.cpu_count() or 1) * (after[0] - before[0]) / passed if passed else None
-
-
-def _busy_and_all() -> tuple[int, int]:
-    """Return the busy time and the whole time of all processors."""
-    first = TIMES.read_text(encoding='ascii').splitlines()[0]
-    user, nice, system, idle, waiting, *more = map(int, first.split()[1:9])
-    busy = user + nice + system + sum(more)
-    return busy, busy + idle + waiting
 
 
 @functools.cache
