@@ -1,6 +1,8 @@
 """Attention over rows with padding: masks, positions, and the cache of keys and values."""
 
-from typing import Self
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -106,6 +108,31 @@ def attend_by_two_products(
     return attended.transpose(1, 2).flatten(2)
 
 
+def attend_within_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    longest: int,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Compute causal attention of rows that follow each other without padding, on a GPU.
+
+    q: (tokens, n_head, d). k, v: (tokens, n_group, d). starts: number of tokens before each row,
+    and of all, int32 (batch + 1,). longest: most tokens of a row. Returns (tokens, n_head * d).
+    """
+    from torch.nn.attention.varlen import varlen_attn  # takes seconds
+
+    shared_by = q.shape[1] // k.shape[1]
+    if shared_by > 1:
+        k, v = (each.repeat_interleave(shared_by, dim=1) for each in (k, v))
+    causal = (-1, 0)
+    attended: Any = varlen_attn(
+        q, k, v, starts, starts, longest, longest, scale=scale, window_size=causal
+    )
+    return attended.flatten(1)
+
+
 def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Take `columns (batch, n)` of `values (batch, heads, queries, d)`: (batch, heads, n, d)."""
     index = columns[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
@@ -115,7 +142,7 @@ def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 class KVCache:
     """Keys and values of the tokens so far, in memory for `capacity` tokens.
 
-    length: number of tokens, behind which the next ones are written.
+    length: number of tokens, behind which the next ones are written. It takes no gradient.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -123,13 +150,13 @@ class KVCache:
         self.layers: list[torch.Tensor] = []  # (2, batch, n_head, capacity, d) each
         self.length = 0
 
-    def extend(self, layer: int, new: torch.Tensor) -> torch.Tensor:
-        """Add `new (2, batch, n_head, n, d)`; return all keys and values: (2, ..., keys, d)."""
+    def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Add `k, v (batch, n_head, n, d)`; return all of the layer's: (2, ..., keys, d)."""
         if layer == len(self.layers):
-            self.layers.append(new.new_zeros(*new.shape[:3], self.capacity, new.shape[4]))
+            self.layers.append(k.new_zeros(2, *k.shape[:2], self.capacity, k.shape[3]))
         held = self.layers[layer]
-        end = self.length + new.shape[3]
-        held[..., self.length : end, :] = new
+        end = self.length + k.shape[2]
+        torch.stack([k, v], out=held[..., self.length : end, :])
         return held[..., :end, :]
 
     def keep(self, rows: torch.Tensor) -> None:
@@ -171,7 +198,74 @@ class Unpadding:
             batch, length = self.shape
             zeros = unpadded.new_zeros(batch * length, *unpadded.shape[1:])
             unpadded = zeros.index_copy_(0, self.indices, unpadded)
-        return unpadded.unflatten(0, self.shape)
+        return unpadded.view(*self.shape, *unpadded.shape[1:])
+
+    def tokens_before(self, places: torch.Tensor) -> torch.Tensor:
+        """Return how many tokens are before `places (n,)` of the flattened batch, (n,)."""
+        return places if self.indices is None else torch.searchsorted(self.indices, places)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Layout of a batch without padding, and which of its tokens attend to which.
+
+    bias: see attention_bias. is_causal: all that the bias does is to keep a token from those after
+    it and from padding. cache: of the tokens before. read: the only columns (batch, n) where
+    results are wanted, which have no meaning at padding; None: all.
+    """
+
+    unpadding: Unpadding
+    bias: torch.Tensor
+    is_causal: bool = False
+    cache: Any = None
+    read: torch.Tensor | None = None
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """Compute attention of `q, k, v (tokens, heads, d)` where wanted: (tokens, n_head * d)."""
+        if self.is_causal and precision.attends_without_padding(q):
+            if self.cache is not None:
+                self.keys_and_values(layer, k, v)
+            longest = self.unpadding.shape[1]
+            return self.wanted(attend_within_rows(q, k, v, self.starts, longest, scale))
+        keys, values = self.keys_and_values(layer, k, v)
+        queries = self.unpadding.pad(q).transpose(1, 2)
+        if self.read is None:
+            return self.unpadding.unpad(attend(queries, keys, values, self.bias, scale))
+        queries, bias = (take_queries(each, self.read) for each in (queries, self.bias))
+        return attend(queries, keys, values, bias, scale).flatten(0, 1)
+
+    def keys_and_values(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Any:
+        """Return those of `k, v (tokens, heads, d)` and the cache: (batch, heads, keys, d) each."""
+        k, v = (self.unpadding.pad(each).transpose(1, 2) for each in (k, v))
+        return (k, v) if self.cache is None else self.cache.extend(layer, k, v)
+
+    def wanted(self, values: torch.Tensor) -> torch.Tensor:
+        """Return those of `values (tokens, ...)` that are at `read`: (batch * n, ...)."""
+        return values if self.read is None else values.index_select(0, self._tokens_read)
+
+    @cached_property
+    def starts(self) -> torch.Tensor:
+        """Number of tokens before each row, and of all: int32 (batch + 1,)."""
+        batch, length = self.unpadding.shape
+        ends = torch.arange(0, batch * length + 1, length, device=self.bias.device)
+        return self.unpadding.tokens_before(ends).int()
+
+    @cached_property
+    def _tokens_read(self) -> torch.Tensor:
+        assert self.read is not None
+        length = self.unpadding.shape[1]
+        rows = torch.arange(len(self.read), device=self.read.device).unsqueeze(1)
+        tokens = self.unpadding.tokens_before((rows * length + self.read).flatten())
+        if self.unpadding.indices is None:
+            return tokens
+        return tokens.clamp_(max=len(self.unpadding.indices) - 1)  # behind the last is padding
 
 
 def last_present(mask: torch.Tensor) -> torch.Tensor:

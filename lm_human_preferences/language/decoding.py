@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lm_human_preferences.language.attention import Unpadding, attention_bias
+from lm_human_preferences.language.attention import Rows, Unpadding, attention_bias
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.utils.core import ceil_div
 
@@ -20,6 +20,7 @@ class Decoding:
     the first one.
     """
 
+    @torch.no_grad()
     def __init__(
         self,
         network: Network,
@@ -66,6 +67,5 @@ class Decoding:
         self.bias[..., column] = 0
         bias = self.bias[..., : column + 1]
         positions = self.positions[number].unsqueeze(1)
-        unpadded = Unpadding(positions.shape)
-        h = self.network.outputs(tokens.unsqueeze(1), positions, bias, unpadded, None, self.cache)
-        return h[:, 0]
+        rows = Rows(Unpadding(positions.shape), bias, cache=self.cache)
+        return self.network.outputs(tokens.unsqueeze(1), positions, rows)[:, 0]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Container, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -10,12 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
+from lm_human_preferences.language.attention import KVCache, Rows
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
 from lm_human_preferences.language.network import BlockInputs, Network
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import index_each
 
 
 class Projection(nn.Module):
@@ -100,31 +100,30 @@ class Model(Network):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        bias: torch.Tensor,
-        unpadding: Unpadding,
-        output_positions: torch.Tensor | None,
-        cache: KVCache | None = None,
+        rows: Rows,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Compute outputs: see Network. The last layer computes only the wanted ones."""
         network = self.transformer
+        unpadding = rows.unpadding
         x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         compute = self._block
         if self.gradient_checkpointing and torch.is_grad_enabled():
             compute = partial(
                 checkpoint, self._block, use_reentrant=False, preserve_rng_state=False
             )
+        # Earlier blocks compute all positions, which the last one needs keys of.
+        all_rows = replace(rows, read=None)
         last = len(network.h) - 1
         with precision.autocast(x.device):
             for i in range(len(network.h)):
                 if kept is not None and i in kept.blocks:
                     kept.states[i] = unpadding.pad(x)
-                # Earlier blocks compute all positions, which the last one needs keys of.
-                read = output_positions if i == last else None
-                x, unpadding = compute(i, x, unpadding, bias, cache, read)
-        if cache is not None:
-            cache.length += tokens.shape[1]
-        return unpadding.pad(network.ln_f(x))
+                x = compute(i, x, rows if i == last else all_rows)
+        if rows.cache is not None:
+            rows.cache.length += tokens.shape[1]
+        h = network.ln_f(x)
+        return unpadding.pad(h) if rows.read is None else h.unflatten(0, rows.read.shape)
 
     def new_cache(self, capacity: int) -> KVCache:
         return KVCache(capacity)
@@ -133,28 +132,11 @@ class Model(Network):
         """Return the embedding of tokens: see Network."""
         return self.transformer.wte.weight, None
 
-    def _block(
-        self,
-        i: int,
-        x: torch.Tensor,
-        unpadding: Unpadding,
-        bias: torch.Tensor,
-        cache: KVCache | None,
-        output_positions: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Unpadding]:
-        """Compute block `i` of `x (tokens, n_embd)`: (its output, the output's Unpadding)."""
+    def _block(self, i: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Compute block `i` of `x (tokens, n_embd)`, where it is wanted."""
         block = self.transformer.h[i]
-        qkv = unpadding.pad(block.attn.c_attn(block.ln_1(x)))
-        qkv = qkv.unflatten(2, (3, self.sizes.n_head, -1)).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv
-        if cache is not None:
-            k, v = cache.extend(i, qkv[1:])
-        if output_positions is not None:
-            q = take_queries(q, output_positions)
-            bias = take_queries(bias, output_positions)
-            x = index_each(unpadding.pad(x), output_positions).flatten(0, 1)
-            unpadding = Unpadding(output_positions.shape)
-        attended = unpadding.unpad(attend(q, k, v, bias))
-        x = x + block.attn.c_proj(attended)
+        qkv = block.attn.c_attn(block.ln_1(x)).unflatten(1, (3, self.sizes.n_head, -1))
+        attended = rows.attend(i, *qkv.unbind(1))
+        x = rows.wanted(x) + block.attn.c_proj(attended)
         inner = block.mlp.c_fc(block.ln_2(x), gelu=True)
-        return x + block.mlp.c_proj(inner), unpadding
+        return x + block.mlp.c_proj(inner)

@@ -11,6 +11,7 @@ from torch import nn
 
 from lm_human_preferences.checkpointing.names import VariableNames
 from lm_human_preferences.language.attention import (
+    Rows,
     Unpadding,
     attention_bias,
     attention_mask,
@@ -103,18 +104,14 @@ class Network(nn.Module, ABC):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        bias: torch.Tensor,
-        unpadding: Unpadding,
-        output_positions: torch.Tensor | None,
-        cache: Any = None,
+        rows: Rows,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
-        """Compute the outputs of the last layer at `tokens (batch, length)`.
+        """Compute the outputs of the last layer at `tokens (batch, length)`, or at `rows.read`.
 
-        positions: (batch, length). bias: see attention_bias. unpadding: layout of the tokens that
-        need to be computed. output_positions: columns (batch, n) of the outputs that are wanted;
-        None: all. cache: made by `new_cache`, and extended; None: without. kept: stores the inputs
-        of its blocks at all columns.
+        positions: (batch, length). rows: layout of the tokens that need to be computed; its cache,
+        made by `new_cache` or None, is extended. kept: stores the inputs of its blocks at all
+        columns.
         """
 
     @abstractmethod
@@ -187,12 +184,13 @@ class Network(nn.Module, ABC):
         if output_positions is not None:
             unpadding = Unpadding(tokens.shape, on_host[:, past:]).to(device)
             columns = columns[:, output_positions]
-            h = self.outputs(tokens, positions, bias, unpadding, columns, cache, kept)
+            rows = Rows(unpadding, bias, is_causal=past == 0, cache=cache, read=columns)
+            h = self.outputs(tokens, positions, rows, kept)
             if kept is not None:
                 kept.take(columns)
             return h
         # Padding is computed too: before the first token there is nothing to repeat.
-        h = self.outputs(tokens, positions, bias, Unpadding(tokens.shape), None, cache)
+        h = self.outputs(tokens, positions, Rows(Unpadding(tokens.shape), bias, cache=cache))
         return index_each(h, columns)
 
     def last_hidden(
@@ -270,7 +268,8 @@ class Network(nn.Module, ABC):
         bias = attention_bias(allowed, batch, self.attention_type)
         positions = one_row(positions_for(mask))
         columns = columns.flatten(1)
-        h = self.outputs(one_row(tokens), positions, bias, unpadding, columns, None, kept)
+        layout = Rows(unpadding, bias, is_causal=n == 1, read=columns)
+        h = self.outputs(one_row(tokens), positions, layout, kept)
         if kept is not None:
             kept.take(columns)
         return h.unflatten(1, (n, -1))

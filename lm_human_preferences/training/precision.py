@@ -20,6 +20,7 @@ _VOCABULARY_PIECE = 1024
 # nothing, nor do those that learn: laying them out for each batch takes as long as they save in 24
 # tokens.
 _LARGE_WEIGHT = 2**18
+_LARGEST_FLASH = 256  # numbers of a head in flash attention
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Kernels:
     # Numbers of rows for which frozen weights are prepacked; None: all.
     prepacked_rows: range | None = None
     fuses_attention: bool = True
+    flash_attention: bool = False  # of rows without padding, by a GPU in bf16
     deterministic: bool = False  # gradients, on a GPU
     vocabulary_piece: int | None = None  # words whose logits are computed at once
 
@@ -72,7 +74,12 @@ def configure(
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         algorithms: Any = torch.utils.deterministic
         algorithms.fill_uninitialized_memory = False
-        _kernels = Kernels(reduced=reduced, deterministic=deterministic)
+        is_recent = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+        _kernels = Kernels(
+            reduced=reduced,
+            flash_attention=reduced is not None and is_recent,
+            deterministic=deterministic,
+        )
         return _kernels
     allocator.keep_freed_memory()
     library = _select(library)
@@ -156,6 +163,12 @@ def autocast_dtype(default: torch.dtype) -> torch.dtype:
 def fuses_attention() -> bool:
     """Return whether attention is fastest by scaled_dot_product_attention; else by two products."""
     return _kernels.fuses_attention
+
+
+def attends_without_padding(q: torch.Tensor) -> bool:
+    """Return whether flash attention takes queries like `q (..., d)`."""
+    d = q.shape[-1]
+    return _kernels.flash_attention and d % 8 == 0 and d <= _LARGEST_FLASH
 
 
 def linear(

@@ -236,6 +236,7 @@ class GPU:
             _initialized=True,
             is_available=lambda: True,
             is_bf16_supported=lambda *_: True,
+            get_device_capability=lambda *_: (7, 5),  # without flash attention
             device_count=lambda: 1,
             current_device=lambda: 0,
             set_device=lambda device: None,

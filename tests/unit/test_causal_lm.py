@@ -1,5 +1,7 @@
 """Models of transformers, driven from outside: which can be, and that they compute the same."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_causal_lms import N_VOCAB, save, tiny
@@ -154,8 +156,9 @@ def test_a_model_of_more_than_texts_is_named(tmp_path):
 def wrong_cache(network):
     outputs = network.outputs
 
-    def forgetful(tokens, positions, allowed, real, columns, cache=None, kept=None):
-        return outputs(tokens, positions, allowed[..., -tokens.shape[1] :], real, columns, None)
+    def forgetful(tokens, positions, rows, kept=None):
+        rows = replace(rows, bias=rows.bias[..., -tokens.shape[1] :], cache=None)
+        return outputs(tokens, positions, rows)
 
     return forgetful
 
@@ -164,9 +167,10 @@ def without_mask(network):
     """A token attends to everything before it, whatever it is given."""
     outputs = network.outputs
 
-    def open_to_all(tokens, positions, allowed, *rest):
-        everything = torch.ones_like(allowed[0]).tril(allowed.shape[2] - allowed.shape[1])
-        return outputs(tokens, positions, everything.unsqueeze(0), *rest)
+    def open_to_all(tokens, positions, rows, *rest):
+        bias = rows.bias
+        everything = torch.ones_like(bias[0]).tril(bias.shape[2] - bias.shape[1])
+        return outputs(tokens, positions, replace(rows, bias=everything.unsqueeze(0)), *rest)
 
     return open_to_all
 

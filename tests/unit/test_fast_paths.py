@@ -342,13 +342,13 @@ def test_the_gradients_of_logits_are_multiplied_in_bf16(net, library):
 @pytest.mark.parametrize('name, dtype', [('fp32', torch.float32), ('bf16', torch.bfloat16)])
 def test_masks_have_the_type_of_the_layers(net, library, monkeypatch, name, dtype):
     """Autocast would convert them, but anew for each layer."""
-    types = []
+    types, own = [], attention.attend
 
-    def attend(q, k, v, bias):
+    def attend(q, k, v, bias, scale):
         types.append(bias.dtype)
-        return attention.attend(q, k, v, bias)
+        return own(q, k, v, bias, scale)
 
-    monkeypatch.setattr(model, 'attend', attend)
+    monkeypatch.setattr(attention, 'attend', attend)
     precision.configure(name, CPU, library)
     net.hidden(padded(3, QUERY, share=0))
     assert types == 3 * [dtype]

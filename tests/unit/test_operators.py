@@ -4,10 +4,13 @@ On a GPU the host starts each operator, and waits for all of them wherever it re
 """
 
 import collections
+import dataclasses
+import itertools
 
 import pretend_gpu
 import pytest
 import torch
+from compare import assert_norm_close
 from pretend_gpu import pretended
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
@@ -16,7 +19,7 @@ from trainers import learner
 
 from lm_human_preferences import train_policy
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.language import model, sample
+from lm_human_preferences.language import attention, model, sample
 from lm_human_preferences.language.adapters import layers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -61,7 +64,7 @@ def policy_of(tmp_path_factory):
     def policy_of(kind):
         if kind == 'gpt2':
             policy = Policy(TrainedModel('test'))
-            sizes = model.HParams(n_vocab=27, n_ctx=32, n_embd=8, n_head=2, n_layer=LAYERS)
+            sizes = model.HParams(n_vocab=27, n_ctx=32, n_embd=16, n_head=2, n_layer=LAYERS)
             policy.model = model.Model(sizes, ['value']).initialize()
             return policy
         if kind not in saved:
@@ -138,6 +141,66 @@ def test_layers_in_bf16_are_not_cast_at_each_token(kind, policy_of):
     assert casts[0] > 4 * LAYERS * 4 and casts[1] == 0
     for name, values in found[0].items():
         assert torch.equal(values, found[1][name]), name
+
+
+def row_by_row(q, k, v, starts, longest, scale):
+    """Stand-in for flash attention, whose arguments these are."""
+    rows = itertools.pairwise(starts.tolist())
+    assert starts.dtype == torch.int32 and starts[-1] == len(q)
+    found = []
+    for start, end in rows:
+        assert end - start <= longest
+        parts = [each[start:end].transpose(0, 1) for each in (q, k, v)]
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            *parts, is_causal=True, scale=scale, enable_gqa=True
+        )
+        found.append(attended.transpose(0, 1).flatten(1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize('kind', ['gpt2', 'llama'])
+@pytest.mark.parametrize('pads, checkpointing', [(False, False), (True, True)])
+def test_attention_without_padding_is_that_with_it(
+    kind, pads, checkpointing, policy_of, monkeypatch
+):
+    """In float32: log-probabilities, gradients, the rewards' outputs, and what is sampled."""
+    policy, calls = policy_of(kind), []
+    network = policy.model
+    network.gradient_checkpointing = checkpointing
+    queries = queries_for(policy)
+    if not pads:
+        queries[:] = queries[:1]
+    policy.respond(queries, 2)  # the first pass tells whether a model computes by rows
+    policy.is_end = (lambda tokens, position: tokens % 4 == 0) if pads else None
+
+    def results():
+        torch.manual_seed(0)
+        sampled = policy.respond(queries, 6)
+        found = policy.analyze_responses_op(queries, sampled['responses'])
+        ends = network.last_hidden(queries, sampled['responses'][:, None], policy.padding_token)
+        loss = found['logprobs'].mean() + found['values'].square().mean() + ends.square().mean()
+        learning = [each for name, each in network.named_parameters() if 'lm_head' not in name]
+        gradients = torch.autograd.grad(loss, learning, allow_unused=True)
+        gradient = torch.cat([each.flatten() for each in gradients if each is not None])
+        return sampled['responses'], found['logprobs'].detach(), sampled['logprobs'], ends, gradient
+
+    def counted(*args):
+        calls.append(args)
+        return row_by_row(*args)
+
+    expected = results()
+    monkeypatch.setattr(attention, 'attend_within_rows', counted)
+    monkeypatch.setattr(
+        precision, '_kernels', dataclasses.replace(precision._kernels, flash_attention=True)
+    )
+    sampled, *found = results()
+    blocks = LAYERS if kind == 'gpt2' else LAYERS - 1
+    assert len(calls) >= 3 * blocks
+    assert torch.equal(sampled, expected[0])
+    of_logprobs = 1e-7 if kind == 'gpt2' else 5e-7
+    tolerances = of_logprobs, of_logprobs, 5e-6, 5e-6
+    for ours, reference, rtol in zip(found, expected[1:], tolerances, strict=True):
+        assert_norm_close(ours.detach(), reference.detach(), rtol=rtol)
 
 
 def trainer_of(policy, micro_batch_size):

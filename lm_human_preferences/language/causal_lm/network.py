@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.language.attention import KVCache, Unpadding
-from lm_human_preferences.language.causal_lm import rows
+from lm_human_preferences.language.attention import KVCache, Rows
+from lm_human_preferences.language.causal_lm import rows as fast_pass
 from lm_human_preferences.language.causal_lm.sizes import blocks_of
 from lm_human_preferences.language.network import BlockInputs, Network
 from lm_human_preferences.language.weights import CAUSAL_LM
@@ -60,7 +61,7 @@ class TransformersNetwork(Network):
         self.logit_scale = scale or 1 / getattr(config, 'logits_scaling', 1)
         self._layers = _checkpointed_layers(causal_lm)
         # Whether the model computes by rows (see rows.py); None before it has values to try it.
-        self.takes_rows: bool | None = None if rows.prepare(causal_lm) else False
+        self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
         # Whether its last layer can then compute only the tokens whose outputs are read.
         self.leaves_out_unread = True
         self._takes_rows_of: dict[int, bool] = {}  # by the number of columns
@@ -76,10 +77,7 @@ class TransformersNetwork(Network):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        bias: torch.Tensor,
-        unpadding: Unpadding,
-        output_positions: torch.Tensor | None,
-        cache: Any = None,
+        rows: Rows,
         kept: BlockInputs | None = None,
     ) -> torch.Tensor:
         """Compute outputs: see Network. By rows, the last layer computes only what is read."""
@@ -89,15 +87,16 @@ class TransformersNetwork(Network):
             # In transformers, `training` of a layer only means that it recomputes. Its parts, which
             # may have dropout, are never in training.
             layer.training = recomputes
-        model = self.causal_lm.base_model
-        read = output_positions if takes_rows and self.leaves_out_unread else None
+        model, cache = self.causal_lm.base_model, rows.cache
+        leaves_out_unread = takes_rows and self.leaves_out_unread
         with precision.autocast(tokens.device), _noted(self.causal_lm, kept):
             if takes_rows:
-                h = rows.outputs(model, tokens, positions, bias, unpadding, cache, read)
+                computed = rows if leaves_out_unread else replace(rows, read=None)
+                h = fast_pass.outputs(model, tokens, positions, computed)
             else:
                 h = model(
                     input_ids=tokens,
-                    attention_mask=bias,
+                    attention_mask=rows.bias,
                     position_ids=positions,
                     past_key_values=cache.layers if cache is not None else None,
                     use_cache=cache is not None,
@@ -105,12 +104,13 @@ class TransformersNetwork(Network):
         if cache is not None:
             cache.length += tokens.shape[1]
         if kept is not None and takes_rows:
-            kept.states = {block: unpadding.pad(h[0]) for block, h in kept.states.items()}
+            pad = rows.unpadding.pad
+            kept.states = {block: pad(h[0]) for block, h in kept.states.items()}
         # In float32, like the logits and values that are computed from it.
         h = h.float()
-        if output_positions is None or read is not None:
+        if rows.read is None or leaves_out_unread:
             return h
-        return index_each(h, output_positions)
+        return index_each(h, rows.read)
 
     def new_cache(self, capacity: int) -> KVCache | TransformersCache:
         if self._computes_by_rows():

@@ -15,26 +15,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
+from lm_human_preferences.language.attention import Rows, Unpadding, attend, take_queries
 from lm_human_preferences.language.causal_lm.sizes import blocks_of
 from lm_human_preferences.language.network import Linear
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import index_each
 
 OUR_ATTENTION = 'lm_human_preferences'
 OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft caps nor sinks
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Layout (batch, length) of the tokens that are computed as one row."""
+class LayerRows(Rows):
+    """Rows that all layers get."""
 
-    unpadding: Unpadding
-    cache: KVCache | None = None  # of tokens before
-    read: torch.Tensor | None = None  # columns (batch, n) where outputs are read; None: all
+    read_last: torch.Tensor | None = None  # columns (batch, n) of the last layer; None: all
     stops: bool = False  # whether the pass ends at the layer's attention
     # Of all tokens, where only those that are read are computed.
-    keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
+    all_keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class _StoppedError(Exception):
@@ -73,21 +70,19 @@ def outputs(
     model: Any,
     tokens: torch.Tensor,
     positions: torch.Tensor,
-    bias: torch.Tensor,
-    unpadding: Unpadding,
-    cache: KVCache | None,
-    read: torch.Tensor | None,
+    rows: Rows,
 ) -> torch.Tensor:
-    """Return hidden states (batch, length, n_embd), or at `read (batch, n)`; extends `cache`."""
+    """Return hidden states (batch, length, n_embd), or at `rows.read (batch, n)`."""
+    unpadding = rows.unpadding
     h = model(
         input_ids=unpadding.unpad(tokens).unsqueeze(0),
-        attention_mask=bias,
+        attention_mask=rows.bias,
         position_ids=unpadding.unpad(positions).unsqueeze(0),
         use_cache=False,
-        rows=Rows(unpadding, cache, read),
+        rows=LayerRows(unpadding, rows.bias, rows.is_causal, rows.cache, read_last=rows.read),
     ).last_hidden_state
-    if read is not None:
-        return h[0].unflatten(0, read.shape)
+    if rows.read is not None:
+        return h[0].unflatten(0, rows.read.shape)
     return unpadding.pad(h[0])
 
 
@@ -96,7 +91,7 @@ def _go_on_where_it_is_read(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Return the last layer's arguments for the tokens that are read; None: unchanged."""
     rows = kwargs.get('rows')
-    if rows is None or rows.read is None:
+    if rows is None or rows.read_last is None:
         return None
     recomputes = layer.training
     layer.training = False  # the first of two passes is not recomputed
@@ -109,6 +104,7 @@ def _go_on_where_it_is_read(
     finally:
         layer.training = recomputes
     tokens = args[0].shape[1]
+    last = replace(rows, read=rows.read_last)
 
     def read(value: Any) -> Any:
         """Return the part of a value at the tokens that are read."""
@@ -116,13 +112,13 @@ def _go_on_where_it_is_read(
             return tuple(read(part) for part in value)
         if not isinstance(value, torch.Tensor) or value.shape[:2] != (1, tokens):
             return value
-        padded = rows.unpadding.pad(value[0])
-        return index_each(padded, rows.read).flatten(0, 1).unsqueeze(0)
+        return last.wanted(value[0]).unsqueeze(0)
 
+    bias = take_queries(kwargs['attention_mask'], rows.read_last)
     kwargs = {
         **{name: read(value) for name, value in kwargs.items()},
-        'attention_mask': take_queries(kwargs['attention_mask'], rows.read),
-        'rows': Rows(Unpadding(rows.read.shape), keys_values=keys_values),
+        'attention_mask': bias,
+        'rows': LayerRows(Unpadding(rows.read_last.shape), bias, all_keys_values=keys_values),
     }
     return tuple(read(value) for value in args), kwargs
 
@@ -134,7 +130,7 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    rows: Rows | None = None,
+    rows: LayerRows | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of `query (1, heads, tokens, d)`: (1, tokens, heads, d)."""
@@ -147,15 +143,14 @@ def _attention(
         raise NotImplementedError('a bias of its own for positions')
     # Rotations give float32, also where autocast does not.
     dtype = precision.autocast_dtype(query.dtype)
-    q, k, v = (
-        rows.unpadding.pad(each[0].transpose(0, 1).to(dtype)).transpose(1, 2)
-        for each in (query, key, value)
-    )
-    if rows.cache is not None:
-        k, v = rows.cache.extend(module.layer_idx, torch.stack([k, v]))
+    q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
     if rows.stops:
-        raise _StoppedError(k, v)
-    if rows.keys_values is not None:
-        k, v = rows.keys_values
-    attended = rows.unpadding.unpad(attend(q, k, v, attention_mask, scaling))
+        raise _StoppedError(*rows.keys_and_values(module.layer_idx, k, v))
+    if rows.all_keys_values is not None:
+        q = rows.unpadding.pad(q).transpose(1, 2)
+        attended = attend(q, *rows.all_keys_values, attention_mask, scaling).flatten(0, 1)
+    else:
+        if attention_mask is not rows.bias:  # a mask of the family's own
+            rows = replace(rows, bias=attention_mask, is_causal=False)
+        attended = rows.attend(module.layer_idx, q, k, v, scaling)
     return attended.unflatten(-1, (query.shape[1], -1)).unsqueeze(0), None
