@@ -368,8 +368,8 @@ cli = Program(
             'report',
             example='./launch.py report /tmp/save/train_policy/first',
             help=(
-                'Write one HTML page about the runs in RUN...: what they reached,'
-                ' samples, curves, labels, and the commands that repeat them.'
+                'Write one HTML page about the runs in RUN...: what they reached, samples,'
+                ' curves, labels, and how they were made.'
             ),
         ),
         *label_commands(reward_experiments, settings_of_experiments),

@@ -39,7 +39,7 @@ class JobName(enum.StrEnum):
     EXPORT = 'lm_human_preferences.commands.export_model:export'
     DOCTOR = 'lm_human_preferences.commands.doctor:doctor'
     EVALUATE = 'lm_human_preferences.evaluation.evaluate:evaluate'
-    REPORT = 'lm_human_preferences.report_page.render:write_report'
+    REPORT = 'lm_human_preferences.report.page:write_report'
     ASK = 'lm_human_preferences.commands.ask:ask'
     IMPORT_LABELS = 'lm_human_preferences.commands.texts.import_labels:import_labels'
     LABEL = 'lm_human_preferences.commands.answer_questions:label'

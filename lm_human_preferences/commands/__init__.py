@@ -1,1 +1,1 @@
-"""Commands that do not train. `evaluate` is in evaluation/, `report` in report_page/."""
+"""Commands that do not train. `evaluate` is in evaluation/, `report` in report/."""

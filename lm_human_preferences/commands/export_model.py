@@ -22,9 +22,10 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.exported import checks, classifier, tokeniser
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.language.network import Network
+from lm_human_preferences.report import model_card
+from lm_human_preferences.report.run import Run, read_run
 from lm_human_preferences.reward_models import locations
 from lm_human_preferences.reward_sources.loading import saved_model
-from lm_human_preferences.run_story import facts, model_card
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
@@ -44,7 +45,7 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
             raise UserError(
                 f'{model_dir} is a classifier of transformers already: copy it as it is'
             )
-        run, is_adapter = facts.read_run(model_dir), form == 'adapter'
+        run, is_adapter = read_run(model_dir), form == 'adapter'
         card_of = functools.partial(model_card.card, run, model_dir, is_adapter=is_adapter)
         reward_model = _reward_model_in(model_dir)
         directories = [output_dir]
@@ -67,7 +68,7 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
 
 
 def _export_policy(
-    model_dir: str, output_dir: str, run: facts.RunFacts | None, card_of: CardOf, is_adapter: bool
+    model_dir: str, output_dir: str, run: Run | None, card_of: CardOf, is_adapter: bool
 ) -> None:
     policy = trained_models.TrainedModel(model_dir)
     encoder = policy.encoding.get_encoder()

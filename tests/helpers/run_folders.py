@@ -7,7 +7,6 @@ from experiments import binds
 
 from lm_human_preferences import storage
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.run_story import facts, words
 from lm_human_preferences.runs import reward_function, run_files, run_record, run_settings
 from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import ALARMS
@@ -135,13 +134,3 @@ def write_samples(run, steps):
             for query, response, score, kl in answers
         ],
     )
-
-
-def told(macro, *about):
-    """Return what a macro of words.jinja says about `about`, as plain text."""
-    template = words.environment('', str).get_template('words.jinja')
-    return ' '.join(words.lines(getattr(template.module, macro)(*about)))
-
-
-def summary_of(run):
-    return told('summary', facts.read_run(str(run)))

@@ -36,7 +36,8 @@ def amber(run):
     write_settings(
         run, 'train_policy', 'mock_sentiment', ranks=2, ppo__total_episodes=5120, ppo__lr=0.002
     )
-    write_learned(run, source='mock', found=4096, digest='606121d3' * 8)
+    counts = {'found': 4096, 'learned_from': 4096, 'held_out': 0, 'simulated': 4096}
+    write_learned(run, source='mock', **counts, digest='606121d3' * 8)
     line = (
         './launch.py train_policy mock_sentiment amber --mpi 2 --ppo.total_episodes 5120'
         ' --ppo.lr 0.002'
@@ -82,6 +83,8 @@ def birch(run):
         {'policy': 1},
     )
     _answer(run / 'labels')
+    counts = {'found': 8, 'learned_from': 8, 'held_out': 0, 'simulated': 0}
+    write_learned(run, source='online', **counts, answers=dict.fromkeys(LABELLERS, 4))
     batches = [
         {'model': 1, 'step': 0, 'wanted': 4, 'labels': 4, 'answers': dict.fromkeys(LABELLERS, 2)},
         {'model': 2, 'step': 6, 'wanted': 8, 'labels': 8, 'answers': dict.fromkeys(LABELLERS, 4)},
@@ -112,7 +115,8 @@ def cedar(run):
         rewards__kl_coef=0.05,
         **{NEW_MODEL + name: value for name, value in few.items()},
     )
-    write_learned(run, source='mock', found=64, digest='0c5edb21' * 8)
+    counts = {'found': 64, 'learned_from': 48, 'held_out': 16, 'held_out_queries': 12}
+    write_learned(run, source='mock', **counts, simulated=64, digest='0c5edb21' * 8)
     write_command(
         run,
         './launch.py train_policy mock_sentiment cedar --rewards.adaptive_kl off'
@@ -126,7 +130,9 @@ def cedar(run):
     curves = _curves(200, 256, kl=(0.1, 5.41), score=(-0.02, 3.12), kl_coef=(0.05, 0.05))
     write_curves(run / 'tb/ppo', curves)
     write_alarm(run / 'tb/ppo', 110, 'the policy is far from the initial model')
-    write_curves(run / 'tb/reward_model', {'train_reward/held_out/accuracy': [0.5625]})
+    held_out = {'accuracy': [0.5625], 'effective_labels': [16.0]}
+    tags = {f'train_reward/held_out/{name}': values for name, values in held_out.items()}
+    write_curves(run / 'tb/reward_model', tags)
     last = _samples('odd odd odd', 1, score=3.1, kl=5.2)
     last[5] = (QUERIES[5], 'vast vast vast', 3.94, 9.71)
     write_samples(run, {0: _samples('weak and bad', 0), 100: _samples('odd and odd', 0.5)})

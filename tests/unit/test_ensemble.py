@@ -296,7 +296,7 @@ def test_each_member_is_exported(trained, policy, tmp_path):
     weights = [(tmp_path / 'out' / name / 'model.safetensors').read_bytes() for name in MEMBERS]
     assert len(set(weights)) == 3
     page = (tmp_path / 'out/reward_model_2/README.md').read_text()
-    assert 'It is one of 3 reward models that learned from the same labels' in page
+    assert 'One of 3 reward models that learned from the same labels' in page
     succeed(f'export {trained}/reward_model_1 {tmp_path}/one')
     assert (tmp_path / 'one/model.safetensors').read_bytes() == weights[1]
     succeed(f'export {policy[0]} {tmp_path}/policy')

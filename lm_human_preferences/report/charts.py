@@ -1,0 +1,101 @@
+"""Chart of the training of policies as SVG in a page, in the colours of its style sheet."""
+
+import contextlib
+import io
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from lm_human_preferences.report.run import DAMAGED, Run
+
+# Colours that nobody uses: variables of the style sheet, which differ in the dark, replace them.
+INK, MUTED, LINE, ACCENT, WARN = '#010203', '#040506', '#070809', '#0a0b0c', '#0d0e0f'
+VARIABLES = {INK: 'ink', MUTED: 'muted', LINE: 'line', ACCENT: 'accent', WARN: 'warn'}
+LOOKS = [(colour, style) for style in ('-', ':') for colour in (ACCENT, WARN, INK, MUTED)]
+MOST_POINTS = 300  # of a line; groups of steps of a longer run are drawn by their means
+SETTINGS = {
+    'svg.fonttype': 'none',
+    'svg.hashsalt': 'report',  # for the same file each time
+    'font.size': 8.5,
+    'text.color': INK,
+    'axes.edgecolor': LINE,
+    'axes.grid': True,
+    'axes.grid.axis': 'y',
+    'axes.spines.right': False,
+    'axes.spines.top': False,
+    'axes.titlelocation': 'left',
+    'axes.titlesize': 8.5,
+    'grid.color': LINE,
+    'xtick.color': MUTED,
+    'ytick.color': MUTED,
+}
+PANELS = {  # statistic: title, and what is dashed
+    'objective/score': ('Reward, by what the run was trained on', 'the best possible'),
+    'objective/kl': ('KL from the model before, in nats', 'the target'),
+}
+
+
+def training_chart(runs: Sequence[tuple[str, Run]]) -> Markup:
+    """Return the rewards and KLs of runs (name, run) over their steps; '' where none are logged."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    if not any(run.logged(tag) for _, run in runs for tag in PANELS):
+        return Markup()
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(5.2, 3.9), layout='constrained')
+        panels = figure.subplots(2, 1, sharex=True)
+        for axes, (tag, (title, dashed)), aim in zip(
+            panels, PANELS.items(), _aims(runs), strict=True
+        ):
+            for (name, run), (colour, style) in zip(runs, LOOKS, strict=False):
+                values = run.logged(tag)
+                if values:
+                    steps, means = _thinned(range(1, len(values) + 1)), _thinned(values)
+                    axes.plot(steps, means, color=colour, linestyle=style, linewidth=1.4)
+                    axes.annotate(_label(name, runs), (steps[-1], means[-1]), va='center')
+            if math.isfinite(aim):
+                axes.axhline(aim, color=MUTED, linestyle='--', linewidth=1)
+            axes.set_title(f'{title}; dashed: {dashed}' if math.isfinite(aim) else title)
+        file = io.StringIO()
+        nothing = {'Date': None, 'Creator': None}
+        figure.savefig(file, format='svg', transparent=True, metadata=nothing)
+    return _for_page(file.getvalue())
+
+
+def _thinned(values: Sequence[float]) -> np.ndarray:
+    """Return the means of at most MOST_POINTS groups of neighbours."""
+    groups = np.array_split(np.array(values, float), min(len(values), MOST_POINTS))
+    return np.array([group.mean() for group in groups])
+
+
+def _label(name: str, runs: Sequence[tuple[str, Run]]) -> str:
+    """Return the name of one of several runs, in which `$` does not begin a formula."""
+    return ' ' + name[:30].replace('$', r'\$') if len(runs) > 1 else ''
+
+
+def _aims(runs: Sequence[tuple[str, Run]]) -> tuple[float, float]:
+    """Return the best reward possible at the KL of a policy, and the KL that it aimed at."""
+    best = target = math.nan
+    (_, run), *others = runs
+    if others:
+        return best, target
+    if run.policy is not None and run.policy.rewards.adaptive_kl is not None:
+        target = run.policy.rewards.adaptive_kl.target
+    with contextlib.suppress(*DAMAGED):
+        best = float(next(iter(run.rewards.values()), {})['policy']['frontier'])
+    return best, target
+
+
+def _for_page(svg: str) -> Markup:
+    """Return an SVG without what would hold for all of the page, in the page's own colours."""
+    svg = svg[svg.index('<svg') :]
+    svg = re.sub(r'<metadata>.*?</metadata>|<style.*?</style>', '', svg, flags=re.DOTALL)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', '', svg)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, f'var(--{variable})')
+    label = '<svg role="img" aria-label="Reward and KL over the steps"'
+    return Markup(svg.replace('<svg', label, 1))

@@ -1,0 +1,202 @@
+"""A run as its files have it; what is missing or damaged is None or empty."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
+from lm_human_preferences.hparams.reward_options import COLLECTED
+from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.labels.folder import LabelFolder, is_folder, parse_names
+from lm_human_preferences.labels.report import label_report
+from lm_human_preferences.runs import curves, run_files, run_record, run_settings
+from lm_human_preferences.runs.curves import Log
+from lm_human_preferences.runs.run_files import POLICY, REWARD
+
+Content = TypeVar('Content')
+AnySettings = TypeVar('AnySettings', PolicyHParams, RewardHParams)
+KNOWN = 'mock'  # of --rewards.trained_model: the known reward of the film reviews
+DAMAGED = (UserError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run: settings, records, logs, results and labels."""
+
+    directory: str  # path or URL
+    command: str  # that began it
+    experiment: str | None
+    policy: PolicyHParams | None
+    reward: RewardHParams | None  # of the training of its reward model
+    commands: list[dict[str, Any]]  # see runs.run_record, like the two below
+    digests: dict[str, str]
+    labels: dict[str, Any]  # that its reward model learned from
+    logs: list[Log]  # of the policy, if there is one, then of each reward model
+    evaluation: dict[str, Any]
+    samples: list[dict[str, Any]]  # of tracked queries, in the order of the steps
+    folder: LabelFolder | None  # of its labels, with the answers that it learned from
+    label_report: dict[str, Any]  # see labels.report.label_report
+    unreadable: list[str]  # files
+
+    @property
+    def settings(self) -> PolicyHParams | RewardHParams | None:
+        return self.policy or self.reward
+
+    @property
+    def task(self) -> TaskHParams | None:
+        return None if self.settings is None else self.settings.task
+
+    @property
+    def given(self) -> str | None:
+        """Reward that was given to it: a model, 'mock' or FILE.py:FUNCTION; None for its own."""
+        if self.policy is None or self.policy.new_reward_model is not None:
+            return None
+        return self.policy.rewards.function or self.policy.rewards.trained_model
+
+    @functools.cached_property
+    def trainer(self) -> Run:
+        """Run that trained its reward model: another one, as far as that is here, or itself."""
+        rewards = None if self.policy is None else self.policy.rewards
+        if self.given in (None, KNOWN) or rewards is None or rewards.trained_model is None:
+            return self
+        try:
+            return read_run(rewards.trained_model) or self
+        except DAMAGED:
+            return self
+
+    @property
+    def rewards(self) -> dict[str, dict[str, Any]]:
+        """{reward: {point: numbers}} of its evaluation, the reward it was trained on first."""
+        return self.evaluation.get('rewards', {})
+
+    def label_count(self, name: str) -> int:
+        """Return a number of the labels that its reward model learned from; 0 if not recorded."""
+        found = self.labels.get(name)
+        return found if type(found) is int else 0
+
+    def logged(self, tag: str) -> tuple[float, ...]:
+        """Return the values of a statistic, step by step; () where it is not in any log."""
+        return next((log.curves[tag].values for log in self.logs if tag in log.curves), ())
+
+
+def read_run(path: str) -> Run | None:
+    """Return the run at `path` (path or URL), or that of the model there; None for no run."""
+    directories = [path.rstrip('/')]
+    parent, _, last = directories[0].rpartition('/')
+    if run_files.is_network(last):
+        directories.append(parent or '.')
+    for directory in directories:
+        for files in (POLICY, REWARD):
+            if storage.exists(storage.join(directory, files.settings)):
+                return _read(directory, files)
+    return None
+
+
+def _read(directory: str, files: run_files.CommandFiles) -> Run:
+    unreadable: dict[str, None] = {}
+
+    def tried(name: str, read: Callable[[], Content], otherwise: Content) -> Content:
+        try:
+            return read()
+        except storage.NotFound:
+            pass
+        except DAMAGED:
+            unreadable[name] = None
+        return otherwise
+
+    policy = None
+    if files is POLICY:
+        policy = tried(POLICY.settings, lambda: _settings(PolicyHParams(), directory), None)
+    reward = tried(REWARD.settings, lambda: _settings(RewardHParams(), directory), None)
+    if policy is not None and reward is None:
+        reward = policy.new_reward_model
+    training = tried(run_files.RECORD, lambda: run_record.training(directory, files.command), {})
+    labels = tried(run_files.RECORD, lambda: run_record.labels(directory), {})
+    folder = tried(run_files.LABELS, lambda: _label_folder(directory, labels), None)
+    members = policy.members if policy is not None else 1
+    events = [POLICY.events] if files is POLICY else []
+    events += [REWARD.member_files(number).events for number in range(members)]
+    logs = [curves.read(directory, each) for each in events]
+    if not logs[0].curves:
+        unreadable[events[0]] = None
+    return Run(
+        directory=directory,
+        command=files.command,
+        experiment=training.get('experiment'),
+        policy=policy,
+        reward=reward,
+        commands=tried(run_files.RECORD, lambda: run_record.commands(directory), []),
+        digests=training.get('digests', {}),
+        labels=labels,
+        logs=logs,
+        evaluation=tried(run_files.RESULTS, lambda: _evaluation(directory), {}),
+        samples=tried(run_files.SAMPLES, lambda: _samples(directory), []),
+        folder=folder,
+        label_report=tried(run_files.LABELS, lambda: _label_report(folder, reward), {}),
+        unreadable=list(unreadable),
+    )
+
+
+def _settings(settings: AnySettings, directory: str) -> AnySettings:
+    run_settings.read_settings(settings, directory)
+    return settings
+
+
+def _label_folder(directory: str, labels: Mapping[str, Any]) -> LabelFolder | None:
+    path = labels.get('source')
+    if path == COLLECTED:
+        path = storage.join(directory, run_files.LABELS)
+    return LabelFolder(path, labels.get('answers')) if path and is_folder(path) else None
+
+
+def _label_report(folder: LabelFolder | None, reward: RewardHParams | None) -> dict[str, Any]:
+    if folder is None:
+        return {}
+    without = parse_names(reward.labels.without) if reward is not None else ()
+    return label_report.report(folder, [name for name in without if name in folder.logs])
+
+
+def _evaluation(directory: str) -> dict[str, Any]:
+    """Return results of `evaluate`: of the latest step, with a judge, exact, of most responses."""
+    is_remote = storage.is_remote(directory)
+    found: list[dict[str, Any]] = [{}]
+    for name in sorted(storage.listing(directory) if is_remote else os.listdir(directory)):
+        if name.endswith('.json') and re.fullmatch(run_files.EVALUATION, name):
+            found.append(storage.read_json(storage.join(directory, name)))
+            _check(found[-1])
+    return max(found, key=_information)
+
+
+def _check(results: Mapping[str, Any]) -> None:
+    """Raise an error for results that are damaged."""
+    for points in results['rewards'].values():
+        for name in ('base', 'policy'):
+            for number in (points[name]['kl'], points[name]['reward'], points[name].get('share')):
+                if type(number) not in (int, float, type(None)):
+                    raise ValueError(f'{number!r} is no number')
+
+
+def _information(results: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the sort key by which those results come last that say most about the policy."""
+    sizes = [results.get(name) for name in ('step', 'queries', 'responses')]
+    step, queries, responses = (size if type(size) is int else -1 for size in sizes)
+    return step, 'judge' in results, results.get('exact') is True, queries, responses
+
+
+def _samples(directory: str) -> list[dict[str, Any]]:
+    lines = storage.readable_json_lines(storage.join(directory, run_files.SAMPLES))
+    return [line for line in lines if _is_sample(line)]
+
+
+def _is_sample(line: object) -> bool:
+    if not isinstance(line, dict) or type(line.get('step')) is not int:
+        return False
+    return all(isinstance(line.get(name), str) for name in ('query', 'response'))

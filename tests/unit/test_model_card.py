@@ -1,0 +1,113 @@
+"""The model card of an export: facts about its run for machines and for people."""
+
+import json
+
+import pytest
+from label_folders import make_folder
+from run_folders import EVALUATION, write_learned, write_run
+from test_label_folder import answer_all
+
+from lm_human_preferences import storage
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.report import model_card
+from lm_human_preferences.report.run import read_run
+
+EXAMPLE = {'task__response_length': 40, 'task__policy__temperature': 0.7}
+
+
+def card_of(run, *, has_policy=True, **more):
+    from huggingface_hub import ModelCard  # here, as it takes a second to import
+
+    card = ModelCard(model_card.card(read_run(str(run)), str(run), has_policy=has_policy, **more))
+    return card.text, card.data.to_dict()
+
+
+def test_what_a_card_says_to_machines(tmp_path):
+    run = write_run(tmp_path / 'run', task__policy__initial_model='org/name@abc')
+    assert card_of(run)[1] == {
+        'library_name': 'transformers',
+        'pipeline_tag': 'text-generation',
+        'tags': ['rlhf', 'ppo', 'lm-human-preferences'],
+        'base_model': 'org/name',
+    }
+    metadata = card_of(f'{run}/reward_model', has_policy=False, is_adapter=True)[1]
+    assert metadata['pipeline_tag'] == 'text-classification' and metadata['library_name'] == 'peft'
+
+
+def test_a_card_has_the_facts_of_the_report(tmp_path):
+    run = write_run(tmp_path / 'run')
+    write_learned(run, source='test', found=1024, learned_from=1000, held_out=24, simulated=1024)
+    text, _ = card_of(run)
+    for fact in (
+        '# run\n\nA language model. It was trained by PPO.',
+        '- **1,024 of 1,024 labels are simulated.** A program answered, not people.',
+        '| Response | 4 tokens |',
+        '| Learned from | 1,000 |\n| Held out | 24 |',
+        '| Policy | KL, nats | reward model |\n| --- | --- | --- |\n| Before | 0.00 | 0.25 |',
+        '| Fraction of the possible gain |  | 71 % |',
+        '| The reward model, on labels it had not seen | 21 of 24 |',
+        '| Other seeds | not measured |  |  |',
+        '| transformers | 5',
+    ):
+        assert fact in text, fact
+    reward_card, _ = card_of(run, has_policy=False, constant=2.5, members=3)
+    assert 'Add 2.5 to each score' in reward_card and 'One of 3 reward models' in reward_card
+    assert '## Results' not in reward_card and 'Add ' not in card_of(run, has_policy=False)[0]
+
+
+def test_a_card_has_no_text_of_a_label_no_name_and_no_folder(tmp_path):
+    folder = tmp_path / 'answers'
+    make_folder(folder, 4, labellers=2)
+    answer_all(folder, 'anna_secret', 1)
+    run = write_run(tmp_path / 'run', 'train_reward', labels__source=str(folder))
+    write_learned(run, source=str(folder), found=4, answers=LabelFolder(str(folder)).lines_read())
+    text, _ = card_of(run, has_policy=False)
+    opened = LabelFolder(str(folder))
+    query = opened.tokens(next(iter(opened.questions.values())))['query']
+    assert '| Source | answers |' in text and '| Labellers were told | ' in text
+    assert 'secret' not in text and str(tmp_path) not in text
+    assert opened.encoding().get_encoder().decode(query) not in text
+
+
+@pytest.mark.parametrize(
+    'settings, lines',
+    [
+        (
+            {'task__query_prefix': 'P\n', 'task__query_suffix': "'S", **EXAMPLE},
+            'generate("P\\nThe beginning of a text\'S", max_new_tokens=40,\n'
+            '         do_sample=True, temperature=0.7, top_k=0, top_p=1.0, repetition_penalty=1.0,'
+            ' add_special_tokens=False)',
+        ),
+        (
+            {'task__chat': True, **EXAMPLE},
+            "generate([{'role': 'user', 'content': 'A question'}], max_new_tokens=40,\n"
+            '         do_sample=True, temperature=0.7, top_k=0, top_p=1.0, repetition_penalty=1.0)',
+        ),
+    ],
+)
+def test_the_lines_that_run_a_policy_sample_as_the_training_did(tmp_path, settings, lines):
+    assert lines in card_of(write_run(tmp_path / 'run', **settings))[0]
+
+
+def test_a_model_that_does_not_belong_to_a_run(tmp_path, monkeypatch):
+    """Not even where the program is started in a run."""
+    write_run(tmp_path / 'run')
+    monkeypatch.chdir(tmp_path / 'run')
+    text, metadata = card_of('124M')
+    assert metadata['base_model'] == 'openai-community/gpt2'
+    assert '| Its training | not recorded |' in text and 'PPO' not in text
+    assert read_run('reward_model').directory == read_run('.').directory
+    assert 'base_model' not in card_of(tmp_path, has_policy=False)[1]
+
+
+def test_texts_of_others_mean_nothing_in_markdown(tmp_path):
+    evil = '[x](http://y) <b> `c` *d* | _e_ # &amp; \\ \x1b[2J{{ 7 * 7 }}'
+    run = write_run(tmp_path / 'run', task__query_dataset=f'{evil}\n# Head\n```')
+    storage.write_json(str(run / 'evaluation.json'), {**EVALUATION, 'reward_kind': 'a|b'})
+    text, _ = card_of(run)
+    for line in text.splitlines():
+        assert not line.startswith('# ') or line == '# run'
+    assert '<b>' not in text and '\x1b' not in text and '49' not in text and 'a\\|b' in text
+    assert model_card.escaped('a*b\n# c') == 'a\\*b \\# c'
+    assert len(model_card.escaped('x' * 10**6)) < 2100
+    assert json.dumps(text)

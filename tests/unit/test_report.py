@@ -1,0 +1,393 @@
+"""The report of runs: its facts, its tables, its chart, and the texts of others in it."""
+
+import json
+import re
+
+import pytest
+from label_folders import make_folder
+from page_rules import problems, sections_of
+from run_folders import (
+    EVALUATION,
+    EXPERIMENTS,
+    write_curves,
+    write_events,
+    write_learned,
+    write_lines,
+    write_run,
+    write_settings,
+)
+from test_label_folder import answer_all
+from three_runs import make_three_runs
+
+from lm_human_preferences import storage
+from lm_human_preferences.labels.folder import VALIDATION, LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.report import charts, facts, foreign_text, label_facts, page, words
+from lm_human_preferences.report.run import read_run
+from lm_human_preferences.report.words import Text, number
+
+(OWN,) = EVALUATION['rewards'].values()
+
+
+def read(run):
+    return read_run(str(run))
+
+
+def page_of(*runs, has_names=True):
+    return page.page([str(run) for run in runs], EXPERIMENTS, has_names=has_names)
+
+
+def evaluated(run, name='evaluation.json', **results):
+    storage.write_json(str(run / name), {**EVALUATION, **results})
+
+
+def minds(run):
+    return dict(facts.mind(read(run)))
+
+
+def rows_of(table):
+    return {row[0]: tuple(row[1:]) for row in table.rows}
+
+
+# ---------------------------------------------------------------- numbers and texts
+
+
+@pytest.mark.parametrize(
+    'value, text',
+    [
+        (1.005, '1.00'),
+        (-0.001, '0.00'),
+        (-1234.5, '−1,234.50'),
+        (12800, '12,800'),
+        (3e12, '3.00e+12'),
+        (float('nan'), 'NaN'),
+        (float('-inf'), '−∞'),
+        (10**400, '1.00e+400'),
+        (-(10**400), '−1.00e+400'),
+        (None, 'not recorded'),
+        ('a word', 'a word'),
+        (True, 'True'),
+    ],
+)
+def test_numbers_are_shown_as_what_they_are(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    'text, shown',
+    [
+        ('می\u200cخواهم', 'می\u200cخواهم'),  # a joiner between letters
+        ('👩\u200d💻 🏳\ufe0f\u200d🌈 1\ufe0f\u20e3', '👩\u200d💻 🏳\ufe0f\u200d🌈 1\ufe0f\u20e3'),
+        ('\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f', ...),
+        ('a\u200db\u200c', 'a[U+200D]b[U+200C]'),  # between ASCII, and at an end
+        ('שלום\u200f\u200fעולם', 'שלום[U+200F][U+200F]עולם'),
+        ('user\u202egnp.exe', 'user[U+202E]gnp.exe'),
+        (
+            'a\u2066b\u2028c\x00\x1b\ue000\ud800',
+            'a[U+2066]b[U+2028]c[U+0000][U+001B][U+E000][U+D800]',
+        ),
+        ('a\tb\r\nc\u3000d\xa0e', 'a\tb\nc\u3000d\xa0e'),
+        ('\U000e0041\u115f', '[U+E0041][U+115F]'),
+        ('<b> & "x"', '&lt;b&gt; &amp; &#34;x&#34;'),
+    ],
+)
+def test_what_has_an_effect_or_is_invisible_is_shown_as_its_code(text, shown):
+    found = re.sub('<span class="mark">(.*?)</span>', r'[\1]', foreign_text.inline(text))
+    assert found == (text if shown is ... else shown)
+
+
+@pytest.mark.parametrize(
+    'text, shown',
+    [
+        ('a film', 'a film'),
+        ('', '[empty]'),
+        ('a  ', 'a[2 blanks]'),
+        ('a ', 'a[1 blank]'),
+        ('a\n\n\n', 'a[3 line ends]'),
+        ('Try:\n```\nx = 1\n```\nDone', 'Try:\n{```\nx = 1\n```}\nDone'),
+        ('if a:\n    b\n    c', '{if a:\n    b\n    c}'),
+        ('x' * 5000, 'x' * 1000 + ' … 3,000 characters … ' + 'x' * 1000),
+    ],
+)
+def test_a_text_is_whole_with_its_end_and_its_code(text, shown):
+    found = re.sub(
+        '<span class="mono"[^>]*>(.*?)</span>', r'{\1}', foreign_text.block(text), flags=re.S
+    )
+    found = re.sub('<span class="mark">(.*?)</span>', r'[\1]', found)
+    assert re.sub('</?bdi[^>]*>', '', found) == shown
+
+
+# ---------------------------------------------------------------- what a page says of a run
+
+SAID = [
+    # amber was interrupted, killed, and then came close to the best possible.
+    ('amber', 'amber', '^mock_sentiment: continue a film review .* · finished .* 5,120 of 5,120'),
+    (
+        'amber',
+        'amber',
+        'By the reward that it was trained on 91 % of the possible gain −0.19 → 1.34, be',
+    ),
+    ('amber', 'amber', r'4,096 of 4,096 labels are simulated\. .* Resumed: 2\.'),
+    ('amber', words.LEARN, 'Held back by KL from the model before, target 2.00 nats'),
+    ('amber', words.GAIN, r'After 1\.97 ± 0\.02 1\.34 ± 0\.06 Best possible'),
+    ('amber', words.SAYS, r'weak and bad 0 0\.00 moving and superb 0 1\.40 best score'),
+    ('amber', words.MADE, r'train_policy mock_sentiment amber \\ --mpi 2 \\ --ppo\.total'),
+    (
+        'amber',
+        words.MADE,
+        'interrupted .* not recorded, killed .* finished .* AMD EPYC .*, 2 ranks',
+    ),
+    (
+        'amber',
+        words.MADE,
+        r'Commit 3ce96054ce35 Resumed before step 9, 13 .* ppo\.lr 0\.002 0\.003',
+    ),
+    # birch learned from two people, and an alarm stopped it.
+    ('birch', 'birch', '^test: .* · failed: UserError .* 768 of 6,400 responses'),
+    (
+        'birch',
+        'birch',
+        r'0\.40 → −0\.90 mean score of the first .* KL 64\.50, target 6\.00\. .* Alarms: 1\.',
+    ),
+    ('birch', words.GAIN, r'was not measured\..* First step 0\.50 0\.40 Last step 64\.50 −0\.90'),
+    ('birch', words.SURE, r'had not seen 62 % none 25 % Two labellers agree .* 3 of 4'),
+    ('birch', words.SURE, 'Its distance from the best policy possible not measured'),
+    (
+        'birch',
+        words.LABELS,
+        'Learned from 8 .* hedda people 4 0 3 of 4 .* 2.0 ivo people 4 0 3 of 4 .* 5.0',
+    ),
+    ('birch', words.MADE, 'Alarm at step 12 the policy is far from the initial model'),
+    # cedar games its reward.
+    (
+        'cedar',
+        'cedar',
+        '^mock.* which it was to learn −8 % of the possible gain −0.20 → −0.61, best 5.10',
+    ),
+    ('cedar', words.GAIN, r'KL, nats reward model known reward Before 0\.00 −0\.02 −0\.20'),
+    ('cedar', words.SAYS, r'vast vast vast 3\.94 best score'),
+    ('cedar', words.SURE, '9 of 16 33 to 77 % 25 %'),
+]
+
+
+@pytest.fixture(scope='module')
+def pages(tmp_path_factory):
+    runs = make_three_runs(tmp_path_factory.mktemp('runs'))
+    return {name: sections_of(page_of(run)) for name, run in runs.items()}
+
+
+@pytest.mark.parametrize('run, section, said', SAID)
+def test_what_is_said_of_three_runs(pages, run, section, said):
+    assert re.search(said, pages[run][section]), pages[run][section]
+
+
+def test_a_run_that_has_only_begun(tmp_path):
+    for command in ('train_policy', 'train_reward'):
+        write_settings(tmp_path / command, command, 'test', ranks=1)
+        text = page_of(tmp_path / command)
+        assert problems(text) == []
+        said = sections_of(text)
+        assert 'not recorded' in said[command] and 'tb/' in said[command]
+        assert words.GAIN not in said and words.SAYS not in said and words.LABELS not in said
+        assert ('best policy possible not measured' in said[words.SURE]) == (
+            command == 'train_policy'
+        )
+
+
+def test_several_runs_are_compared_and_told_one_by_one(tmp_path):
+    runs = make_three_runs(tmp_path)
+    text = page_of(*runs.values())
+    assert problems(text) == []
+    said = sections_of(text)
+    assert 'birch 0.40 → −0.90 8 62 % –' in said[words.GAIN]
+    assert 'ppo.lr 0.002 0.01 0.003' in said[words.MADE]
+    assert {'3 runs', *runs} <= said.keys()
+
+
+@pytest.mark.parametrize('has_names', [True, False])
+def test_labellers_need_not_be_named(tmp_path, has_names):
+    """Neither in commands and settings."""
+    make_folder(tmp_path / 'labels', 3, labellers=2)
+    answer_all(tmp_path / 'labels', 'hedda', 0)
+    answer_all(tmp_path / 'labels', 'ivo', 1)
+    settings = {'labels__source': str(tmp_path / 'labels'), 'labels__without': 'ivo'}
+    write_settings(tmp_path / 'run', 'train_reward', 'test', ranks=1, **settings)
+    line = './launch.py train_reward test x --labels.without ivo --run.serve.labellers=hedda'
+    record = json.loads((tmp_path / 'run/run.json').read_text())
+    record['train_reward']['commands'] = [{'command': line, 'began': '2026-11-08T08:00:00Z'}]
+    record['train_reward']['labels'] = {'source': str(tmp_path / 'labels')}
+    storage.write_json(str(tmp_path / 'run/run.json'), record)
+    for runs in ([tmp_path / 'run'], [tmp_path / 'run', make_three_runs(tmp_path)['birch']]):
+        text = page_of(*runs, has_names=has_names)
+        assert [name in text for name in ('hedda', 'ivo')] == [has_names] * 2
+        assert ('--run.serve.labellers=NAMES' in text) == ('labeller 1' in text) == (not has_names)
+
+
+# ---------------------------------------------------------------- facts one by one
+
+
+def test_the_samples_are_the_best_the_least_sure_the_least_likely_and_the_worst(tmp_path):
+    """No query twice, and numbers that are none, or have 400 digits, are shown as what they are."""
+    write_settings(tmp_path, 'train_policy', 'test', ranks=1)
+    scores = dict(zip('abcdefghij', (3, 1, 10**400, 4, 9.5, -1e999, 2, 5, 6, 7), strict=True))
+    scores['g'] = float('nan')
+    lines = []
+    for step in (0, 10):
+        for query, score in scores.items():
+            sample = {'step': step, 'query': query, 'response': f'{query} {step}', 'score': score}
+            lines.append({**sample, 'kl': {'d': 10.0, 'c': 11.0}.get(query, 0.5), 'score_std': 0.1})
+    lines[-1]['score_std'] = 0.7  # of j
+    write_lines(tmp_path / 'samples.jsonl', lines)
+    with (tmp_path / 'samples.jsonl').open('a') as file:
+        file.write('[]\n{"query": 1}\n{"step": 3')
+    table = facts.samples([read(tmp_path)], ['After'])
+    assert [(row[0], row[-1]) for row in table.rows[:5]] == [
+        ('c', 'best score'),
+        ('j', 'widest ±'),
+        ('d', 'least likely before'),
+        ('f', 'worst score'),
+        ('a', ''),
+    ]
+    assert table.rows[0][1:5] == ('c 0', '1.00e+400 ± 0.10', 'c 10', '1.00e+400 ± 0.10')
+    assert table.rows[3][4] == '−∞ ± 0.10' and isinstance(table.rows[0][0], Text)
+    assert len(table.rows) == facts.MOST_SAMPLES and problems(page_of(tmp_path)) == []
+
+
+def test_labels_are_counted_as_they_were_used(tmp_path):
+    """Not as they were found; the examples are those of the lowest questions, nobody's choice."""
+    make_folder(tmp_path / 'labels', 4, labellers=2)
+    answer_all(tmp_path / 'labels', 'anna', 1)
+    folder = LabelFolder(str(tmp_path / 'labels'))
+    lines = folder.lines_read()
+    answer_all(tmp_path / 'labels', 'bert', 0)  # of which the model knows nothing
+    run = write_run(tmp_path / 'run', 'train_reward', labels__source=str(tmp_path / 'labels'))
+    counts = {'found': 4, 'learned_from': 3, 'held_out': 1, 'held_out_queries': 1, 'simulated': 4}
+    record = json.loads((run / 'run.json').read_text())
+    labels = {'source': str(tmp_path / 'labels'), **counts, 'answers': lines}
+    record['train_reward']['labels'] = record.pop('train_policy')['labels'] = labels
+    storage.write_json(str(run / 'run.json'), record)
+    found = read(run)
+    assert rows_of(label_facts.counts(found))['Learned from'] == ('3',)
+    assert [row[0] for row in label_facts.labellers(found, {'anna': 'anna'}).rows] == ['anna']
+    answers = {name: (value, notes) for name, value, notes in facts.answer(found)}
+    assert answers['Labels learned from'] == ('3', ['4 of them simulated'])
+    assert '4 of 4 labels are simulated.' in minds(run) and '1 held-out queries.' in minds(run)
+    shown = label_facts.examples(found, {'anna': 'anna'}).rows
+    assert len(shown) == 8 and [row[2] for row in shown[:4]] == ['', '✓ anna ', '', '']
+    lowest = folder.tokens(folder.questions[min(folder.questions)])
+    assert shown[0][0] == folder.encoding().get_encoder().decode(lowest['query'])
+
+
+def test_people_who_compared_it_are_its_first_judge(tmp_path):
+    run = write_run(tmp_path / 'run')
+    folder, other = tmp_path / 'labels', str(tmp_path / 'other')
+    make_folder(folder, 4, kind=VALIDATION, policies=[other] * 2 + [str(run)] * 2)
+    with Labeller(LabelFolder(str(folder)), 'anna') as labeller:
+        for best in (3, 2, 0, 3):
+            labeller.answer(labeller.next_question(), best, 1.0)
+    write_learned(run, source=str(folder), found=4)
+    assert facts.answer(read(run))[0] == (
+        'By people',
+        '3 of 4',
+        ['of the answers prefer it to', 'other'],
+    )
+    assert rows_of(facts.sure(read(run)))['People prefer it to other'][0] == '3 of 4'
+    assert 'Judged by its own reward alone.' not in minds(run)
+
+
+def test_the_evaluation_that_says_most_is_told(tmp_path):
+    """Of the latest step, then one with a judge, then an exact one, then of most queries."""
+    run = write_run(tmp_path / 'run')
+    for name, results, expected in [
+        ('-a', {'queries': 8}, 8),
+        ('-b', {'exact': False, 'queries': 64}, 8),
+        ('-c', {'judge': 'mock', 'queries': 5}, 5),
+        ('-d', {'step': 3, 'queries': 6}, 6),
+    ]:
+        evaluated(run, f'evaluation{name}.json', **results)
+        assert read(run).evaluation['queries'] == expected
+
+
+@pytest.mark.parametrize(
+    'policy', [3, {'kl': 1}, {**OWN['policy'], 'reward': 'x'}, {**OWN['policy'], 'share': [1]}]
+)
+def test_a_damaged_evaluation_is_said_to_be_one(tmp_path, policy):
+    run = write_run(tmp_path / 'run')
+    evaluated(run, rewards={'reward model': {**OWN, 'policy': policy}})
+    assert 'Cannot be read: evaluation.json.' in minds(run) and problems(page_of(run)) == []
+
+
+@pytest.mark.parametrize('more', [{'effective_samples': 9}, {'share': 1.516}])
+def test_a_share_that_cannot_be_is_not_told(tmp_path, more):
+    run = write_run(tmp_path / 'run')
+    evaluated(run, rewards={'reward model': {**OWN, 'policy': {**OWN['policy'], **more}}})
+    assert facts.answer(read(run))[0][1] == '0.25 → 1.50'
+
+
+@pytest.mark.parametrize(
+    'curves, said',
+    [
+        ({'objective/kl': [0.0, 7.0]}, {}),
+        ({'objective/kl': [0.0, 4.0]}, {'KL 4.00, target 6.00.'}),
+        ({'responses/ended': [0.1, 0.79]}, {'21 % of the last responses have no end.'}),
+        ({'responses/ended': [0.1, 0.81]}, {}),
+    ],
+)
+def test_what_to_mind_of_the_training(tmp_path, curves, said):
+    write_settings(tmp_path, 'train_policy', 'test', ranks=1)
+    write_curves(tmp_path / 'tb/ppo', curves)
+    assert minds(tmp_path).keys() == {'Judged by its own reward alone.', *said}
+
+
+def test_a_reward_model_of_another_run_is_told_from_there(tmp_path):
+    given = write_run(tmp_path / 'given', 'train_reward')
+    rewards = {'rewards__train_new_model': 'off', 'rewards__trained_model': f'{given}/reward_model'}
+    run = write_run(tmp_path / 'run', **rewards)
+    write_learned(given, source='test', found=1024, learned_from=1000)
+    assert rows_of(label_facts.counts(read(run)))['Learned from'] == ('1,000',)
+    assert rows_of(facts.task(read(run)))['Rewarded by'] == ('reward_model',)
+
+
+@pytest.mark.parametrize(
+    'settings, by',
+    [
+        ({'function': '/x/own.py:score'}, 'own.py:score'),
+        ({'trained_model': 'hf://org/name', 'class_name': 'GOOD'}, 'name'),
+        ({'trained_model': 'mock'}, 'the known sentiment of words'),
+    ],
+)
+def test_a_given_reward_is_named_and_has_no_labels(tmp_path, settings, by):
+    given = {f'rewards__{name}': value for name, value in settings.items()}
+    write_settings(
+        tmp_path, 'train_policy', 'test', ranks=1, rewards__train_new_model='off', **given
+    )
+    write_events(tmp_path / 'tb/ppo', objective__kl=1.0)
+    assert rows_of(facts.task(read(tmp_path)))['Rewarded by'] == (by,)
+    assert words.UNSEEN not in rows_of(facts.sure(read(tmp_path)))
+    assert 'A policy, by a given reward' in facts.head(read(tmp_path))
+
+
+def test_ratings_have_a_correlation_and_no_chance(tmp_path):
+    write_settings(tmp_path, 'train_reward', 'test', ranks=1, labels__type='scalar_rating')
+    tags = {'agreement': -1.2, 'effective_labels': 51}
+    write_events(
+        tmp_path / 'tb/reward_model', **{f'train_reward__held_out__{k}': v for k, v in tags.items()}
+    )
+    expected = {'measured': 'correlation −0.20', 'interval': 'none', 'chance': 'not recorded'}
+    assert facts.accuracy(read(tmp_path)) == expected
+
+
+def test_a_chart_has_the_colours_of_the_page_and_no_style_for_all_of_it(tmp_path):
+    run = write_run(tmp_path / 'run')
+    svg = str(charts.training_chart([('run', read(run))]))
+    assert svg.startswith('<svg role="img"') and 'var(--accent)' in svg and '#010203' not in svg
+    assert '<style' not in svg and '<metadata' not in svg and 'dashed: the target' in svg
+    both = str(charts.training_chart([('a $x^2$ <b>', read(run)), ('b', read(run))]))
+    assert 'a $x^2$ &lt;b&gt;' in both
+    reward_training = read(write_run(tmp_path / 'other', 'train_reward'))
+    assert charts.training_chart([('other', reward_training)]) == ''
+
+
+def test_a_long_curve_is_drawn_by_means(tmp_path):
+    assert charts._thinned(range(3000)).tolist()[:2] == [4.5, 14.5]
+    assert charts._thinned([1.0, 2.0]).tolist() == [1.0, 2.0]
