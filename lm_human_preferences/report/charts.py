@@ -5,6 +5,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -16,7 +17,7 @@ INK, MUTED, LINE, ACCENT, WARN = '#010203', '#040506', '#070809', '#0a0b0c', '#0
 VARIABLES = {INK: 'ink', MUTED: 'muted', LINE: 'line', ACCENT: 'accent', WARN: 'warn'}
 LOOKS = [(colour, style) for style in ('-', ':') for colour in (ACCENT, WARN, INK, MUTED)]
 MOST_POINTS = 300  # of a line; groups of steps of a longer run are drawn by their means
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     'svg.fonttype': 'none',
     'svg.hashsalt': 'report',  # for the same file each time
     'font.size': 8.5,

@@ -269,10 +269,11 @@ def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
     return Text(record['response']), score
 
 
-def _rank(value: object, sign: int) -> tuple[bool, Any]:
+def _rank(value: object, sign: int) -> tuple[bool, float]:
     """Return the sort key of a number, times 1 or -1; what is no number comes first."""
-    is_number = isinstance(value, int | float) and value == value
-    return is_number, sign * value if is_number else 0
+    if isinstance(value, int | float) and value == value:
+        return True, sign * value
+    return False, 0
 
 
 def accuracy(run: Run) -> dict[str, str] | None:

@@ -42,7 +42,8 @@ def card(
 
     ends: tokens at which a policy stops. constant: part of a reward that the score lacks. members:
     reward models of its ensemble. head: of one on frozen hidden states, its 'file', its 'blocks',
-    whether it is of a 'chat', and the Python of the 'content' before a response.
+    whether it is of a 'chat', the Python of the 'content' before a response, the tokens that are
+    'ends' of responses, and their 'length'.
     """
     from huggingface_hub import ModelCard, ModelCardData  # here, as it takes a second to import
 
