@@ -181,16 +181,20 @@ def task(run: Run) -> Table:
 
 
 def _rewarded_by(run: Run) -> str:
+    """Return the reward of a policy, and where it is from."""
     assert run.policy is not None
-    if run.given is not None:
-        return 'the known sentiment of words' if run.given == KNOWN else short(run.given)
+    if run.given == KNOWN:
+        return 'the known sentiment of words'
+    name, source = 'a reward model', 'trained on the labels'
     if run.policy.rewards.online is not None:
-        return 'a reward model, trained again and again as labels came in'
+        source = 'trained again and again as labels came in'
     if run.reward is not None and run.reward.is_head:
-        return 'a head on the model before, fitted to the labels'
+        name = 'a head on the model before'
     if run.policy.members > 1:
-        return f'the mean of {run.policy.members} reward models, trained on the labels'
-    return 'a reward model, trained on the labels'
+        name = f'the mean of {run.policy.members} reward models'
+    if run.given is None:
+        return f'{name}, {source}'
+    return f'{name}: {short(run.given)}' if run.policy.members > 1 else short(run.given)
 
 
 def gain(run: Run) -> Table:
