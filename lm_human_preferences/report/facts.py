@@ -69,7 +69,7 @@ def head(run: Run) -> list[str]:
     found += [kind, f'{state} {moment(last.get("ended"))}'.strip()]
     if run.policy is not None:
         done = (run.logged('elapsed/episodes') or [0])[-1]
-        total = run.policy.ppo.in_whole_batches(round(done))
+        total = run.policy.ppo.nupdates * run.policy.ppo.batch_size
         found.append(f'{done:,.0f} of {total:,} responses')
     return found
 
