@@ -165,7 +165,8 @@ class Answer:
 class AnswerLog:
     """Answers of a labeller, as far as the file has been read.
 
-    givers: {uuid: labeller} of all files, none of which may repeat answers of another.
+    givers: {uuid: labeller} of all files, none of which may repeat answers of another. latest:
+    {question: {labeller: answer, or skip, that counts}} of all files.
     """
 
     def __init__(
@@ -173,9 +174,10 @@ class AnswerLog:
         path: str,
         label_type: LabelType,
         givers: dict[str, str],
+        latest: dict[str, dict[str, Answer]],
         most_lines: int | None = None,
     ) -> None:
-        self.label_type, self.givers = label_type, givers
+        self.label_type, self.givers, self.latest = label_type, givers, latest
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self.reader = json_lines.Reader(path, most_lines)
         self.uuids: dict[str, Answer] = {}  # all ever given
@@ -183,18 +185,18 @@ class AnswerLog:
         # {question: answers that were not taken back, the last one last}
         self.by_question: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
-        self.latest = 0.0  # time of an answer
+        self.last_time = 0.0  # of an answer
 
     def refresh(self) -> set[str]:
-        """Read what was added, and return the questions whose answers have changed."""
-        changed: set[str] = set()
+        """Read what was added, and return the questions that it is about."""
+        found: set[str] = set()
         for where, record in self.reader.new_records():
             if 'undo' in record:
                 answer = self._take_back(record['undo'], where)
             else:
                 answer = self._add(record, where)
-            changed.add(answer.question)
-        return changed
+            found.add(answer.question)
+        return found
 
     def _add(self, record: dict[str, Any], where: str) -> Answer:
         try:
@@ -214,7 +216,8 @@ class AnswerLog:
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)
-        self.latest = max(self.latest, answer.time)
+        self.latest.setdefault(answer.question, {})[self.labeller] = answer
+        self.last_time = max(self.last_time, answer.time)
         return answer
 
     def _take_back(self, uuid: Any, where: str) -> Answer:
@@ -225,9 +228,12 @@ class AnswerLog:
         answer = self.uuids[uuid]
         if uuid not in self.taken_back:
             self.taken_back.add(uuid)
-            self.by_question[answer.question].remove(answer)
-            if not self.by_question[answer.question]:
-                del self.by_question[answer.question]
+            answers = self.by_question[answer.question]
+            answers.remove(answer)
+            if answers:
+                self.latest[answer.question][self.labeller] = answers[-1]
+            else:
+                del self.by_question[answer.question], self.latest[answer.question][self.labeller]
         return answer
 
     def last(self) -> Answer | None:

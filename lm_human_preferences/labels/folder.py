@@ -99,9 +99,11 @@ class LabelFolder:
         self.samples = self.label_type.samples
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
-        self._givers: dict[str, str] = {}  # labeller of each answer, by its UUID
+        # For all files of answers, see AnswerLog.
+        self._givers: dict[str, str] = {}
+        self._latest: dict[str, dict[str, Answer]] = {}
         self.damaged: set[str] = set()  # questions that are not asked
-        self.lock = threading.RLock()  # held while more is read or written
+        self.lock = threading.RLock()  # for threads that share it
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
@@ -109,13 +111,8 @@ class LabelFolder:
         """Return the encoding of its token ids; UserError for an unknown one."""
         return tokenisers.find(self.task['encoding'], self.path)
 
-    def refresh(self) -> set[str]:
-        """Read what was added; return the questions that are new or whose answers changed."""
-        with self.lock:
-            return self._refresh()
-
-    def _refresh(self) -> set[str]:
-        changed: set[str] = set()
+    def refresh(self) -> None:
+        """Read what was added; UserError for what cannot be read."""
         answered: dict[str, str] = {}  # question: file
         # Answers first: then each question that they are about has been written before.
         for file in files_of(os.path.join(self.path, ANSWERS)):
@@ -124,20 +121,20 @@ class LabelFolder:
                 continue
             if name not in self.logs:
                 most_lines = None if lines is None else lines[name]
-                self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
+                self.logs[name] = AnswerLog(
+                    str(file), self.label_type, self._givers, self._latest, most_lines
+                )
             answered |= dict.fromkeys(self.logs[name].refresh(), str(file))
         self.logs = dict(sorted(self.logs.items()))
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where(), self.label_type)
             self.questions[question.id] = question
-            changed.add(question.id)
         for question, path in answered.items():
             if question not in self.questions:
                 raise UserError(
                     f'{path} answers the question {printable(question):.80}, which is not in'
                     f' {self._reader.path}'
                 )
-        return changed | answered.keys()
 
     def notes(self) -> list[str]:
         """Return a note if others may read the gold answers."""
@@ -169,9 +166,8 @@ class LabelFolder:
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
         """Return the last answer, or skip, of each labeller to a question."""
-        logs = [log for name, log in self.logs.items() if name not in without]
-        answers = [log.answer_to(question.id) for log in logs]
-        return [answer for answer in answers if answer is not None]
+        answers = self._latest.get(question.id, {})
+        return [answers[name] for name in sorted(answers) if name not in without]
 
     def is_open_for(self, question: Question, labeller: str) -> bool:
         """Return whether a labeller should be asked a question."""
@@ -217,7 +213,7 @@ class LabelFolder:
 
     def time_of_next_answer(self) -> float:
         """Return the time, in seconds since 1970, for an answer now: later than any before."""
-        latest = max((log.latest for log in self.logs.values()), default=0.0)
+        latest = max((log.last_time for log in self.logs.values()), default=0.0)
         return max(time.time(), math.nextafter(latest, sys.float_info.max))
 
     def lines_read(self) -> dict[str, int]:

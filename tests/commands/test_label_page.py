@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -224,8 +225,8 @@ def test_nobody_takes_all_connections(one, monkeypatch):
         client = socket.create_connection(('127.0.0.1', page.port), 10, address)
         client.sendall(b'' if number % 3 else b'POST /question HTTP/1.1\r\n')
         held.append(client)
-    with pytest.raises(ConnectionResetError):
-        held[0].recv(1)
+    with contextlib.suppress(ConnectionResetError):
+        assert held[0].recv(1) == b''  # is closed
     assert anna.task()['labeller'] == 'anna'
     for client in held:
         client.close()
@@ -351,9 +352,8 @@ def error_of(path, *names, **options):
     return str(error.value)
 
 
-def test_a_folder_has_one_server_and_a_file_one_writer(path):
+def test_a_file_has_one_writer_and_a_port_one_server(path):
     with served(path, 'anna') as (page, _):
-        assert 'has a page already' in error_of(path, 'bob')
         with pytest.raises(UserError, match='anna is labelling already'):
             Labeller(LabelFolder(str(path)), 'anna')
         with Labeller(LabelFolder(str(path)), 'bob'):

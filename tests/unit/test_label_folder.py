@@ -151,7 +151,7 @@ def test_the_first_answer_counts_though_the_clock_is_set_back(
             assert labeller.answer(question, 0, 1.0).time > first.time
     read = LabelFolder(opened.path)
     assert read.counted() == run_labels.collected(read) == [first]
-    assert read.logs['zoe'].latest < read.logs['anna'].latest < read.logs['bob'].latest
+    assert read.logs['zoe'].last_time < read.logs['anna'].last_time < read.logs['bob'].last_time
 
 
 def test_a_cut_at_every_byte_loses_no_answer_that_was_acknowledged(path):

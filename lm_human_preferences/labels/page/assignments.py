@@ -1,6 +1,5 @@
 """Assignment of questions to labellers."""
 
-import collections
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -42,16 +41,16 @@ class Assignments:
         """Return the question for a labeller to answer now: the same one until they have."""
         waiting = self.waiting(self.open_to(name))
         own, _ = self.held.get(name, ('', 0.0))
-        times = collections.defaultdict(list)  # {question: since when others hold it}
+        times: dict[str, list[float]] = {}  # {question: since when others hold it}
         for other, (question, since) in self.held.items():
             if other != name:
-                times[question].append(since)
+                times.setdefault(question, []).append(since)
         free, shared = [], []
         for question in waiting:
             if question.id == own:
                 return question
             room = question.labellers - given(self.folder.answers_to(question))
-            since = times[question.id]
+            since = times.get(question.id, [])
             if len(since) < room:
                 free.append(question)
             elif sum(self.clock() - each < HOLD_SECONDS for each in since) < room:

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import io
 import ipaddress
-import os
 import secrets
 import socket
 import threading
@@ -16,12 +14,11 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError, os_errors_as
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import PUBLIC_URL, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page.app import make_app, page_and_policy
 from lm_human_preferences.labels.page.service import LabellingService
-from lm_human_preferences.runs.run_files import TASK
 
 ALL_ADDRESSES = ('0.0.0.0', '::')  # of this machine
 MOST_CONNECTIONS = 200
@@ -57,7 +54,6 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
         self._error: BaseException | None = None
         self._ended = threading.Event()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_locked(folder))
             self.service = LabellingService(opened, labellers, note)
             stack.enter_context(contextlib.closing(self.service))
             self._listener = storage.closed_after_fork(stack.enter_context(_listen(options)))
@@ -70,10 +66,8 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
         self.port: int = self._listener.getsockname()[1]
         self.url = (options.public_url or f'http://{name}:{self.port}').rstrip('/')
         self.links = {labeller: f'{self.url}/#{key}' for labeller, key in keys.items()}
-        hosts, path = ['127.0.0.1', name], ''
-        if public := PUBLIC_URL.fullmatch(options.public_url or ''):
-            _, host, _, path = public.groups('')
-            hosts.append(host)
+        _, public_host, _, path = _public_url(options) or ('', name, '', '')
+        hosts = ['127.0.0.1', name, public_host]
         html, policy = page_and_policy()
         app = make_app(
             html, self.service, keys, hosts, path.rstrip('/'), lambda: self._server.should_exit
@@ -123,37 +117,10 @@ class FairProtocol(H11Protocol):
             min(still_open, key=lambda each: each.begun).transport.abort()
 
 
-def _locked(folder: str) -> io.FileIO:
-    """Return task.json, locked until it is closed; UserError if another server has it."""
-    path = os.path.join(folder, TASK)
-    # Some shared disks lock for those only who may write.
-    mode = 'rb+' if os.access(path, os.W_OK) else 'rb'
-    with os_errors_as(f'{path} cannot be used'):
-        try:
-            return storage.open_locked(path, mode)
-        except BlockingIOError:
-            raise UserError(
-                f'{folder} has a page already: name all labellers where it was started'
-            ) from None
-
-
-def is_local(host: str) -> bool:
-    """Return whether nobody but this machine can reach a host."""
-    if host == 'localhost':
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def missing_tls(options: WebHParams) -> str | None:
     """Return a warning if others can reach the host and nothing is encrypted."""
-    host, is_encrypted = options.host, False
-    if match := PUBLIC_URL.fullmatch(options.public_url or ''):
-        is_encrypted = match[1] == 'https'
-        host = match[2].strip('[]')
-    if is_encrypted or is_local(host):
+    scheme, host, _, _ = _public_url(options) or ('http', options.host, '', '')
+    if scheme == 'https' or _is_local(host.strip('[]')):
         return None
     return (
         f'warning: no TLS: whoever is between you and {options.public_url or host} can read the'
@@ -162,27 +129,33 @@ def missing_tls(options: WebHParams) -> str | None:
     )
 
 
+def _public_url(options: WebHParams) -> tuple[str, ...] | None:
+    """Return scheme, host, port and path of the public address, if there is one."""
+    match = PUBLIC_URL.fullmatch(options.public_url or '')
+    return match and match.groups('')
+
+
+def _is_local(host: str) -> bool:
+    """Return whether nobody but this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _listen(options: WebHParams) -> socket.socket:
     """Return a socket that listens where `options` say; UserError if that cannot be."""
     host, port = options.host, options.port
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    both = host == '::' and socket.has_dualstack_ipv6()  # the name in links may be of IPv4
     try:
-        ((family, _, _, _, address), *_) = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        listener = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as e:
-        raise UserError(
-            f'{options.option_name("host")} {host!r:.80} is not an address of this machine: {e}'
-        ) from e
-    try:
-        both = host == '::' and socket.has_dualstack_ipv6()  # the name in links may be of IPv4
-        listener = socket.create_server(
-            address[:2], family=family, backlog=MOST_CONNECTIONS, dualstack_ipv6=both
-        )
-    except OSError as e:
         name = options.option_name('port')
         raise UserError(
-            f'{name} {port}: {host} cannot be listened on: {e.strerror or e}; use another {name},'
-            ' or 0 for any'
+            f'{options.option_name("host")} {host!r:.80} with {name} {port} cannot be listened on:'
+            f' {getattr(e, "strerror", e)}; give an address of this machine, and a free port'
+            f' ({name} 0 finds one)'
         ) from e
     # Connections inherit it. Without, the body of a reply would wait for the acknowledgement of
     # its head, which takes 40 ms.
