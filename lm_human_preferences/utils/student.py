@@ -1,44 +1,17 @@
 """Quantiles of Student's t distribution, for intervals of means of few values."""
 
 import functools
-import math
 from collections.abc import Sequence
 
-UPPER_95 = 0.975  # the probability below the upper end of a 95 % interval
 FEWEST = 10  # independent values, of which there may be two kinds, that tell an interval
 
 
 @functools.cache
-def quantile(dof: int, probability: float = UPPER_95) -> float:
-    """Return the quantile of t with `dof` >= 1 degrees of freedom; 0.5 <= probability < 1."""
-    low, high = 0.0, 1.0
-    while _below(high, dof) < probability:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _below(middle, dof) < probability:
-            low = middle
-        else:
-            high = middle
-    return high
+def quantile(dof: int) -> float:
+    """Return the upper end of the 95 % interval of t with `dof` >= 1 degrees of freedom."""
+    from scipy import special  # slow to import, and few commands need it
 
-
-def _below(t: float, dof: int) -> float:
-    """Return the probability of less than `t` >= 0.
-
-    Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4: finite sums
-    of powers of the cosine of atan(t / sqrt(dof)).
-    """
-    angle = math.atan2(t, math.sqrt(dof))
-    square = math.cos(angle) ** 2
-    is_odd = dof % 2
-    total, term = 0.0, math.cos(angle) if is_odd else 1.0
-    for power in range(is_odd, dof, 2):
-        total += term
-        term *= square * (power + 1) / (power + 2)
-    total *= math.sin(angle)
-    within = 2 / math.pi * (angle + total) if is_odd else total
-    return (1 + within) / 2
+    return float(special.stdtrit(dof, 0.975))
 
 
 def dof_of(values: Sequence[float]) -> int:

@@ -180,22 +180,8 @@ def uniform_p_value(counts: Sequence[int]) -> float | None:
     total, cells = sum(counts), len(counts)
     if total == 0 or total < LEAST_EXPECTED * cells:
         return None
+    from scipy import special  # slow to import, and few commands need it
+
     expected = total / cells
     statistic = sum((count - expected) ** 2 for count in counts) / expected
-    return chi_square_tail(statistic, cells - 1)
-
-
-def chi_square_tail(x: float, degrees: int) -> float:
-    """Return the probability that a chi-square variable of these degrees is above x."""
-    if x <= 0:
-        return 1.0
-    half = x / 2
-    if degrees % 2:
-        tail, order = math.erfc(math.sqrt(half)), 0.5
-    else:
-        tail, order = math.exp(-half), 1.0
-    # Q(a + 1, y) = Q(a, y) + y^a exp(-y) / Gamma(a + 1)
-    while order < degrees / 2:
-        tail += math.exp(order * math.log(half) - half - math.lgamma(order + 1))
-        order += 1
-    return tail
+    return float(special.chdtrc(cells - 1, statistic))
