@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from typing import Any
 
 from lm_human_preferences import lm_tasks, rewards, session, storage
@@ -156,11 +157,15 @@ def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool
 
 
 def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
-    """Evaluate the policy if that is asked for, and print the next commands."""
+    """Evaluate the policy if that is asked for and not done, and print the next commands."""
+    run = hparams.run
     try:
-        evaluation = make_plan(hparams).evaluation
-        if evaluation is not None:
-            evaluation.evaluate(has_trained=has_trained)
+        is_evaluated = os.path.exists(os.path.join(str(run.directory), run_files.RESULTS))
+        if run.is_evaluated and (has_trained or not is_evaluated):
+            from lm_human_preferences.evaluation import evaluate  # a room that others do without
+
+            rewards = {'function': hparams.rewards.function}
+            evaluate.evaluate(str(run.save_dir), directory=run.directory, rewards=rewards)
     finally:  # the policy is saved even if its evaluation cannot be written
         console.announce_policy(hparams)
 

@@ -11,7 +11,7 @@ from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed import horovod, mpi_library
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.external_rewards.texts import joined
-from lm_human_preferences.labels import label_files, simulated
+from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.plan import checks
@@ -131,7 +131,7 @@ def _queries(plan: Plan, encoder: Encoder | None, unchecked: list[str]) -> list[
     sampler = lm_tasks.make_query_sampler(task, encoder=encoder, batch_size=1)
     first = encoder.decode(sampler()['tokens'][0])
     lines = [f'first query: {first!r:.{SHOWN}}', *checks.check_queries(plan, encoder)]
-    if plan.evaluation is not None:
+    if plan.policy is not None and plan.policy.run.is_evaluated:
         lines += lm_tasks.query_notes(task, encoder, 'test')
     return lines
 
@@ -161,7 +161,7 @@ def _labels(
     if encoding is None or encoder is None or elsewhere:
         return []
     labels = label_files.load_labels(settings, encoding).tensors
-    phase.split(labels, encoder)
+    held_out.split(labels, settings, encoder)
     fields = []
     for field, values in labels.items():
         is_text = values[0].ndim > 0

@@ -184,6 +184,11 @@ class RunHParams(reward_options.RunHParams):
         ' --web)',
     )
 
+    @property
+    def is_evaluated(self) -> bool:
+        """True if the policy is evaluated after its training."""
+        return self.evaluate and self.save_dir is not None
+
 
 @dataclass
 class HParams(hyperparams.HParams):
@@ -198,6 +203,7 @@ class HParams(hyperparams.HParams):
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check the minibatches, and that labels can be collected as the options say."""
         parts = self.ppo.nminibatches
+        yield from self._problems_of_tasks()
         yield from self._problems_of_kl_control()
         self._check_shares({})
         if self.ppo.micro_batch_size is not None:
@@ -237,6 +243,20 @@ class HParams(hyperparams.HParams):
             '{rewards.online.source=}: a run with --save_dir None has no folder in which they could'
             ' answer',
         )
+
+    def _problems_of_tasks(self) -> Iterator[tuple[object, str]]:
+        """Check that a policy and its new reward model have the same task."""
+        if self.rewards.train_new_model is None:
+            return
+        own = hyperparams.leaves(self.task)
+        of_reward = hyperparams.leaves(self.rewards.train_new_model.task)
+        for name in own | of_reward:
+            value, other = own.get(name, 'off'), of_reward.get(name, 'off')
+            yield (
+                value != other,
+                f'{{task.{name}}} and {{rewards.train_new_model.task.{name}}} must be the same:'
+                f' {value} != {other}',
+            )
 
     def _problems_of_kl_control(self) -> Iterator[tuple[object, str]]:
         """Check that a coefficient above 0 stays above 0 when it adapts."""

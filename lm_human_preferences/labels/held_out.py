@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.label_types.base import check_finite
 from lm_human_preferences.labels.report import agreement
@@ -105,6 +108,31 @@ def parted(
     mask = is_held_out(labels, label_type, share, encoder)
     held_out = {field: values[mask] for field, values in labels.items()}
     return held_out, {field: values[~mask] for field, values in labels.items()}
+
+
+def split(
+    labels: Labels, settings: HParams, encoder: Encoder
+) -> tuple[Labels, Labels | None, list[str]]:
+    """Return (labels to learn from, held-out ones or None, notes) of a training's labels.
+
+    UserError if none are left to learn from.
+    """
+    if settings.labels.held_out == 0:
+        return labels, None, []
+    label_type = label_types.get(settings.labels.type)
+    held_out, train = parted(labels, label_type, settings.labels.held_out, encoder)
+    count, left = len(held_out['query']), len(train['query'])
+    if left == 0:
+        raise UserError(
+            f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
+            ' collect more of them, about other queries, or hold fewer out'
+        )
+    queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]
+    note = (
+        f'Held out: {count} of {count + left} labels; training on {left} ({queries[0]} of'
+        f' {queries[1]} queries are held out)'
+    )
+    return train, held_out, [note]
 
 
 @dataclasses.dataclass(frozen=True)

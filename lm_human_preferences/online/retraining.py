@@ -9,7 +9,7 @@ from typing import ClassVar
 from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.frozen_head.reward import FrozenReward
-from lm_human_preferences.labels.held_out import Labels, Prediction, predict
+from lm_human_preferences.labels.held_out import Labels, Prediction, predict, split
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import EnsembleReward, RewardModel
@@ -63,7 +63,7 @@ class Retrainer:
 
     def train(self, labels: Labels, step: int) -> Outcome:
         """Train on `labels` {field: (labels, ...)}, the same on all ranks, before policy `step`."""
-        learned, held_out, _ = self.phase.split(labels, self.ref_policy.encoder)
+        learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
         losses = []
         for number in range(len(self.reward_models)):
             # The first model draws the numbers that a single one does.
@@ -120,7 +120,7 @@ class HeadRetrainer:
 
     def train(self, labels: Labels, step: int) -> Outcome:
         """Fit to `labels`, the same on all ranks, before policy `step`."""
-        learned, held_out, _ = self.phase.split(labels, self.ref_policy.encoder)
+        learned, held_out, _ = split(labels, self.settings, self.ref_policy.encoder)
         with random_stream(self.seed, 'reward model', step, self.comm.rank):
             fitted = head_training.fit(
                 self.phase, self.ref_policy, learned, self.comm, may_be_constant=True

@@ -17,7 +17,7 @@ from lm_human_preferences.hparams.reward_options import COLLECTED
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import TRAIN, LabelFolder, QuestionWriter
-from lm_human_preferences.labels.held_out import Labels
+from lm_human_preferences.labels.held_out import Labels, split
 from lm_human_preferences.labels.labeller import Labeller, names_in
 from lm_human_preferences.labels.task_file import new_task
 from lm_human_preferences.online import progress
@@ -153,7 +153,7 @@ class RunLabels:
         directory = self.phase.run.directory
         if directory is None:
             return
-        learned, held_out, _ = self.phase.retraining.split(labels, self.encoder)
+        learned, held_out, _ = split(labels, self.phase.retraining.settings, self.encoder)
         about = {
             'source': COLLECTED,
             'found': batch.labels,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import lm_tasks
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.machine import products
 from lm_human_preferences.training import memory, precision
-from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import announce
 
@@ -28,8 +27,6 @@ def check_settings(settings: Settings, ranks: int) -> None:
     settings.check_ranks(ranks)
     for name in _precisions(settings):
         precision.check_available(name, default_device())
-    if settings.new_reward_model is not None:
-        _check_same_task(settings.task, settings.new_reward_model.task)
 
 
 def check_start(plan: Plan, comm: Comm) -> Sizes:
@@ -66,8 +63,11 @@ def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
     """Return notes on the texts of a user's own file; UserError if they cannot be used."""
     notes = lm_tasks.end_notes(plan.settings.task, encoder)
     notes += lm_tasks.query_notes(plan.settings.task, encoder, 'train')
-    if plan.evaluation is not None:
-        plan.evaluation.check_queries(encoder)
+    is_own_file = plan.settings.task.query_dataset not in registry.DATASETS
+    if plan.policy is not None and plan.policy.run.is_evaluated and is_own_file:
+        from lm_human_preferences.evaluation import measure  # a room that others do without
+
+        measure.queries_of(plan.policy.source, encoder, None)
     return notes
 
 
@@ -88,15 +88,3 @@ def _precisions(settings: Settings) -> list[str]:
     if settings.new_reward_model is not None:
         found.append(settings.new_reward_model.run.precision)
     return found
-
-
-def _check_same_task(task: lm_tasks.TaskHParams, reward_task: lm_tasks.TaskHParams) -> None:
-    """Raise UserError unless a policy and its new reward model have the same task."""
-    settings, of_reward = hyperparams.leaves(task), hyperparams.leaves(reward_task)
-    for name in settings | of_reward:
-        value, other = settings.get(name, 'off'), of_reward.get(name, 'off')
-        if value != other:
-            raise UserError(
-                f'{task.option_name(name)} and {reward_task.option_name(name)} must be the same:'
-                f' {value} != {other}'
-            )

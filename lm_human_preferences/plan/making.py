@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.plan.phases import Evaluate, FitHead, Training, TrainPolicy, TrainReward
+from lm_human_preferences.plan.phases import FitHead, Training, TrainPolicy, TrainReward
 from lm_human_preferences.runs import run_files
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ class Plan:
     settings: Settings
     rewards: tuple[TrainReward, ...]  # that are trained before the policy
     policy: TrainPolicy | None = None
-    evaluation: Evaluate | None = None
 
     @property
     def trainings(self) -> list[Training]:
@@ -37,7 +36,9 @@ class Plan:
     def names(self) -> list[str]:
         """Names of all phases, in their order."""
         names = [phase.name for phase in self.trainings]
-        return names if self.evaluation is None else [*names, self.evaluation.name]
+        if self.policy is not None and self.policy.run.is_evaluated:
+            names.append('evaluation')
+        return names
 
     def phases_line(self) -> str:
         """Return the line that tells the user what comes after what."""
@@ -66,10 +67,7 @@ def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
         rewards = [dataclasses.replace(first, member=each) for each in range(settings.members)]
     if settings.policy is None:
         return Plan(settings, tuple(rewards))
-    policy = policy_phase(settings.policy, ask=ask)
-    is_evaluated = policy.run.evaluate and policy.run.save_dir is not None
-    evaluation = Evaluate(policy.settings, policy.source) if is_evaluated else None
-    return Plan(settings, tuple(rewards), policy, evaluation)
+    return Plan(settings, tuple(rewards), policy_phase(settings.policy, ask=ask))
 
 
 def reward_phase(settings: reward_options.HParams, command: Settings | None = None) -> TrainReward:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.datasets import registry
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
@@ -19,8 +17,6 @@ from lm_human_preferences.utils.core import ceil_div, exact_div
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import policy_options, reward_options
     from lm_human_preferences.hparams.task_options import LoraHParams
-    from lm_human_preferences.labels.held_out import Labels
-    from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.reward_sources.sources import RewardSource
     from lm_human_preferences.training.model_sizes import Sizes
 
@@ -72,26 +68,6 @@ class TrainReward:
         directory = self.settings.run.directory
         return directory and storage.join(directory, name)
 
-    def split(self, labels: Labels, encoder: Encoder) -> tuple[Labels, Labels | None, list[str]]:
-        """Return (training labels, held-out ones or None, notes); UserError if none are left."""
-        from lm_human_preferences.labels.held_out import parted  # a policy does without labels
-
-        settings = self.settings
-        if settings.labels.held_out == 0:
-            return labels, None, []
-        label_type = label_types.get(settings.labels.type)
-        held_out, train = parted(labels, label_type, settings.labels.held_out, encoder)
-        count, left = len(held_out['query']), len(train['query'])
-        if left == 0:
-            raise UserError(
-                f'{settings.labels.setting("held_out")} leaves none of {count} labels to train on:'
-                ' collect more of them, about other queries, or hold fewer out'
-            )
-        note = f'Held out: {count} of {count + left} labels; training on {left}'
-        queries = [len(part['query'].unique(dim=0)) for part in (held_out, labels)]
-        note += f' ({queries[0]} of {queries[1]} queries are held out)'
-        return train, held_out, [note]
-
     def is_finished(self) -> bool:
         """Return whether the run has the checkpoint of the finished model."""
         directory = self.path(self.files.finished)
@@ -106,15 +82,10 @@ class TrainReward:
         finished = os.path.join(directory, self.files.finished)
         return checkpoints.Planned(finished, 1, checkpoint_size(self.networks, sizes))
 
-    @property
-    def _row(self) -> int:
-        """Tokens of a label: of its query, and its responses."""
-        task = self.settings.task
-        return task.query_length + responses_of(self.settings) * task.response_length
-
     def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
         """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
-        settings = self.settings
+        settings, task = self.settings, self.settings.task
+        responses = len(label_types.get(settings.labels.type).samples)
         rows = exact_div(settings.batch_size, ranks)
         return MemoryEstimate(
             sizes,
@@ -125,7 +96,7 @@ class TrainReward:
                 settings.option_name('rollout_batch_size'): settings.rollout_batch_size // ranks,
             },
             rows=rows,
-            tokens=self._row,
+            tokens=task.query_length + responses * task.response_length,
             predicted=0,
             micro_batch_size=settings.micro_batch_size,
             option=settings.option_name('micro_batch_size'),
@@ -215,33 +186,6 @@ class TrainPolicy:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluate:
-    """Evaluation of the trained policy, whose room is loaded for it alone."""
-
-    settings: policy_options.HParams
-    source: RewardSource
-
-    name: ClassVar[str] = 'evaluation'
-
-    def check_queries(self, encoder: Encoder) -> None:
-        """Raise UserError if the user's own file of queries has none to evaluate on."""
-        from lm_human_preferences.evaluation import measure
-
-        if self.settings.task.query_dataset not in registry.DATASETS:
-            measure.queries_of(self.source, encoder, None)
-
-    def evaluate(self, *, has_trained: bool) -> None:
-        """Evaluate, unless the policy was finished and evaluated before this command."""
-        from lm_human_preferences.evaluation import evaluate
-
-        run = self.settings.run
-        assert run.save_dir is not None and run.directory is not None, 'see make_plan'
-        if has_trained or not os.path.exists(os.path.join(run.directory, run_files.RESULTS)):
-            rewards = {'function': self.settings.rewards.function}
-            evaluate.evaluate(run.save_dir, directory=run.directory, rewards=rewards)
-
-
 Training = TrainReward | TrainPolicy
 
 
@@ -250,8 +194,3 @@ def checkpoint_size(networks: Networks, sizes: Sizes) -> int:
     moments = 2  # of Adam
     copies = len(networks.scopes) + moments * len(networks.learning)
     return copies * FLOAT * sizes.own_parameters() + checkpoints.SIZE_OF_OTHER_FILES
-
-
-def responses_of(settings: reward_options.HParams) -> int:
-    """Return the number of responses of a label."""
-    return len(label_types.get(settings.labels.type).samples)

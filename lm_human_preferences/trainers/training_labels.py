@@ -9,7 +9,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import are_line_counts
-from lm_human_preferences.labels.held_out import Labels
+from lm_human_preferences.labels.held_out import Labels, split
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
@@ -58,7 +58,7 @@ class TrainingLabels:
             labels = simulated.simulated_labels(self.settings, policy, self.comm)
             self._loaded = label_files.made_up(labels)
         tensors = self._loaded.tensors
-        self.learned, self.held_out, notes = self.phase.split(tensors, policy.encoder)
+        self.learned, self.held_out, notes = split(tensors, self.settings, policy.encoder)
         self.notes = [*self._loaded.notes, *notes]
 
     def record(self, is_begun: bool) -> None:

@@ -38,12 +38,12 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.held_out import split
 from lm_human_preferences.labels.label_files import tensors_of
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated import simulate, simulated_answer, small_tokens
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online import collection, run_labels
-from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.train_reward import RewardModelTrainer
 
 PEOPLE = {
@@ -142,7 +142,7 @@ def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_pat
     settings = online_hparams(live, rewards__train_new_model__labels__held_out=0.3)
     new_model = settings.rewards.train_new_model
     labels = tensors_of(folder, run_labels.collected(folder))
-    learned, held_out, _ = reward_phase(new_model).split(labels, encodings.Test.get_encoder())
+    learned, held_out, _ = split(labels, new_model, encodings.Test.get_encoder())
     found = reward_on_labels.report(folder, str(tmp_path / 'run/policy'))
     assert found['held_out_share'] == 0.3
     assert 20 < found['held_out']['labels'] == len(held_out['query'])

@@ -21,7 +21,7 @@ from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.held_out import is_held_out, predict, subjects_of
+from lm_human_preferences.labels.held_out import is_held_out, predict, split, subjects_of
 from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -111,7 +111,7 @@ def hparams(share):
 
 def test_split_loses_nothing():
     labels = pairs(203)
-    train, held_out, (note,) = reward_phase(hparams(0.25)).split(labels, LETTERS)
+    train, held_out, (note,) = split(labels, hparams(0.25), LETTERS)
     assert held_out is not None
     mask = held_out_by(labels, 0.25)
     for field, values in labels.items():
@@ -120,10 +120,10 @@ def test_split_loses_nothing():
     count = int(mask.sum())
     expected = f'Held out: {count} of 203 labels; training on {203 - count}'
     assert note == f'{expected} ({count} of 203 queries are held out)'
-    assert reward_phase(hparams(0.0)).split(labels, LETTERS) == (labels, None, [])
+    assert split(labels, hparams(0.0), LETTERS) == (labels, None, [])
     few = {field: values[mask] for field, values in labels.items()}
     with pytest.raises(UserError, match='--labels.held_out 0.25 leaves none of'):
-        reward_phase(hparams(0.25)).split(few, LETTERS)
+        split(few, hparams(0.25), LETTERS)
 
 
 # ---------------------------------------------------------------- coin flips, each way in

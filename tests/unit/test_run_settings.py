@@ -69,6 +69,15 @@ def test_a_run_owns_the_files_of_the_commands_that_it_does(settings, commands):
     assert resolved('train_policy', 'test', settings).commands == commands.split()
 
 
+def test_a_policy_and_its_reward_model_have_one_task():
+    hparams = resolved('train_policy', 'test')
+    hparams.validate()
+    hparams.rewards.train_new_model.task.query_length += 1
+    told = '--task.query_length and --rewards.train_new_model.task.query_length must be the same'
+    with pytest.raises(ValueError, match=told):
+        hparams.validate()
+
+
 def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path):
     settings = {**ONLINE, 'run.save_dir': str(tmp_path), 'run.resume': True}
     hparams = resolved('train_policy', 'test', settings)
