@@ -2,7 +2,7 @@
 """What a GPU computes otherwise when it does the same again.
 
     pipenv run python benchmarks/repeats.py operators [--size 124M] [--batch 64]
-    pipenv run python benchmarks/repeats.py resume
+    pipenv run python benchmarks/repeats.py resume [--precision bf16]
 
 The first command names the operators of an update that PyTorch knows as nondeterministic here, and
 says how far the weights are apart after the same update twice, also where epochs take
@@ -29,6 +29,7 @@ import workload
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed import comm
+from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
@@ -76,13 +77,25 @@ def operators(args):
         )
 
 
-def training(directory):
-    """The command of a short training with a checkpoint after each step."""
+def write_model(directory):
+    """Write a random model of letters whose heads flash attention takes."""
+    sizes = model.HParams(n_vocab=27, n_ctx=8, n_embd=16, n_head=2, n_layer=2)
+    network = model.Model(sizes).initialize()
+    variables = network.variable_names.variables(dict(network.named_parameters()))
+    checkpoints.save(f'{directory}/checkpoints', 'model.ckpt', variables)
+    trained_models.GPT2(sizes).write_files(directory)
+    trained_models.TrainedModel('test').encoding.write_files(directory)
+
+
+def training(directory, start, precision):
+    """The command of a short training of the model `start`, with a checkpoint after each step."""
     words = (
         'launch.py train_policy test run --rewards.train_new_model off --rewards.trained_model test'
+        f' --run.precision {precision}'
         f' --ppo.total_episodes {64 * STEPS} --run.save_interval 1 --run.seed 1 --mpi 1'
     )
-    return [sys.executable, *words.split(), '--save_dir', directory]
+    paths = ['--task.policy.initial_model', start, '--save_dir', directory]
+    return [sys.executable, *words.split(), *paths]
 
 
 def final_weights(directory):
@@ -95,12 +108,14 @@ def final_weights(directory):
 
 def resume(args):
     """Print whether a run that was killed ends as one that was not."""
-    del args
     with tempfile.TemporaryDirectory() as folder:
-        whole, killed = f'{folder}/whole', f'{folder}/killed'
-        subprocess.run(training(whole), cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        start, whole, killed = f'{folder}/start', f'{folder}/whole', f'{folder}/killed'
+        write_model(start)
+        command = training(whole, start, args.precision)
+        subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        command = training(killed, start, args.precision)
         with subprocess.Popen(
-            training(killed), cwd=REPOSITORY, stdout=subprocess.DEVNULL, start_new_session=True
+            command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, start_new_session=True
         ) as process:
             while len(list(Path(killed).rglob('*.index'))) < STEPS // 4 and process.poll() is None:
                 time.sleep(0.02)

@@ -146,13 +146,13 @@ def test_benchmark(name, monkeypatch, capsys, own_environment):
     assert re.search(printed, found), found
 
 
-def printed_by_hour(tmp_path, program, **environ):
-    """What gpu_hour.sh prints with the smallest sizes, where a shell's `program` is Python."""
+def printed_by_quarter(tmp_path, program, **environ):
+    """What quarter.sh prints with the smallest sizes, where a shell's `program` is Python."""
     python = tmp_path / 'python'
     python.write_text(f'#!/bin/sh\n{program}\n')
     python.chmod(0o700)
     return subprocess.run(
-        [FOLDER / 'gpu_hour.sh', tmp_path / 'out', '--tiny'],
+        [FOLDER / 'quarter.sh', tmp_path / 'out', '--tiny'],
         env={**os.environ, 'PYTHON': str(python), **environ},
         stdout=subprocess.PIPE,
         text=True,
@@ -160,30 +160,27 @@ def printed_by_hour(tmp_path, program, **environ):
     ).stdout
 
 
-def tiny_hour(tmp_path):
-    """The commands of gpu_hour.sh with the smallest sizes, by the names of its parts."""
-    printed_by_hour(tmp_path, 'echo "$@"')
-    commands = {}
-    for path in (tmp_path / 'out').iterdir():
-        _, command, status = path.read_text().splitlines()
-        assert status.startswith('== status 0 after')
-        commands[path.stem] = command.split()
-    return commands
+def tiny_quarter(tmp_path):
+    """The commands of quarter.sh with the smallest sizes, by the names of its parts."""
+    printed_by_quarter(tmp_path, 'echo "$@"')
+    (log,) = (tmp_path / 'out').iterdir()
+    parts = re.findall(r'^== (\w+): .*\n(.*)\n== \1: status 0 after', log.read_text(), re.M)
+    return {name: command.split() for name, command in parts}
 
 
-def test_each_part_of_the_hour_of_a_gpu_is_written(tmp_path):
-    commands = tiny_hour(tmp_path)
-    assert len(commands) == 11
+def test_each_part_of_the_quarter_of_an_hour_is_written(tmp_path):
+    commands = tiny_quarter(tmp_path)
+    assert len(commands) == 8
     assert commands['tests'] == ['-m', 'pytest', '-n0', '-q', 'tests/gpu']
 
 
-def test_the_hour_of_a_gpu_ends(tmp_path):
-    """The limit of all parts cuts the first of them off, whose lines are written."""
-    found = printed_by_hour(tmp_path, 'echo begun; exec sleep 30', SECONDS='2399')
+def test_the_quarter_of_an_hour_ends(tmp_path):
+    """The limit of all parts cuts the first of them off, whose lines are in the table."""
+    found = printed_by_quarter(tmp_path, 'echo begun; exec sleep 30', SECONDS_IN_ALL='1')
     assert found.count('begun') == 1
-    assert found.count(': no time left') == 10
-    written = (tmp_path / 'out/tests.txt').read_text()
-    assert written.splitlines()[1:] == ['begun', '== status 124 after 1 s']
+    before, table = found.split('==== what was found')
+    assert before.count(': no time left') == table.count(': no time left') == 7
+    assert '== million: status 124 after 1 s' in table
 
 
 # The others are above, with the same options.
@@ -193,16 +190,18 @@ def test_the_hour_of_a_gpu_ends(tmp_path):
     [
         ('million', r'\nfp32 .* epochs '),
         (
-            'operators',
+            'to_the_bit',
             r'^nondeterministic: none\n(weights .* at most 0.0e\+00, epochs took .* s\n){2}$',
         ),
         ('resume', r'^killed and resumed: .* at most 0.0e\+00\n$'),
         ('memory', r'^( +\d+\.\d+){2} +[-+]\d+%'),
-        ('memory_large_bf16', r'billion parameters, bf16:\nprocess .* estimate=.*\n.* learn; '),
+        ('memory_large', r'billion parameters, bf16:\nprocess .* estimate=.*\n.* learn; '),
     ],
 )
-def test_a_part_of_the_hour_of_a_gpu(part, printed, tmp_path, monkeypatch, capsys, own_environment):
-    program, *options = tiny_hour(tmp_path)[part]
+def test_a_part_of_the_quarter_of_an_hour(
+    part, printed, tmp_path, monkeypatch, capsys, own_environment
+):
+    program, *options = tiny_quarter(tmp_path)[part]
     for module in ('workload', 'ppo_update'):
         monkeypatch.setattr(importlib.import_module(module), 'RESPONSE_LENGTH', 4)
 
