@@ -24,7 +24,7 @@ from lm_human_preferences.utils.streams import note
 from lm_human_preferences.utils.terminal import columns, printable
 
 WIDEST = 80  # columns that a question takes
-MOST_CHOICES = 9  # there is a key for each
+HIGHEST_KEY = 9
 GUARD_SECONDS = 0.25  # in which a key was meant for the question before, as on the page
 UNDO = ('u', '\x7f', '\b')  # the latter two are what backspace sends
 ENTER = ('\r', '\n')
@@ -114,10 +114,10 @@ class Session:
         self.given = 0
         self.pressed: list[int] = []  # so far, of an answer that takes several keys
         self.begin = self._shown_at = time.monotonic()
-        if self.control.choices > MOST_CHOICES:
+        if self.control.first < 0 or self.control.last > HIGHEST_KEY:
             raise UserError(
-                f'{self.folder.path} shows {len(self.folder.samples)} samples at once: a terminal'
-                f' has keys for {MOST_CHOICES}'
+                f'{self.folder.path} is answered by the numbers {self.control.first} to'
+                f' {self.control.last}: a terminal has keys for 0 to {HIGHEST_KEY}'
             )
 
     def run(self) -> None:

@@ -68,7 +68,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
     answers = folder.counted(without=without)
     is_text = form == TEXT
     kept = [answer for answer in answers if is_text or answer.value != TIE]
-    labels = folder.as_labels(kept, with_labellers=is_text)
+    labels = folder.as_labels(kept, as_text=is_text)
     inexact = 0
     if form == TOKENS:
         written = [token_ids.marked(label, folder.task['encoding']) for label in labels]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 MAX_RESPONSES = 1000  # most responses in one label
-SCALE = 9  # ratings and comparisons are numbers from 1 to 9
-MIDDLE = (SCALE + 1) // 2
 
 TYPES: dict[str, type[LabelType]] = {}
 
@@ -111,6 +109,10 @@ class _Number(LabelType):
 
     is_numeric = True
     expected = 'a number'
+    scale: tuple[int, int]
+
+    def __init__(self) -> None:
+        self.set_scale(*self.scale)
 
     def is_valid(self, value: Any) -> bool:
         return is_number(value)
@@ -131,13 +133,22 @@ class ScalarRating(_Number):
     samples = ('sample',)
     field = 'score'
     instructions = 'Read the text, then the response to it. Say how much you like the response.'
-    control = Control(
-        'scale',
-        SCALE,
-        f'rate it, {SCALE} is best, and go on',
-        title='Rating',
-        ends=('worst', '', 'best'),
-    )
+    scale = (1, 9)
+
+    def set_scale(self, low: int, high: int) -> None:
+        self.scale = low, high
+        self.control = Control(
+            'scale',
+            high - low + 1,
+            f'rate it, {high} is best, and go on',
+            first=low,
+            title='Rating',
+            ends=('worst', '', 'best'),
+        )
+
+    def scale_of(self, values: Sequence[float]) -> tuple[int, int]:
+        low = math.floor(min(values))
+        return low, max(math.ceil(max(values)), low + 1)
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
         (number,) = numbers
@@ -182,20 +193,30 @@ class ScalarComparison(_Number):
     samples = ('sample0', 'sample1')
     field = 'difference'
     instructions = 'Read the text, then both responses to it. Say which of them you like better.'
-    control = Control(
-        'scale',
-        SCALE,
-        f'1: the first is far better, {MIDDLE}: equal, {SCALE}: the second; and go on',
-        title='Which is better',
-        ends=('response 1 is far better', 'equal', 'response 2 is far better'),
-    )
+    scale = (-4, 4)
     chance = 1 / 2
     tied = 0
+
+    def set_scale(self, low: int, high: int) -> None:
+        self.scale = low, high
+        last = high - low + 1
+        self.control = Control(
+            'scale',
+            last,
+            f'1: the first is far better, {1 - low}: equal, {last}: the second; and go on',
+            title='Which is better',
+            ends=('response 1 is far better', 'equal', 'response 2 is far better'),
+        )
+
+    def scale_of(self, values: Sequence[float]) -> tuple[int, int]:
+        high = max(1, *(math.ceil(abs(value)) for value in values))
+        return -high, high
 
     def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
         """Return the distance of the number from the middle, towards the second sample."""
         (number,) = numbers
-        towards_second_shown = number - MIDDLE
+        low, _ = self.scale
+        towards_second_shown = number - 1 + low
         return towards_second_shown if order[0] == 0 else -towards_second_shown
 
     def preferred(self, value: float) -> int | None:

@@ -75,6 +75,7 @@ class LabelType:
     expected: str  # description of a valid answer, for error messages
     instructions: str = ''  # for labellers, unless others are given
     control: Control = Control('choose', 2, '')
+    scale: tuple[int, int] | None = None  # lowest and highest number that people answer, if any
     chance: float | None = None  # fraction of answers that guessing gets right; None for ratings
     can_tie: bool = False  # whether "no preference" can be an answer
     ties: bool = False  # whether it may be given, see `allow_ties`
@@ -106,6 +107,14 @@ class LabelType:
             tie = 'no preference, and go on'
             self.control = dataclasses.replace(self.control, tie=tie, bad=bad)
         return self
+
+    def set_scale(self, low: int, high: int) -> None:
+        """Have people answer by the whole numbers from `low` to `high`."""
+        self.lacks('set_scale')
+
+    def scale_of(self, values: Sequence[Value]) -> tuple[int, int]:
+        """Return the lowest and the highest number of a scale on which `values` are."""
+        self.lacks('scale_of')
 
     # ------------------------------------------------------------ what people answer
 

@@ -26,6 +26,7 @@ from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import (
+    BAD,
     GIVEN_BY,
     GIVEN_ID,
     ID,
@@ -197,9 +198,12 @@ class LabelFolder:
         return sorted(found, key=operator.attrgetter('age'))
 
     def as_labels(
-        self, answers: Iterable[Answer], with_labellers: bool = False
+        self, answers: Iterable[Answer], as_text: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Yield answers as objects of a label file, with the ids that they had elsewhere."""
+        """Yield answers as objects of a label file, with the ids that they had elsewhere.
+
+        as_text: whether to add what only labels in words have, such as the labeller.
+        """
         for answer in answers:
             question = self.questions[answer.question]
             label: dict[str, Any] = dict(self.tokens(question))
@@ -207,8 +211,10 @@ class LabelFolder:
             for given_id in (question.given_id, answer.given_id):
                 if given_id is not None:
                     label[ID] = given_id
-            if with_labellers:
+            if as_text:
                 label[GIVEN_BY] = answer.labeller
+            if as_text and answer.is_bad:
+                label[BAD] = True
             yield label
 
     def time_of_next_answer(self) -> float:

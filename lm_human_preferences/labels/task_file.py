@@ -12,6 +12,7 @@ from lm_human_preferences.runs.run_files import TASK
 FORMAT = 1
 EXPERIMENT = 'experiment'  # the field that names that of `ask`; not in folders of other versions
 TIES = 'ties'  # the field that is true where "no preference" is an answer; else it is not there
+SCALE = 'scale'  # the field with the lowest and the highest number that people answer, if any
 
 
 def read_task(path: str) -> dict[str, Any]:
@@ -33,7 +34,17 @@ def read_task(path: str) -> dict[str, Any]:
     ties = task.get(TIES, False)
     if type(ties) is not bool or (ties and not label_type.can_tie):
         raise UserError(f'{file} is damaged: {task["label_type"]} cannot have ties {ties!r:.80}')
+    scale = task.get(SCALE, label_type.scale)
+    if scale is not None and not _is_scale(scale, label_type):
+        raise UserError(f'{file} is damaged: {task["label_type"]} cannot have scale {scale!r:.80}')
     return task
+
+
+def _is_scale(value: Any, label_type: LabelType) -> bool:
+    if label_type.scale is None or not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    are_whole = all(type(number) is int for number in value)
+    return are_whole and tuple(value) == label_type.scale_of(value)
 
 
 def new_task(
@@ -55,12 +66,16 @@ def new_task(
         record[EXPERIMENT] = experiment
     if ties:
         record[TIES] = True
+    if asked.scale is not None:
+        record[SCALE] = list(asked.scale)
     return record
 
 
 def label_type_of(task: Mapping[str, Any]) -> LabelType:
     """Return the label type of a folder. task: content of its task.json."""
     label_type = label_types.get(task['label_type'])
+    if SCALE in task:
+        label_type.set_scale(*task[SCALE])
     return label_type.allow_ties() if task.get(TIES) else label_type
 
 

@@ -237,6 +237,17 @@ def test_numbers_on_a_scale(window, path):
     assert [answer.value for answer in answers_of(path, 'anna')] == [1, 5, 9, 7]
 
 
+def test_the_scale_is_that_of_the_folder(window, path):
+    make_folder(path, 0, task={'label_type': 'scalar_rating', 'scale': [0, 4]}, samples=1)
+    with shown(window, path, [row[:2] for row in TEXTS], 'scalar_rating'):
+        names = "[...document.querySelectorAll('#buttons button')].map(b => b.ariaLabel)"
+        assert window.script(names) == ['0, worst', '1', '2', '3', '4, best']
+        window.answer('0', '4')
+        window.press('5')  # is none of them
+        window.answered('2 of 9')
+    assert [answer.value for answer in answers_of(path, 'anna')] == [0, 4]
+
+
 def test_several_keys_or_clicks_make_a_ranking(window, path, monkeypatch):
     example_label_type.register(monkeypatch)
     with shown(window, path, TEXTS, 'ranking_of_4'):

@@ -174,7 +174,9 @@ def test_mistakes_are_one_line(tmp_path):
     assert 'judges film reviews only' in error
     assert not (tmp_path / 'f/answers/sim.jsonl').exists()
     make_folder(tmp_path / 'ten', samples=10, task={'label_type': 'best_of_10'})
-    assert 'shows 10 samples at once' in error_of(invoke(f'label {tmp_path}/ten --labeller a'))
+    assert 'the numbers 1 to 10: a terminal has keys' in error_of(
+        invoke(f'label {tmp_path}/ten --labeller a')
+    )
     off = f'label {tmp_path}/f --labeller a --simulate off --simulate.error 0.3'
     assert '--simulate.error has no meaning' in error_of(invoke(off))
     beyond = f'label {tmp_path}/f --labeller a --simulate.error 1.5'

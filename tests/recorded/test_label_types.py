@@ -98,6 +98,8 @@ def test_odd_names(name):
         ('best_of_4', 1, (2, 0, 3, 1), 2),
         ('best_of_4', 4, (2, 0, 3, 1), 1),
         ('best_of_4', 0, (2, 0, 3, 1), 'tie'),
+        ('best_of_4', 9, (2, 0, 3, 1), 'tie'),
+        ('best_of_9', 9, tuple(range(9)), 8),
         ('scalar_rating', 1, (0,), 1),
         ('scalar_rating', 9, (0,), 9),
         # 1 is for the first that is shown; a difference is how much better the second sample is
@@ -109,7 +111,9 @@ def test_odd_names(name):
     ],
 )
 def test_a_number_means_what_is_shown_there(name, number, order, expected):
-    assert label_types.get(name).answer_of([number], order) == expected
+    label_type = label_types.get(name).allow_ties()
+    assert label_type.control.accepts([number])
+    assert label_type.answer_of([number], order) == expected
 
 
 def test_a_label_has_up_to_a_thousand_responses():

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from command_line import error_of, invoke, succeed
 from label_folders import make_folder
+from label_page import press
 from sample_files import label_hparams
 
 from lm_human_preferences import label_types
@@ -302,3 +303,59 @@ def test_a_copy_of_a_labellers_file_is_refused(tmp_path, copy):
     for read in (lambda: LabelFolder(folder.path), folder.refresh):
         with pytest.raises(UserError, match=f'{copy}.jsonl, line 1 repeats an answer of anna: one'):
             read()
+
+
+def test_a_folder_has_one_scale(tmp_path):
+    """Keys are those of the ratings that were imported, and no others are added."""
+    path, file = tmp_path / 'f', tmp_path / 'ratings.jsonl'
+    scores = zip('abc', (0, 2.5, 4), strict=True)
+    records = [{'query': 'q', 'sample': sample, 'score': score} for sample, score in scores]
+    file.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
+    words = '--labels.type scalar_rating'
+    succeed(f'import_labels test {file} {path} {words}')
+    assert json.loads((path / 'task.json').read_text())['scale'] == [0, 4]
+    with pytest.raises(
+        UserError, match=r"f, line 1, field 'score': 0 is not on the scale .* 1 to 9"
+    ):
+        bring(tmp_path / 'asked', records, label_type='scalar_rating')
+    assert not list((tmp_path / 'asked/answers').iterdir())
+    file.write_text(json.dumps({**records[0], 'score': 5}))
+    refused = error_of(invoke(f'import_labels test {file} {path} {words}'))
+    assert '5 is not on the scale' in refused and '0 to 4: use another folder' in refused
+    file.write_text(json.dumps({'query': 'q', 'sample': 'd'}))
+    succeed(f'ask test {path} --questions {file} {words}')
+    assert '0-4 answer' in press(path, '50')
+    assert LabelFolder(str(path)).counted()[-1].value == 0
+
+
+@pytest.mark.parametrize(
+    'name, values, scale',
+    [
+        ('scalar_rating', [0.37, 0.9], (0, 1)),
+        ('scalar_rating', [3, 3], (3, 4)),
+        ('scalar_compare', [-1.5, 0], (-2, 2)),
+        ('scalar_compare', [0, 0], (-1, 1)),
+    ],
+)
+def test_scales_of_imports(name, values, scale):
+    label_type = label_types.get(name)
+    assert label_type.scale_of(values) == scale
+    label_type.set_scale(*scale)
+    control = label_type.control
+    numbers = range(control.first, control.last + 1)
+    order = range(len(label_type.samples))
+    assert [label_type.answer_of([number], order) for number in numbers] == [
+        *range(scale[0], scale[1] + 1)
+    ]
+
+
+def test_a_scale_without_keys_is_not_asked(tmp_path):
+    make_folder(tmp_path / 'f', task={'label_type': 'scalar_rating', 'scale': [0, 100]}, samples=1)
+    assert 'numbers 0 to 100' in error_of(invoke(f'label {tmp_path}/f --labeller anna'))
+    web = invoke(f'label {tmp_path}/f --labeller anna --web.port 0')
+    assert 'numbers from 0 to 100' in error_of(web)
+    for scale in ([0], [4, 0], [0, 1.5], 9):
+        task = json.loads((tmp_path / 'f/task.json').read_text())
+        (tmp_path / 'f/task.json').write_text(json.dumps({**task, 'scale': scale}))
+        with pytest.raises(UserError, match='task.json is damaged: .* cannot have scale'):
+            LabelFolder(str(tmp_path / 'f'))

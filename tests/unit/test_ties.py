@@ -141,6 +141,27 @@ def test_two_ties_agree_and_a_tie_with_a_choice_does_not(tmp_path):
     assert re.search(r'^labeller +answers +ties ', printed, re.MULTILINE)
 
 
+def test_that_all_are_bad_is_trained_as_a_tie_and_counted_apart(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 3, task=WITH_TIES)
+    press(path, '092')
+    assert [answer.value == TIE for answer in LabelFolder(str(path)).counted()].count(True) == 2
+    anna = report(LabelFolder(str(path)))['labellers']['anna']
+    assert (anna['ties'], anna['all_bad']) == (2, 1)
+    assert re.search(r'^labeller +answers +ties +all bad ', invoke(f'labels {path}').stdout, re.M)
+    exports = [tmp_path / 'one.jsonl', tmp_path / 'two.jsonl']
+    for export in exports:
+        succeed(f'labels {path} --export {export} --export_as text')
+    assert exports[0].read_bytes() == exports[1].read_bytes()
+    lines = [json.loads(line) for line in exports[0].read_text().splitlines()]
+    assert [line.get('bad') for line in lines if line['best'] == TIE] == [None, True]
+    words = f'import_labels test {exports[0]} {tmp_path}/g --ties on'
+    said = invoke(f'{words} --task.query_length 3 --task.response_length 4').stdout
+    assert 'Not read' not in said
+    (log,) = LabelFolder(f'{tmp_path}/g').logs.values()
+    assert [answer.is_bad for answer in log.uuids.values()] == [False, True, False]
+
+
 def test_ties_count_for_neither_policy(tmp_path):
     policies = ['old', 'old', 'new', 'new']
     make_folder(tmp_path / 'f', 3, task=WITH_TIES, kind='validation', policies=policies)

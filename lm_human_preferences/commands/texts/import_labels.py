@@ -14,9 +14,9 @@ from lm_human_preferences.hparams.labelling_options import ImportHParams
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import ID
-from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter, is_folder
 from lm_human_preferences.labels.labeller import check_name
-from lm_human_preferences.labels.task_file import TIES
+from lm_human_preferences.labels.task_file import SCALE, TIES
 from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language.encodings import Encoding
@@ -54,11 +54,13 @@ def import_labels(
     if not labels:
         why = [f'{file} holds no label that could be imported', *notes]
         raise UserError('. '.join(why))
+    label_type = label_types.get(reward_hparams.labels.type)
     if task is None:
-        label_type = label_types.get(reward_hparams.labels.type)
         shuffled = [into_folder.shuffled(label, label_type) for label in labels]
         _write_file(output, shuffled, label_type.field, encoding.name)
     else:
+        if SCALE in task and not is_folder(output):
+            task[SCALE] = label_type.scale_of([label.answer for label in labels])
         folder = _write_folder(output, labels, task, encoding, options.labeller)
         of_training = len(folder.counted())
         if of_training:

@@ -18,6 +18,7 @@ from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, L
 from lm_human_preferences.labels.page.assignments import Assignments
 from lm_human_preferences.language import tokenisers
 
+MOST_STEPS = 9  # highest number of a scale: there is a key for each
 REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
 
 
@@ -32,6 +33,12 @@ class LabellingService:
         self, folder: LabelFolder, labellers: Sequence[str], note: Callable[[str], None] = print
     ) -> None:
         self.folder, self.note = folder, note
+        control = folder.label_type.control
+        if control.template == 'scale' and not 0 <= control.first < control.last <= MOST_STEPS:
+            raise UserError(
+                f'{folder.path} has numbers from {control.first} to {control.last}: people can'
+                f' answer by those from 0 to {MOST_STEPS}'
+            )
         encoder = folder.encoding().get_encoder()
         self.encoder = tokenisers.for_people(encoder, folder.task['task'].get('chat'))
         self.labellers: dict[str, Labeller] = {}

@@ -136,6 +136,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     return {
         'answers': len(own),
         'ties': sum(answer.value == TIE for answer in own) if label_type.ties else None,
+        'all_bad': sum(answer.is_bad for answer in own),  # of the ties
         'skipped': len(last) - len(own),
         'taken_back': len(log.taken_back),
         'median_seconds': statistics.median(seconds) if seconds else None,

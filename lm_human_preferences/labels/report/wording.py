@@ -122,8 +122,9 @@ def labeller_table(labellers: Iterable[tuple[str, Facts]]) -> list[list[str]]:
     """Return a table of labellers, (name, facts) each, its headings first."""
     rows = [{'labeller': name, **_cells(found)} for name, found in labellers]
     heads = list(rows[0]) if rows else []
-    if all(row['ties'] == NOTHING for row in rows):
-        heads = [head for head in heads if head != 'ties']
+    for optional in ('ties', 'all bad'):
+        if all(row[optional] == NOTHING for row in rows):
+            heads = [head for head in heads if head != optional]
     return [heads, *([row[head] for head in heads] for row in rows)]
 
 
@@ -133,6 +134,7 @@ def _cells(found: Facts) -> dict[str, str]:
     return {
         'answers': str(found['answers']),
         'ties': NOTHING if found['ties'] is None else str(found['ties']),
+        'all bad': str(found['all_bad'] or NOTHING),
         'skipped': str(found['skipped']),
         'taken back': str(found['taken_back']),
         'median s': NOTHING if median is None else f'{median:.1f}',

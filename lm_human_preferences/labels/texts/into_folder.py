@@ -28,7 +28,9 @@ def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel
     """Return labels with the samples in the order in which each question was first asked.
 
     A preference that was not asked before is shuffled: its file has the chosen response first.
+    UserError for an answer that is not on the folder's scale.
     """
+    _check_scale(labels, folder)
     asked: dict[tuple[Any, ...], Tokens] = {}
     for question in folder.questions.values():
         tokens = folder.tokens(question)
@@ -39,6 +41,18 @@ def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel
         first = asked.setdefault(_in_any_order(label.tokens), label.tokens)
         found.append(_moved(label, first, folder.label_type))
     return found
+
+
+def _check_scale(labels: Sequence[TextLabel], folder: LabelFolder) -> None:
+    if folder.label_type.scale is None:
+        return
+    low, high = folder.label_type.scale
+    for label in labels:
+        if label.answer is not None and not low <= label.answer <= high:
+            raise UserError(
+                f'{label.where}, field {folder.label_type.field!r}: {label.answer} is not on the'
+                f' scale of {folder.path}, {low} to {high}: use another folder, or convert it'
+            )
 
 
 def shuffled(label: TextLabel, label_type: LabelType) -> TextLabel:
@@ -178,6 +192,7 @@ def _answers(
             seconds=0.0,
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
+            is_bad=label.is_bad,
             is_imported=True,
             given_id=label.id,
         )

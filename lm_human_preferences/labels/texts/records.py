@@ -22,7 +22,7 @@ from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
-from lm_human_preferences.labels.answers import GIVEN_BY, ID, check_given_id
+from lm_human_preferences.labels.answers import BAD, GIVEN_BY, ID, check_given_id
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
 from lm_human_preferences.runs.run_files import LABELLER
 
@@ -44,6 +44,7 @@ class TextLabel:
     query: str
     samples: tuple[str, ...]
     answer: Value | None  # in the form of its label type, if there is one
+    is_bad: bool = False  # whether a tie means that all samples are bad
     labeller: str | None = None
     is_ordered: bool = True  # whether samples are in the order in which they were shown
     id: int | str | None = None
@@ -58,7 +59,8 @@ def read(path: str) -> list[tuple[str, Any]]:
         try:
             return _parse_text(sys.stdin.buffer.read().decode('utf-8-sig'), name)
         except UnicodeDecodeError as e:
-            raise UserError(f'{name} is not UTF-8 text: {e.reason}') from e
+            how = '`iconv -f UTF-16 -t UTF-8` converts UTF-16'
+            raise UserError(f'{name} is not UTF-8 text: {e.reason}; {how}') from e
     check_kind_of_file(path)
     return read_file(path)
 
@@ -153,6 +155,8 @@ def unread(record: Mapping[str, Any], label_type: LabelType) -> set[str]:
     """Return the names of fields that are not empty and not read, also of those in messages."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
     known = {*QUERIES, *SYSTEMS, ID, GIVEN_BY, *texts}
+    if label_type.can_tie:
+        known.add(BAD)
     found = _filled(record) - known
     for value in map(record.get, known):
         for message in value if isinstance(value, list) else [value]:
@@ -186,7 +190,8 @@ def _parse_label(
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    return TextLabel(query, samples, answer, **_given(record, where))
+    is_bad = answer == TIE and record.get(BAD) is True
+    return TextLabel(query, samples, answer, is_bad=is_bad, **_given(record, where))
 
 
 def _number_of_letter(given: Any) -> Any:
