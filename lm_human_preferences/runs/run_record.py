@@ -80,6 +80,13 @@ def read(directory: str) -> dict[str, dict[str, Any]]:
     """Return the entries of a local or remote run; {} without a record; UserError if damaged."""
     path = storage.join(directory, RECORD)
     if not storage.exists(path):  # nor, offline, in the cache
+        for command in COMMANDS:
+            before = os.path.join(directory, f'{command}_more_hparams.json')
+            if os.path.exists(before):
+                raise UserError(
+                    f'{before} is of a development version, whose runs are not read any more: train'
+                    ' again under another NAME'
+                )
         return {}
     record = storage.read_json(path)
     if not isinstance(record, dict) or not all(map(_is_entry, record.values())):
