@@ -110,7 +110,7 @@ def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
 def comparisons(run: Run) -> list[dict[str, Any]]:
     """Return the comparisons with another policy by people, those with most answers first."""
     found = []
-    for each in run.label_report.get('comparisons', ()):
+    for each in run.comparisons:
         for own, other in (('against', 'policy'), ('policy', 'against')):
             path = each[own].partition(' (weights ')[0].removesuffix('/policy')
             if os.path.abspath(path) != os.path.abspath(run.directory) or not each['n']:
@@ -146,6 +146,8 @@ def mind(run: Run) -> list[tuple[str, str]]:
         found['resumed'] = (len(log.resumed),)
     if log.alarms:
         found['alarms'] = (len(log.alarms),)
+    if log.broken:
+        found['broken'] = (', '.join(sorted(log.broken)),)
     if run.unreadable:
         found['unreadable'] = (', '.join(run.unreadable),)
     return [

@@ -15,7 +15,7 @@ from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.reward_options import COLLECTED
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.labels.folder import LabelFolder, is_folder, parse_names
+from lm_human_preferences.labels.folder import VALIDATION, LabelFolder, is_folder, parse_names
 from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.runs import curves, run_files, run_record, run_settings
 from lm_human_preferences.runs.curves import Log
@@ -39,11 +39,12 @@ class Run:
     commands: list[dict[str, Any]]  # see runs.run_record, like the two below
     digests: dict[str, str]
     labels: dict[str, Any]  # that its reward model learned from
-    logs: list[Log]  # of the policy, if there is one, then of each reward model
+    logs: list[Log]  # of the policy, if there is one, then of the reward model
     evaluation: dict[str, Any]
     samples: list[dict[str, Any]]  # of tracked queries, in the order of the steps
     folder: LabelFolder | None  # of its labels, with the answers that it learned from
     label_report: dict[str, Any]  # see labels.report.label_report
+    comparisons: list[dict[str, Any]]  # of policies by people, also after the training
     unreadable: list[str]  # files
 
     @property
@@ -121,9 +122,7 @@ def _read(directory: str, files: run_files.CommandFiles) -> Run:
     training = tried(run_files.RECORD, lambda: run_record.training(directory, files.command), {})
     labels = tried(run_files.RECORD, lambda: run_record.labels(directory), {})
     folder = tried(run_files.LABELS, lambda: _label_folder(directory, labels), None)
-    members = policy.members if policy is not None else 1
-    events = [POLICY.events] if files is POLICY else []
-    events += [REWARD.member_files(number).events for number in range(members)]
+    events = [POLICY.events, REWARD.events] if files is POLICY else [REWARD.events]
     logs = [curves.read(directory, each) for each in events]
     if not logs[0].curves:
         unreadable[events[0]] = None
@@ -141,6 +140,7 @@ def _read(directory: str, files: run_files.CommandFiles) -> Run:
         samples=tried(run_files.SAMPLES, lambda: _samples(directory), []),
         folder=folder,
         label_report=tried(run_files.LABELS, lambda: _label_report(folder, reward), {}),
+        comparisons=tried(run_files.LABELS, lambda: _comparisons(folder), []),
         unreadable=list(unreadable),
     )
 
@@ -162,6 +162,14 @@ def _label_report(folder: LabelFolder | None, reward: RewardHParams | None) -> d
         return {}
     without = parse_names(reward.labels.without) if reward is not None else ()
     return label_report.report(folder, [name for name in without if name in folder.logs])
+
+
+def _comparisons(folder: LabelFolder | None) -> list[dict[str, Any]]:
+    if folder is None:
+        return []
+    whole = LabelFolder(folder.path)  # beyond the answers that were learned from
+    answers = [answer for answer in whole.counted(VALIDATION) if not answer.is_simulated]
+    return label_report.comparisons(whole, answers)
 
 
 def _evaluation(directory: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ MIND = {  # what to mind about a run: with its numbers, and without
     'unended': ('{} of the last responses have no end.', 'They were cut off where they were.'),
     'resumed': ('Resumed: {}.', 'The steps stand under “How it was made”.'),
     'alarms': ('Alarms: {}.', 'They stand under “How it was made”.'),
+    'broken': ('NaN or infinity at the end: {}.', 'These curves are left out.'),
     'unreadable': ('Cannot be read: {}.', 'The facts in it are missing here.'),
 }
 MEANING = (

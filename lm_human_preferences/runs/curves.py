@@ -1,4 +1,4 @@
-"""Curves, alarms, interruptions and new reward models of a run, from TensorBoard's events."""
+"""Curves, alarms and interruptions of a run, from TensorBoard's events."""
 
 import contextlib
 import dataclasses
@@ -6,14 +6,12 @@ import glob
 import math
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.utils.logging import ALARMS
 
 _TEXT = 'text'  # TensorBoard's plugin
-ALARM, RESUMED, RETRAINED = 'alarm', 'resumed', 'retrained'
-_RETRAINED = 'online/model'  # the tag of their numbers, at the steps before which they were trained
 _PREFIX = 'events.out.tfevents.'  # of the names of its files
 
 
@@ -28,12 +26,6 @@ class LoggedCurve:
     def last(self) -> float:
         """Last value."""
         return self.values[-1]
-
-    @property
-    def recent(self) -> float:
-        """Mean of the last tenth of the values, as single steps swing."""
-        values = self.values[-max(1, len(self.values) // 10) :]
-        return sum(values) / len(values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,25 +99,3 @@ def _files(run: str, events: str) -> list[str]:
 def _files_in(directory: str) -> list[str]:
     # A pipe would be waited for.
     return sorted(filter(os.path.isfile, glob.glob(f'{glob.escape(directory)}/{_PREFIX}*')))
-
-
-class Mark(NamedTuple):
-    """Event at a step. kind: ALARM, RESUMED or RETRAINED."""
-
-    step: int
-    kind: str
-    text: str
-
-
-def marks(log: Log) -> Iterator[Mark]:
-    """Yield the events of a training, kind by kind."""
-    for step, text in log.alarms:
-        for line in text.splitlines():  # one for each alarm of a step
-            if line.strip():
-                yield Mark(step, ALARM, ' '.join(line.split()))
-    for step in log.resumed:
-        yield Mark(step, RESUMED, 'resumed')
-    if _RETRAINED in log.curves:
-        curve = log.curves[_RETRAINED]
-        for step, model in zip(curve.steps, curve.values, strict=True):
-            yield Mark(step, RETRAINED, f'reward model {model:.0f}')

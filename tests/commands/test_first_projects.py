@@ -124,7 +124,7 @@ def test_a_reward_of_ones_own_that_sees_the_table(project, tmp_path, monkeypatch
     assert 'ended' in output
     finish(output, tmp_path, monkeypatch)
     page = (save_dir / 'report.html').read_text()
-    assert all(title in page for title in ('Parts of the score', 'Responses that end'))
+    assert 'reward.py:score' in page and 'A policy, by a given reward' in page
     rows = f'--queries {project}/prompts.csv --output {tmp_path}/out.jsonl'
     run(f'./sample.py sample --save_dir {save_dir} --mpi 1 {rows}')
     lines = [json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()]

@@ -73,9 +73,8 @@ def test_the_page_says_how_well_it_predicts(run, tmp_path):
     folder, _ = run
     succeed(f'report {folder}/run --output {tmp_path}/page.html')
     page = (tmp_path / 'page.html').read_text()
-    assert re.search(r'\(cross-validation\)\. It finds them .* by -?\d\.\d\d nats each', page)
-    assert re.search(r'in \S+ % of the labels that were held out of its training', page)
-    assert 'lowered by 0.5 standard deviations' in page
+    assert 'a head on the model before, trained on the labels' in page
+    assert re.search(r'labels it had not seen</bdi>\s*<td[^>]*>\d+ of \d+', page)
 
 
 def test_it_goes_on_as_it_began(run):

@@ -279,13 +279,16 @@ def test_labels_are_counted_as_they_were_used(tmp_path):
 
 
 def test_people_who_compared_it_are_its_first_judge(tmp_path):
+    """After the training, too; a simulated labeller is no judge."""
     run = write_run(tmp_path / 'run')
     folder, other = tmp_path / 'labels', str(tmp_path / 'other')
-    make_folder(folder, 4, kind=VALIDATION, policies=[other] * 2 + [str(run)] * 2)
-    with Labeller(LabelFolder(str(folder)), 'anna') as labeller:
-        for best in (3, 2, 0, 3):
-            labeller.answer(labeller.next_question(), best, 1.0)
-    write_learned(run, source=str(folder), found=4)
+    make_folder(folder, 4, kind=VALIDATION, policies=[other] * 2 + [str(run)] * 2, labellers=2)
+    for name, answers in (('anna', (3, 2, 0, 3)), ('bot', (0, 0, 0, 0))):
+        with Labeller(LabelFolder(str(folder)), name) as labeller:
+            for best in answers:
+                question = labeller.next_question()
+                labeller.answer(question, best, 1.0, simulated=name == 'bot')
+    write_learned(run, source=str(folder), found=4, answers={})
     assert facts.answer(read(run))[0] == (
         'By people',
         '3 of 4',
@@ -331,6 +334,7 @@ def test_a_share_that_cannot_be_is_not_told(tmp_path, more):
         ({'objective/kl': [0.0, 4.0]}, {'KL 4.00, target 6.00.'}),
         ({'responses/ended': [0.1, 0.79]}, {'21 % of the last responses have no end.'}),
         ({'responses/ended': [0.1, 0.81]}, {}),
+        ({'x': [1.0, 2.0], 'y': [1.0, float('nan')]}, {'NaN or infinity at the end: y.'}),
     ],
 )
 def test_what_to_mind_of_the_training(tmp_path, curves, said):
