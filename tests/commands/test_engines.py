@@ -48,8 +48,11 @@ def test_two_ranks(engine):
     assert_passed(output, engine, OF_EACH_ENGINE)
 
 
-def test_ranks_without_mpi():
-    """They have their own way to meet."""
+def test_ranks_without_mpi(tmp_path, monkeypatch):
+    """They have their own way to meet, also where mpi4py and Horovod are not installed."""
+    blocked = "import sys\nfor name in ('mpi4py', 'horovod'):\n    sys.modules[name] = None\n"
+    (tmp_path / 'sitecustomize.py').write_text(blocked)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
     # Below those that connections take, so that none of another test has it meanwhile.
     port = 20_000 + os.getpid() % 9_000
     command = on_mpi_command('torch', COMMUNICATION)

@@ -191,13 +191,6 @@ class Launch:
     def errors(self):
         return re.sub(r'.*\r|(reward model|policy):.*', '', self.stderr.read_text()).strip()
 
-    def saved_step(self):
-        script = REPOSITORY / 'launch.py'
-        return (
-            r'Step \d+ of the policy is saved; to go on from there:'
-            rf' {re.escape(f"{script} resume {self.run}")}'
-        )
-
     def assert_checkpoint_is_intact(self):
         bundle = Bundle(checkpoints.latest(self.run / 'policy' / 'checkpoints'))
         assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)

@@ -4,12 +4,14 @@ import datetime
 import math
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import mpi4py
@@ -17,16 +19,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from launched import MPIEXEC, REPOSITORY, needs_mpi, output_of, set_launcher
+from launched import REPOSITORY, needs_mpi, output_of, set_launcher
 from page_proxy import free_port
 
 from lm_human_preferences.distributed import (
     horovod,
     launch_methods,
-    launcher,
     meeting,
     messages,
     mpi_library,
+    worker,
 )
 from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Endpoint, Launch
 from lm_human_preferences.distributed.meeting import RankLost
@@ -246,6 +248,18 @@ def test_who_reports_an_error_before_ranks_meet(monkeypatch, local_rank, is_repo
     assert meeting.is_reporter(is_lost=False) is is_reporter
 
 
+@pytest.mark.parametrize('rank', [0, 1])
+def test_a_signal_before_ranks_meet_is_told_by_the_first(monkeypatch, rank):
+    monkeypatch.setattr(worker, 'PRINT_SECONDS', 0)
+    monkeypatch.setattr(meeting, 'LAST_WORD_SECONDS', 0)
+    monkeypatch.setattr(signal, 'signal', lambda number, handler: None)
+    statuses, told = [], []
+    monkeypatch.setattr(worker, '_exit', statuses.append)
+    set_launcher(monkeypatch, {'PMI_SIZE': '2', 'PMI_RANK': str(rank)})
+    worker._end_all_ranks(KeyboardInterrupt(), lambda: told.append(rank))
+    assert statuses == [130] and told == ([0] if rank == 0 else [])
+
+
 def test_gloo_s_errors_are_those_of_a_rank_that_is_lost():
     """Two ranks, of which the second never comes; the messages are quite different."""
     store, late = dist.HashStore(), datetime.timedelta(milliseconds=100)
@@ -358,25 +372,13 @@ def test_no_mpi_library_is_one_line(tmp_path):
     assert 'MPICH started these ranks, but mpi4py loads no libmpi.so.12 (' in told
 
 
-LISTENING = """
-import os
-from lm_human_preferences.distributed import launch_methods, meeting
-meeting.meet(20)
-sockets = {os.readlink(f'/proc/self/fd/{each}') for each in os.listdir('/proc/self/fd')
-           if os.path.exists(f'/proc/self/fd/{each}')}
-rows = [line.split() for line in [*open('/proc/net/tcp'), *open('/proc/net/tcp6')]]
-found = [row[1][:-5] for row in rows if row[3] == '0A' and f'socket:[{row[9]}]' in sockets]
-os.write(1, ''.join(f'{each}\\n' for each in found).encode())  # at once: two ranks do
-"""
-
-
-@needs_mpi
-def test_ranks_of_one_host_listen_for_it_alone(monkeypatch):
-    """But for the port of mpiexec, which they inherit."""
-    monkeypatch.delenv('UCX_NET_DEVICES', raising=False)
-    command = [MPIEXEC, *launcher.mpiexec_options(False, 2), sys.executable, '-c', LISTENING]
-    addresses = output_of(command, {**launcher.rank_environment(False), **HERE}, 60).split()
-    assert len(addresses) > 2 and set(addresses) <= {'00000000', '0100007F'}
+def test_ranks_of_another_mpi_are_recognised(monkeypatch):
+    """Whose mpiexec starts worlds of one rank each."""
+    world = SimpleNamespace(Get_size=lambda: 1)
+    monkeypatch.setattr(mpi_library, 'load_mpi', lambda family: SimpleNamespace(COMM_WORLD=world))
+    set_launcher(monkeypatch, {'PMI_SIZE': '2', 'PMI_RANK': '0'})
+    with pytest.raises(UserError, match='^2 ranks were started, but each sees a world of 1: '):
+        meeting.meet(1)
 
 
 @pytest.mark.parametrize(
