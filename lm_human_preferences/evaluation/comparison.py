@@ -121,11 +121,16 @@ def _told(
     if 'share' in told:
         mean = told['share'].mean().clamp(max=1)
         share = _with_spread(told['share'], told['frontier'] - base, mean)
-        width = student.quantile(len(share) - 1) * optimum.standard_error(share)
-        if len(share) < report.FEWEST_FOR_SHARE or width > WIDEST_SHARE:
-            share = torch.full_like(share, math.nan)
-        told['share'] = share
+        told['share'] = share if _is_narrow(share) else torch.full_like(share, math.nan)
     return told
+
+
+def _is_narrow(share: torch.Tensor) -> bool:
+    """Return whether so many queries tell a share, and with an interval of some use."""
+    if len(share) < report.FEWEST_FOR_SHARE:
+        return False
+    width = student.quantile(len(share) - 1) * optimum.standard_error(share)
+    return bool(width <= WIDEST_SHARE)
 
 
 def sample_sizes(
