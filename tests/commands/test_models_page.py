@@ -1,12 +1,10 @@
-"""The commands of docs/models.md, with small numbers, and the film reviews with a Llama."""
+"""The commands of docs/models.md and of the Llama in benchmarks/quality.md, with small numbers."""
 
 import re
 import runpy
 import sys
 
-import numpy as np
 from command_line import invoke
-from console import printed
 from documentation import page
 from launched import REPOSITORY
 from tiny_causal_lms import save, tiny
@@ -45,16 +43,13 @@ def test_how_a_model_is_used(tmp_path, monkeypatch):
     assert (tmp_path / 'my-policy/model.safetensors').exists()
 
 
-def test_a_llama_learns_what_is_liked(tmp_path, monkeypatch):
+def test_a_llama_is_made_and_trained(tmp_path, monkeypatch):
     """Against the known reward, which knows the words of its tokeniser."""
     make, train = commands('A Llama', 'benchmarks/quality.md')
     script, directory = make.removeprefix('python ').split()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', [script, directory, '--steps', '200'])
+    monkeypatch.setattr(sys, 'argv', [script, directory, '--steps', '2'])
     runpy.run_path(str(REPOSITORY / script), run_name='__main__')
-    few = (
-        '--save_dir . --ppo.total_episodes 2560 --rewards.train_new_model off'
-        ' --rewards.trained_model mock --run.console original --run.log_interval 1'
-    )
-    scores = printed('objective/score', run(f'{train} {few} --run.evaluate false').stdout)
-    assert len(scores) == 10 and np.mean(scores[-2:]) > scores[0] + 0.3
+    few = '--save_dir . --ppo.total_episodes 256 --rewards.train_new_model off'
+    run(f'{train} {few} --rewards.trained_model mock --run.evaluate false')
+    assert list(tmp_path.rglob('model.ckpt-1.index'))

@@ -39,8 +39,7 @@ def imported(patterns):
     return names - set(sys.stdlib_module_names) - ours
 
 
-def undeclared(names, packages):
-    providers = importlib.metadata.packages_distributions()
+def undeclared(names, packages, providers):
     return sorted(
         name
         for name in names
@@ -54,9 +53,11 @@ def test_imports_are_declared():
     packages = {*PIPFILE['packages'], 'tokenizers', 'huggingface_hub', 'horovod'}
     names = imported(PRODUCT)
     assert 'torch' in names
-    assert undeclared(names, packages) == []
+    providers = importlib.metadata.packages_distributions()
+    assert undeclared(names, packages, providers) == []
     packages |= {*PIPFILE['dev-packages'], 'trl'}  # with which a benchmark compares, if it is there
-    assert undeclared(imported(['tests/**/*.py', 'benchmarks/*.py']), packages) == []
+    names = imported(['tests/**/*.py', 'benchmarks/*.py'])
+    assert undeclared(names, packages, providers) == []
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from command_line import succeed
 from launched import PATIENCE, REPOSITORY, ROOT_MAY, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
@@ -13,7 +14,6 @@ from lm_human_preferences.utils import streams
 
 ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIOENCODING': ''}
 NAME = 'run“1”'  # neither ASCII nor Latin-1 has these quotes
-FEW = ('--ppo.total_episodes=128', '--run.save_interval=1', '--run.console=original')
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 
 
@@ -26,22 +26,6 @@ def environment(**variables):
         **ROOT_MAY,
         **variables,
     }
-
-
-def run(program, *words, **variables):
-    return subprocess.run(
-        [sys.executable, REPOSITORY / program, *words, '--mpi=1'],
-        capture_output=True,
-        env=environment(**variables),
-        timeout=PATIENCE,
-        check=False,
-    )
-
-
-def finished(*words, **settings):
-    result = run(*words, **settings)
-    assert result.returncode == 0, (result.stdout, result.stderr)
-    return result.stdout
 
 
 def training(folder, name, *words):
@@ -94,13 +78,10 @@ def test_output_that_nobody_reads():
         assert process.stderr.read() == b''
 
 
-@pytest.mark.parametrize(
-    'words, unbuffered',
-    [(['launch.py', '--help'], ''), (['launch.py', '--help'], '1'), (['launch.py', 'doctor'], '')],
-)
-def test_output_on_a_full_disk(words, unbuffered):
-    """One line, and not the traceback of what is printed first, or last."""
-    result = on_a_full_disk(words, PYTHONUNBUFFERED=unbuffered)
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_output_on_a_full_disk(unbuffered):
+    """One line, and not the traceback of what is printed at once, or in the end."""
+    result = on_a_full_disk(['launch.py', '--help'], PYTHONUNBUFFERED=unbuffered)
     told = b'error: standard output cannot be written: No space left on device\n'
     assert (result.returncode, result.stderr) == (2, told)
 
@@ -116,9 +97,10 @@ def on_a_full_disk(words, **variables):
 def test_a_name_that_the_locale_lacks(tmp_path):
     """Its bytes are those of a terminal that knows it."""
     words = training(tmp_path, NAME, '--ppo.total_episodes=64')
-    finished(*words, **ASCII)
+    command = [sys.executable, REPOSITORY / words[0], *words[1:], '--mpi=1']
+    subprocess.run(command, env=environment(**ASCII), timeout=PATIENCE, check=True)
     assert (tmp_path / NAME / 'policy').exists()
-    assert b'is finished: 1 of 1 steps.' in finished('launch.py', 'resume', tmp_path / NAME)
+    assert 'is finished: 1 of 1 steps.' in succeed(['resume', str(tmp_path / NAME)]).stdout
 
 
 def test_a_training_goes_on_without_its_output(tmp_path):

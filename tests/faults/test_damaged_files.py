@@ -1,7 +1,6 @@
 """Each kind of file, damaged in each way, is refused in one line that names the file."""
 
 import json
-import random
 from pathlib import Path
 
 import numpy as np
@@ -37,21 +36,16 @@ DAMAGE = {
     'missing': Path.unlink,
     'a directory': make_directory,
     'empty': replace_by(b''),
-    'first byte alone': change(lambda data: data[:1]),
     'first half': change(lambda data: data[: len(data) // 2]),
     'last byte lost': change(lambda data: data[:-1]),
     'a byte too many': change(lambda data: data + b'\0'),
     'twice': change(lambda data: data * 2),
     'zeros': change(lambda data: bytes(len(data))),
-    'noise': change(lambda data: random.Random(0).randbytes(len(data))),
     'no UTF-8': change(lambda data: b'\xff' + data),
     'a web page': replace_by(b'<html>503 Service Unavailable</html>'),
     'a number': replace_by(b'3'),
-    'null': replace_by(b'null'),
     'an empty list': replace_by(b'[]'),
-    'an empty object': replace_by(b'{}'),
     'another object': replace_by(b'{"a": 1}'),
-    'an open bracket': replace_by(b'{'),
     'deep brackets': replace_by(b'[' * 100_000),
 }
 
@@ -73,7 +67,6 @@ HARMLESS = {
 # What is another content, and as good as the one before.
 GOOD = {
     ('queries', 'an empty list'): [],
-    ('queries', 'an empty object'): [],
     ('texts', 'twice'): ['a text', 'another text'] * 2,
     ('state', 'missing'): None,  # a checkpoint of the original
 }

@@ -1,4 +1,4 @@
-"""Random files and command lines end in a result or in one line (LMHP_FAULTS=16: more)."""
+"""Random files and command lines end in a result or in one line (LMHP_FAULTS=64: all)."""
 
 import contextlib
 import functools
@@ -154,17 +154,14 @@ TARGETS = {name: functools.partial(File, kind) for name, kind in KINDS.items()}
 TARGETS |= {'command line': CommandLine, 'names in storage': StorageNames}
 
 
-@pytest.mark.parametrize(
-    'share', [0.03, pytest.param(min(1, FAULTS / 16), marks=pytest.mark.slow)], ids=['few', 'all']
-)
 @pytest.mark.parametrize('name', TARGETS)
-def test_any_input(name, share, tmp_path, monkeypatch):
+def test_any_input(name, tmp_path, monkeypatch):
     monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
     monkeypatch.setenv('LMHP_OFFLINE', '1')
     parser, ended = TARGETS[name](tmp_path), {'well': 0, 'told': 0}
 
     @settings(
-        max_examples=int(parser.inputs * share / BATCH),
+        max_examples=int(parser.inputs * min(1, FAULTS / 64) / BATCH),
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -226,7 +223,6 @@ def test_numbers_of_thousands_of_digits(tmp_path):
         ('ours/encoding', ['test'], "unknown encoding ['test']"),
         ('ours/checkpoints/checkpoint', '\n' * 1_000_000, 'no TensorFlow checkpoint'),
         ('theirs/config.json', GPT2 | {'n_embd': 'x'}, '--n_embd must be a whole number'),
-        ('theirs/config.json', GPT2 | {'n_layer': 10**9}, 'does not hold a model of'),
     ],
 )
 def test_parts_of_models(tmp_path, name, value, words):

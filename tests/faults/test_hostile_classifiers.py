@@ -21,7 +21,7 @@ from lm_human_preferences.external_rewards.texts import joined
 WEIGHTS = 'model.safetensors'
 CONFIG = 'config.json'
 CODE = "from pathlib import Path\nPath('{}/executed').touch()\n"
-VARIANTS = 60  # that are drawn
+VARIANTS = 30  # that are drawn
 
 
 class Harmful:
@@ -125,7 +125,6 @@ def head_of(size):
     'damage, told',
     [
         (config(architectures=['BertForMaskedLM']), 'is not of a sequence classifier'),
-        (config(model_type='vit_mae'), 'does not describe a model that transformers can make'),
         (own_code(AutoConfig='modeling.C'), 'code of its own \\(auto_map\\), which is not run'),
         (own_code_of_a_known_family, 'code of its own \\(auto_map\\), which is not run'),
         (code_of_the_tokeniser, 'its tokeniser cannot be read'),

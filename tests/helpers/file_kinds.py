@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,8 +42,8 @@ def write_labels(folder):
     (folder / 'labels.json').write_text(json.dumps(LABELS))
 
 
-def read_labels(label_type, folder):
-    hparams = label_hparams(folder / 'labels.json', **{'labels.type': label_type})
+def read_labels(folder):
+    hparams = label_hparams(folder / 'labels.json')
     labels, *_ = label_files.load_labels(hparams, encodings.Test)
     queries = labels['query']
     assert queries.shape[1:] == (3,) and 0 <= queries.min() <= queries.max() <= 27
@@ -148,9 +147,7 @@ def read_state(folder):
 
 MODEL_DATA = 'checkpoints/model.ckpt.data-00000-of-00001'
 KINDS = {
-    'labels': Kind('labels.json', write_labels, partial(read_labels, 'best_of_2')),
-    'ratings': Kind('labels.json', write_labels, partial(read_labels, 'scalar_rating')),
-    'comparisons': Kind('labels.json', write_labels, partial(read_labels, 'scalar_compare')),
+    'labels': Kind('labels.json', write_labels, read_labels),
     'queries': Kind('labels.json', write_labels, read_queries),
     'texts': Kind('texts.jsonl', write_texts, read_texts),
     'settings': Kind('train_policy_hparams.json', write_settings, read_settings),
