@@ -76,19 +76,6 @@ def learner(policy, hparams, comm, ref_policy=None):
     )
 
 
-def bytes_held_by(trainer, optimizers):
-    """Bytes of the parameters of a trainer, which have no gradients, and of moments."""
-    tensors = []
-    for network in trainer.networks.values():
-        for parameter in network.parameters_by_name().values():
-            assert parameter.grad is None
-            tensors.append(parameter)
-    for optimizer in optimizers:
-        for _, mean, square in optimizer.state.values():
-            tensors += [mean, square]
-    return sum(tensor.nbytes for tensor in tensors)
-
-
 def as_tensors(arrays):
     """Recorded arrays as the port takes them: token ids int64."""
     return {

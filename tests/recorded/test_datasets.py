@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import types
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -176,31 +175,25 @@ def test_stories_are_where_recorded():
 
 
 @pytest.mark.parametrize(
-    'text, start, end, expected',
+    'text, start, end, expected, counts',
     [
-        ('ab.cd.ef', '.', '.', 'cd.'),
-        ('ab.cd.ef', '.', None, 'cd.ef'),
-        ('ab.cd.ef', None, '.', 'ab.cd.'),
-        ('ab.cdefghijkl.', '.', '.', None),
-        ('abcd', '.', None, None),
-        ('abcd', None, '.', None),
-        ('ab', None, None, 'ab'),
-        ('abcdefghij', None, None, 'abcdefgh'),
-        ('abc.', '.', '.', 'abc.'),  # item 20 of original-defects.md
-        ('ab..', '.', None, '.'),
-        ('', None, None, ''),
+        ('ab.cd.ef', '.', '.', 'cd.', ['used', 'cut_at_start', 'cut_at_end']),
+        ('ab.cd.ef', '.', None, 'cd.ef', ['used', 'cut_at_start']),
+        ('ab.cd.ef', None, '.', 'ab.cd.', ['used', 'cut_at_end']),
+        ('ab.cdefghijkl.', '.', '.', '', ['no_end']),
+        ('abcd', '.', None, '', ['no_start']),
+        ('abcd', None, '.', '', ['no_end']),
+        ('ab', None, None, 'ab', ['used']),
+        ('abcdefghij', None, None, 'abcdefgh', ['used', 'cut_at_length']),
+        ('abc.', '.', '.', 'abc.', ['used']),  # item 20 of original-defects.md
+        ('ab..', '.', None, '.', ['used', 'cut_at_start']),
+        ('', None, None, '', ['used']),
     ],
 )
-def test_how_texts_are_cut(encoder, text, start, end, expected):
-    start_token, end_token = (x and encoder.encode(x)[0] for x in (start, end))
-    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter([text]), is_new=False)
-    options = dict(start_token=start_token, end_token=end_token, repeat_count=1)
-    sequences = list(sequences_of(dataset, 8, mode='train', encoder=encoder, **options))
-    padded = []
-    if expected is not None:
-        padding = [encoder.padding_token] * (8 - len(expected))
-        padded = [encoder.encode(expected) + padding]
-    assert sequences == padded
+def test_how_texts_are_cut(encoder, text, start, end, expected, counts):
+    start, end = (x and encoder.encode(x)[0] for x in (start, end))
+    rules = datasets.QueryRules(8, 'train', encoder, start_token=start, end_token=end)
+    assert rules.query_of(text) == (encoder.encode(expected), counts)
 
 
 def test_several_tokens_may_begin_and_end_a_query(encoder):
@@ -359,23 +352,3 @@ def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
     path = label_file(tmp_path, [[1]])
     assert isinstance(next(datasets.get_dataset('books', labels=path).generator('train')), str)
     assert not capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    'text, counts',
-    [
-        ('abc', {}),
-        ('abcd', {'cut_at_length': 1}),
-        ('xabc', {'cut_at_start': 1}),
-        ('xab.', {'cut_at_start': 1}),
-        ('a.b', {'cut_at_end': 1}),
-    ],
-)
-def test_cuts_are_counted_where_something_is_lost(text, counts):
-    """Texts of three letters at most, after x if there is one, up to the last full stop."""
-    encoder = encodings.Test.get_encoder()
-    dataset = datasets.Dataset('one', lambda mode, **settings: iter([text]), is_new=False)
-    (start,) = encoder.encode('x') if 'x' in text else (None,)
-    (end,) = encoder.encode('.') if '.' in text else (None,)
-    rules = datasets.QueryRules(3, 'train', encoder, start_token=start, end_token=end)
-    assert dataset.usage(rules) == (Counter(texts=1, used=1, **counts), True)

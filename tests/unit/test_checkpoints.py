@@ -22,7 +22,6 @@ from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA, INDEX = '.data-00000-of-00001', '.index'
 
 

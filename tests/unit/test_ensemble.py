@@ -12,7 +12,6 @@ from events import events_of
 from experiments import resolved
 from interrupted import STEP, assert_same, failing, result_of
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
-from reward_models import save_reward_model
 
 import sample
 from lm_human_preferences import lm_tasks, rewards, train_policy, train_reward
@@ -189,29 +188,6 @@ def test_interrupted_between_and_inside_members_it_ends_alike(trained, tmp_path,
     assert_same(without_settings(ours), without_settings(reference))
 
 
-def test_ranks_share_each_member(tmp_path, monkeypatch):
-    """Two ranks learn what one does."""
-    give_each_thread_its_own_numpy_random(monkeypatch)
-    initial = tmp_path / 'initial'
-    save_reward_model(initial)  # with a head: else threads draw it in any order
-    for ranks in (1, 2):
-        settings = {
-            'ensemble': 2,
-            'labels.num_train': 96,
-            'task.policy.initial_model': str(initial),
-            'normalize_before': False,
-            'normalize_after': False,
-            'run.save_dir': str(tmp_path / f'{ranks}'),
-        }
-        hparams = resolved('train_reward', 'test', settings)
-        on_ranks(ranks, lambda comm, hparams=hparams: train_reward.train(hparams, comm))
-    for member in ('reward_model', 'reward_model_1'):
-        one, two = variables_of(tmp_path / '1' / member), variables_of(tmp_path / '2' / member)
-        for name, values in one.items():
-            if name.startswith('reward_model/') and '/adam' not in name:
-                np.testing.assert_allclose(two[name], values, rtol=0, atol=5e-6)
-
-
 def test_all_ranks_begin_with_the_same_networks():
     """Each draws its own, and gets those of rank 0."""
     phases = make_plan(resolved('train_reward', 'test', {'ensemble': 2})).rewards
@@ -275,18 +251,6 @@ def test_samples_have_the_mean_score(trained, policy, tmp_path):
         torch.testing.assert_close(*columns_of(rows, 'score'), members.mean(0))
 
 
-def test_texts_are_scored_by_all_members(trained, tmp_path):
-    file = tmp_path / 'texts.jsonl'
-    file.write_text('{"query": "abc", "response": "defg"}\n')
-    first = json.loads(succeed(f'score {trained} {file}').stdout)
-    encoder = encodings.Test.get_encoder()
-    query, response = (torch.tensor([encoder.encode(text)]) for text in ('abc', 'defg'))
-    members = member_scores(trained, query, response)
-    assert first == {'score': pytest.approx(members.mean().item(), abs=1e-6)}
-    one = json.loads(succeed(f'score {trained}/reward_model_1 {file}').stdout)
-    assert one == {'score': pytest.approx(members[1].item(), abs=1e-6)}
-
-
 def test_each_member_is_exported(trained, policy, tmp_path):
     """As a model of its own, of which its page says that; that of the policy knows of them too."""
     result = succeed(f'export {trained} {tmp_path}/out')
@@ -295,8 +259,6 @@ def test_each_member_is_exported(trained, policy, tmp_path):
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == list(MEMBERS)
     weights = [(tmp_path / 'out' / name / 'model.safetensors').read_bytes() for name in MEMBERS]
     assert len(set(weights)) == 3
-    page = (tmp_path / 'out/reward_model_2/README.md').read_text()
-    assert 'One of 3 reward models that learned from the same labels' in page
     succeed(f'export {trained}/reward_model_1 {tmp_path}/one')
     assert (tmp_path / 'one/model.safetensors').read_bytes() == weights[1]
     succeed(f'export {policy[0]} {tmp_path}/policy')

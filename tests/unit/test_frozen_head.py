@@ -16,7 +16,6 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head import features, fitting, head, posterior, validation
 from lm_human_preferences.frozen_head import reward as frozen_reward
 from lm_human_preferences.frozen_head.reward import FrozenReward, checked, features_of, probe_of
-from lm_human_preferences.label_types import TIED
 from lm_human_preferences.labels.held_out import subjects_of
 from lm_human_preferences.language import encodings
 from lm_human_preferences.lm_tasks import TaskHParams
@@ -129,16 +128,6 @@ def test_the_doubt_is_the_inverse_of_the_curvature(name):
     torch.testing.assert_close(left / strength, expected)
 
 
-def test_a_tie_draws_rewards_together():
-    x = torch.tensor([[[1.0], [0.0]]], dtype=torch.float64).expand(4, 2, 1)
-    weights = []
-    for second in (0, TIED):
-        labels = {'best': torch.tensor([0, 0, second, second]), 'query': torch.zeros(4, 1)}
-        problem = posterior.Problem(x, labels, label_types.get('best_of_2').allow_ties())
-        weights.append(posterior.fit(problem, 1.0)[0].item())
-    assert 0 < weights[1] < weights[0]
-
-
 def test_labels_of_one_query_are_left_out_together():
     subjects = torch.arange(30).repeat(2)
     fold = validation.folds_of(subjects)
@@ -156,7 +145,7 @@ def test_ratings_that_are_all_the_same_teach_nothing():
     assert fitted.gain == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize('name', TYPES)
+@pytest.mark.parametrize('name', ['best_of_4', 'scalar_rating'])
 @pytest.mark.parametrize('is_random', [False, True])
 def test_it_knows_whether_it_has_learned(name, is_random):
     torch.manual_seed(2)
@@ -186,17 +175,16 @@ def test_the_least_gain_counts_that_folds_learn_from_each_other():
     assert fitting.least_gain(gains[:9]) is None
 
 
-@pytest.mark.parametrize('count', [4, 12])
-def test_the_correlation_of_dice_is_0(count, monkeypatch):
+def test_the_correlation_of_dice_is_0(monkeypatch):
     """A mean over other folds is the lower, the higher what is left out."""
     monkeypatch.setattr(validation, 'STRENGTHS', (3.0,))
     torch.manual_seed(6)
     found = []
     for _ in range(16):
-        x = torch.randn(count, 1, 6)
-        label_type, labels = made_labels('scalar_rating', torch.randn(count, 1))
+        x = torch.randn(5, 1, 6)
+        label_type, labels = made_labels('scalar_rating', torch.randn(5, 1))
         labels['sample'] = labels['query']
-        fitted = fitting.fit_head(x, labels, label_type, x[:, 0], torch.arange(count))
+        fitted = fitting.fit_head(x, labels, label_type, x[:, 0], torch.arange(5))
         assert fitted.prediction.is_cross_validated and 'interval' not in str(fitted)
         found.append(fitted.prediction.agreement)
     mean = torch.tensor(found).mean().item()
@@ -267,18 +255,8 @@ def responses(reference):
 def random_head(reference):
     width = 3 * reference.model.sizes.n_embd
     found = head.unfitted(torch.randn(50, width))
-    return (
-        found.rescaled(1, 0)
-        if width == 0
-        else head.Head(
-            **{
-                **vars(found),
-                'weight': torch.randn(width),
-                'doubt': torch.tensor(0.5),
-                'usual': torch.tensor(0.3),
-            }
-        )
-    )
+    numbers = {'doubt': torch.tensor(0.5), 'usual': torch.tensor(0.3)}
+    return dataclasses.replace(found, weight=torch.randn(width), **numbers)
 
 
 class Unsure:

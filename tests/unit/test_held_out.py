@@ -148,22 +148,6 @@ def three_pairs_a_question():
             yield {'prompt': query, 'chosen': samples[best], 'rejected': other}
 
 
-def both_orders():
-    for query, samples, best in coin_flips():
-        for first, second in ((0, 1), (1, 0)):
-            texts = {'sample0': samples[first], 'sample1': samples[second]}
-            yield {'query': query, **texts, 'best': int(best % 2 != first)}
-
-
-def several_labellers():
-    """Two who agree: the second saw more responses to the same query."""
-    for query, samples, best in coin_flips():
-        loser = (best + 1) % 4
-        for name, other in (('anna', loser), ('bob', loser), ('bob', (best + 2) % 4)):
-            texts = {'sample0': samples[best], 'sample1': samples[other]}
-            yield {'query': query, **texts, 'best': 0, 'labeller': name}
-
-
 def same_prompt_as_messages():
     for pair in three_pairs_a_question():
         messages = [{'role': 'user', 'content': pair['prompt']}]
@@ -183,10 +167,6 @@ def imported(path, *files):
 
 SOURCES = {
     'preferences': lambda path: write_lines(path / 'a.jsonl', three_pairs_a_question()),
-    'both orders': lambda path: write_lines(path / 'a.jsonl', both_orders()),
-    'a folder of several labellers': lambda path: imported(
-        path / 'f', write_lines(path / 'a.jsonl', several_labellers())
-    ),
     'a folder of two files': lambda path: imported(
         path / 'f',
         write_lines(path / 'a.jsonl', three_pairs_a_question()),
@@ -243,7 +223,7 @@ def test_nobody_predicts_held_out_coin_flips(way, tmp_path):
 
 
 def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypatch):
-    hparams = of_source(SOURCES['a folder of several labellers'](tmp_path))
+    hparams = of_source(SOURCES['preferences'](tmp_path))
     labels, *_ = label_files.load_labels(hparams, encodings.Test)
     policy = Policy(TrainedModel('test'), scope='ref_policy')
     model = RewardModel(TrainedModel('test'))
@@ -446,11 +426,3 @@ def test_agreement(name, labels, rewards, expected):
     labels = {field: torch.tensor(values) for field, values in labels.items()}
     found = label_types.get(name).agreement(torch.tensor(rewards, dtype=torch.float32), labels)
     assert found.item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_agreement_of_a_comparison_is_that_of_signs():
-    """Right about two of three."""
-    rewards = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 2.0]])
-    labels = {'difference': torch.tensor([3.0, -1.0, -2.0])}
-    agreement = label_types.get('scalar_compare').agreement(rewards, labels)
-    assert agreement.item() == pytest.approx((1 + 1 - 1) / 3)

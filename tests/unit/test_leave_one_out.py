@@ -7,14 +7,13 @@ import torch
 from compare import assert_norm_close
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
-from trainers import rollout_of
+from trainers import learner, rollout_of
 
 from lm_human_preferences import ppo, train_policy
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.train_policy import PPOTrainer, learning_settings
 from lm_human_preferences.utils.core import whiten
 
 SAME, QUERY, LIMIT = 3, 3, 5  # of at most 8 tokens
@@ -122,14 +121,10 @@ def trainer_of(policy, comm, **settings):
             **settings,
         }
     )
-    return PPOTrainer(
-        policy=policy,
-        ref_policy=policy,
-        query_sampler=lambda: {'tokens': torch.arange(24).view(8, QUERY) % 25},
-        score_fn=lambda queries, responses: (responses[:, 0].float(), responses, {}),
-        comm=comm,
-        **learning_settings(hparams, policy.encoder, comm),
-    )
+    trainer = learner(policy, hparams, comm)
+    trainer.query_sampler = lambda: {'tokens': torch.arange(24).view(8, QUERY) % 25}
+    trainer.score_fn = lambda queries, responses: (responses[:, 0].float(), responses, {})
+    return trainer
 
 
 def test_with_a_relative_coefficient_the_scale_of_the_reward_does_not_matter():

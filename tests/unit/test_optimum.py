@@ -98,7 +98,7 @@ def test_optimum_is_what_the_moments_say():
     close(means[-1], rewards.max(1).values.mean(), 1e-2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 6), st.floats(0.01, 10), st.booleans()
 )
@@ -145,12 +145,6 @@ def test_a_response_that_is_never_drawn_is_not_chosen():
     judged = torch.tensor([[3.0, 2.0]])
     (reward,), (kl,) = optimum.best_of_n(ref_logprobs, -ZERO_ONE, 4, judged=judged)
     close(torch.cat([reward, kl]), [2, 0])
-
-
-def test_best_of_n_of_many_rare_responses_has_the_well_known_kl():
-    ref_logprobs, rewards = drawn(2, 200_000)
-    _, kl = optimum.best_of_n(torch.full_like(ref_logprobs, -math.log(200_000)), rewards, 16)
-    close(kl[0], [math.log(16) - 15 / 16] * 2, 1e-3)
 
 
 def uniform(samples):

@@ -216,12 +216,9 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
         ('return [[1, 2]]', 'returned [[1, 2]], not a number for each response'),
         ('return torch.zeros(2, 1)', 'returned an array (2, 1) for 2 responses'),
         ("return [1, '2']", "returned [1, '2'], not a number for each response"),
-        ('return [10**400, 1]', 'not a number for each response'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
-        ('return [1e300, 1]', 'returned 1e+300 for response 0 of 2: a reward must be finite'),
         ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
-        ('raise BaseException', 'raised BaseException (my_reward.py, line 3, in score)'),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
         (
             'return wait()\nasync def wait():\n return [1, 2]',
@@ -386,10 +383,9 @@ def test_a_run_goes_on_with_the_function_that_is_named_again(write, tmp_path):
     argv = [f'--rewards.function={name}', '--ppo.total_episodes=256']
     assert train(tmp_path, 'run', *argv).exit_code == 0
     run = f'{tmp_path}/run'
-    for words in (['resume', run], ['evaluate', run]):  # tests/faults tries more commands
-        told = error_of(invoke(words))
-        assert f'repeat --rewards.function {name} (the run keeps a copy to read, ' in told
-        assert told.endswith(f'{run}/reward_function.py)')
+    told = error_of(invoke(['resume', run]))  # tests/faults tries the other commands
+    assert f'repeat --rewards.function {name} (the run keeps a copy to read, ' in told
+    assert told.endswith(f'{run}/reward_function.py)')
     resume = ['resume', run, '--rewards.function', name]
     assert 'is not what it was' not in succeed(resume).stderr
     (tmp_path / 'my_reward.py').write_text(f'{MOCK} # another one')

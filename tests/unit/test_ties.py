@@ -39,14 +39,6 @@ def test_loss_and_gradient_are_those_of_equal_chances_for_all(samples, chosen):
     torch.testing.assert_close(rewards.grad, (chances - wanted) / 2)
 
 
-def test_equal_rewards_are_the_best_for_a_tie():
-    labels = {'best': torch.tensor([TIED])}
-    best_of_4 = label_types.get('best_of_4')
-    loss = best_of_4.loss_of(torch.full((1, 4), 0.7), labels)['loss'].item()
-    assert loss == pytest.approx(best_of_4.guessing_loss(labels))
-    assert best_of_4.loss_of(torch.tensor([[0.7, 0.7, 0.7, 0.9]]), labels)['loss'].item() > loss
-
-
 def test_ties_are_no_part_of_accuracy_and_agreement():
     label_type = label_types.get('best_of_2')
     labels = {
