@@ -1,4 +1,4 @@
-"""Chart of the training of policies as SVG in a page, in the colours of its style sheet."""
+"""Chart of the training of policies as SVG for a page, in the colours of its style sheet."""
 
 import contextlib
 import io
@@ -12,14 +12,14 @@ from markupsafe import Markup
 
 from lm_human_preferences.report.run import DAMAGED, Run
 
-# Colours that nobody uses: variables of the style sheet, which differ in the dark, replace them.
+# Placeholders for variables of the style sheet, whose colours differ in dark mode.
 INK, MUTED, LINE, ACCENT, WARN = '#010203', '#040506', '#070809', '#0a0b0c', '#0d0e0f'
 VARIABLES = {INK: 'ink', MUTED: 'muted', LINE: 'line', ACCENT: 'accent', WARN: 'warn'}
 LOOKS = [(colour, style) for style in ('-', ':') for colour in (ACCENT, WARN, INK, MUTED)]
-MOST_POINTS = 300  # of a line; groups of steps of a longer run are drawn by their means
+MOST_POINTS = 300  # most points of a line; longer runs are drawn by means of groups of steps
 SETTINGS: dict[Any, Any] = {
     'svg.fonttype': 'none',
-    'svg.hashsalt': 'report',  # for the same file each time
+    'svg.hashsalt': 'report',  # makes the same file each time
     'font.size': 8.5,
     'text.color': INK,
     'axes.edgecolor': LINE,
@@ -33,14 +33,14 @@ SETTINGS: dict[Any, Any] = {
     'xtick.color': MUTED,
     'ytick.color': MUTED,
 }
-PANELS = {  # statistic: title, and what is dashed
+PANELS = {  # {statistic: (title, meaning of the dashed line)}
     'objective/score': ('Reward, by what the run was trained on', 'the best possible'),
     'objective/kl': ('KL from the model before, in nats', 'the target'),
 }
 
 
 def training_chart(runs: Sequence[tuple[str, Run]]) -> Markup:
-    """Return the rewards and KLs of runs (name, run) over their steps; '' where none are logged."""
+    """Return the chart of rewards and KLs of runs (name, run); '' if none are logged."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -68,18 +68,18 @@ def training_chart(runs: Sequence[tuple[str, Run]]) -> Markup:
 
 
 def _thinned(values: Sequence[float]) -> np.ndarray:
-    """Return the means of at most MOST_POINTS groups of neighbours."""
+    """Return the means of neighbouring points, in at most MOST_POINTS groups."""
     groups = np.array_split(np.array(values, float), min(len(values), MOST_POINTS))
     return np.array([group.mean() for group in groups])
 
 
 def _label(name: str, runs: Sequence[tuple[str, Run]]) -> str:
-    """Return the name of one of several runs, in which `$` does not begin a formula."""
+    """Return the name of one of several runs, with `$` escaped: it would begin a formula."""
     return ' ' + name[:30].replace('$', r'\$') if len(runs) > 1 else ''
 
 
 def _aims(runs: Sequence[tuple[str, Run]]) -> tuple[float, float]:
-    """Return the best reward possible at the KL of a policy, and the KL that it aimed at."""
+    """Return the best possible reward at a policy's KL, and its target of the KL."""
     best = target = math.nan
     (_, run), *others = runs
     if others:
@@ -92,7 +92,7 @@ def _aims(runs: Sequence[tuple[str, Run]]) -> tuple[float, float]:
 
 
 def _for_page(svg: str) -> Markup:
-    """Return an SVG without what would hold for all of the page, in the page's own colours."""
+    """Return an SVG in the page's colours, without styles that would apply to the whole page."""
     svg = svg[svg.index('<svg') :]
     svg = re.sub(r'<metadata>.*?</metadata>|<style.*?</style>', '', svg, flags=re.DOTALL)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', '', svg)

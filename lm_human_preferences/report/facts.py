@@ -24,7 +24,7 @@ from lm_human_preferences.report.words import (
 )
 from lm_human_preferences.runs import run_lock
 
-POINTS = {  # rows of an evaluation: a point of its results, and a number of that
+POINTS = {  # {row of an evaluation: (point of the results, number of the point)}
     'Before': ('base', 'reward'),
     'After': ('policy', 'reward'),
     'Best possible at that KL': ('policy', 'frontier'),
@@ -32,8 +32,8 @@ POINTS = {  # rows of an evaluation: a point of its results, and a number of tha
     'Best of 4, without training': ('best_of_4', 'reward'),
     'Best of 16, without training': ('best_of_16', 'reward'),
 }
-# Beginnings of the tags of an accuracy: of the mean of an ensemble, of one reward model, of one
-# that is trained again and again, and of heads that leave out each query in turn
+# Prefixes of the tags of accuracies: of an ensemble's mean, of one reward model, of an online one,
+# and of heads by cross-validation
 MEASURED = (
     'train_reward/held_out_of_mean/',
     'train_reward/held_out/',
@@ -41,20 +41,20 @@ MEASURED = (
     'train_reward/cross_validated/',
     'online/cross_validated_',
 )
-SPECIAL = (  # samples that come first: field, sign and reason
+SPECIAL = (  # samples to show first: field, sign and reason
     ('score', 1, 'best score'),
     ('score_std', 1, 'widest ±'),
     ('kl', 1, 'least likely before'),
     ('score', -1, 'worst score'),
 )
-FEW_QUERIES = 10  # held out
-MISSED = 0.25  # fraction by which a KL misses its target
-UNENDED = 0.2  # fraction of the responses that have no end
+FEW_QUERIES = 10  # fewer held-out queries are worth a warning
+MISSED = 0.25  # relative distance at which a KL has missed its target
+UNENDED = 0.2  # fraction of responses without an end that is worth a warning
 MOST_SAMPLES = 8
 
 
 def head(run: Run) -> list[str]:
-    """Return experiment, kind, end and length of a run."""
+    """Return the experiment, kind, state and length of a run."""
     name, last = (
         run.experiment or words.NOT_RECORDED,
         (run.commands or [{'how': words.NOT_RECORDED}])[-1],
@@ -100,7 +100,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
 def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return the fraction of the possible gain that a policy attained, and its rewards."""
     way = f'{number(points["base"]["reward"])} → {number(points["policy"]["reward"])}'
-    with contextlib.suppress(*DAMAGED):  # there is no share, for example
+    with contextlib.suppress(*DAMAGED):  # such as a missing share
         share, best = (value_of(points['policy'], name) for name in ('share', 'frontier'))
         if share is not None:
             return percent(share), ['of the possible gain', f'{way}, best {number(best)}']
@@ -108,7 +108,7 @@ def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def comparisons(run: Run) -> list[dict[str, Any]]:
-    """Return the comparisons with another policy by people, those with most answers first."""
+    """Return the comparisons with other policies by people, the one with most answers first."""
     found = []
     for each in run.comparisons:
         for own, other in (('against', 'policy'), ('policy', 'against')):
@@ -124,7 +124,7 @@ def comparisons(run: Run) -> list[dict[str, Any]]:
 
 
 def mind(run: Run) -> list[tuple[str, str]]:
-    """Return (numbers, constant sentence) of what a reader has to mind."""
+    """Return warnings for the reader: (numbers, constant sentence)."""
     found: dict[str, tuple[object, ...]] = {}
     labels, results, log = run.trainer.labels, run.evaluation, run.logs[0]
     kl, ended = run.logged('objective/kl'), run.logged('responses/ended')
@@ -156,7 +156,7 @@ def mind(run: Run) -> list[tuple[str, str]]:
 
 
 def task(run: Run) -> Table:
-    """Return what a run was to learn."""
+    """Return the task of a run."""
     settings, folder = run.task, run.trainer.folder
     if settings is None:
         return Table((), [('Settings', words.NOT_RECORDED)])
@@ -183,7 +183,7 @@ def task(run: Run) -> Table:
 
 
 def _rewarded_by(run: Run) -> str:
-    """Return the reward of a policy, and where it is from."""
+    """Return the reward of a policy and its origin."""
     assert run.policy is not None
     if run.given == KNOWN:
         return 'the known sentiment of words'
@@ -200,7 +200,7 @@ def _rewarded_by(run: Run) -> str:
 
 
 def gain(run: Run) -> Table:
-    """Return what was gained, by each reward of the evaluation, or else by the log."""
+    """Return the gain by each reward of the evaluation; without an evaluation, by the log."""
     if not run.rewards:
         steps = list(zip(run.logged('objective/kl'), run.logged('objective/score'), strict=False))
         ends = dict(zip(('First step', 'Last step'), steps[:1] + steps[1:][-1:], strict=False))
@@ -223,10 +223,10 @@ def gain(run: Run) -> Table:
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
-    """Return a number of a point with its 95 % interval; or a dash for an unknown one."""
+    """Return a number of a point with its 95 % interval; a dash if it is unknown."""
     points = run.rewards[reward]
     if point.startswith('best_of_') and reward != next(iter(run.rewards)):
-        point += '_by_reward_model'  # chosen by the reward that the policy was trained on
+        point += '_by_reward_model'  # chosen by the reward of the training
     with contextlib.suppress(*DAMAGED):
         values, show = points[point], percent if key == 'share' else number
         value, width = value_of(values, key), margin(values, key, run.evaluation['queries'])
@@ -236,9 +236,9 @@ def _measured(run: Run, reward: str, point: str, key: str) -> str:
 
 
 def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
-    """Return answers to the tracked queries of the first run, before it and after each of `runs`.
+    """Return answers to the first run's tracked queries, before and after each of `runs`.
 
-    The best answer of that run comes first, then the least sure, the least likely and the worst.
+    The first run's best answer comes first, then its least certain, least likely and worst ones.
     """
     found = [tracked(run) for run in runs]
     first, *_ = found
@@ -268,7 +268,7 @@ def tracked(run: Run) -> dict[str, list[dict[str, Any]]]:
 
 
 def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a response and its score, with the doubt of a head about it."""
+    """Return a response and its score, with the standard deviation of a head."""
     score = number(record.get('score'))
     if 'score_std' in record:
         score += f' ± {number(record["score_std"])}'
@@ -283,7 +283,7 @@ def _rank(value: object, sign: int) -> tuple[bool, float]:
 
 
 def accuracy(run: Run) -> dict[str, str] | None:
-    """Return the last measurement of a reward model by labels that it had not seen."""
+    """Return the last accuracy of a reward model on labels that it had not seen."""
     trainer, measured = run.trainer, None
     total, queries = (trainer.label_count(name) for name in ('held_out', 'held_out_queries'))
     for prefix in MEASURED:
@@ -308,7 +308,7 @@ def accuracy(run: Run) -> dict[str, str] | None:
 
 
 def sure(run: Run) -> Table:
-    """Return what is known with its interval and chance, then what is not."""
+    """Return measured accuracies with interval and chance, then what was not measured."""
     rows, unseen, agreed = [], accuracy(run), run.trainer.label_report.get('agreement', {})
     if unseen is not None:
         rows.append((words.UNSEEN, unseen['measured'], unseen['interval'], unseen['chance']))

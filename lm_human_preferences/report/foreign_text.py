@@ -1,4 +1,4 @@
-"""Texts that others have written: shown as they are, without any effect on a page."""
+"""Foreign texts, shown as they are, without any effect on a page."""
 
 import functools
 import os
@@ -12,11 +12,11 @@ from markupsafe import Markup, escape
 from lm_human_preferences.report.words import Text
 from lm_human_preferences.utils.terminal import INVISIBLE, printable
 
-LONGEST = 2000  # characters of a text that are shown
+LONGEST = 2000  # most characters of a text to show
 # Soft hyphen, joiners and marks of the direction of writing, which many languages need
 _BETWEEN_LETTERS = frozenset('\u00ad\u061c\u200c\u200d\u200e\u200f')
-_VARIATIONS = frozenset('\ufe0e\ufe0f')  # after what is a sign or an emoji, or a key's digit
-_FLAG = re.compile('\U0001f3f4[\U000e0061-\U000e007a]{5}\U000e007f')  # England's, for example
+_VARIATIONS = frozenset('\ufe0e\ufe0f')  # follow a sign, an emoji or the digit of a keycap
+_FLAG = re.compile('\U0001f3f4[\U000e0061-\U000e007a]{5}\U000e007f')  # such as the flag of England
 _CODE = re.compile(r'(^```.*?(?:^```[^\n]*$|\Z))', re.DOTALL | re.MULTILINE)  # between fences
 _MARK = Markup('<span class="mark">{}</span>')
 _CODE_BLOCK = Markup(
@@ -43,9 +43,9 @@ def environment(shown: Callable[[object], Markup]) -> jinja2.Environment:
 
 
 def inline(text: object) -> Markup:
-    """Return a value as HTML, with codes for what is invisible or turns the writing's direction.
+    """Return a value as HTML, with codes in place of characters that hide or turn text.
 
-    A Text, which is that of a query or a response, is a block.
+    A Text, of a query or a response, becomes a block.
     """
     if isinstance(text, Text):
         return block(text)
@@ -53,9 +53,9 @@ def inline(text: object) -> Markup:
 
 
 def block(text: str) -> Markup:
-    """Return the text of a query or a response as HTML: code in a font of its own, its end marked.
+    """Return the text of a query or a response as HTML, with code set apart and the end marked.
 
-    Code is what is between fences, or all of a text with two indented lines.
+    Code is a fenced part, or a whole text with two indented lines.
     """
     body = text.rstrip(' \n')
     shorter = shortened(body)
@@ -70,7 +70,7 @@ def block(text: str) -> Markup:
 
 
 def _end(blanks: str) -> str:
-    """Return the words for blanks and line ends at the end of a text; '' is a text without any."""
+    """Return words for the blanks and line ends at the end of a text; '' without any."""
     lines = blanks.count('\n')
     if not blanks:
         return 'empty'
@@ -79,7 +79,7 @@ def _end(blanks: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text without the middle of one that is longer than LONGEST."""
+    """Return a text, without its middle if it is longer than LONGEST."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2
@@ -92,7 +92,7 @@ def _marked(text: str) -> Markup:
 
 
 def _coded(text: str) -> list[tuple[str, bool]]:
-    """Return (part, False) of what can be seen in a text, and (code, True) of other characters."""
+    """Return visible parts of a text as (part, False), other characters as (code, True)."""
     text = text.replace('\r\n', '\n')
     if text.isascii() and text.replace('\n', '').replace('\t', '').isprintable():
         return [(text, False)]
@@ -105,7 +105,7 @@ def _coded(text: str) -> list[tuple[str, bool]]:
 
 
 def _is_shown(text: str, place: int) -> bool:
-    """Return whether a character of a text can be seen, or belongs to its neighbours."""
+    """Return whether a character of a text is visible, or is part of its neighbours."""
     character, before, after = text[place], text[place - 1 : place], text[place + 1 : place + 2]
     if character in _BETWEEN_LETTERS:
         return _joins(before) and _joins(after)

@@ -19,14 +19,14 @@ MOST_EXAMPLES, MOST_LABELLERS = 2, 40
 
 
 def shown_names(run: Run, *, has_names: bool) -> dict[str, str]:
-    """Return {labeller: the name that is shown}. has_names: whether that is their own."""
+    """Return {labeller: shown name}. has_names: show their own names."""
     names = list(run.trainer.label_report.get('labellers', ()))
     numbers = [f'labeller {number}' for number in range(1, len(names) + 1)]
     return dict(zip(names, names if has_names else numbers, strict=True))
 
 
 def examples(run: Run, names: Mapping[str, str]) -> Table:
-    """Return the labels of the questions with the lowest digests, which nobody has picked."""
+    """Return labels as examples: those with the lowest digests, so that nobody has picked them."""
     folder, rows = run.trainer.folder, []
     if folder is None:
         return Table((), [])
@@ -52,7 +52,7 @@ def examples(run: Run, names: Mapping[str, str]) -> Table:
 
 
 def counts(run: Run) -> Table:
-    """Return the numbers of the labels that its reward model learned from."""
+    """Return the numbers of labels of a run's reward model."""
     names = {
         'Source': 'source',
         'Found': 'found',
@@ -68,7 +68,7 @@ def counts(run: Run) -> Table:
 
 
 def labellers(run: Run, names: Mapping[str, str]) -> Table:
-    """Return a row for each labeller whose answers its reward model learned from."""
+    """Return a row for each labeller of a run's reward model."""
     rows, folder = [], run.trainer.folder
     for name, found in run.trainer.label_report.get('labellers', {}).items():
         assert folder is not None

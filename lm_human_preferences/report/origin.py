@@ -25,15 +25,15 @@ MACHINE = {
     'peak_gigabytes': '{} GB',
     'peak_gpu_gigabytes': '{} GB of the GPU',
 }
-OF_NAMES = ('labels.without', 'serve.labellers')  # ends of options whose values name labellers
-OWN_MODEL = 'rewards.trained_model'  # set by a run that trains its own
-NAMES = 'NAMES'  # in place of such a value
-LONGEST = 20_000  # characters of a command, as more take long to split
+OF_NAMES = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
+OWN_MODEL = 'rewards.trained_model'  # a run that trains its own model sets it
+NAMES = 'NAMES'  # shown in place of such a value
+LONGEST = 20_000  # most characters of a command, as splitting takes long
 MOST_ALARMS = 8
 
 
 def origin(run: Run, experiments: Experiments, *, has_names: bool) -> list[Table]:
-    """Return facts about the making of a run, and its settings. has_names: of labellers."""
+    """Return facts about the origin of a run, and its settings. has_names: name labellers."""
     rows = [
         *_commands(run, has_names),
         *_machine(run.commands[0] if run.commands else {}),

@@ -18,8 +18,8 @@ from lm_human_preferences.report.words import Table
 from lm_human_preferences.runs.run_files import REPORT
 from lm_human_preferences.storage import outputs
 
-LARGEST = 2_000_000  # bytes of the file
-LONGEST_NAME = 80  # characters of the name of a run
+LARGEST = 2_000_000  # most bytes of the file
+LONGEST_NAME = 80  # most characters of a run's name
 
 
 def write_report(
@@ -67,7 +67,7 @@ def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = Tru
 
 
 def _story(run: Run, experiments: Experiments, *, has_names: bool) -> dict[str, Any]:
-    """Return what the page says about a run."""
+    """Return the sections of the page about a run."""
     names = label_facts.shown_names(run, has_names=has_names)
     return {
         'head': facts.head(run),
@@ -85,7 +85,7 @@ def _story(run: Run, experiments: Experiments, *, has_names: bool) -> dict[str, 
 
 
 def _compared(named: Sequence[tuple[str, Run]], *, has_names: bool) -> dict[str, Any]:
-    """Return what the page says about several runs together."""
+    """Return the sections of the page that compare several runs."""
     names, runs = zip(*named, strict=True)
     answers = [{name: value for name, value, _ in facts.answer(run)} for run in runs]
     columns = dict.fromkeys(name for each in answers for name in each)

@@ -1,4 +1,4 @@
-"""A run as its files have it; what is missing or damaged is None or empty."""
+"""A run as read from its files; a missing or damaged file leaves None or an empty value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lm_human_preferences.runs.run_files import POLICY, REWARD
 
 Content = TypeVar('Content')
 AnySettings = TypeVar('AnySettings', PolicyHParams, RewardHParams)
-KNOWN = 'mock'  # of --rewards.trained_model: the known reward of the film reviews
+KNOWN = 'mock'  # value of --rewards.trained_model for the known reward of film reviews
 DAMAGED = (UserError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -32,20 +32,20 @@ class Run:
     """A run: settings, records, logs, results and labels."""
 
     directory: str  # path or URL
-    command: str  # that began it
+    command: str  # command that began the run
     experiment: str | None
     policy: PolicyHParams | None
-    reward: RewardHParams | None  # of the training of its reward model
+    reward: RewardHParams | None  # settings of its reward model's training
     commands: list[dict[str, Any]]  # see runs.run_record, like the two below
     digests: dict[str, str]
-    labels: dict[str, Any]  # that its reward model learned from
-    logs: list[Log]  # of the policy, if there is one, then of the reward model
+    labels: dict[str, Any]  # entry `labels` of the reward model's training
+    logs: list[Log]  # log of the policy, if any, then that of the reward model
     evaluation: dict[str, Any]
-    samples: list[dict[str, Any]]  # of tracked queries, in the order of the steps
-    folder: LabelFolder | None  # of its labels, with the answers that it learned from
+    samples: list[dict[str, Any]]  # answers to tracked queries, in the order of the steps
+    folder: LabelFolder | None  # folder of labels, with the answers that were used
     label_report: dict[str, Any]  # see labels.report.label_report
-    comparisons: list[dict[str, Any]]  # of policies by people, also after the training
-    unreadable: list[str]  # files
+    comparisons: list[dict[str, Any]]  # comparisons of policies by people, also after the training
+    unreadable: list[str]  # names of damaged files
 
     @property
     def settings(self) -> PolicyHParams | RewardHParams | None:
@@ -57,14 +57,14 @@ class Run:
 
     @property
     def given(self) -> str | None:
-        """Reward that was given to it: a model, 'mock' or FILE.py:FUNCTION; None for its own."""
+        """Given reward: a model, 'mock' or FILE.py:FUNCTION; None if the run trained its own."""
         if self.policy is None or self.policy.new_reward_model is not None:
             return None
         return self.policy.rewards.function or self.policy.rewards.trained_model
 
     @functools.cached_property
     def trainer(self) -> Run:
-        """Run that trained its reward model: another one, as far as that is here, or itself."""
+        """Run that trained the reward model: another run, if it can be read, or this one."""
         rewards = None if self.policy is None else self.policy.rewards
         if self.given in (None, KNOWN) or rewards is None or rewards.trained_model is None:
             return self
@@ -75,16 +75,16 @@ class Run:
 
     @property
     def rewards(self) -> dict[str, dict[str, Any]]:
-        """{reward: {point: numbers}} of its evaluation, the reward it was trained on first."""
+        """Results of the evaluation, {reward: {point: numbers}}; the training's reward is first."""
         return self.evaluation.get('rewards', {})
 
     def label_count(self, name: str) -> int:
-        """Return a number of the labels that its reward model learned from; 0 if not recorded."""
+        """Return a number of the entry `labels`; 0 if it is not recorded."""
         found = self.labels.get(name)
         return found if type(found) is int else 0
 
     def logged(self, tag: str) -> tuple[float, ...]:
-        """Return the values of a statistic, step by step; () where it is not in any log."""
+        """Return the values of a statistic, step by step; () if no log has it."""
         return next((log.curves[tag].values for log in self.logs if tag in log.curves), ())
 
 
@@ -173,7 +173,7 @@ def _comparisons(folder: LabelFolder | None) -> list[dict[str, Any]]:
 
 
 def _evaluation(directory: str) -> dict[str, Any]:
-    """Return results of `evaluate`: of the latest step, with a judge, exact, of most responses."""
+    """Return the most informative results of `evaluate`, see _information."""
     is_remote = storage.is_remote(directory)
     found: list[dict[str, Any]] = [{}]
     for name in sorted(storage.listing(directory) if is_remote else os.listdir(directory)):
@@ -193,7 +193,7 @@ def _check(results: Mapping[str, Any]) -> None:
 
 
 def _information(results: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the sort key by which those results come last that say most about the policy."""
+    """Return the sort key by which the most informative results come last."""
     sizes = [results.get(name) for name in ('step', 'queries', 'responses')]
     step, queries, responses = (size if type(size) is int else -1 for size in sizes)
     return step, 'judge' in results, results.get('exact') is True, queries, responses

@@ -1,4 +1,4 @@
-"""Words of the report and the model card, which are constants, and formats of what varies."""
+"""Constant words of the report and the model card, and formats of numbers and texts."""
 
 import math
 import os
@@ -38,7 +38,7 @@ UNSEEN = 'The reward model, on labels it had not seen'
 EXACT = 'Mean reward of a response. Exact: all {} responses to each of {} queries.'
 ESTIMATED = 'Mean reward of a response, from {} to each of {} queries. ±: 95 % interval.'
 LOGGED = 'Mean score of the responses of a step. How far the best one is was not measured.'
-MIND = {  # what to mind about a run: with its numbers, and without
+MIND = {  # warnings about a run, with numbers and without
     'simulated': ('{} of {} labels are simulated.', 'A program answered, not people.'),
     'own': ('Judged by its own reward alone.', 'A policy also exploits the errors of its reward.'),
     'kl': ('KL {}, target {}.', 'The target is missed, so a longer run would go on changing.'),
@@ -73,23 +73,23 @@ LABELLER_COLUMNS = (
 
 
 class Text(str):
-    """Text of a query or a response, which is shown as a whole."""
+    """Text of a query or a response, which is shown as a block."""
 
 
 class Table(NamedTuple):
-    """Table of a section; one without columns has a name and a value in each row."""
+    """Table of a section; without columns, each row is a name and a value."""
 
     columns: Sequence[str]
     rows: Sequence[Row]
     caption: str = ''
 
     def __bool__(self) -> bool:
-        """Return whether it has any rows; others are not shown."""
+        """Return whether the table has rows; an empty one is not shown."""
         return bool(self.rows)
 
 
 def number(value: object, digits: int = 2) -> str:
-    """Format a number with thousands, decimals and a minus sign; what is none is shown as it is."""
+    """Format a number with thousands, decimals and a minus sign; show other values as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NOT_RECORDED if value is None else str(value)
     if value != value or value in (math.inf, -math.inf):
@@ -107,22 +107,22 @@ def percent(fraction: float) -> str:
 
 
 def of_all(count: int, total: int) -> str:
-    """Format a fraction of few as '7 of 14', of many as a percentage."""
+    """Format a fraction: '7 of 14' for few, a percentage for many."""
     return f'{count} of {total}' if total < 100 else percent(count / total)
 
 
 def ends(low: float, high: float) -> str:
-    """Format the 95 % interval of a fraction; (0, 1) is that of too few."""
+    """Format the 95 % interval of a fraction; (0, 1) means that there are too few."""
     return (
         'too few: none' if (low, high) == (0, 1) else f'{number(100 * low, 0)} to {percent(high)}'
     )
 
 
 def moment(text: object) -> str:
-    """Return a recorded time without its seconds; '' for none."""
+    """Return a recorded time without its seconds; '' without a time."""
     return f'{str(text)[:16].replace("T", " ")} UTC' if text else ''
 
 
 def short(path: str) -> str:
-    """Return the last part of a path or URL, which tells no folder and no key."""
+    """Return the last part of a path or URL, without folders and keys."""
     return os.path.basename(path.partition('?')[0].rstrip('/')) or path

@@ -11,13 +11,13 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.utils.logging import ALARMS
 
-_TEXT = 'text'  # TensorBoard's plugin
-_PREFIX = 'events.out.tfevents.'  # of the names of its files
+_TEXT = 'text'  # name of TensorBoard's plugin for texts
+_PREFIX = 'events.out.tfevents.'  # prefix of the names of event files
 
 
 @dataclasses.dataclass(frozen=True)
 class LoggedCurve:
-    """Finite values in the order of their steps."""
+    """Finite values of a statistic, in the order of their steps."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -39,7 +39,7 @@ class Log:
 
 
 def read(run: str, events: str) -> Log:
-    """Read the events in the directory `events` of a run; an empty log where there are none."""
+    """Read the events in the directory `events` of a run; without any, an empty log."""
     curves: dict[str, dict[int, float]] = {}
     alarms: dict[tuple[int, str], None] = {}
     resumed: list[int] = []
@@ -70,20 +70,20 @@ def _curve(values: dict[int, float]) -> LoggedCurve:
 
 
 def _events(run: str, events: str) -> Iterator[Any]:
-    """Yield the events of all files of a run; of a damaged file those before the damage."""
+    """Yield the events of all files of a run; from a damaged file, the events before the damage."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import (
         Event,  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
     )
 
     for path in _files(run, events):
-        with contextlib.suppress(Exception):  # whatever a damaged file makes of these libraries
+        with contextlib.suppress(Exception):  # libraries raise anything for a damaged file
             for record in RawEventFileLoader(path).Load():
                 yield Event.FromString(record)
 
 
 def _files(run: str, events: str) -> list[str]:
-    """Return the paths of a run's event files in order; those of a remote run may be fetched."""
+    """Return the paths of a run's event files in order, after fetching those of a remote run."""
     if not storage.is_remote(run):
         return _files_in(os.path.join(run, events))
     with contextlib.suppress(storage.StorageError):
@@ -97,5 +97,5 @@ def _files(run: str, events: str) -> list[str]:
 
 
 def _files_in(directory: str) -> list[str]:
-    # A pipe would be waited for.
+    # Opening a pipe would block.
     return sorted(filter(os.path.isfile, glob.glob(f'{glob.escape(directory)}/{_PREFIX}*')))

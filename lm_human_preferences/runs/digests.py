@@ -8,19 +8,19 @@ from typing import Any
 from lm_human_preferences.datasets import jsonl
 
 QUERIES, REWARD_MODEL = 'task.query_dataset', 'rewards.trained_model'
-_OF_MODEL = ('.json', '.safetensors')  # what the files of a model end with
+_OF_MODEL = ('.json', '.safetensors')  # endings of a model's files
 
 
 def of_files(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {option: SHA-256} of local queries and of a given classifier, which are read again.
+    """Return {option: SHA-256} of local queries and a given classifier, which a resumed run reads.
 
-    Labels and a reward function are recorded by those who read them, the base of adapters beside
-    them; checkpoints hold other weights.
+    Labels and a reward function are recorded where they are read, and the base of adapters beside
+    the adapters. Other weights are in the checkpoints.
     """
     found = {}
     for option in (QUERIES, REWARD_MODEL):
         path = settings.get(option)
-        if isinstance(path, str) and os.path.isabs(path):  # others are names, or URLs
+        if isinstance(path, str) and os.path.isabs(path):  # not a name or a URL
             files = list(_files_at(path))
             if files:
                 found[option] = _digest(files)

@@ -14,12 +14,12 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_files, run_record
 from lm_human_preferences.utils.streams import note
 
-NAME = 'rewards.function'  # of the option
+NAME = 'rewards.function'  # name of the option
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Function of a file. name: FILE.py:FUNCTION. text: of the file."""
+    """Function of a file. name: FILE.py:FUNCTION. text: content of the file."""
 
     name: str
     text: str
@@ -41,16 +41,16 @@ class Source:
 
 
 def is_one(name: str) -> bool:
-    """Return whether `name` is that of a function rather than of a directory: FILE.py:FUNCTION."""
+    """Return whether `name` means a function, FILE.py:FUNCTION, and not a directory."""
     path, _, function = name.rpartition(':')
     return path.endswith('.py') and function.isidentifier()
 
 
 @functools.cache
 def read(name: str) -> Source:
-    """Return the function that an option of this command names, as it is read for the first time.
+    """Return the function that an option of this command names; its file is read only once.
 
-    A file that is edited during the training does not change the evaluation at its end.
+    Editing the file during the training does not change the evaluation at its end.
     """
     path, _ = _parts(name)
     try:
@@ -64,7 +64,7 @@ def read(name: str) -> Source:
 def check_named(run: str, recorded: str, named: str | None) -> None:
     """Raise UserError unless the command has `named` a function in place of the `recorded` one.
 
-    A line on standard error tells of a file that is not what it was when the run began.
+    A line on standard error says so if the file has changed since the run began.
     """
     copy = storage.join(run, run_files.FUNCTION)
     if named is None:

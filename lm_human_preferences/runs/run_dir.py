@@ -1,4 +1,4 @@
-"""Directory of a run: checks before it begins or goes on there, its lock, and how to resume it."""
+"""Directory of a run: checks before a run begins or resumes there, its lock, and resume hints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_directory(directory: str | None) -> None:
     if storage.is_remote(directory):
         raise UserError(f'--save_dir: {directory} is remote; give a local directory')
     existing = os.path.abspath(directory)
-    while not os.path.lexists(existing):  # a link that leads nowhere cannot become a directory
+    while not os.path.lexists(existing):  # a dangling link cannot become a directory
         existing = os.path.dirname(existing)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
         raise UserError(
@@ -42,7 +42,7 @@ def check_directory(directory: str | None) -> None:
 
 
 def _check_links(directory: str) -> None:
-    """Raise UserError if a folder in a run is a link out of it, such as to another run's."""
+    """Raise UserError if a folder of a run is a link to a place outside of the run."""
     for folder, names_there, _ in os.walk(directory):
         for name in names_there:
             path = os.path.join(folder, name)
@@ -54,7 +54,7 @@ def _check_links(directory: str) -> None:
 
 
 def own_files(hparams: Training) -> list[str]:
-    """Return the existing files of runs with `hparams`, paths and URLs; partial ones, too."""
+    """Return paths and URLs of existing files of a run with `hparams`, partial files included."""
     pattern = run_files.written_by(hparams.commands, r'(\.\d+\.part)?')
     directory = hparams.run.directory
     save_dir = hparams.run.save_dir
@@ -62,19 +62,19 @@ def own_files(hparams: Training) -> list[str]:
     files = [os.path.join(directory, name) for name in storage.local_files(directory, pattern)]
     if storage.is_remote(save_dir):
         remote = [name for name in storage.listing(save_dir) if pattern.fullmatch(name)]
-        # The lists of checkpoints first: they are to be deleted before what they name.
+        # Lists of checkpoints first, to be deleted before the checkpoints.
         remote.sort(key=lambda name: not name.endswith(f'/{names.LIST}'))
         files += [storage.join(save_dir, name) for name in remote]
     return files
 
 
 def has_begun(hparams: Training) -> bool:
-    """Return whether there is a run to go on with: one whose settings are complete."""
+    """Return whether there is a run to resume, with complete settings."""
     return any(not path.endswith(('.part', run_files.RECORD)) for path in own_files(hparams))
 
 
 def refuse_existing(hparams: Training) -> None:
-    """Raise UserError if a run has written the files that one with `hparams` would write."""
+    """Raise UserError if an earlier run has written files that a run with `hparams` would write."""
     directory = str(hparams.run.save_dir)
     if has_begun(hparams):
         if launch_methods.current().was_restarted:
@@ -121,7 +121,7 @@ def _simulated_labeller(save_dir: str) -> str | None:
 
 
 def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:
-    """Check that a run can begin or go on, before anything is written; delete one to overwrite."""
+    """Check, before anything is written, that a run can begin or resume; or delete an old run."""
     if hparams.run.directory is None or launch_methods.current().rank:
         return
     assert hparams.run.save_dir is not None
@@ -131,7 +131,7 @@ def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Colle
     check_earlier_run(hparams, overwrite=overwrite, explicitly_set=explicitly_set)
     if overwrite:
         for path in own_files(hparams):
-            if not path.endswith(run_files.RECORD):  # which other trainings may share
+            if not path.endswith(run_files.RECORD):  # other trainings may have entries in it
                 storage.remove(path)
 
 
@@ -231,7 +231,7 @@ def _uploaded(hparams: Training) -> contextlib.AbstractContextManager[None]:
     from lm_human_preferences.runs import uploads
 
     if not hparams.run.resume:
-        run_record.copy(save_dir, directory)  # it may have an entry of another training
+        run_record.copy(save_dir, directory)  # other trainings may have entries in it
     pattern = run_files.uploaded_by(hparams.commands)
     return uploads.uploaded(save_dir, directory, pattern)
 
@@ -267,7 +267,7 @@ def resume_hint(hparams: Training) -> str:
 
 
 def ranks_of(directory: str | None) -> int | None:
-    """Return the ranks that last worked on a run; None if unknown, or if a launcher has decided."""
+    """Return the number of ranks of a run's last command; None if unknown, or set by a launcher."""
     if directory is None or launch_methods.current().decides_size:
         return None
     ranks = [entry.get('ranks', 0) for entry in run_record.read(directory).values()]

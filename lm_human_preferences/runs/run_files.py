@@ -9,22 +9,22 @@ from collections.abc import Iterable
 
 from lm_human_preferences.checkpointing import names
 
-SIZES = 'hparams.json'  # of a model that this program or the original has saved
-RECORD = 'run.json'  # what else is known of a run, see run_record
-LOCK = 'lock'  # names the process that writes the run now
-CHECKPOINTS = 'checkpoints'  # in the folder of a network
-RESULTS = 'evaluation.json'  # of `evaluate` with default settings
+SIZES = 'hparams.json'  # sizes of a model that this program or the original has saved
+RECORD = 'run.json'  # record of a run, see run_record
+LOCK = 'lock'  # names the process that is writing the run
+CHECKPOINTS = 'checkpoints'  # folder of checkpoints in that of a network
+RESULTS = 'evaluation.json'  # results of `evaluate` with default settings
 REPORT = 'report.html'
 # Files of `evaluate` and `report`: uploaded, but not deleted with a run.
 EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)|report\.html'
-SAMPLES = 'samples.jsonl'  # what a policy has answered on the way
-LABELS = 'labels'  # folder of those that are collected while a policy trains
+SAMPLES = 'samples.jsonl'  # answers of the policy during the training
+LABELS = 'labels'  # folder of labels that are collected while a policy trains
 # In every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # by whose name a file in `answers` is called
 # Ends the names of what belongs to a member of an ensemble of reward models, but for the first.
 _MEMBER = r'(?:_[1-9]\d*)?'
-FUNCTION = 'reward_function.py'  # copy of a reward function of the user's
+FUNCTION = 'reward_function.py'  # copy of the user's reward function
 # What belongs to a tokeniser: copied beside a model that is saved with it, where it exists.
 TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
 CHAT_TEMPLATE = 'chat_template.jinja'
@@ -40,11 +40,11 @@ TOKENISER_FILES = (
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
-ADAPTER = 'adapter.json'  # beside a network of which only adapters are saved: what they adapt
-BASE = 'base'  # folder with a copy of the model that they adapt
+ADAPTER = 'adapter.json'  # names the base of a network that is saved as adapters
+BASE = 'base'  # folder with a copy of the base of adapters
 # Beside the weights of a network: its sizes, transformers' config of it, and its encoding with the
 # files of a tokeniser.
-FROZEN_HEAD = 'frozen_head.safetensors'  # in the folder of a reward model that is one
+FROZEN_HEAD = 'frozen_head.safetensors'  # head, in the folder of its reward model
 _MODEL_FILES = (
     rf'{re.escape(SIZES)}|config\.json|{re.escape(ADAPTER)}|encoding|{_TOKENISER}'
     rf'|{re.escape(FROZEN_HEAD)}'
@@ -60,7 +60,7 @@ class CommandFiles:
     network: str
     events: str
     to_resume: str = CHECKPOINTS  # folder of the checkpoints to resume from
-    more: str = ''  # a regular expression for other files
+    more: str = ''  # regular expression for further files
     has_members: bool = False  # whether it may train an ensemble
 
     @property
@@ -127,7 +127,7 @@ def is_network(name: str) -> bool:
 
 
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
-    """Return a pattern for the files of these commands, each followed by `more`."""
+    """Return a pattern for the files of these commands, with `more` after each."""
     patterns = [COMMANDS[command].pattern() for command in commands]
     return re.compile(rf'({"|".join([re.escape(RECORD), *patterns])}){more}')
 
@@ -138,7 +138,7 @@ def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
 
 
 def labeller_of(path: str) -> str | None:
-    """Return the labeller whose answers are in a file of a run; None if it is another file."""
+    """Return the labeller of a file of answers in a run; None for another file."""
     match = re.search(f'/{LABELS}/{_ANSWERS}$', path)
     return match[1] if match else None
 

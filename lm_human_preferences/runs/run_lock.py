@@ -1,4 +1,4 @@
-"""SAVE_DIR/lock, locked while the process lives that writes a run, which is named in it."""
+"""SAVE_DIR/lock, which a process locks, and writes its name into, while it writes a run."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.runs.run_files import LOCK
 
 _HOST = socket.gethostname()
-_MAX_LENGTH = 300  # characters that are read of the file, which anybody may have made
+_MAX_LENGTH = 300  # most characters to read, as anybody may have made the file
 
 
 def describe_process(size: int) -> str:

@@ -7,23 +7,25 @@ Only this module reads and writes it. It holds an entry for each training of the
 A run of train_policy that trains its reward model has both, and a run of the original has no such
 file. An entry holds
 
-    experiment  its name, or null
-    ranks       how many there were when it last began or went on
+    experiment  name of the experiment, or null
+    ranks       number of ranks when the training last began or was resumed
     settings    {option: value} of all options that the original does not have
-    digests     {option: SHA-256} of given queries, a given reward model, and a reward function
-    labels      those that a reward model has learned from; the last ones of an online run
-    commands    those that have worked on it, the first one first
+    digests     {option: SHA-256} of given queries, a given reward model and a reward function
+    labels      labels that a reward model learned from; in an online run, the last ones
+    commands    commands that worked on the training, in their order
 
-The latter two are in the entry of the command that was typed. `labels` holds
+`labels` and `commands` are in the entry of the command that was typed. `labels` holds
 
     source            path, URL, 'mock', 'test' or 'online'
-    found             how many the source has
-    learned_from, held_out            how many of them; others are beyond --labels.num_train
-    queries, held_out_queries         how many different queries the labels are about
-    simulated         how many were given by simulated labellers
+    found             number of labels in the source
+    learned_from      number of labels in the training split
+    held_out          number of held-out labels; the rest is beyond --labels.num_train
+    queries           number of different queries of both splits
+    held_out_queries  number of different held-out queries
+    simulated         number of labels by simulated labellers
     digest            SHA-256 of the labels, as tensors
-    labellers         {name: how many are theirs}; of a folder
-    answers           {name: lines of the file of answers that count}; of a folder
+    labellers         {name: number of labels}, for a folder
+    answers           {name: lines of the file of answers that were read}, for a folder
 
 and each of `commands`
 
@@ -79,7 +81,7 @@ _TYPES = {
 def read(directory: str) -> dict[str, dict[str, Any]]:
     """Return the entries of a local or remote run; {} without a record; UserError if damaged."""
     path = storage.join(directory, RECORD)
-    if not storage.exists(path):  # nor, offline, in the cache
+    if not storage.exists(path):  # offline, also if it is not in the cache
         for command in COMMANDS:
             before = os.path.join(directory, f'{command}_more_hparams.json')
             if os.path.exists(before):
@@ -102,19 +104,19 @@ def _is_entry(entry: object) -> bool:
 
 
 def training(directory: str, command: str) -> dict[str, Any]:
-    """Return the entry of a training; of one that is not recorded, an empty one."""
+    """Return the entry of a training, or an empty entry if it is not recorded."""
     empty = {'experiment': None, 'settings': {}, 'digests': {}, 'labels': {}, 'commands': []}
     return {**empty, **read(directory).get(command, {})}
 
 
 def labels(directory: str) -> dict[str, Any]:
-    """Return the labels that a run has learned from; {} if it has not, or has not recorded it."""
+    """Return the recorded labels of a run; {} without any."""
     found = [training(directory, command)['labels'] for command in COMMANDS]
     return next(filter(None, found), {})
 
 
 def commands(directory: str) -> list[dict[str, Any]]:
-    """Return the commands that have worked on a run, the first one first."""
+    """Return the commands that have worked on a run, in their order."""
     found = [each for entry in read(directory).values() for each in entry.get('commands', [])]
     return sorted(found, key=lambda command: str(command.get('began')))
 
@@ -127,7 +129,7 @@ def processes(directory: str) -> set[str]:
 def write_trainings(
     directory: str, entries: Mapping[str, Mapping[str, Any]], *, resume: bool
 ) -> None:
-    """Write {command: entry} of trainings that begin, or with `resume` go on."""
+    """Write {command: entry} of trainings that begin, or with `resume` are resumed."""
     with _changed(directory) as record:
         for command, entry in entries.items():
             before = record.get(command, {})
@@ -145,7 +147,7 @@ def copy(source: str, directory: str) -> None:
 
 
 def write_labels(directory: str, command: str, about: Mapping[str, Any]) -> None:
-    """Write which labels are learned from; about: see the module."""
+    """Write the entry `labels` of a training. about: see the module."""
     with _changed(directory) as record:
         record[command] = {**record.get(command, {}), 'labels': dict(about)}
 
@@ -156,9 +158,9 @@ def begin(
     machine: Mapping[str, Any],
     seeds: Mapping[str, int | None] | None = None,
 ) -> None:
-    """Write that this process works on a training, and with which `seeds` {network: seed}.
+    """Write that this process works on a training, with `seeds` {network: seed}.
 
-    It may say so again for other networks. machine: more entries of the command.
+    It may be called again, for other networks. machine: further entries of the command.
     """
     commit, is_clean = _commit()
     beginning = {
@@ -185,7 +187,7 @@ def begin(
 
 @contextlib.contextmanager
 def ended(directory: str, command: str) -> Iterator[None]:
-    """With the block, write how the command that `begin` recorded within it has ended."""
+    """Write, after the block, how the command that `begin` recorded in it has ended."""
     began = time.monotonic()
     how = 'finished'
     try:
@@ -233,7 +235,7 @@ def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield the record of a local run to be changed, while others wait, and write it."""
+    """Yield the record of a local run for changes, and write it; other processes wait."""
     path = os.path.join(directory, RECORD)
     os.makedirs(directory, exist_ok=True)
     with storage.locked_folder(directory):
@@ -243,7 +245,7 @@ def _changed(directory: str) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 def typed(words: Sequence[str]) -> str | None:
-    """Return the command line `words` without keys of URLs; None unless it is one of ours."""
+    """Return the command line `words` without keys in URLs; None if it is not our script's."""
     script = os.path.basename(words[0])
     if script not in SCRIPTS:
         return None
@@ -269,7 +271,7 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _commit() -> tuple[str | None, bool | None]:
-    """Return (commit of this checkout, whether its files are as in it); None where unknown."""
+    """Return (commit of this checkout, whether all files are committed); None if unknown."""
     if not (_ROOT / '.git').exists():
         return None, None
     try:

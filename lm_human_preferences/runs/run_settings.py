@@ -1,4 +1,4 @@
-"""Settings of a run: what is recorded of them, and which may change when it is resumed."""
+"""Settings of a run: their record, and those that may change when it is resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lm_human_preferences.utils.streams import note
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
 INITIAL_MODEL = 'task.policy.initial_model'
-OWN_REWARD = 'rewards.trained_model'  # of a run that trains its reward model: where that is
+OWN_REWARD = 'rewards.trained_model'  # option with the place of a reward model that the run trains
 LENGTH = 'ppo.total_episodes'
 # These, and run.serve, may change when a run goes on, if the user names them; and the path of a
 # file that has the same content. tests/faults/test_resume_settings.py shows what each then does.
@@ -53,7 +53,7 @@ def write(
     ranks: int,
     commands: Collection[str] | None = None,
 ) -> None:
-    """Write the settings of a run that begins or goes on; commands: of which trainings, None: all.
+    """Write the settings of a run that begins or is resumed. commands: trainings, None for all.
 
     First run.json, then the files of the original: where these are, there is a run.
     """
@@ -94,7 +94,7 @@ def write(
 
 
 def _additions(hparams: Training) -> dict[str, Any]:
-    """Return the options that only this port has, and a resumed run goes on with."""
+    """Return the options of this port that a resumed run keeps."""
     fields = hyperparams.fields(type(hparams))
     return {
         name: value
@@ -104,7 +104,7 @@ def _additions(hparams: Training) -> dict[str, Any]:
 
 
 def use_own_model(hparams: policy_options.HParams) -> None:
-    """Let a run that goes on take its own model for the initial one, if that is not here."""
+    """Let a resumed run use its own model as the initial one, if that is not on this machine."""
     model, save_dir = hparams.task.policy.initial_model, hparams.run.save_dir
     path = storage.model_path(model) or model
     is_blob = storage.is_remote(path) and not storage.is_hub(path)
@@ -116,14 +116,14 @@ def use_own_model(hparams: policy_options.HParams) -> None:
 
 
 def _set_initial_model(hparams: Training, model: str) -> None:
-    """Set it for a policy and for the reward model that is trained with it."""
+    """Set the initial model of a policy and of the reward model that is trained with it."""
     hparams.task.policy.initial_model = model
     if hparams.new_reward_model is not None:
         hparams.new_reward_model.task.policy.initial_model = model
 
 
 def as_recorded(hparams: AnyTraining) -> AnyTraining:
-    """Return the settings that a run in the directory has recorded; `hparams` for none."""
+    """Return the recorded settings of the run in the directory; `hparams` without a run."""
     recorded = type(hparams)()
     try:
         read_settings(recorded, str(hparams.run.directory))
@@ -133,7 +133,7 @@ def as_recorded(hparams: AnyTraining) -> AnyTraining:
 
 
 def read_settings(hparams: Training, directory: str) -> None:
-    """Override `hparams` from what a run in `directory` has recorded; NotFound if there is none."""
+    """Override `hparams` by the recorded settings of a run in `directory`; NotFound without any."""
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     settings = run_record.training(directory, hparams.command)['settings']
@@ -175,14 +175,14 @@ def reward_settings_of(run: str) -> reward_options.HParams | None:
 
 
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
-    """Return the number of reward models that a command has trained, or its policy learned from."""
+    """Return the number of reward models that a command trained or its policy learned from."""
     option = 'ensemble' if files is run_files.REWARD else 'rewards.ensemble'
     members = run_record.training(directory, files.command)['settings'].get(option)
     return members if isinstance(members, int) and members > 0 else 1
 
 
 def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
-    """Raise UserError for settings with which a run cannot go on; note those that change."""
+    """Raise UserError for settings that a resumed run cannot change; note the changed ones."""
     directory = str(hparams.run.directory)
     function = None if hparams.policy is None else hparams.policy.rewards.function
     if function is not None:
@@ -214,7 +214,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
 
 
 def _changed(hparams: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the options that differ, but for what a run has found, drawn or trained itself."""
+    """Return the options that differ, except those that the run has set itself."""
     found = []
     for option in {**before, **now}:
         was, value = before.get(option), now.get(option)
@@ -227,7 +227,7 @@ def _changed(hparams: Training, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def _may_change(hparams: Training, option: str) -> bool:
-    """Return whether a run may go on with another value of an option."""
+    """Return whether a resumed run may have another value of an option."""
     is_online = hparams.policy is not None and hparams.policy.rewards.online is not None
     if option == LENGTH and is_online:
         return False  # labels and retrainings are planned by steps
@@ -235,12 +235,12 @@ def _may_change(hparams: Training, option: str) -> bool:
 
 
 def _covers(explicitly_set: Collection[str], key: str) -> bool:
-    """Return whether the user has given the setting `key`, or a group that it is in."""
+    """Return whether the user has given the setting `key`, or one of its groups."""
     return any(f'{key}.'.startswith(f'{name}.') for name in explicitly_set)
 
 
 def resume_command(hparams: Training) -> str:
-    """Return the command that goes on with a run, which has to name a function of the user's."""
+    """Return the command that resumes a run; it names the user's reward function, if any."""
     words = [str(hparams.run.save_dir)]
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
         words += shell.option_words(reward_function.NAME, hparams.policy.rewards.function)
@@ -248,7 +248,7 @@ def resume_command(hparams: Training) -> str:
 
 
 def _given(hparams: Training) -> dict[str, Any]:
-    """Return the settings of a run, but for the path of the reward model that it trains itself."""
+    """Return the settings of a run, without the path of a reward model that it trains itself."""
     settings = decided(hparams)
     if hparams.policy is not None and hparams.new_reward_model is not None:
         del settings[OWN_REWARD]
@@ -256,7 +256,7 @@ def _given(hparams: Training) -> dict[str, Any]:
 
 
 def note_on_queries(save_dir: str, hparams: policy_options.HParams) -> str | None:
-    """Return a note where the queries of a run have another content than when it began."""
+    """Return a note if the queries of a run have changed since it began."""
     recorded = run_record.training(save_dir, hparams.command)['digests'].get(digests.QUERIES)
     if digests.of_files(_given(hparams)).get(digests.QUERIES, recorded) == recorded:
         return None
@@ -288,7 +288,7 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
 
 
 def _seed_of_ensemble(hparams: Training) -> str | None:
-    """Return the name of the seed of an ensemble to be trained, if it is None; else None."""
+    """Return the name of the seed that an ensemble in training needs; None if it is set."""
     training = hparams.reward_training
     if training is None or hparams.members == 1 or training.run.seed is not None:
         return None
@@ -296,10 +296,10 @@ def _seed_of_ensemble(hparams: Training) -> str | None:
 
 
 def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
-    """Return the hf:// path that a setting names, if any; a model also as ORG/NAME."""
+    """Return the hf:// path that a setting names, if any. A model may be given as ORG/NAME."""
     if not isinstance(value, str):
         return None
-    # The directory of a reward model that the run is yet to train may be called like a model.
+    # The directory of a reward model that is not trained yet may look like ORG/NAME.
     is_given_model = key == OWN_REWARD and hparams.new_reward_model is None
     if key == INITIAL_MODEL or is_given_model:
         return storage.model_path(value)

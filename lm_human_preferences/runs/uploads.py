@@ -22,7 +22,7 @@ from lm_human_preferences.runs.run_files import RECORD
 from lm_human_preferences.storage import local_files
 from lm_human_preferences.utils.logging import announce
 
-SYNC_SECONDS = 20  # between two looks for changes
+SYNC_SECONDS = 20  # seconds between two looks for changes
 CLOSE_TIMEOUT = 600  # seconds of further tries when the run is done
 
 
