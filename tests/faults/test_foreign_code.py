@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -183,15 +182,3 @@ def test_modules_beside_a_function_are_not_imported(tmp_path):
             assert not text
         assert sys.path == before
     assert importlib.util.find_spec('botocore') is None
-
-
-def test_the_folder_one_is_in_is_not_imported_from(given):
-    """Neither by the command, nor by ranks that it starts."""
-    for name in ('torch.py', 'click.py', 'botocore.py', 'mpi4py.py', 'sitecustomize.py'):
-        (given.run / name).write_text(given.code)
-    given.sets(**{'rewards.function': None, 'rewards.trained_model': 'test'})
-    launch = Path(__file__).parents[2] / 'launch.py'
-    command = [sys.executable, str(launch), 'resume', '.', '--mpi=2', '--ppo.total_episodes=128']
-    done = subprocess.run(command, cwd=given.run, capture_output=True, text=True, timeout=300)
-    assert '2 ranks' in done.stdout, done.stdout + done.stderr
-    assert not given.mark.exists()

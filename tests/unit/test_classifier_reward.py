@@ -208,7 +208,8 @@ def test_a_text_without_a_token_is_named(classes):
 def train(folder, *words):
     return invoke(
         f'train_policy mock_sentiment run --mpi=1 --save_dir={folder} --run.console=original'
-        ' --ppo.total_episodes=256 --run.evaluate=off --rewards.train_new_model=off'
+        ' --ppo.batch_size=32 --ppo.total_episodes=32 --ppo.noptepochs=1 --run.evaluate=off'
+        ' --rewards.train_new_model=off'
         f' {" ".join(words)}'
     )
 
@@ -225,7 +226,7 @@ def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
     assert not any(name.startswith('reward_model/') for name in bundle)
     told = error_of(invoke(f'resume {run} --rewards.class_name bad'))
     assert told.startswith('--rewards.class_name bad: the run in ')
-    succeed(f'resume {run} --ppo.total_episodes 512')
+    succeed(f'resume {run} --ppo.total_episodes 64')
 
     out = tmp_path / 'samples.jsonl'
     argv = f'sample --save_dir {run} --nsamples 3 --mpi 1 --output {out}'

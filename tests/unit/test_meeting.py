@@ -2,12 +2,14 @@
 
 import datetime
 import math
+import multiprocessing
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +36,9 @@ from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, End
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.distributed.torch_comm import noticing_lost_ranks
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.external_rewards import function
+from lm_human_preferences.external_rewards.texts import joined
+from lm_human_preferences.runs import reward_function
 
 HERE = {**os.environ, 'PYTHONPATH': str(REPOSITORY)}
 SLURM = {
@@ -258,6 +263,25 @@ def test_a_signal_before_ranks_meet_is_told_by_the_first(monkeypatch, rank):
     set_launcher(monkeypatch, {'PMI_SIZE': '2', 'PMI_RANK': str(rank)})
     worker._end_all_ranks(KeyboardInterrupt(), lambda: told.append(rank))
     assert statuses == [130] and told == ([0] if rank == 0 else [])
+
+
+def test_a_rank_ends_the_processes_of_a_reward_function_and_leaves_no_file(monkeypatch, tmp_path):
+    """Processes of a pool have the launcher's pipes, for whose end it waits."""
+    new_folder = function._folder_of_modules.__wrapped__  # an earlier test may have made one
+    monkeypatch.setattr(function, '_folder_of_modules', new_folder)
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    monkeypatch.setattr(worker, '_clean_ups', [])
+    path = tmp_path / 'reward.py'
+    path.write_text('def score(queries, responses):\n    return [1 for _ in responses]\n')
+    function.FunctionScorer(reward_function.read(f'{path}:score')).score([joined('a', 'b')])
+    assert [*tmp_path.iterdir()] != [path]
+    pooled = SimpleNamespace(terminate=lambda: ended.append('child'))
+    monkeypatch.setattr(multiprocessing, 'active_children', lambda: [pooled])
+    monkeypatch.setattr(os, '_exit', lambda status: ended.append(status))
+    ended = []
+    worker._exit(3)
+    assert ended == ['child', 3] and [*tmp_path.iterdir()] == [path]
 
 
 def test_gloo_s_errors_are_those_of_a_rank_that_is_lost():
