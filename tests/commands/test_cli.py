@@ -35,10 +35,8 @@ from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.cli import program, user_settings
 from lm_human_preferences.cli.launch import JobName
 from lm_human_preferences.distributed import worker
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.hparams.task_options import LoraHParams, TaskHParams
-from lm_human_preferences.plan import checks
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils.combos import bind, combos, each, label, options_shortdesc
 
@@ -162,14 +160,6 @@ def test_a_reward_model_that_an_experiment_lacks_is_that_of_train_reward(asked, 
     new_model = policy.rewards.train_new_model
     assert policy.task == new_model.task
     assert flat(new_model.to_nested_dict()) == flat(alone.to_nested_dict())
-
-
-def test_tasks_of_policy_and_reward_model_are_told_apart_by_what_differs():
-    task, other = TaskHParams(), TaskHParams()
-    task.policy.lora, other.policy.lora = LoraHParams(rank=1), LoraHParams(rank=2)
-    other.name_group('rewards.train_new_model.task.')
-    with pytest.raises(UserError, match=r'lora.rank and .*task.policy.lora.rank .*1 != 2$'):
-        checks._check_same_task(task, other)
 
 
 def test_a_command_of_the_other_script_is_named():
