@@ -108,16 +108,6 @@ def test_pearson_r(name):
     )
 
 
-def test_samples_follow_the_distribution():
-    torch.manual_seed(0)
-    probs = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.0, 0.0, 0.1, 0.9]])
-    cdf = probs.cumsum(-1, dtype=torch.float64).expand(20000, 2, 4)
-    draws = core.sample_from_cdf(cdf, torch.rand(20000, 2, dtype=torch.float64))
-    frequencies = torch.nn.functional.one_hot(draws, 4).double().mean(0)
-    assert_close(frequencies, probs, rtol=0, atol=0.015)
-    assert (frequencies[probs == 0] == 0).all()
-
-
 def test_a_sample_is_where_its_number_is_in_a_cdf_of_any_scale():
     size = 100_000
     cdf = torch.ones(4, size).cumsum(-1, dtype=torch.float64) / 7

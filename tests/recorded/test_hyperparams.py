@@ -300,6 +300,7 @@ NEW = 'rewards.train_new_model'
             'in 16 minibatches (--mpi 8) is too few',
         ),
         ({f'{NEW}.batch_size': 33, NEW: 'on'}, 2, '--mpi 2: use 32 or 34'),
+        ({'ppo.batch_size': 64, 'ppo.samples_per_query': 32}, 4, '--mpi 4 x --ppo.samples_per_qu'),
     ],
 )
 def test_batches_that_ranks_cannot_share(settings, ranks, fact):

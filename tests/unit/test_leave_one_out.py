@@ -222,11 +222,3 @@ def test_batches_that_divide_the_responses_to_a_query_are_refused(settings, mess
     hparams.ppo.samples_per_query = 4
     with pytest.raises(UserError, match=message.replace('.', r'\.')):
         list(hparams.problems())
-
-
-def test_ranks_share_whole_queries():
-    hparams = train_policy.HParams()
-    hparams.ppo.batch_size, hparams.ppo.samples_per_query = 64, 32
-    hparams.check_ranks(2)
-    with pytest.raises(UserError, match=r'--mpi 4 x --ppo.samples_per_query 32 = 128: use 128'):
-        hparams.check_ranks(4)
