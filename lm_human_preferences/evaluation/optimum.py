@@ -141,6 +141,8 @@ def best_of_n(
 
 def standard_error(values: torch.Tensor) -> torch.Tensor:
     """Return the standard error of the mean of independent `values (queries, ...)`: (...)."""
+    if len(values) < 2:
+        return values.new_full(values.shape[1:], math.nan, dtype=torch.float64)
     return values.double().std(0) / math.sqrt(len(values))
 
 

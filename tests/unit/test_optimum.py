@@ -200,6 +200,11 @@ def test_samples_of_both_models_reach_a_frontier_that_the_references_do_not(kl):
     assert optimum.effective_samples(reference, rewards, 1 / shift) > 900
 
 
+def test_one_value_tells_no_error_of_its_mean(recwarn):
+    assert optimum.standard_error(torch.ones(1, 2)).isnan().tolist() == [True, True]
+    assert not recwarn.list
+
+
 def test_effective_samples_by_hand():
     """Weights 3/4 and 1/4: 1 / (9/16 + 1/16). Queries with nothing to gain hide no other."""
     even = EVEN.expand(3, 2)
