@@ -20,6 +20,8 @@ def annotator(annotation):
 path, control = sys.argv[1:]
 with open(path, encoding='utf-8') as file:
     tasks = json.load(file)
+if any('data' not in task for task in tasks):
+    sys.exit(f'{path} is a JSON-MIN export: export the project as JSON')
 left_out = 0
 for task in tasks:
     data = task['data']

@@ -38,12 +38,13 @@ def _query(where: str, value: Any) -> Query:
         record, name = value, fields.query_field(value, where)
         if name is not None:
             columns = fields.columns(record)
-            value = record[name]
+            value = _plain(record[name], where)
             if isinstance(value, str):
                 text = fields.text_field(record, name, where)
                 value = fields.after_system(record, text, where)
             elif messages.are_messages(value):
                 value = [*fields.system_message(record, where), *value]
+    value = _plain(value, where)
     if messages.are_messages(value):
         value = messages.query_text(value, where)
     if not isinstance(value, str):
@@ -53,6 +54,12 @@ def _query(where: str, value: Any) -> Query:
             f' it have a field {" or ".join(fields.QUERIES)}{has}'
         )
     return Query(where, value, columns)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return a list of messages with texts as contents; any other value as it is."""
+    plain = messages.as_plain(value, where) if isinstance(value, list) else None
+    return value if plain is None else plain
 
 
 def refuse_parquet(path: str) -> None:

@@ -87,9 +87,9 @@ class ChatTemplate(Contexts):
         except ValueError as e:
             directory = os.path.dirname(encoder.files[TOKENISER])
             raise UserError(
-                f'--task.chat: {directory} has no chat template, neither'
-                ' chat_template.jinja nor in tokenizer_config.json: use a chat model, or leave'
-                ' --task.chat off'
+                f'--task.chat: {directory} has no default chat template, neither'
+                ' chat_template.jinja nor in tokenizer_config.json: use a chat model, call one of'
+                ' its templates `default`, or leave --task.chat off'
             ) from e
         super().__init__(encoder, query_length)
 

@@ -51,8 +51,11 @@ def _read(path: str, *, only_whole_lines: bool = False) -> str:
         raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
     except UnicodeDecodeError as e:
         is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        how = '; it is UTF-16, which `iconv -f UTF-16 -t UTF-8` converts' if is_utf_16 else ''
-        raise StorageError(f'{path} cannot be read as UTF-8 text: {e}{how}') from e
+        encoding = 'UTF-16' if is_utf_16 else 'CP1252'
+        raise StorageError(
+            f'{path} cannot be read as UTF-8 text: {e}; `iconv -f {encoding} -t UTF-8` converts'
+            f' {"it" if is_utf_16 else "a file of Windows"}'
+        ) from e
 
 
 def read_json(path: str) -> Any:

@@ -628,9 +628,17 @@ HOSTILE = {
     'no rank': ({}, {'r': 0}, 'PEFT cannot merge it: '),
     'nan': ({A_NAME: torch.full((2, 32), torch.nan)}, {}, 'not finite numbers'),
     'integers': ({A_NAME: torch.ones(2, 32, dtype=torch.int64)}, {}, 'not finite numbers'),
-    'other layer': ({'base_model.model.x.lora_A.weight': torch.ones(2)}, {}, 'do not fit its base'),
-    'bias': ({A_NAME.replace('lora_A.weight', 'bias'): torch.ones(48)}, {}, 'do not fit its base'),
-    'missing': ({}, {'target_modules': ['up_proj', 'q_proj']}, 'do not fit its base'),
+    'other layer': (
+        {'base_model.model.x.lora_A.weight': torch.ones(2)},
+        {},
+        'not fit its base: save it again',
+    ),
+    'bias': (
+        {A_NAME.replace('lora_A.weight', 'bias'): torch.ones(48)},
+        {},
+        'not fit its base: save it again',
+    ),
+    'missing': ({}, {'target_modules': ['up_proj', 'q_proj']}, 'not fit its base: save it again'),
     'no kind': ({}, {'peft_type': 3}, 'does not describe adapters'),
     'kind': ({}, {'peft_type': 'PREFIX_TUNING'}, 'of the kind PREFIX_TUNING cannot be merged'),
     'unknown kind': ({}, {'peft_type': 'OTHER'}, 'PEFT cannot merge it: '),
@@ -638,11 +646,11 @@ HOSTILE = {
     'no pattern': ({}, {'alpha_pattern': {'(': 4}}, 'a pattern for names of layers fails: '),
     'endless': ({}, {'rank_pattern': {'([a-z0-9_.]+)+!': 4}}, 'layers takes more than'),
     'endless layers': ({}, {'target_modules': '([a-z0-9_.]+)+!'}, 'layers takes more than'),
-    'no tensors': (None, {}, 'holds no adapters'),
+    'no tensors': (None, {}, 'holds no adapters: save it again'),
     'base': ({}, {'base_model_name_or_path': '/nowhere/at/all'}, "unknown model '/nowhere/at/all'"),
     'no base': ({}, {'base_model_name_or_path': None}, 'base_model_name_or_path is None: set it'),
     'itself': ({}, {'base_model_name_or_path': 'HERE'}, 'is not a whole model'),
-    'dora without magnitudes': ({}, {'use_dora': True}, 'do not fit its base'),
+    'dora without magnitudes': ({}, {'use_dora': True}, 'not fit its base: save it again'),
 }
 
 

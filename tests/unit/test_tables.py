@@ -86,6 +86,9 @@ def test_queries_of_records_are_messages_too(tmp_path):
     said = {'prompt': [{'role': 'user', 'content': 'Hi'}], 'system': 'Be brief.'}
     ((_, text, _),) = jsonl.read_queries(write(tmp_path / 'q.jsonl', json.dumps(said)))
     assert text == 'system: Be brief.\n\nuser: Hi'
+    parts = [{'role': 'user', 'content': [{'type': 'text', 'text': 'Hi'}]}]
+    ((_, text, _),) = jsonl.read_queries(write(tmp_path / 'parts.jsonl', json.dumps(parts)))
+    assert text == 'Hi'
     written = write(tmp_path / 'q.csv', f'prompt\n"{said["prompt"]}"\n')
     with pytest.raises(UserError, match="line 2, field 'prompt' is a list of messages that was"):
         jsonl.read_queries(written)

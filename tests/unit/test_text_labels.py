@@ -461,7 +461,7 @@ def test_a_field_that_is_there_twice_is_refused(tmp_path, text):
 
 def test_utf_16_is_told_how_to_convert(tmp_path):
     (tmp_path / 'a.csv').write_text('prompt,chosen,rejected\n', encoding='utf-16')
-    with pytest.raises(UserError, match='it is UTF-16, which `iconv -f UTF-16 -t UTF-8` converts'):
+    with pytest.raises(UserError, match='`iconv -f UTF-16 -t UTF-8` converts it'):
         records.read(str(tmp_path / 'a.csv'))
 
 

@@ -34,6 +34,11 @@ _TABLE = re.compile(
     r'\.((base_layer\.)?(?P<whole>weight)$)?'
 )
 SAVED = 'modules_to_save.'  # in the second name of a whole layer, if the vocabulary grew
+# Advice on adapters that were saved from weights that were not all there, or not unwrapped.
+_AGAIN = (
+    'save it again by `save_pretrained` of the PEFT model, unwrapped; under DeepSpeed ZeRO-3 gather'
+    ' its weights first'
+)
 TOLERANCE = 1e-4  # of the largest logit, between an adapter beside its base and merged into it
 PATTERN_SECONDS = 5
 _OF_PROMPTS = ('PROMPT_TUNING', 'MULTITASK_PROMPT_TUNING', 'P_TUNING', 'PREFIX_TUNING')
@@ -87,7 +92,8 @@ def merged(directory: str, model: Any) -> Any:
         found: Any = peft.set_peft_model_state_dict(adapted, tensors)
         wrong = _without_place(adapted, tensors, found)
         if wrong:
-            raise UserError(f'{path}: {wrong[0]} and {len(wrong) - 1} more do not fit its base')
+            more = f' and {len(wrong) - 1} more do' if len(wrong) > 1 else ' does'
+            raise UserError(f'{path}: {wrong[0]}{more} not fit its base: {_AGAIN}')
         # PEFT does not notice a merge that computes something else.
         table = model.get_input_embeddings().weight
         tokens = torch.arange(8, device=table.device).unsqueeze(0) % len(table)
@@ -107,7 +113,7 @@ def _tensors_of(path: str) -> dict[str, torch.Tensor]:
     file = _opened(path)
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not tensors:  # as some ways to train on several GPUs have saved it
-        raise UserError(f'{path} holds no adapters')
+        raise UserError(f'{path} holds no adapters: {_AGAIN}')
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise UserError(f'{path}: {name} has values that are not finite numbers')
