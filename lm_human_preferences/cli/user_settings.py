@@ -81,11 +81,11 @@ def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
 
 
 def _absolute(path: str) -> str:
-    """Return the absolute path of what is here; names of other things as they are."""
+    """Return the absolute path of an existing file or folder; any other name as it is."""
     if storage.is_remote(path) or path in _NAMES:
         return path
     absolute = os.path.abspath(path)
-    file = re.sub(r'(?<=\.py):\w+$', '', absolute)  # of a function
+    file = re.sub(r'(?<=\.py):\w+$', '', absolute)  # without :FUNCTION
     return absolute if os.path.exists(file) else path
 
 

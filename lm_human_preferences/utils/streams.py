@@ -57,7 +57,7 @@ def make_safe() -> None:
 
 
 def _escape_controls(stream: Any, *, has_bars: bool) -> None:
-    """Have `stream` write control characters as in \\x1b: what is printed may be anybody's text."""
+    """Let `stream` write control characters as in \\x1b, since it may print foreign text."""
     write = stream.write
 
     def write_escaped(text: str) -> int:
@@ -72,7 +72,7 @@ def _escape_controls(stream: Any, *, has_bars: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return `text` with control characters as in \\x1b, but for tabs and line ends."""
+    """Return `text` with control characters, except tabs and line ends, as in \\x1b."""
     return _CONTROLS.sub(lambda match: match[0].encode('unicode_escape').decode(), text)
 
 

@@ -13,7 +13,7 @@ INVISIBLE = re.compile(
 
 def printable(text: str) -> str:
     """Escape characters that control the terminal or are invisible, as in \\x1b."""
-    if text.isprintable() and not INVISIBLE.search(text):  # most of it, and much faster
+    if text.isprintable() and not INVISIBLE.search(text):  # true of most texts, and fast
         return text
     shown = []
     for character in text:

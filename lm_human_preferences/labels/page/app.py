@@ -24,10 +24,10 @@ from starlette.routing import Mount, Route
 
 from lm_human_preferences.labels.page.service import LabellingService
 
-MOST_BYTES = 64 * 1024  # of a body
-LONGEST_SECONDS = 24 * 3600.0  # that a labeller can have taken
-POLL_SECONDS = 0.1  # between two looks whether the server ends
-Check = Callable[[Any], bool]  # whether a value of JSON can be a field
+MOST_BYTES = 64 * 1024  # largest body of a request
+LONGEST_SECONDS = 24 * 3600.0  # longest time for an answer
+POLL_SECONDS = 0.1  # seconds between two checks whether the server ends
+Check = Callable[[Any], bool]  # returns whether a JSON value is valid for a field
 
 
 def _matches(pattern: str) -> Check:
