@@ -9,8 +9,8 @@ from lm_human_preferences.evaluation import optimum, report
 from lm_human_preferences.evaluation.optimum import ROUNDING
 from lm_human_preferences.utils import student
 
-WIDEST_SHARE = 0.5  # half of a 95 % interval; a wider one says nothing
-MOST_REPEATS = 0.5  # of one response among the policy's samples to a query
+WIDEST_SHARE = 0.5  # widest half of a 95 % interval that is worth printing
+MOST_REPEATS = 0.5  # largest fraction of one response among samples to a query
 
 Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}}
 
@@ -80,7 +80,7 @@ def compare_samples(
     """
 
     def of(samples: slice) -> Points:
-        """Return the points by a part of the samples."""
+        """Return the points of a subset of the samples."""
         reference, policy = (each[:, samples].log_softmax(-1) for each in (ref_logprobs, logprobs))
         own = None if chooser is None else chooser[:, samples]
         score = scores[:, samples]

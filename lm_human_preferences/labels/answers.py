@@ -1,4 +1,4 @@
-"""Answers of a labeller: one answer, its growing file, and all checks of both."""
+"""Answers of labellers: an answer, the growing file of answers, and their checks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ REASONS = (  # for skipping a question
 BAD = 'bad'  # the field that says whether a tie means that all samples are bad
 IMPORTED = 'imported'  # the field that says whether an answer was given elsewhere
 SIMULATED = 'simulated'  # the field that says whether a simulated labeller gave an answer
-UNNAMED = 'imported'  # labeller of imported answers that do not say who gave them
-GIVEN_BY = 'labeller'  # the field of a label that says who gave it
-ID = 'id'  # the field of a label with the name that it has elsewhere
-GIVEN_ID = 'given_id'  # the field of a question or an answer that holds it
+UNNAMED = 'imported'  # labeller of imported answers without a name
+GIVEN_BY = 'labeller'  # field of a label with the name of its labeller
+ID = 'id'  # field of a label with its id elsewhere
+GIVEN_ID = 'given_id'  # field of a question or an answer with this id
 
 
 def is_unnamed(labeller: str) -> bool:
-    """Return whether a labeller stands for imported answers of people who are not known."""
+    """Return whether a labeller stands for unknown people, whose answers were imported."""
     return re.fullmatch(rf'{UNNAMED}(-\d+)?', labeller) is not None
 
 
@@ -75,19 +75,19 @@ class Answer:
     uuid: str
     labeller: str
     question: str
-    value: Value | None  # as the label type has it; None for a skip
-    reason: str | None  # of a skip
-    order: tuple[int, ...]  # of the samples as they were shown
+    value: Value | None  # in the form of the label type; None for a skip
+    reason: str | None  # reason for a skip
+    order: tuple[int, ...]  # order in which the samples were shown
     seconds: float  # that it took; 0 if it was imported
     time: float  # since 1970, see LabelFolder.time_of_next_answer
     is_bad: bool = False  # whether a tie means that all samples are bad
     is_imported: bool = False  # whether it was given elsewhere
     is_simulated: bool = False  # whether a simulated labeller gave it
-    given_id: int | str | None = None  # of the label that was imported
+    given_id: int | str | None = None  # id of the imported label
 
     @classmethod
     def of_record(cls, record: dict[str, Any], labeller: str, label_type: LabelType) -> Answer:
-        """Return the answer in a line of a file; an error of Python's for what is none."""
+        """Return the answer in a line of a file; a Python error if it is none."""
         answer = cls(
             uuid=record['answer'],
             labeller=labeller,
@@ -185,7 +185,7 @@ class AnswerLog:
         # {question: answers that were not taken back, the last one last}
         self.by_question: dict[str, list[Answer]] = {}
         self.taken_back: set[str] = set()
-        self.last_time = 0.0  # of an answer
+        self.last_time = 0.0  # time of the last answer
 
     def refresh(self) -> set[str]:
         """Read what was added, and return the questions that it is about."""
@@ -250,7 +250,7 @@ class AnswerLog:
 
 
 def check_given_id(value: Any) -> None:
-    """Raise TypeError for what is no id of a label; None stands for no id."""
+    """Raise TypeError unless a value is an id of a label, or None for no id."""
     is_line = isinstance(value, str) and value.isprintable()
     if value is not None and type(value) is not int and not is_line:
         raise TypeError(f'id must be a whole number or a line of text, not {value!r:.80}')

@@ -44,9 +44,9 @@ from lm_human_preferences.utils.terminal import printable
 
 # Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
-EVERYBODY = 1_000_000  # `labellers` of a question that everybody answers
+EVERYBODY = 1_000_000  # value of `labellers` if everybody answers a question
 RETIRED_AFTER = 2  # labellers who skip a question
-_TOKENS = b', "query": '  # in a line of questions.jsonl, what the token ids begin with
+_TOKENS = b', "query": '  # where the token ids begin in a line of questions.jsonl
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Question:
     id: str
     kind: str
     labellers: int  # who are to answer it
-    policies: tuple[str, ...]  # of each sample
-    weights: tuple[str, ...]  # digests of theirs; '' where they were not recorded
-    part: str  # of the data set
-    texts_read: int  # of the part so far
-    episode: int | None  # up to which the policy had trained; None outside of training
+    policies: tuple[str, ...]  # policy of each sample
+    weights: tuple[str, ...]  # digest of each policy; '' if it was not recorded
+    part: str  # split of the data set
+    texts_read: int  # number of texts of the split read so far
+    episode: int | None  # number of episodes that the policy had trained; None outside of training
     span: tuple[int, int]  # (offset, length) of its line in the file
     gold: Value | None = None  # the known answer
-    given_id: int | str | None = None  # of the label that it is from
+    given_id: int | str | None = None  # id of the label that the question is from
 
     def is_retired(self, answers: Sequence[Answer]) -> bool:
-        """Return whether enough labellers have skipped it; a gold one is asked of everybody."""
+        """Return whether enough labellers have skipped the question; not if it is gold."""
         return self.kind != GOLD and len(answers) - given(answers) >= RETIRED_AFTER
 
 
@@ -84,7 +84,7 @@ class LabelFolder:
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
-        self.lines = lines  # {labeller: how many lines of the answers count}; None: all
+        self.lines = lines  # {labeller: number of lines to read}; None: all
         if storage.is_remote(path):
             raise UserError(
                 f'{path} is remote, and a folder of labels is a local directory, to whose files'
@@ -189,7 +189,7 @@ class LabelFolder:
         return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """Return the answers of a kind that count, the oldest first; see answers_that_count."""
+        """Return the answers of a kind of question, the oldest first; see answers_that_count."""
         self.check_labellers(without)
         found = []
         for question in self.questions.values():
@@ -227,7 +227,7 @@ class LabelFolder:
         return {name: log.reader.lines for name, log in self.logs.items()}
 
     def lines_used(self, labeller: str) -> int:
-        """Return how many lines of a labeller's answers a training has learned from; these stay."""
+        """Return the number of a labeller's lines that a training has used, which must stay."""
         reader = json_lines.Reader(os.path.join(self.path, USED))
         lines = 0
         for where, record in reader.new_records():

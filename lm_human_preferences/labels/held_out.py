@@ -60,7 +60,7 @@ def _numbered(subjects: Sequence[str]) -> list[int]:
 
 
 def _subjects(labels: Labels, label_type: LabelType, encoder: Encoder) -> list[str]:
-    """Return the subject of each label: its query, or where that is empty see _connected."""
+    """Return the subject of each label: its query, or for an empty query see _connected."""
     found, without = [], []
     for row in range(len(labels['query'])):
         query = _text(labels['query'][row], encoder)
@@ -104,7 +104,7 @@ def _text(tokens: torch.Tensor, encoder: Encoder) -> str:
 def parted(
     labels: Labels, label_type: LabelType, share: float, encoder: Encoder
 ) -> tuple[Labels, Labels]:
-    """Return (held-out labels of a training that holds out a share, the others)."""
+    """Return (held-out labels, other labels) of a training that holds out a fraction."""
     mask = is_held_out(labels, label_type, share, encoder)
     held_out = {field: values[mask] for field, values in labels.items()}
     return held_out, {field: values[~mask] for field, values in labels.items()}
@@ -140,16 +140,16 @@ class Prediction:
     """Quality of a reward model's prediction of labels."""
 
     labels: int
-    queries: int  # that are independent; of one query, groups of connected labels
+    queries: int  # independent queries; for a single query, groups of connected labels
     effective: float  # independent labels, see agreement.effective_answers
-    accuracy: float | None  # share answered as by the labeller; None for ratings
+    accuracy: float | None  # fraction with the labeller's answer; None for ratings
     chance: float | None
     agreement: float  # see label_types
-    is_undefined: bool = False  # a correlation of rewards or ratings that are all the same
+    is_undefined: bool = False  # the correlation, as all rewards or ratings are equal
     is_cross_validated: bool = False  # without an interval: heads learn from each other's labels
 
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % confidence interval of the accuracy; of the agreement for ratings."""
+        """Return the 95 % confidence interval of the accuracy, or for ratings of the agreement."""
         if self.accuracy is None:
             return agreement.correlation_interval(self.agreement, self.effective)
         return agreement.wilson_interval(self.accuracy * self.effective, self.effective)
@@ -195,7 +195,7 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
     check_finite(rewards.flatten().tolist())
     right = label_type.is_right(rewards, labels)
     query_of = torch.unique(labels['query'], dim=0, return_inverse=True)[1]
-    if query_of.max() == 0:  # one, or none where there is nothing but responses
+    if query_of.max() == 0:  # one query, or none if there are only responses
         samples = zip(*(labels[sample].tolist() for sample in label_type.samples), strict=True)
         connected = _connected([list(map(str, each)) for each in samples])
         query_of = torch.tensor(_numbered(connected))

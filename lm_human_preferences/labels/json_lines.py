@@ -46,7 +46,7 @@ class Reader:
             yield self.where(), parse(line, self.where())
 
     def where(self) -> str:
-        """Return the name of the line read last, for an error message."""
+        """Return the name of the last line that was read, for an error message."""
         return f'{self.path}, line {self.lines}'
 
 
@@ -96,7 +96,7 @@ class Writer:
             os.fsync(self.file.fileno())
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append lines, which are on the disk on return, all of them or none."""
+        """Append all lines or none; they are on the disk on return."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
         self.check_in_place()
         with os_errors_as(self._unwritable, '; what it had is saved'):

@@ -87,7 +87,7 @@ def load_labels(
 
 
 def about_answers(answers: Iterable[Answer]) -> dict[str, Any]:
-    """Return how many `answers` each labeller has given, and how many of them are simulated."""
+    """Return the number of `answers` of each labeller, and of simulated labellers."""
     found = {'labellers': collections.Counter(), 'simulated': 0}
     for answer in answers:
         found['labellers'][answer.labeller] += 1

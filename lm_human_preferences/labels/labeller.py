@@ -1,4 +1,4 @@
-"""Labeller at work: the next question, and answers that are on the disk before the next one."""
+"""Labeller at work: questions one after another, each answer on the disk before the next one."""
 
 import contextlib
 import os
@@ -89,7 +89,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
         return next(self.upcoming(), None)
 
     def upcoming(self) -> Iterator[Question]:
-        """Yield the questions that are open for this labeller, looking anew before each."""
+        """Yield the open questions for this labeller, looking for new ones before each."""
         self.folder.refresh()
         for question in sorted(self.folder.questions.values(), key=self.rank):
             if self.folder.is_open_for(question, self.name):
@@ -167,7 +167,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
             return answer
 
     def _append(self, *records: dict[str, Any]) -> None:
-        """Write lines, which the log then reads and checks as those of other programs."""
+        """Write lines, which the log then reads and checks like those of other programs."""
         with self.folder.lock:
             self._writer.append(records)
             self.log.refresh()

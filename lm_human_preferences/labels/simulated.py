@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.policy import Policy
 
 TEST_SEED = 0
-TEST_LABELS = 64  # labels of the source 'test' where --labels.num_train does not say, at least
-BATCH = 256  # questions that are judged at a time
+TEST_LABELS = 64  # least number of labels of the source 'test' without --labels.num_train
+BATCH = 256  # questions to judge at a time
 
 # Rewards of the samples of each question; questions are {field: token ids}.
 Judge = Callable[[Sequence[dict[str, list[int]]]], Sequence[Sequence[float]]]

@@ -10,7 +10,7 @@ from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.runs.run_files import TASK
 
 FORMAT = 1
-EXPERIMENT = 'experiment'  # the field that names that of `ask`; not in folders of other versions
+EXPERIMENT = 'experiment'  # field with the experiment of `ask`; folders of other versions lack it
 TIES = 'ties'  # the field that is true where "no preference" is an answer; else it is not there
 SCALE = 'scale'  # the field with the lowest and the highest number that people answer, if any
 
@@ -54,7 +54,7 @@ def new_task(
     ties: bool,
     experiment: str | None = None,
 ) -> dict[str, Any]:
-    """Return the content of task.json of a new folder, but for its format and encoding."""
+    """Return the content of task.json of a new folder, without format and encoding."""
     asked = label_types.get(label_type)
     if not asked.instructions:
         asked.lacks('answer_of')
@@ -80,7 +80,7 @@ def label_type_of(task: Mapping[str, Any]) -> LabelType:
 
 
 def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise UserError if a folder is of another task than `here`, whatever its data set."""
+    """Raise UserError if a folder has another task than `here`; the data set may differ."""
     if here.get(TIES) and not there.get(TIES):
         raise UserError(
             f'{path} is a folder without ties, whose labellers had to choose: leave the option ties'

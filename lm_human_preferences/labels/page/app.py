@@ -77,7 +77,7 @@ def page_and_policy() -> tuple[str, str]:
 
 
 class Json(JSONResponse):
-    """JSON in ASCII, which can hold whatever a file of ours can."""
+    """JSON in ASCII, which can hold any text of our files."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(',', ':')).encode('ascii')
@@ -126,7 +126,7 @@ def make_app(
 
 @dataclasses.dataclass
 class _Routes:
-    """Handlers of requests. Whatever waits for the disk does so in a thread."""
+    """Handlers of requests. Work that waits for the disk runs in a thread."""
 
     html: str
     service: LabellingService
@@ -138,7 +138,7 @@ class _Routes:
         return HTMLResponse(self.html)
 
     async def act(self, action: str, request: Request) -> Response:
-        """Do what a labeller asks for: one of ACTIONS."""
+        """Do one of ACTIONS for a labeller."""
         labeller = self._labeller(request)
         fields = await _fields(request, ACTIONS[action])
         return Json(await run_in_threadpool(getattr(self.service, action), labeller, **fields))
@@ -160,7 +160,7 @@ class _Routes:
 
 
 async def _fields(request: Request, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Return the fields of a request that `checks` names; HTTPException for other values."""
+    """Return the fields of a request that `checks` names; HTTPException if a value is invalid."""
     try:
         values = json.loads(await request.body())
     except (ValueError, RecursionError):

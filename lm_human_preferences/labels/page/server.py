@@ -20,11 +20,11 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page.app import make_app, page_and_policy
 from lm_human_preferences.labels.page.service import LabellingService
 
-ALL_ADDRESSES = ('0.0.0.0', '::')  # of this machine
+ALL_ADDRESSES = ('0.0.0.0', '::')  # any address of this machine
 MOST_CONNECTIONS = 200
 MOST_HEADER_BYTES = 16 * 1024
-GRACE_SECONDS = 3  # for replies that are under way when the server ends
-HEADERS = {  # of every reply
+GRACE_SECONDS = 3  # seconds for open replies when the server ends
+HEADERS = {  # headers of every reply
     'Cache-Control': 'no-store',
     'Cross-Origin-Opener-Policy': 'same-origin',
     'Cross-Origin-Resource-Policy': 'same-origin',
@@ -108,7 +108,7 @@ class FairProtocol(H11Protocol):
     begun = 0.0
 
     def connection_made(self, transport: Any) -> None:
-        """Begin, and close the oldest connection if this is one too many."""
+        """Accept a connection; close the oldest one if there are too many."""
         self.begun = time.monotonic()
         super().connection_made(transport)
         if len(self.connections) > MOST_CONNECTIONS:
@@ -147,7 +147,7 @@ def _listen(options: WebHParams) -> socket.socket:
     """Return a socket that listens where `options` say; UserError if that cannot be."""
     host, port = options.host, options.port
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
-    both = host == '::' and socket.has_dualstack_ipv6()  # the name in links may be of IPv4
+    both = host == '::' and socket.has_dualstack_ipv6()  # the name in links may mean IPv4
     try:
         listener = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as e:

@@ -1,4 +1,4 @@
-"""Actions of labellers on the page; HTTPException, whose text they see, for what is refused."""
+"""Actions of labellers on the page; a refusal is an HTTPException, whose text they see."""
 
 import contextlib
 import dataclasses
