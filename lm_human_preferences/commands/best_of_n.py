@@ -9,7 +9,7 @@ import torch
 
 from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.lm_tasks import TaskHParams
+from lm_human_preferences.lm_tasks import TaskHParams, filter_fn_from_hparams
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import ScoringModel, make_score_fn
 from lm_human_preferences.utils.core import TokenIds, token_ids
@@ -26,8 +26,11 @@ class Choice(NamedTuple):
     kl: torch.Tensor  # see choose
 
 
-def choose(scores: torch.Tensor) -> Choice:
+def choose(scores: torch.Tensor, is_valid: torch.Tensor | None = None) -> Choice:
     """Choose the best by `scores (queries, n)`; a NaN is worse than any number.
+
+    is_valid: (queries, n), which responses have an end where the task wants one. The others come
+    last, as their score, the penalty, may be above that of a response with an end.
 
     The best of n has the KL divergence E log((F^n - G^n) / (F - G)) from the model that was
     sampled, where F and G are the probabilities that the model gives to scores up to the best one
@@ -36,6 +39,8 @@ def choose(scores: torch.Tensor) -> Choice:
     """
     n = scores.shape[1]
     comparable = scores.double().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    if is_valid is not None:
+        comparable = comparable.masked_fill(~is_valid, -math.inf)
     highest, best = comparable.max(1)
     equal = (comparable == highest.unsqueeze(1)).sum(1)
     fraction = equal.double() / n
@@ -58,6 +63,7 @@ class BestOfN(Policy):
         super().__init__(model, **settings)
         self.reward, self.n = reward, n
         self.score_fn = make_score_fn(task, reward)
+        self.is_valid = filter_fn_from_hparams(task, self.encoder)
 
     def respond(
         self, queries: TokenIds, length: int, samples_per_query: int = 1
@@ -74,7 +80,11 @@ class BestOfN(Policy):
             blocks = self.reward.blocks
             given['states'] = self.reward.reference.states(rows, responses, self.n, blocks)
         drawn |= self.score_fn(rows, responses, **given)[2]
-        choice = choose(drawn['score'].unflatten(0, (-1, self.n)).cpu())
+        of_queries = (-1, self.n)
+        choice = choose(
+            drawn['score'].unflatten(0, of_queries).cpu(),
+            self.is_valid(responses).unflatten(0, of_queries).cpu(),
+        )
         chosen = choice.best + torch.arange(0, len(rows), self.n)
         best = {name: values[chosen] for name, values in drawn.items()}
         return best | dict(zip(OF_CHOICE, choice[1:], strict=True))

@@ -11,6 +11,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.evaluation.report import margin, value_of
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.report import words
+from lm_human_preferences.report.label_facts import instructions
 from lm_human_preferences.report.run import DAMAGED, KNOWN, Run
 from lm_human_preferences.report.words import (
     Table,
@@ -162,13 +163,16 @@ def task(run: Run) -> Table:
         return Table((), [('Settings', words.NOT_RECORDED)])
     text = f'{short(settings.query_dataset)}, up to {settings.query_length} tokens'
     model, lora = settings.policy.initial_model, settings.policy.lora
+    learned = '' if lora is None else f'heads, and adapters of rank {lora.rank}'
+    if run.policy is None and run.reward is not None and run.reward.is_head:
+        learned = 'a head'
     rows = {
         'Text given': f'{text}, cut after “{settings.end_text}”' if settings.end_text else text,
         'Put around it': f'{settings.query_prefix} … {settings.query_suffix}',
         'Response': f'{settings.response_length} tokens',
         'Model before': words.MODELS.get(model, short(model)),
-        'Weights that learned': '' if lora is None else f'heads, and adapters of rank {lora.rank}',
-        'Labellers were told': '' if folder is None else folder.task['instructions'],
+        'Weights that learned': learned,
+        'Labellers were told': instructions(folder),
     }
     if not settings.query_prefix + settings.query_suffix:
         del rows['Put around it']

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 
-from lm_human_preferences.labels.folder import TRAIN
+from lm_human_preferences.labels.folder import TRAIN, LabelFolder
 from lm_human_preferences.report.run import DAMAGED, Run
 from lm_human_preferences.report.words import (
     EXAMPLES,
@@ -65,6 +65,15 @@ def counts(run: Run) -> Table:
     labels = run.trainer.labels
     rows = [(name, short(number(labels.get(key)))) for name, key in names.items()]
     return Table((), rows if labels else [])
+
+
+def instructions(folder: LabelFolder | None) -> str:
+    """Return what labellers were told; '' if all answers were given elsewhere."""
+    logs = {} if folder is None else folder.logs
+    given = [answer for log in logs.values() for answer in log.by_question.values()]
+    if folder is None or all(answers[-1].is_imported for answers in given):
+        return ''
+    return folder.task['instructions']
 
 
 def labellers(run: Run, names: Mapping[str, str]) -> Table:

@@ -258,7 +258,8 @@ def _given(hparams: Training) -> dict[str, Any]:
 def note_on_queries(save_dir: str, hparams: policy_options.HParams) -> str | None:
     """Return a note if the queries of a run have changed since it began."""
     recorded = run_record.training(save_dir, hparams.command)['digests'].get(digests.QUERIES)
-    if digests.of_files(_given(hparams)).get(digests.QUERIES, recorded) == recorded:
+    now = digests.of_files(_given(hparams)).get(digests.QUERIES)
+    if None in (now, recorded) or now == recorded:
         return None
     return f'note: {hparams.task.query_dataset} is not what it was when this run began'
 

@@ -43,7 +43,9 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
                 found.append((where, dict(zip(names, row))))
             where = f'{path}, line {reader.line_num + 1}'
     except csv.Error as e:
-        raise StorageError(f'{where} is not a row of a table: {e}') from e
+        raise StorageError(
+            f'{where} is not a row of a table: {e}; does a quotation mark have no end?'
+        ) from e
     return found
 
 

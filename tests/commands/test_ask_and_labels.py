@@ -247,7 +247,7 @@ def test_report_by_hand(answered, tmp_path):
     assert (agreement['pairs'], agreement['raw'], agreement['chance']) == (5, 4 / 5, 1 / 4)
     # 3 of 3, 1 of 1 and 0 of 1: the answers are about too few queries.
     assert (agreement['low'], agreement['high']) == (0, 1)
-    none = '(no interval: most answers are about fewer than 10 queries).'
+    none = '(no interval: ask about at least 10 queries, of similar weight).'
     assert f'{none}\nChance is 25.0 %; Krippendorff' in printed
     # In four orders: n 28, 7 of each value. Unequal ordered pairs over (values - 1): 8
     assert agreement['alpha'] == pytest.approx(1 - 27 * 8 / (28**2 - 4 * 7**2))
@@ -319,7 +319,7 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
     (tmp_path / 'const.py').write_text(constant)
     report, printed = report_of(answered, tmp_path, f'--reward {tmp_path}/const.py:score')
     assert report['reward']['trained_on']['accuracy'] == 1 / 4  # all are equally good
-    assert 'labels to train on: 2 of 7, 25.0 % (no interval' in printed
+    assert 'labels to train on: 1.8 of 7, 25.0 % (no interval' in printed
 
 
 def test_what_an_exported_reward_model_has_learned_is_not_known(answered, tmp_path):

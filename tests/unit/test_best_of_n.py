@@ -34,6 +34,14 @@ def test_a_choice(scores, best, rank, mean, kl):
     )
 
 
+def test_a_response_without_an_end_is_never_better_than_one_with_an_end():
+    """Though its penalty is above the other's score."""
+    scores = torch.tensor([[-1.0, -5.0, -7.0], [-1.0, -1.0, -1.0]])
+    found = choose(scores, torch.tensor([[False, True, True], [False, False, False]]))
+    assert found.best.tolist() == [1, 0] and found.rank.tolist() == [1, 2]
+    assert found.kl.tolist() == [pytest.approx(math.log(3) - 2 / 3), 0]
+
+
 @pytest.mark.parametrize('probabilities', [[0.3, 0.7], [0.9, 0.1], [0.4, 0.3, 0.2, 0.1]])
 def test_the_mean_kl_is_that_of_the_best_of_n(probabilities):
     """Rewards that tie, drawn again and again: the exact divergence of the best of 16."""

@@ -151,7 +151,7 @@ def wilson_interval(successes: float, n: float) -> tuple[float, float]:
 def in_words(low: float, high: float) -> str:
     """Return an interval of a share with what it takes as independent, or that there is none."""
     if (low, high) == (0, 1):
-        return f'no interval: most answers are about fewer than {student.FEWEST} queries'
+        return f'no interval: ask about at least {student.FEWEST} queries, of similar weight'
     ends = f'{100 * low:.1f} to {100 * high:.1f} %'
     return f'95 % interval {ends}, for these labellers, independent queries'
 

@@ -99,7 +99,7 @@ def _prediction(found: Facts) -> str:
     if accuracy is None:
         measured = f'correlation {found["agreement"]:.3f} with {count}'
     else:
-        measured = f'{round(accuracy * count)} of {count}, {100 * accuracy:.1f} %'
+        measured = f'{round(accuracy * count, 1):g} of {count}, {100 * accuracy:.1f} %'
     if found['learned']:
         return f'{measured}, which it may have learned'
     if accuracy is None:
