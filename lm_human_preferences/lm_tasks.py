@@ -387,6 +387,6 @@ def _left_out(usage: Mapping[str, int], hparams: TaskHParams) -> list[str]:
         f'without --task.end_text {hparams.end_text!r} in {length}': usage['no_end'],
         'empty': usage['empty'],
         f'too long for {length} in their contexts': usage['too_long'],
-        'refused by the chat template': usage['refused'],
+        'refused or not shown as they are by the chat template': usage['refused'],
     }
     return [f'{reason}: {count}' for reason, count in reasons.items() if count]

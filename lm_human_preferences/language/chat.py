@@ -123,6 +123,7 @@ class ChatTemplate(Contexts):
         rendered = self.render(
             dialogue, add_generation_prompt=not goes_on, continue_final_message=goes_on
         )
+        _check_shown(dialogue, rendered)
         return self._tokens(rendered)
 
     def ends(self) -> frozenset[int]:
@@ -142,6 +143,23 @@ class ChatTemplate(Contexts):
         if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG
         return super().problem(whole, query)
+
+
+def _check_shown(dialogue: Sequence[Message], rendered: str) -> None:
+    """Raise UserError unless a rendered text has each message's content, in any order.
+
+    White space around contents does not count, as many templates trim it.
+    """
+    contents = sorted((message['content'].strip() for message in dialogue), key=len, reverse=True)
+    rest = rendered
+    for content in filter(None, contents):
+        before, found, after = rest.partition(content)
+        if not found:
+            raise UserError(
+                '--task.chat: the chat template of the model does not show a message as it is:'
+                f' {content!r:.80}'
+            )
+        rest = f'{before}\0{after}'  # so that an equal content has to be there once more
 
 
 @functools.lru_cache(maxsize=4)

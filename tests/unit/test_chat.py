@@ -127,6 +127,23 @@ def test_a_turn_that_the_template_does_not_show_is_left_out(tmp_path):
     assert usage['refused'] == usage['used'] == 1
 
 
+def test_a_message_of_which_the_template_leaves_a_part_out_is_left_out(tmp_path):
+    """As Qwen 3's does with thoughts in earlier turns."""
+    last = "message['content'].split('</think>')[-1] | trim"
+    encoder = encoder_of(tmp_path, template=TEMPLATE.replace("message['content']", last))
+    template = ChatTemplate(encoder, '', '', 100)
+
+    def problem(*contents):
+        roles = ('user', 'assistant', 'user')
+        dialogue = [{'role': role, 'content': text} for role, text in zip(roles, contents)]
+        query = encoder.encode(messages.as_text(dialogue))
+        return template.problem(query, query)
+
+    assert problem('a', 'the</think>dog', 'b') == 'refused'
+    assert problem('a dog', 'a dog</think>', 'b') == 'refused'  # though a message like it is shown
+    assert problem(' a dog\n', 'a dog', 'b ') is None
+
+
 def test_prefix_and_suffix_belong_to_the_message(tmp_path):
     encoder = encoder_of(tmp_path)
     template = ChatTemplate(encoder, 'Shorten: ', ' Now!', 40)
@@ -203,7 +220,7 @@ def test_dialogues_are_taken_whole_or_left_out(tmp_path):
         '  cut at --task.query_length 40: 1',
         "  left out, without --task.start_text '.': 2",
         '  left out, too long for --task.query_length 40 in their contexts: 1',
-        '  left out, refused by the chat template: 1',
+        '  left out, refused or not shown as they are by the chat template: 1',
     ]
 
 
