@@ -83,7 +83,17 @@ def as_text(messages: Sequence[Message]) -> str:
     """Return messages as a text: a single one as its content, several with their roles."""
     if len(messages) == 1:
         return messages[0]['content']
-    return '\n\n'.join(f'{message["role"]}: {message["content"]}' for message in messages)
+    return '\n\n'.join(_with_role(message) for message in messages)
+
+
+def response_text(messages: Sequence[Message]) -> str:
+    """Return the text of a response and what follows it: only later messages have their roles."""
+    first, *others = messages
+    return '\n\n'.join([first['content'], *map(_with_role, others)])
+
+
+def _with_role(message: Message) -> str:
+    return f'{message["role"]}: {message["content"]}'
 
 
 def is_dialogue(text: str) -> bool:

@@ -56,6 +56,11 @@ def pair(query, chosen='Because.', rejected='No.'):
             {'prompt': [*HELLO, USER], 'chosen': [GOOD], 'rejected': [BAD]},
             pair('user: Hi\n\nassistant: Hello\n\nuser: Why?'),
         ),
+        # one dialogue goes on: no response begins with a role, which would give it away
+        (
+            {'chosen': [USER, GOOD], 'rejected': [USER, BAD, *HELLO]},
+            pair('Why?', rejected='No.\n\nuser: Hi\n\nassistant: Hello'),
+        ),
         # one string each, without a prompt, as in hh-rlhf
         (
             {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'},

@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.datasets import fields, messages
-from lm_human_preferences.datasets.messages import USER, Message, as_plain, as_text, query_text
+from lm_human_preferences.datasets.messages import (
+    USER,
+    Message,
+    as_plain,
+    query_text,
+    response_text,
+)
 from lm_human_preferences.errors import UserError
 
 HUMAN, ASSISTANT = '\n\nHuman:', '\n\nAssistant:'  # begin a turn of a transcript
@@ -76,7 +82,7 @@ def _split_messages(
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
             raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
     query = _query(record, chosen[:shared], where)
-    return query, (as_text(chosen[shared:]), as_text(rejected[shared:]))
+    return query, (response_text(chosen[shared:]), response_text(rejected[shared:]))
 
 
 def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
