@@ -92,7 +92,7 @@ def _initial_model(plan: Plan, unchecked: list[str]) -> tuple[Encoding | None, S
         initial_model = lm_tasks.initial_model(name)
         sizes, encoding = initial_model.sizes(), initial_model.encoding
         create = initial_model.create
-        if initial_model.architecture.is_probed and storage.is_hub(path):
+        if initial_model.architecture.is_probed and not initial_model.has_weights_here():
             unchecked.append(f'the weights of --task.policy.initial_model {name}')
         else:
             initial_model.check_runs()

@@ -29,11 +29,10 @@ from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import (
     CHECKPOINT_FILES,
     EMBEDDING,
-    SAFETENSORS,
-    SAFETENSORS_INDEX,
     CheckpointWeights,
     SafetensorsWeights,
     Weights,
+    are_here,
     check_size,
     load_parameters,
     scoped,
@@ -291,6 +290,17 @@ class TrainedModel:
         # Only weights that are here show whether the output layer is tied to the embedding.
         vars(self).pop('architecture', None)
 
+    def has_weights_here(self) -> bool:
+        """Return whether the weights of a model of the hub, and of its base, are in the cache."""
+        base = self._adapted
+        if base is not None and not base.has_weights_here():
+            return False
+        if self.savedir is None or not storage.is_hub(self.savedir):
+            return True
+        if base is not None:
+            return storage.is_here(storage.join(self.savedir, peft_files.WEIGHTS))
+        return are_here(self.savedir)
+
     def open_weights(self) -> Weights:
         """Open the weights in the model's files, local or remote."""
         self.fetch()
@@ -352,10 +362,7 @@ def _has_own_output_layer(directory: str, config: Any) -> bool:
     """Return whether weights that are here untie the output layer, though the config ties it."""
     if not isinstance(config, dict) or not config.get('tie_word_embeddings', True):
         return False
-    names = [SAFETENSORS] if storage.is_remote(directory) else [SAFETENSORS, SAFETENSORS_INDEX]
-    if not any(storage.is_here(storage.join(directory, name)) for name in names):
-        return False
-    return SafetensorsWeights(directory).has_own_output_layer()
+    return are_here(directory) and SafetensorsWeights(directory).has_own_output_layer()
 
 
 def known_sizes(name: str) -> HParams | None:

@@ -176,6 +176,15 @@ def _is_of_no_use(name: str) -> bool:
     return bool(OF_NO_USE.fullmatch(name) or OUTPUT_LAYER.fullmatch(name.removesuffix('.weight')))
 
 
+def are_here(directory: str) -> bool:
+    """Return whether safetensors, in one file or several, can be read without the network."""
+    names = [SAFETENSORS]
+    index = storage.join(directory, SAFETENSORS_INDEX)
+    if not storage.is_here(storage.join(directory, SAFETENSORS)) and storage.is_here(index):
+        names = _files_of_index(index)
+    return all(storage.is_here(storage.join(directory, name)) for name in names)
+
+
 def _files_of_index(index: str) -> list[str]:
     """Return the names of the files with tensors, by the index of several."""
     content: Any = storage.read_json(index)

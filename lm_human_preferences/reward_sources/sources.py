@@ -179,7 +179,10 @@ class ClassifierSource(RewardSource):
         return self.name
 
     def elsewhere(self) -> list[str]:
-        return [] if _is_here(self.directory) else [f'--rewards.trained_model {self.name}']
+        path = storage.model_path(self.directory) or self.directory
+        has_weights = not storage.is_hub(path) or weights.are_here(path)
+        is_there = _is_here(self.directory) and has_weights
+        return [] if is_there else [f'--rewards.trained_model {self.name}']
 
     def scorer(self) -> Classifier:
         return Classifier(self.directory, self.class_name, chat=self.task.chat)

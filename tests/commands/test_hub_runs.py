@@ -2,18 +2,22 @@
 
 import json
 import shutil
+from unittest import mock
 
 import pytest
-from command_line import error_of, invoke, succeed
+from command_line import error_of, invoke, last_error_of, succeed
 from experiments import resolved
 from hub_server import commit_of, files_in, forget
 from sample_files import write_hugging_face
+from tiny_causal_lms import save, tiny
 from tiny_classifiers import write_classifier
 from tiny_tokenisers import write_words
 
-from lm_human_preferences import session
+from lm_human_preferences import session, storage
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.language.causal_lm.architecture import CausalLM
 from lm_human_preferences.runs import run_settings
 
 WORDS = [f'word{i}' for i in range(26)]
@@ -116,6 +120,22 @@ def test_a_dry_run_checks_what_the_cache_has_and_asks_for_nothing(hub, tmp_path)
     assert not hub.requests('GET /datasets')
 
 
+def test_a_dry_run_runs_a_network_that_the_cache_has(hub, tmp_path, monkeypatch):
+    directory = save(tiny('llama', vocab_size=309), tmp_path / 'llama')
+    write_words(directory, WORDS)
+    (directory / 'encoding').unlink(missing_ok=True)
+    hub.holds['org/llama'] = {'main': files_in(directory)}
+    storage.pinned('org/llama')
+    name = f'org/llama@{commit_of(hub.holds["org/llama"]["main"])}'
+    told = train_reward(tmp_path, '--dry_run', model='org/llama').stderr
+    assert f'not on this machine: the weights of --task.policy.initial_model {name}' in told
+    storage.cached_directory(f'hf://{name}')
+    unfit = mock.Mock(side_effect=UserError('unfit'))
+    monkeypatch.setattr(CausalLM, 'check_network', unfit)
+    result = train_reward(tmp_path, '--dry_run', model='org/llama')
+    assert last_error_of(result) == 'unfit'
+
+
 def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
     directory = write_classifier(tmp_path / 'classifier', names=('bad', 'good'))
     (tmp_path / 'classifier/pytorch_model.bin').write_bytes(b'pickled')
@@ -128,6 +148,9 @@ def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
     result = invoke(f'{argv} --dry_run')
     assert result.exit_code == 0 and hub.log == [], result.output
     assert '--rewards.trained_model org/sentiment' in result.stderr.splitlines()[-1]
+    storage.pinned('org/sentiment')  # its description alone
+    (*_, last) = succeed(f'{argv} --dry_run').stderr.splitlines()
+    assert '--rewards.trained_model hf://org/sentiment@' in last
     succeed(argv)
     settings = json.loads((tmp_path / 'run/train_policy_hparams.json').read_text())
     commit = commit_of(hub.holds['org/sentiment']['main'])

@@ -303,6 +303,22 @@ def test_an_adapter_is_a_model(hub_server):
     assert storage.is_here(path)
 
 
+INDEX = b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
+
+
+@pytest.mark.parametrize('weights', [('model.safetensors',), tuple(MODEL)[1:4]])
+def test_whether_all_weights_are_in_the_cache(hub_server, weights):
+    files = dict.fromkeys(weights, b'x') | {'config.json': WANTED['config.json']}
+    if len(weights) > 1:
+        files['model.safetensors.index.json'] = INDEX
+    hub_server.holds['org/model']['main'] = files
+    assert not TrainedModel('org/model').has_weights_here()
+    directory = storage.cached_directory('hf://org/model')
+    assert TrainedModel('org/model').has_weights_here()
+    os.remove(os.path.join(directory, weights[0]))
+    assert not TrainedModel('org/model').has_weights_here()
+
+
 def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
     with pytest.raises(UserError, match='directory: runs/mine; .* hf://runs/mine: 401 '):
         TrainedModel('runs/mine')
