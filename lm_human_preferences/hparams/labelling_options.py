@@ -50,7 +50,7 @@ class AskHParams(hyperparams.HParams):
     )
     gold: str | None = option(
         None,
-        'the same with answers: every labeller gets these questions, and the report shows how often'
+        'the same with answers: labellers get these among the others, and the report shows how often'
         ' each was right; not trained on',
         path=True,
     )

@@ -93,7 +93,7 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
     if unseen is not None:
         found.append((words.UNSEEN, unseen['measured'], [f'right; by chance {unseen["chance"]}']))
     if labels:
-        notes = [f'{number(labels.get("simulated"))} of them simulated']
+        notes = [f'{number(labels.get("simulated"))} of {number(labels.get("found"))} simulated']
         found.append(('Labels learned from', number(labels.get('learned_from')), notes))
     return found
 
@@ -246,6 +246,8 @@ def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
     """
     found = [tracked(run) for run in runs]
     first, *_ = found
+    if all(len(answers) < 2 for of_run in found for answers in of_run.values()):
+        return Table((), [])  # a run that was killed before the second time
     reasons: dict[str, str] = {}
     for field, sign, reason in SPECIAL:
         left = [query for query in first if query not in reasons and field in first[query][-1]]

@@ -15,6 +15,7 @@ from lm_human_preferences.report.words import (
     moment,
     number,
 )
+from lm_human_preferences.runs import run_lock
 from lm_human_preferences.runs.run_record import PACKAGES
 
 MACHINE = {
@@ -64,9 +65,11 @@ def command_lines(command: Mapping[str, Any], *, has_names: bool) -> list[str]:
 
 def _commands(run: Run, has_names: bool) -> list[Row]:
     rows = []
+    is_held = run_lock.is_held(run.directory)
     for command in run.commands:
         line = ' \\\n    '.join(command_lines(command, has_names=has_names))
-        took, how = number(command.get('seconds'), 0), command.get('how', 'killed')
+        without_end = 'still at work' if is_held and command is run.commands[-1] else 'killed'
+        took, how = number(command.get('seconds'), 0), command.get('how', without_end)
         rows.append(('Command', Text(line)))
         rows.append(('Began, seconds, end', f'{moment(command.get("began"))}, {took}, {how}'))
     return rows

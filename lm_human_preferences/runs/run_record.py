@@ -43,6 +43,7 @@ Entries that this program does not know, as a fork may have written, are left al
 
 import contextlib
 import functools
+import glob
 import importlib.metadata
 import os
 import platform
@@ -89,6 +90,9 @@ def read(directory: str) -> dict[str, dict[str, Any]]:
                     f'{before} is of a development version, whose runs are not read any more: train'
                     ' again under another NAME'
                 )
+        # The original has no such files: it wrote no record either.
+        if glob.glob(f'{glob.escape(directory)}/*/*/*.resume.json'):
+            raise UserError(f'{path} is missing, which has settings of this run: restore it')
         return {}
     record = storage.read_json(path)
     if not isinstance(record, dict) or not all(map(_is_entry, record.values())):

@@ -270,7 +270,7 @@ def test_labels_are_counted_as_they_were_used(tmp_path):
     assert rows_of(label_facts.counts(found))['Learned from'] == ('3',)
     assert [row[0] for row in label_facts.labellers(found, {'anna': 'anna'}).rows] == ['anna']
     answers = {name: (value, notes) for name, value, notes in facts.answer(found)}
-    assert answers['Labels learned from'] == ('3', ['4 of them simulated'])
+    assert answers['Labels learned from'] == ('3', ['4 of 4 simulated'])
     assert '4 of 4 labels are simulated.' in minds(run) and '1 held-out queries.' in minds(run)
     shown = label_facts.examples(found, {'anna': 'anna'}).rows
     assert len(shown) == 8 and [row[2] for row in shown[:4]] == ['', '✓ anna ', '', '']

@@ -7,7 +7,7 @@ from experiments import another, resolved
 from golden_data import require
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.language.gpt2 import sizes as gpt2
 from lm_human_preferences.runs import run_dir, run_record, run_settings
 from lm_human_preferences.utils import hyperparams
@@ -190,6 +190,17 @@ def test_a_damaged_record_is_named(tmp_path, text):
     (tmp_path / 'run.json').write_text(text)
     with pytest.raises(UserError, match=r'run.json'):
         run_settings.read_settings(reward_options.HParams(), str(tmp_path))
+
+
+def test_a_record_that_is_gone_is_missed(tmp_path):
+    """Else the run would go on with the defaults of all options that the original lacks."""
+    write(tmp_path, resolved('train_policy', 'test'))
+    (tmp_path / 'run.json').unlink()
+    run_settings.read_settings(policy_options.HParams(), str(tmp_path))  # as of the original
+    (tmp_path / 'policy/checkpoints').mkdir(parents=True)
+    (tmp_path / 'policy/checkpoints/model.ckpt-4.resume.json').touch()
+    with pytest.raises(UserError, match=f'^{tmp_path}/run.json is missing, which has settings'):
+        run_settings.read_settings(policy_options.HParams(), str(tmp_path))
 
 
 def test_a_run_of_a_development_version_is_named(tmp_path):
