@@ -50,8 +50,8 @@ class AskHParams(hyperparams.HParams):
     )
     gold: str | None = option(
         None,
-        'the same with answers: labellers get these among the others, and the report shows how often'
-        ' each was right; not trained on',
+        'the same with answers: labellers get these among the others, and the report shows how'
+        ' often each was right; not trained on',
         path=True,
     )
     ties: bool = own_option(
