@@ -181,7 +181,8 @@ def test_imported_labels_keep_their_order(tmp_path):
     for number in range(7):
         tokens = {'query': [number], 'sample0': [0], 'sample1': [1]}
         name = f'annotator-{number % 3}'
-        labels.append(records.TextLabel('a', ('x', 'y'), number % 2, name, tokens=tokens))
+        label = records.TextLabel('a', ('x', 'y'), number % 2, labeller=name, tokens=tokens)
+        labels.append(label)
     before = time.time()
     with QuestionWriter(str(tmp_path / 'f'), SHORT_PAIRS) as writer:
         into_folder.add_labels(labels, writer, ['imported'] * 2, 'imported')

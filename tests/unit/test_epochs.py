@@ -61,7 +61,7 @@ def test_held_out_labels_are_predicted_after_each_epoch(tmp_path):
         assert 'interrupted' in invoke(f'{TRAINING} --save_dir {tmp_path}/parts').stderr
     assert len(list((tmp_path / 'parts/run').glob('**/*.index'))) == 2  # the last two
     other = invoke(f'{TRAINING} --epochs 2 --run.resume on --save_dir {tmp_path}/parts')
-    assert 'the run was begun with --epochs 3: give that number' in other.stderr
+    assert f'--epochs 2: the run in {tmp_path}/parts/run goes on with 3' in other.stderr
     resumed = invoke(f'resume {tmp_path}/parts/run')
     assert line[0] in resumed.stdout
     whole, parts = (
