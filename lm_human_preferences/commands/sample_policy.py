@@ -24,6 +24,7 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.machine import products
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
+from lm_human_preferences.rewards import ScoringModel
 from lm_human_preferences.runs.run_settings import note_on_queries
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
@@ -73,9 +74,7 @@ def sample_policy(
             function = (rewards or {}).get('function')
             with warnings_only():
                 reward = source.reward(judge, function, reference, is_needed=best_of > 1)
-        if reward is not None:
-            rows = zip(encoded, given, strict=True)
-            loading.give_more_columns(reward, [row for row in rows if row[1].columns])
+            _give_columns(reward, encoded, given)
         set_seed(seed, comm.rank)
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = source.policy(temperature, best_of, reward)
@@ -96,6 +95,15 @@ def sample_policy(
             _print_sample(sample, sampler.reader, stdout, best_of)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
+
+
+def _give_columns(
+    reward: ScoringModel | None, encoded: Sequence[list[int]], given: Sequence[Query]
+) -> None:
+    """Let a reward that is a function know the columns of the user's queries."""
+    rows = [row for row in zip(encoded, given, strict=True) if row[1].columns]
+    if reward is not None:
+        loading.give_more_columns(reward, rows)
 
 
 def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> Encoder:

@@ -95,6 +95,7 @@ def _ask(question: Callable[[], T], seconds: float, if_gone: T | None = None) ->
     answers = []
 
     def ask() -> None:
+        """Add the answer to `answers`."""
         try:
             answers.append(question())
         except RuntimeError:

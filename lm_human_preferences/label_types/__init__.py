@@ -136,6 +136,7 @@ class ScalarRating(_Number):
     scale = (1, 9)
 
     def set_scale(self, low: int, high: int) -> None:
+        """Let answers be numbers from `low` to `high`."""
         self.scale = low, high
         self.control = Control(
             'scale',
@@ -198,6 +199,7 @@ class ScalarComparison(_Number):
     tied = 0
 
     def set_scale(self, low: int, high: int) -> None:
+        """Let answers be numbers from `low` to `high`."""
         self.scale = low, high
         last = high - low + 1
         self.control = Control(

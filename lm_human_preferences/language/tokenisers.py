@@ -110,6 +110,7 @@ class TokeniserEncoder(Encoder):
             return self.parts.decode(ids, skip_special_tokens=self.omits_special)
 
     def with_special_tokens(self) -> TokeniserEncoder:
+        """Return this encoder, reading the spelling of a special token as the token."""
         encoder = copy.copy(self)
         encoder.special = {}
         encoder.never_text = frozenset()

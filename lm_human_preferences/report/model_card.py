@@ -48,26 +48,11 @@ def card(
     from huggingface_hub import ModelCard, ModelCardData  # here, as it takes a second to import
 
     task = None if run is None else run.task
-    told = {
-        'name': model_dir,
-        'mind': [],
-        'what': Table((), [('Its training', NOT_RECORDED)]),
-        'sure': Table((), [('What it does', NOT_MEASURED)]),
-    }
-    if run is not None:
-        told = {
-            'name': os.path.basename(os.path.abspath(run.directory)),
-            'mind': facts.mind(run),
-            'what': facts.task(run),
-            'learned': label_facts.counts(run),
-            'gain': facts.gain(run),
-            'sure': facts.sure(run),
-        }
     body = (
         environment(escaped)
         .get_template('model_card.md')
         .render(
-            **told,
+            **_facts(run, model_dir),
             versions=Table((), list(_versions().items())),
             query=Markup(_query(task)),
             task=task,
@@ -92,6 +77,25 @@ def card(
     )
     template = '---\n{{ card_data }}\n---\n\n{{ body }}'
     return str(ModelCard.from_template(data, template_str=template, body=body))
+
+
+def _facts(run: Run | None, model_dir: str) -> dict[str, Any]:
+    """Return the facts of a run that the template shows, by their names in it."""
+    if run is None:
+        return {
+            'name': model_dir,
+            'mind': [],
+            'what': Table((), [('Its training', NOT_RECORDED)]),
+            'sure': Table((), [('What it does', NOT_MEASURED)]),
+        }
+    return {
+        'name': os.path.basename(os.path.abspath(run.directory)),
+        'mind': facts.mind(run),
+        'what': facts.task(run),
+        'learned': label_facts.counts(run),
+        'gain': facts.gain(run),
+        'sure': facts.sure(run),
+    }
 
 
 def hub_name(model: str) -> str | None:

@@ -105,6 +105,7 @@ def _read(directory: str, files: run_files.CommandFiles) -> Run:
     unreadable: dict[str, None] = {}
 
     def tried(name: str, read: Callable[[], Content], otherwise: Content) -> Content:
+        """Return what `read` returns, or `otherwise`; note a file that is damaged."""
         try:
             return read()
         except storage.NotFound:

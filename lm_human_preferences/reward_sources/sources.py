@@ -179,6 +179,7 @@ class ClassifierSource(RewardSource):
         return self.name
 
     def elsewhere(self) -> list[str]:
+        """Return the option of a classifier whose config or weights are not on this machine."""
         path = storage.model_path(self.directory) or self.directory
         has_weights = not storage.is_hub(path) or weights.are_here(path)
         is_there = _is_here(self.directory) and has_weights

@@ -90,14 +90,19 @@ def read(directory: str) -> dict[str, dict[str, Any]]:
                     f'{before} is of a development version, whose runs are not read any more: train'
                     ' again under another NAME'
                 )
-        # The original has no such files: it wrote no record either.
-        if glob.glob(f'{glob.escape(directory)}/*/*/*.resume.json'):
-            raise UserError(f'{path} is missing, which has settings of this run: restore it')
         return {}
     record = storage.read_json(path)
     if not isinstance(record, dict) or not all(map(_is_entry, record.values())):
         raise UserError(f'{path} is damaged: it is not the record of a run')
     return record
+
+
+def check_present(directory: str) -> None:
+    """Raise UserError if a local run of this program, not of the original, has lost its record."""
+    path = os.path.join(directory, RECORD)
+    # The original wrote no such files beside its checkpoints.
+    if glob.glob(f'{glob.escape(directory)}/*/*/*.resume.json') and not os.path.exists(path):
+        raise UserError(f'{path} is missing, which has settings of this run: restore it')
 
 
 def _is_entry(entry: object) -> bool:

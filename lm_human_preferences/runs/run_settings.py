@@ -136,6 +136,7 @@ def read_settings(hparams: Training, directory: str) -> None:
     """Override `hparams` by the recorded settings of a run in `directory`; NotFound without any."""
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
+    run_record.check_present(directory)
     settings = run_record.training(directory, hparams.command)['settings']
     known = {name: value for name, value in settings.items() if hparams.has(name)}
     path = storage.join(directory, run_files.RECORD)
