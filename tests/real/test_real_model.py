@@ -93,9 +93,11 @@ def test_the_page_is_true_in_the_small(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'smollm2').symlink_to(model)
     (tmp_path / 'benchmarks').symlink_to(REPOSITORY / 'benchmarks')
-    make, queries, install, *lines = re.findall(
+    make, queries, *lines = re.findall(
         r'^    pipenv run (.*)$', page('docs/real-run.md'), re.MULTILINE
     )
+    (install,) = [line for line in lines if line.startswith('pip install ')]
+    lines.remove(install)
     assert make == 'python benchmarks/real/make_model.py smollm2'
     subprocess.run([sys.executable, *queries.split()[1:]], check=True)
     packages = [sys.executable, '-m', *install.split(), '-q', '--target', 'packages']
@@ -108,6 +110,7 @@ def test_the_page_is_true_in_the_small(model, tmp_path, monkeypatch):
         ' --task.response_length 12 --save_dir . --mpi 1',
         'evaluate': '--queries 2 --samples 64',
         'ask': '--count 4 --task.response_length 12',
+        'sample': '--nsamples 1',
         'label': '--simulate.reward benchmarks/real/vader_reward.py:score',
     }
     for line in lines:
@@ -116,6 +119,8 @@ def test_the_page_is_true_in_the_small(model, tmp_path, monkeypatch):
         if words[0] == 'label':
             words = words[: words.index('--web')]
         words += few.get(words[0], '').split()
+        if '--model' in words:
+            words.append('--task.response_length=12')
         result = invoke(' '.join(words), *([sample.cli] if 'sample' in program else []))
         assert result.exit_code == 0, (line, result.output, result.exception)
     judge = [sys.executable, 'benchmarks/real/frontier.py', 'positive', '--samples', '2']
