@@ -12,12 +12,17 @@ from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHPar
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.server import LabelServer
+from lm_human_preferences.language.encodings import Encoder
 
 
-class ByteEncoder:
+class ByteEncoder(Encoder):
     """An encoding in which any text can be shown: a token is a byte of UTF-8."""
 
     padding_token = 256
+    eot_token = None
+
+    def encode(self, text):
+        return list(text.encode())
 
     def decode(self, tokens):
         return bytes(tokens).decode()
@@ -30,8 +35,7 @@ def write_texts(path, texts, label_type='best_of_4', **header):
     task = {**TASK, 'label_type': label_type}
     header = {**HEADER, 'policies': ['initial'] * samples, **header}
     questions = [
-        dict(zip(['query', *names], (list(text.encode()) for text in row), strict=True))
-        for row in texts
+        dict(zip(['query', *names], map(ByteEncoder().encode, row), strict=True)) for row in texts
     ]
     with QuestionWriter(str(path), task) as writer:
         writer.add(questions, [header] * len(texts))

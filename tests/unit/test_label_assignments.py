@@ -24,7 +24,7 @@ class World:
         return question and question.id
 
     def left(self, name):
-        return len(self.assignments.waiting(self.assignments.open_to(name)))
+        return len(self.assignments.waiting(name))
 
     def answer(self, name, question, value=0):
         reason = 'other' if value is None else None

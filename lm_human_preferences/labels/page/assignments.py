@@ -1,7 +1,7 @@
 """Assignment of questions to labellers."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from lm_human_preferences.labels.folder import GOLD, LabelFolder, Question, given
 from lm_human_preferences.labels.labeller import Labeller
@@ -14,8 +14,8 @@ class Assignments:
 
     A labeller holds a question until they answer it. While others have nothing else to do, a
     question that was held for HOLD_SECONDS goes to them, too: the first answer counts. Gold
-    questions, which everybody is asked, come while there are others, and not when nothing else is
-    left: they would be known by that. Callers hold the folder's lock.
+    questions, which everybody is asked, come among others, not when nothing else is left: they
+    would be known by that. Callers hold the folder's lock.
     """
 
     def __init__(
@@ -32,14 +32,23 @@ class Assignments:
         questions = self.folder.questions.values()
         return [question for question in questions if self.folder.is_open_for(question, name)]
 
-    def waiting(self, open_to: Sequence[Question]) -> Sequence[Question]:
-        """Return what is left of these to be given: nothing if only gold questions are open."""
-        is_gold = all(question.kind == GOLD for question in open_to)
-        return [] if is_gold and self.folder.count(GOLD) < len(self.folder.questions) else open_to
+    def waiting(self, name: str) -> list[Question]:
+        """Return the questions that a labeller will be asked, with those that others hold.
+
+        Gold questions are left out near the end, so that another question follows each of them:
+        meanwhile each other labeller may answer the one that they hold and take one more.
+        """
+        open_to = self.open_to(name)
+        others = sum(question.kind != GOLD for question in open_to)
+        has_only_gold = self.folder.count(GOLD) == len(self.folder.questions)
+        if has_only_gold or others >= 2 * len(self.labellers):
+            return open_to
+        held, _ = self.held.get(name, ('', 0.0))
+        return [question for question in open_to if question.kind != GOLD or question.id == held]
 
     def give(self, name: str) -> Question | None:
         """Return the question for a labeller to answer now: the same one until they have."""
-        waiting = self.waiting(self.open_to(name))
+        waiting = self.waiting(name)
         own, _ = self.held.get(name, ('', 0.0))
         times: dict[str, list[float]] = {}  # {question: since when others hold it}
         for other, (question, since) in self.held.items():
