@@ -125,8 +125,8 @@ def main() -> None:
     points = {}
     for run in args.runs:
         source = source_of(run_settings.load_run_hparams(run))
-        models = measure.load_models(run, source)
-        policy, reference, _, task = models
+        task = source.task
+        policy, reference = measure.load_policies(run, task)
         kind = 'fp32' if products.note_on_bf16('bf16') else 'bf16'
         precision.configure_for(policy.model.sizes.n_embd, kind)
         judge = loading.load_judge(JUDGE, policy.trained_model.encoding, task)

@@ -56,27 +56,25 @@ class Responses(NamedTuple):
 def load_models(save_dir: str, source: RewardSource, judge: str | None = None) -> Models:
     """Return the models of a run. judge: another reward, see loading.load_reward_model."""
     task = source.task
-    trained = {
-        scope: trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
-        for scope in ('policy', 'ref_policy')
-    }
-    encoding = trained['policy'].encoding
-    encoder = encoding.get_encoder()
-    policies = []
+    policy, reference = load_policies(save_dir, task)
+    encoding = policy.trained_model.encoding
     with contextlib.redirect_stdout(io.StringIO()):  # loading prints a line for each variable
-        for scope, model in trained.items():
-            policy = Policy(
-                model,
-                scope=scope,
-                only_samples=True,
-                **lm_tasks.policy_settings(task, encoder),
-            )
-            policies.append(policy)
-        models = _reward_models(save_dir, source, encoding, policies[1])
+        models = _reward_models(save_dir, source, encoding, reference)
         if judge is not None:
             models[report.JUDGE] = loading.load_judge(judge, encoding, task)
-    policy, reference = policies
     return Models(policy, reference, models, task)
+
+
+def load_policies(save_dir: str, task: lm_tasks.TaskHParams) -> tuple[Policy, Policy]:
+    """Return the policy and the reference of a run."""
+    policies = []
+    for scope in ('policy', 'ref_policy'):
+        model = trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
+        settings = lm_tasks.policy_settings(task, model.encoding.get_encoder())
+        with contextlib.redirect_stdout(io.StringIO()):  # a line for each variable
+            policies.append(Policy(model, scope=scope, only_samples=True, **settings))
+    policy, reference = policies
+    return policy, reference
 
 
 def _reward_models(
