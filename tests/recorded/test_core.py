@@ -127,7 +127,7 @@ def test_a_sample_of_a_large_vocabulary_is_that_of_one_cdf(size):
     cdf = probs.cumsum(-1, dtype=torch.float64)
     draws, sums = core.sample_from_probs(probs, uniform)
     assert_equal(draws, core.sample_from_cdf(cdf, uniform))
-    assert_close(sums, cdf[:, -1], rtol=2e-7)
+    assert_close(sums, cdf[:, -1], rtol=5e-7)  # pieces are added up in float32
     assert probs.gather(1, draws[:, None]).all()
     # Where there is nothing to draw, as after a loss that is not a number, it is some word.
     assert (core.sample_from_probs(probs * torch.nan, uniform)[0] == size - 1).all()
