@@ -268,8 +268,7 @@ class Session:
 
     def _show_text(self, mark: str, tokens: Sequence[int]) -> None:
         """Show a text, its line ends visible, whatever could change the terminal escaped."""
-        padding = self.encoder.padding_token
-        text = self.encoder.decode([token for token in tokens if token != padding])
+        text = self.encoder.decode(self.encoder.without_padding(tokens))
         text = '⏎\n'.join(map(printable, text.split('\n')))
         for line in text.split('\n'):
             for part in _wrapped(line, self.columns - len(mark)):

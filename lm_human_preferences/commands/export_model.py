@@ -112,7 +112,7 @@ def _context(task: lm_tasks.TaskHParams | None, encoder: Encoder) -> list[int]:
         return query
     task = dataclasses.replace(task, query_length=len(query))
     (context,) = lm_tasks.query_formatter(task, encoder)(torch.tensor([query])).tolist()
-    return [token for token in context if token != encoder.padding_token]
+    return encoder.without_padding(context)
 
 
 def _check_context(directory: str, task: lm_tasks.TaskHParams, context: list[int]) -> bool:

@@ -59,11 +59,7 @@ def sample_policy(
     is_original = console == 'original'
     stdout = sys.stdout
     with contextlib.redirect_stdout(stdout if is_original else sys.stderr):
-        if save_dir is not None:
-            source = Source.of_run(save_dir, savescope)
-        else:
-            assert model is not None and task is not None, 'see sample.py'
-            source = Source.of_task(task)
+        source = _source(save_dir, savescope, task)
         encoder = _checked_encoder(source, precision, is_original=is_original)
         given = given_queries(prompt, queries)
         of_task = source.settings.task
@@ -83,8 +79,7 @@ def sample_policy(
         if given:
             rounds = rounds_of(torch.tensor(encoded), per_query, batch_size, comm)
         else:
-            if comm.rank == 0 and not is_original:
-                _print_query_notes(source, encoder)
+            _print_query_notes(source, encoder, comm, is_original=is_original)
             rounds = endless_rounds(source.settings, encoder, per_query, batch_size, comm)
 
         count = nsamples or len(given) * per_query or None
@@ -95,6 +90,14 @@ def sample_policy(
             _print_sample(sample, sampler.reader, stdout, best_of)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
+
+
+def _source(save_dir: str | None, savescope: str, task: Mapping[str, Any] | None) -> Source:
+    """Return the run, or else the task, that has the model."""
+    if save_dir is not None:
+        return Source.of_run(save_dir, savescope)
+    assert task is not None, 'see sample.py'
+    return Source.of_task(task)
 
 
 def _give_columns(
@@ -124,8 +127,12 @@ def _print_settings(hparams: HParams, sizes: hyperparams.HParams) -> None:
     hyperparams.dump(sizes, name='model_hparams')
 
 
-def _print_query_notes(source: Source, encoder: Encoder) -> None:
-    """Print what is to be known of queries that are sampled from a data set."""
+def _print_query_notes(
+    source: Source, encoder: Encoder, comm: comms.Comm, *, is_original: bool
+) -> None:
+    """Print, on rank 0, notes on queries from a data set; the original had none."""
+    if comm.rank != 0 or is_original:
+        return
     for note in lm_tasks.query_notes(source.settings.task, encoder, 'test'):
         print(note)
     if source.run is not None and (note := note_on_queries(source.run, source.settings)):

@@ -195,11 +195,7 @@ class Sampler:
 
 
 def _texts(rows: torch.Tensor, encoder: Encoder) -> list[str]:
-    texts = []
-    for tokens in rows.tolist():
-        unpadded = [token for token in tokens if token != encoder.padding_token]
-        texts.append(encoder.decode(unpadded))
-    return texts
+    return [encoder.decode(encoder.without_padding(tokens)) for tokens in rows.tolist()]
 
 
 def _numbers(values: torch.Tensor) -> list[float | None]:

@@ -75,9 +75,6 @@ class TextReward:
 
     def _texts(self, query: list[int], response: list[int]) -> Texts:
         columns = self.columns.get(tuple(query), {})
-        query, response = self._unpadded(query), self._unpadded(response)
+        query, response = map(self.encoder.without_padding, (query, response))
         decode = self._reader.decode
         return Texts(decode(query), decode(response), decode(query + response), columns)
-
-    def _unpadded(self, tokens: list[int]) -> list[int]:
-        return [token for token in tokens if token != self.padding_token]

@@ -243,6 +243,10 @@ class AnswerLog:
                 return answer
         return None
 
+    def last_answers(self) -> list[Answer]:
+        """Return the answer to each question that counts, or the skip."""
+        return [answers[-1] for answers in self.by_question.values()]
+
     def answer_to(self, question: str) -> Answer | None:
         """Return the answer to a question that counts, or the skip; None if there is neither."""
         answers = self.by_question.get(question)

@@ -51,7 +51,7 @@ class Contexts(ABC):
         padding = self.encoder.padding_token
         rows = []
         for query in queries:
-            row = self.context(tuple(token for token in query if token != padding))
+            row = self.context(tuple(self.encoder.without_padding(query)))
             if len(row) > self.length:
                 raise UserError(
                     f'a query has {len(row)} tokens in its context, more than {self.length}:'

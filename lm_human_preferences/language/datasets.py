@@ -178,7 +178,7 @@ def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
     """Return the query of a label without its padding; UserError for an id that is not a token."""
     own = encodings.Main.get_encoder() if unnamed_ids_are_of_gpt2(encoder) else encoder
     n_tokens = own.padding_token if own.eot_token is None else own.eot_token + 1
-    query = [token for token in tokens if token != own.padding_token]
+    query = own.without_padding(tokens)
     if not all(0 <= token < n_tokens for token in query):
         raise UserError(
             f'a query of the label file holds token ids that are not in 0 to {n_tokens - 1}'

@@ -44,6 +44,10 @@ class Encoder(ABC):
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Return the text of token ids (list, numpy array or tensor)."""
 
+    def without_padding(self, tokens: Iterable[int]) -> list[int]:
+        """Return the token ids that are not padding."""
+        return [token for token in tokens if token != self.padding_token]
+
     def with_special_tokens(self) -> 'Encoder':
         """Return an encoder that makes special tokens of what spells them; self without any."""
         return self
@@ -131,7 +135,7 @@ class WordEncoder(Encoder):
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Return the text, without padding; IndexError for an id that is neither."""
-        words = [int(token) for token in tokens if int(token) != self.padding_token]
+        words = self.without_padding(int(token) for token in tokens)
         return ' '.join(REVIEW_WORDS[word] for word in words)
 
 

@@ -105,7 +105,7 @@ class TokeniserEncoder(Encoder):
         for token in ids:
             if not 0 <= token <= self.padding_token:
                 raise KeyError(token)
-        ids = [token for token in ids if token != self.padding_token]
+        ids = self.without_padding(ids)
         with failing('decode', ids):
             return self.parts.decode(ids, skip_special_tokens=self.omits_special)
 

@@ -211,7 +211,6 @@ def gain(run: Run) -> Table:
         rows = [(name, *map(number, step)) for name, step in ends.items()]
         return Table(('Policy', 'KL, nats', 'Score'), rows, words.LOGGED)
     own, *others = run.rewards
-    kind = run.evaluation.get('reward_kind') if own == 'reward model' else own
     rows = []
     for name, (point, key) in POINTS.items():
         cells = ['' if key == 'share' else _measured(run, own, point, 'kl')]
@@ -220,7 +219,7 @@ def gain(run: Run) -> Table:
     caption = words.EXACT if run.evaluation.get('exact') is True else words.ESTIMATED
     sizes = (number(run.evaluation.get(name)) for name in ('responses', 'queries'))
     return Table(
-        ('Policy', 'KL, nats', str(kind or own), *others),
+        ('Policy', 'KL, nats', own, *others),
         rows,
         f'{caption.format(*sizes)} {words.MEANING}',
     )

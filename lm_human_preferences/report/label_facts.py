@@ -42,7 +42,7 @@ def examples(run: Run, names: Mapping[str, str]) -> Table:
                     chosen[folder.samples[best or 0]] += f'{sign} {names[answer.labeller]} '
             query = ''
             for field, tokens in folder.tokens(folder.questions[question]).items():
-                text = Text(encoder.decode([id for id in tokens if id != encoder.padding_token]))
+                text = Text(encoder.decode(encoder.without_padding(tokens)))
                 if field == 'query':
                     query = text
                 else:
@@ -69,11 +69,12 @@ def counts(run: Run) -> Table:
 
 def instructions(folder: LabelFolder | None) -> str:
     """Return what labellers were told; '' if all answers were given elsewhere."""
-    logs = {} if folder is None else folder.logs
-    given = [answer for log in logs.values() for answer in log.by_question.values()]
-    if folder is None or all(answers[-1].is_imported for answers in given):
+    if folder is None:
         return ''
-    return folder.task['instructions']
+    for log in folder.logs.values():
+        if not all(answer.is_imported for answer in log.last_answers()):
+            return folder.task['instructions']
+    return ''
 
 
 def labellers(run: Run, names: Mapping[str, str]) -> Table:
@@ -81,7 +82,7 @@ def labellers(run: Run, names: Mapping[str, str]) -> Table:
     rows, folder = [], run.trainer.folder
     for name, found in run.trainer.label_report.get('labellers', {}).items():
         assert folder is not None
-        answers = [given[-1] for given in folder.logs[name].by_question.values()]
+        answers = folder.logs[name].last_answers()
         kind = 'imported' if any(answer.is_imported for answer in answers) else 'people'
         if any(answer.is_simulated for answer in answers):
             kind = 'simulated'

@@ -19,8 +19,8 @@ def logprobs_and_entropies(
     """Return log-probabilities and entropies of `labels (...)`: each (...).
 
     Logits are `h (..., n_embd) @ weight (n_vocab, n_embd).T`. Entropies have no gradient.
-    gradient_type: of the products of gradients, if not that of `h`. product: makes the logits of
-    `h (rows, n_embd)` and `weight`, without gradient.
+    gradient_type: type of the products for gradients; None: that of `h`. product: returns the
+    logits of `h (rows, n_embd)` and `weight`, without gradient.
     """
     function = OnGPU if h.is_cuda else OnCPU
     results = function.apply(
@@ -32,8 +32,8 @@ def logprobs_and_entropies(
 class OnCPU(torch.autograd.Function):
     """Log-probabilities and entropies in the memory of one table, read in pieces for a cache."""
 
-    ROWS = 64  # of a piece in the forward pass: a softmax needs whole rows
-    COLUMNS = 1024  # of a piece in the backward pass: sums over the vocabulary do not
+    ROWS = 64  # rows of a piece in the forward pass: a softmax needs whole rows
+    COLUMNS = 1024  # words of a piece in the backward pass, which sums over the vocabulary
 
     @staticmethod
     def forward(
@@ -44,7 +44,7 @@ class OnCPU(torch.autograd.Function):
         gradient_type: torch.dtype,
         product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute two of (rows,) of `h (rows, n_embd)` and `labels (rows,)`."""
+        """Return log-probabilities and entropies, (rows,) each, of `h (rows, n_embd)`."""
         table = product(h, weight)
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
         pieces = (values.split(OnCPU.ROWS) for values in (table, labels, logprobs, entropies))
@@ -71,7 +71,7 @@ class OnCPU(torch.autograd.Function):
         low = ctx.gradient_type
         gradient = gradient.unsqueeze(1)
         h_low = h.to(low)
-        d_h = gradient * weight[labels]  # the part at the label
+        d_h = gradient * weight[labels]  # the term of the label
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, len(weight), OnCPU.COLUMNS):
             piece = slice(start, start + OnCPU.COLUMNS)
@@ -85,9 +85,12 @@ class OnCPU(torch.autograd.Function):
 
 
 class OnGPU(torch.autograd.Function):
-    """The same from one table of probabilities, of which the gradient is two products."""
+    """Log-probabilities and entropies from one table of probabilities, with two large products.
 
-    ROWS = 2048  # of a softmax, so that few are held beside the tables
+    It takes few kernels, where OnCPU would launch many small ones.
+    """
+
+    ROWS = 2048  # rows of a softmax at a time, to hold few beside the tables
     ALIGNED = 64  # products are slow with rows that are not a multiple of it
 
     @staticmethod
@@ -99,7 +102,7 @@ class OnGPU(torch.autograd.Function):
         gradient_type: torch.dtype,
         product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute two of (rows,) of `h (rows, n_embd)` and `labels (rows,)`."""
+        """Return log-probabilities and entropies, (rows,) each, of `h (rows, n_embd)`."""
         table = product(h, weight)
         n_vocab = len(weight)
         columns = OnGPU.ALIGNED * ceil_div(n_vocab, OnGPU.ALIGNED)

@@ -103,7 +103,10 @@ def test_a_model_that_does_not_belong_to_a_run(tmp_path, monkeypatch):
 def test_texts_of_others_mean_nothing_in_markdown(tmp_path):
     evil = '[x](http://y) <b> `c` *d* | _e_ # &amp; \\ \x1b[2J{{ 7 * 7 }}'
     run = write_run(tmp_path / 'run', task__query_dataset=f'{evil}\n# Head\n```')
-    storage.write_json(str(run / 'evaluation.json'), {**EVALUATION, 'reward_kind': 'a|b'})
+    (own, points), *others = EVALUATION['rewards'].items()
+    assert own == 'reward model'
+    rewards = {'a|b': points, **dict(others)}
+    storage.write_json(str(run / 'evaluation.json'), {**EVALUATION, 'rewards': rewards})
     text, _ = card_of(run)
     for line in text.splitlines():
         assert not line.startswith('# ') or line == '# run'

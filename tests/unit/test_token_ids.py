@@ -2,9 +2,9 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
+from label_page import ByteEncoder
 from query_sequences import sequences_of
 from sample_files import label_hparams
 from tiny_tokenisers import write_byte_level, write_words
@@ -74,12 +74,11 @@ def test_ids_of_gpt2_are_read_as_texts(tmp_path, own):
 
 def test_a_query_that_only_ends_a_text_is_empty():
     """A response that does is not: the end is what was sampled."""
-    encoder = SimpleNamespace(
-        padding_token=9, eot_token=8, decode=lambda tokens: f'text of {tokens}'
-    )
-    label = {'query': [8, 9], 'sample': [8, 9]}
+    encoder = ByteEncoder()
+    encoder.eot_token = ord('.')
+    label = {'query': [ord('.'), 256], 'sample': [ord('.'), 256]}
     texts = [token_ids.text_of(label[field], field, encoder) for field in label]
-    assert texts == ['', 'text of [8]']
+    assert texts == ['', '.']
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ class LabellingService:
         return {
             'question': shown,
             'done': done,
-            'left': len(self.assignments.waiting(open_to)),
+            'left': len(self.assignments.waiting(name)),
             'others': max(0, there - len(open_to) - done),  # one that is done may be damaged
             'last': None if last is None else last.uuid,
         }
@@ -183,8 +183,7 @@ class LabellingService:
         return hmac.digest(self._key, question.encode(), 'sha256').hex()
 
     def _text(self, tokens: Sequence[int]) -> str:
-        padding = self.encoder.padding_token
-        return self.encoder.decode([token for token in tokens if token != padding])
+        return self.encoder.decode(self.encoder.without_padding(tokens))
 
     def _read_on(self) -> None:
         """Read what others have written: new questions, answers given in a terminal."""
@@ -207,7 +206,7 @@ class LabellingService:
         """Say how many questions each labeller has answered or skipped."""
         counts = []
         for name, labeller in self.labellers.items():
-            values = [answers[-1].value for answers in labeller.log.by_question.values()]
+            values = [answer.value for answer in labeller.log.last_answers()]
             skipped = values.count(None)
             count = f'{name} {len(values) - skipped}'
             counts.append(f'{count} ({skipped} skipped)' if skipped else count)

@@ -124,7 +124,7 @@ def independent(folder: LabelFolder, questions: Iterable[str]) -> dict[str, Hash
 
 def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
     label_type, log = folder.label_type, folder.logs[name]
-    last = [given[-1] for given in log.by_question.values()]
+    last = log.last_answers()
     own = [answer for answer in last if answer.value is not None]
     seconds = [answer.seconds for answer in own if not answer.is_imported]
     positions, equal = None, []

@@ -52,7 +52,7 @@ def tokens_of(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[in
     """Return `tokens` without padding if they decode to this text, else None."""
     if not _are_tokens(tokens, encoder, n_vocab):
         return None
-    real = _without_padding(tokens, encoder)
+    real = encoder.without_padding(tokens)
     return real if encoder.decode(real) == text else None
 
 
@@ -78,18 +78,14 @@ def as_texts(
 
 def text_of(tokens: Sequence[int], field: str, encoder: Encoder) -> str:
     """Return the text of a field. An empty query is one token, the end of a text."""
-    real = _without_padding(tokens, encoder)
+    real = encoder.without_padding(tokens)
     return '' if field == 'query' and real == [encoder.eot_token] else encoder.decode(real)
 
 
 def _are_tokens(value: Any, encoder: Encoder, n_vocab: int) -> bool:
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         return False
-    return all(0 <= token < n_vocab for token in _without_padding(value, encoder))
-
-
-def _without_padding(tokens: Sequence[int], encoder: Encoder) -> list[int]:
-    return [token for token in tokens if token != encoder.padding_token]
+    return all(0 <= token < n_vocab for token in encoder.without_padding(value))
 
 
 def exported(
@@ -102,7 +98,7 @@ def exported(
         for field in ('query', *label_type.samples):
             text = texts[field] = text_of(label[field], field, encoder)
             is_empty_query = field == 'query' and not text
-            real = _without_padding(label[field], encoder)
+            real = encoder.without_padding(label[field])
             inexact += not is_empty_query and encoder.encode(text) != real
         written.append({**label, **texts})
     return written, inexact
