@@ -156,6 +156,14 @@ def test_nothing_listens_there():
         meeting.open_store(Endpoint('127.0.0.1', 1, 'job'), is_host=False, seconds=1)
 
 
+def test_a_port_that_is_taken():
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        place = Endpoint('127.0.0.1', server.getsockname()[1], 'job')
+        message = f'^rank 0 cannot listen at 127.0.0.1, TCP port {place.port} .Address already in'
+        with pytest.raises(UserError, match=message):
+            meeting.open_store(place, is_host=True, seconds=1)
+
+
 def test_a_rank_that_does_not_come():
     store = dist.HashStore()
     store.set_timeout(datetime.timedelta(seconds=0.1))
