@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
     from lm_human_preferences.ppo import Rollout
 
-TIMES = 10  # how often queries are answered in a run by default
+TIMES = 10  # how often queries are answered in a run
 _TRIES = 20  # draws for each query, as a data set may have fewer different queries
 
 
@@ -50,7 +50,7 @@ def hooks(trainer: PPOTrainer, phase: TrainPolicy, seed: int | None, reader: Enc
     labels = phase.source.label_source()
     with random_stream(seed, 'queries of samples'):
         queries = fixed_queries(task, trainer.policy.encoder, run.sample_queries, labels)
-    interval = run.sample_interval or ceil_div(trainer.total_steps, TIMES)
+    interval = ceil_div(trainer.total_steps, TIMES)
     path = os.path.join(run.directory, run_files.SAMPLES)
     return [TrackedSamples(trainer, path, seed, reader, queries, interval, task.truncates)]
 

@@ -159,7 +159,7 @@ def _datasets() -> str:
         origin = 'downloaded when first used' if info.downloaded else 'made up by the program'
         if info.labels_stand_in:
             origin += '; where that fails, the queries of the label file stand in'
-        rows.append(f'| `{info.name}` | {info.summary} | {origin} |')
+        rows.append(f'| {info.name} | {info.summary} | {origin} |')
     return '\n'.join(rows)
 
 

@@ -83,7 +83,6 @@ class AskHParams(hyperparams.HParams):
 
 @dataclass
 class ScoreHParams(hyperparams.HParams):
-    batch_size: int = option(64, 'responses that are scored at a time', at_least=1)
     too_long: str = option(
         'refuse',
         'treatment of texts that are longer than those that the run was trained on: refuse, cut'
@@ -114,9 +113,6 @@ class SimulateHParams(hyperparams.HParams):
         'probability of a random answer, of which 1 / N are right by chance, instead of the best',
         at_least=0,
         at_most=1,
-    )
-    answers: int | None = option(
-        None, 'stop after this many answers; None: when no questions are left', at_least=1
     )
     seed: int = option(0, 'seed of the errors')
 

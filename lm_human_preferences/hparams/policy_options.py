@@ -171,12 +171,9 @@ class RunHParams(reward_options.RunHParams):
     keep_checkpoints: int = own_option(20, 'checkpoints of the policy that are kept', at_least=2)
     sample_queries: int = own_option(
         8,
-        'queries that the policy answers again and again while it trains, into'
-        ' SAVE_DIR/samples.jsonl; 0: none',
+        'queries that the policy answers ten times while it trains, into SAVE_DIR/samples.jsonl; 0:'
+        ' none',
         at_least=0,
-    )
-    sample_interval: int | None = own_option(
-        None, 'steps after which it answers them again; None: a tenth of the run', at_least=1
     )
     serve: ServeHParams | None = own_option(
         None,

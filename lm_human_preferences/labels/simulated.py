@@ -157,23 +157,16 @@ def simulated_answer(
     return label_type.judged(rewards, rng)
 
 
-def simulate(
-    labeller: Labeller,
-    judge: Judge,
-    *,
-    error: float = 0.0,
-    answers: int | None = None,
-    seed: int = 0,
-) -> int:
+def simulate(labeller: Labeller, judge: Judge, *, error: float = 0.0, seed: int = 0) -> int:
     """Answer what is open for a labeller, and return the number of answers.
 
-    error: see simulated_answer. answers: the most to give; None: until nothing is left. Answers
-    depend on seed, labeller and question only, so that an interruption changes nothing.
+    error: see simulated_answer. Answers depend on seed, labeller and question only, so that an
+    interruption changes nothing.
     """
     label_type = labeller.folder.label_type
     given = 0
     rewards: dict[str, Sequence[float]] = {}
-    for question in itertools.islice(labeller.upcoming(), answers):
+    for question in labeller.upcoming():
         begin = time.monotonic()
         if question.id not in rewards:
             rewards = _judged(labeller, judge)

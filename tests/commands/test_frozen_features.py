@@ -184,12 +184,12 @@ def test_answers_that_prefer_nothing_end_no_run(tmp_path):
     )
     begun = invoke(
         f'train_policy test run --mpi 1 --save_dir {tmp_path} {NEW}features frozen'
-        ' --rewards.online.labels 12 --rewards.online.initial 6 --rewards.online.retrainings 1'
+        ' --rewards.online.labels 40 --rewards.online.initial 6 --rewards.online.retrainings 1'
         ' --rewards.online.ties true --rewards.online.patience 0.0001 --ppo.total_episodes 128'
     )
     assert '6 of 6 labels are still missing; step 0 is saved' in last_error_of(begun)
     succeed(
-        f'label {tmp_path}/run/labels --labeller robot --simulate on --simulate.answers 6'
+        f'label {tmp_path}/run/labels --labeller robot --simulate on'
         f' --simulate.reward {tmp_path}/nothing.py:score'
     )
     waiting = last_error_of(invoke(f'resume {tmp_path}/run'))

@@ -59,7 +59,7 @@ def test_preferences_train_a_reward_model_by_one_command(reward_model):
     assert float(percent) > 90
 
 
-def test_scores(reward_model, tmp_path):
+def test_scores(reward_model, tmp_path, monkeypatch):
     query = 'the film was'
     file = write_lines(
         tmp_path / 'texts.jsonl',
@@ -70,8 +70,11 @@ def test_scores(reward_model, tmp_path):
             {'query': query, 'sample0': 'great', 'sample1': '', 'sample2': 'very good'},
         ],
     )
-    command = f'score {reward_model[0]} {file} --batch_size'
-    results = [succeed(f'{command} {size}').stdout for size in (2, 64)]
+    command = f'score {reward_model[0]} {file}'
+    results = []
+    for size in (2, 64):
+        monkeypatch.setattr(score, 'BATCH', size)
+        results.append(succeed(command).stdout)
     first, second = ([json.loads(line) for line in lines.splitlines()] for lines in results)
     for lines in (first, second):
         assert lines[0].pop('more') == 1  # as any other field
@@ -112,7 +115,7 @@ def test_a_terminal_gets_a_table_of_scores(monkeypatch, capsys, reward_model, tm
     lines = succeed(f'score {reward_model[0]} {file} --too_long skip').stdout.splitlines()
     (good,), pair, _ = (list(json.loads(line).values()) for line in lines)
     monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
-    score.score(str(reward_model[0]), str(file), 64, 'skip')
+    score.score(str(reward_model[0]), str(file), 'skip')
     head, *rows, long = capsys.readouterr().out.splitlines()
     assert head.split() == ['score', 'query', 'text']
     assert [row.split() for row in rows] == [

@@ -63,7 +63,7 @@ def test_a_report_waits_for_no_pipe(tmp_path):
 
 def test_samples_of_a_run_are_not_written_elsewhere(tmp_path):
     """Not through a link that leads nowhere yet, either."""
-    new = [*NEW, 'x', f'--save_dir={tmp_path}', '--run.sample_interval=1']
+    new = [*NEW, 'x', f'--save_dir={tmp_path}']
     assert invoke(new).exit_code == 0
     (tmp_path / 'x/samples.jsonl').unlink()
     (tmp_path / 'x/samples.jsonl').symlink_to(tmp_path / 'elsewhere')

@@ -29,16 +29,17 @@ from lm_human_preferences.utils.terminal import printable
 # Prints {name: score} of a record with its query and its responses {name: text}.
 Printer = Callable[[Mapping[str, float | None], str, Mapping[str, str]], None]
 Question = tuple[list[int], list[list[int]]]  # tokens of a query and of each response
+BATCH = 64  # responses that are scored at a time
 _RESPONSES = ('response', 'completion', 'sample')  # names of a single one
 
 
-def score(run: str, file: str, batch_size: int, too_long: str) -> None:
+def score(run: str, file: str, too_long: str) -> None:
     """Print the scores of texts by a run's reward: a table on a terminal, else JSON lines."""
     found = records.read(file)
     with option_renamed('RUN'), warnings_only():
         scorer = text_scorer(run, chat=True, may_be_code=True)
     if scorer is not None:
-        _score_texts(scorer, found, batch_size)
+        _score_texts(scorer, found)
         return
     saved = saved_model(run)
     task, encoding = _task_of(run), saved.encoding
@@ -57,7 +58,7 @@ def score(run: str, file: str, batch_size: int, too_long: str) -> None:
     with warnings_only():
         model = load_saved(saved)  # last, as it may be a large download
     has_spread = isinstance(model, FrozenReward)
-    scores = _scores(model, [tokens for tokens in questions if tokens], batch_size)
+    scores = _scores(model, [tokens for tokens in questions if tokens])
     show = _printer(has_spread=has_spread)
     for tokens, (_, record), (query, responses) in zip(questions, found, named, strict=True):
         columns = {}
@@ -83,15 +84,15 @@ def _task_of(run: str) -> TaskHParams:
     raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
 
 
-def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]], batch_size: int) -> None:
+def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]]) -> None:
     named = [texts_of(record, where) for where, record in found]
     texts = []
     for (_, record), (query, responses) in zip(found, named, strict=True):
         columns = _others(record, responses)
         texts += [joined(query, text, columns) for text in responses.values()]
     scores: list[float] = []
-    for start in range(0, len(texts), batch_size):
-        scores += scorer.score(texts[start : start + batch_size]).tolist()
+    for start in range(0, len(texts), BATCH):
+        scores += scorer.score(texts[start : start + BATCH]).tolist()
     left = iter(scores)
     show = _printer(has_spread=False)
     for (_, record), (query, responses) in zip(found, named, strict=True):
@@ -179,12 +180,12 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 
 
 def _scores(
-    model: LearnedReward, questions: Sequence[Question], batch_size: int
+    model: LearnedReward, questions: Sequence[Question]
 ) -> Iterator[tuple[float, float | None]]:
     """Yield the score of each response to each query, with its standard deviation by a head."""
     pairs = [(query, response) for query, responses in questions for response in responses]
-    for start in range(0, len(pairs), batch_size):
-        queries, responses = zip(*pairs[start : start + batch_size], strict=True)
+    for start in range(0, len(pairs), BATCH):
+        queries, responses = zip(*pairs[start : start + BATCH], strict=True)
         padded = (_padded(queries, model.padding_token), _padded(responses, model.padding_token))
         if isinstance(model, FrozenReward):
             means, spreads = model.score_and_spread(*padded)
