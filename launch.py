@@ -42,7 +42,6 @@ from lm_human_preferences.hparams import command_options, completion, policy_opt
 from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
-from lm_human_preferences.utils.streams import note
 
 LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
 
@@ -240,9 +239,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
         raise UserError(f'--{min(unknown)} is not an option of {command}')
     settings = user_settings.settings_with_own_token(settings, hparams.task)
     if hparams.policy is not None:
-        settings, notes = completion.complete(settings, hparams.policy, None)
-        for line in notes:
-            note(line)
+        settings = completion.complete(settings, hparams.policy, None)
     user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
     if hparams.policy is not None:

@@ -41,8 +41,8 @@ def disk_errors_reported() -> Iterator[None]:
         if e.errno not in _OF_DISKS:
             raise
         raise UserError(
-            f'{e.filename or "a file"} cannot be read or written ({e.strerror}): make room there,'
-            ' or name another place'
+            f'{e.filename or "the output"} cannot be read or written ({e.strerror}): make room'
+            ' there, or name another place'
         ) from e
 
 

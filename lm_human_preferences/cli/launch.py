@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.policy_options import Training
 
 Settings = TypeVar('Settings', bound=hyperparams.HParams)
-Complete = Callable[[dict[str, Any], Any, str], tuple[dict[str, Any], list[str]]]
+Complete = Callable[[dict[str, Any], Any, str], dict[str, Any]]
 
 LONGEST_NAME = 255
 _NO_EFFECT = 'note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME'
@@ -236,9 +236,7 @@ def _resolve(
     hparams.override_from_dict(binds)
     settings = user_settings.with_end_of_response(settings, hparams.task)
     if complete is not None:
-        settings, lines = complete(settings, hparams, experiment)
-        for line in lines:
-            note(line)
+        settings = complete(settings, hparams, experiment)
     user_settings.override(hparams, settings)
     return settings
 

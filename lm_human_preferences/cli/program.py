@@ -18,10 +18,8 @@ from lm_human_preferences.utils.terminal import error_line
 
 HELP = ['-h', '--help']
 HELP_ALL = '--help-all'
-OTHER_SCRIPTS = {'sample': './sample.py'}  # {command: script that has it}
 FAILED = 2  # exit status after a mistake of the user
 INTERRUPTED = 130
-_UNBROKEN = '\xa0'  # no-break space, where click does not wrap
 
 
 class Program(click.Group):
@@ -44,7 +42,7 @@ class Program(click.Group):
         streams.make_safe()
         worker.become_rank()
         try:
-            with disk_errors_reported(), streams.full_output_is_an_error():
+            with disk_errors_reported():
                 super().main(
                     args or ['--help'],
                     **extra,
@@ -54,16 +52,11 @@ class Program(click.Group):
                 )
         except UserError as e:
             _fail(str(e))
-        except (click.NoSuchCommand, click.NoSuchOption) as e:
-            told = e.format_message()
-            is_of_a_command = e.ctx is None
-            if is_of_a_command:
-                _fail(told)
-            if args[0] in OTHER_SCRIPTS and args[0] not in self.commands:
-                told += f' It is one of {OTHER_SCRIPTS[args[0]]}.'
-            _fail(f'{told} The command comes first: {", ".join(self.commands)}')
         except click.ClickException as e:
-            _fail(e.format_message())
+            told = e.format_message()
+            if isinstance(e, click.UsageError) and e.ctx is not None:  # not of a command's words
+                told += f' The command comes first: {", ".join(self.commands)}'
+            _fail(told)
         except ModuleNotFoundError as e:
             if e.name is None or e.name.startswith('lm_human_preferences'):
                 raise
@@ -165,10 +158,6 @@ class Command(click.Command):
             arguments.append(expanded(word) if isinstance(param.type, click.Path) else word)
         return self.callback(settings, *arguments)
 
-    def get_help(self, ctx: click.Context) -> str:
-        """Return the help page, in which '[default: X]' is never broken over two lines."""
-        return super().get_help(ctx).replace(_UNBROKEN, ' ')
-
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the description and the example."""
         super().format_help_text(ctx, formatter)
@@ -199,7 +188,7 @@ class Command(click.Command):
 
 def _click_option(key: str, field: dataclasses.Field) -> click.Option:
     default = option_help.default_text(field)
-    remark = '[required]' if default is None else f'[default:{_UNBROKEN}{default}]'
+    remark = '[required]' if default is None else f'[default: {default}]'
     return click.Option(
         [f'--{key}', _identifier(key)],
         metavar=option_help.value_text(field),

@@ -94,7 +94,7 @@ def complete(
     settings: dict[str, Any],
     hparams: policy_options.HParams,
     experiment: str,
-) -> tuple[dict[str, Any], list[str]]:
+) -> dict[str, Any]:
     """Return completion.complete, once `hparams` has a reward model if one is asked for.
 
     It is trained as the experiment of train_reward of the same name trains it.

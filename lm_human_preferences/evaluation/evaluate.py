@@ -170,31 +170,21 @@ def fitted(
     models: measure.Models, queries: torch.Tensor, settings: HParams
 ) -> tuple[torch.Tensor, HParams]:
     """Return the queries and the settings to evaluate with; what the user has given stays."""
-    some, size = queries[:PROBE], settings.batch_size
-    seconds, spread = 0.0, 0.0
+    some, seconds = queries[:PROBE], 0.0
     with torch.random.fork_rng():
         for _ in range(2):  # the first one is a warm-up, in which weights are prepacked
             started = time.monotonic()
-            responses = measure.sample_many(models, some, 1, size, 'first samples, for their time')
+            measure.sample_many(models, some, 1, settings.batch_size, 'first samples')
             seconds = (time.monotonic() - started) / len(some)
-            spread = next(iter(responses.scores.values())).std().item()
     count, samples = affordable_sizes(
         len(queries), settings.samples, DEFAULT_SECONDS / seconds, may_cut=settings.queries is None
     )
-    usual = (len(queries), settings.samples or MOST_SAMPLES)
     duration = tqdm.format_interval(count * samples * seconds)
-    width = 1.96 * spread / count**0.5
     announce(
-        f'A sample of both models takes {seconds:.2g} s: {count} queries with {samples} samples'
-        f' each, in about {duration}, give mean rewards within about ± {width:.2g} (95 %)'
+        f'Estimating from {samples} samples of both models to each of {count} queries, in about'
+        f' {duration}; --samples and --queries change that'
     )
-    if (count, samples) != usual:
-        announce(
-            f'--queries {usual[0]} --samples {usual[1]} would take'
-            f' {tqdm.format_interval(usual[0] * usual[1] * seconds)}, within about'
-            f' ± {1.96 * spread / usual[0] ** 0.5:.2g}',
-        )
-    chosen = torch.randperm(len(queries), generator=torch.Generator().manual_seed(settings.seed))
     if count < len(queries):
-        queries = queries[chosen[:count]]
+        generator = torch.Generator().manual_seed(settings.seed)
+        queries = queries[torch.randperm(len(queries), generator=generator)[:count]]
     return queries, dataclasses.replace(settings, samples=samples)

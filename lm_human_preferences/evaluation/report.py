@@ -16,7 +16,6 @@ JUDGE = 'judge'  # in results, the reward that --judge names
 FRONTIER = 'frontier'  # entry of a reward that is a curve, not a point
 FEW_SAMPLES = 10  # effective ones, below which nothing is said about the best there is
 FEWEST_FOR_SHARE = 16  # queries; an interval of another number takes student.FEWEST
-MOST_SHARE = 1 + 1e-5  # more than all is rounding up to here
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that is judged by another reward
 REWARD_MODEL, CLASSIFIER, FUNCTION = 'reward model', 'classifier', 'reward function'
 COLUMNS = {
@@ -80,7 +79,7 @@ def _cell(values: Point, name: str, queries: int) -> str:
     """Format a number with its 95 % interval; '' where none belongs, '-' for an unknown one."""
     if name not in values:
         return ''
-    value = value_of(values, name)
+    value = values[name]
     if value is None:
         return '-'
     digits = '.1%' if name == 'share' else '.3f'
@@ -88,17 +87,6 @@ def _cell(values: Point, name: str, queries: int) -> str:
     if width is None:
         return format(value, digits)
     return f'{value:{digits}} ± {width:{digits}}'
-
-
-def value_of(values: Point, name: str) -> float | None:
-    """Return a number of a point; None where it is not known.
-
-    Earlier versions wrote a frontier and a share also where samples were too few for them.
-    """
-    is_above = (values.get('share') or 0) > MOST_SHARE
-    if name in ('frontier', 'share') and (is_above or _has_few_samples(values)):
-        return None
-    return values[name]
 
 
 def margin(values: Point, name: str, queries: int) -> float | None:
@@ -144,7 +132,7 @@ def _dashes(points: dict[str, tuple[str, Point]]) -> list[str]:
     unknown, shares, is_vague = [], [], False
     _, base = points['base']
     for label, values in points.values():
-        if _has_few_samples(values) or ('share' in values and value_of(values, 'frontier') is None):
+        if _has_few_samples(values) or values.get('frontier', 0) is None:
             unknown.append(label)
         elif 'share' in values:
             shares.append(values['share'])

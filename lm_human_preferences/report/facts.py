@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences import label_types
-from lm_human_preferences.evaluation.report import margin, value_of
+from lm_human_preferences.evaluation.report import margin
 from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.report import words
 from lm_human_preferences.report.label_facts import instructions
@@ -102,7 +102,7 @@ def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return the fraction of the possible gain that a policy attained, and its rewards."""
     way = f'{number(points["base"]["reward"])} → {number(points["policy"]["reward"])}'
     with contextlib.suppress(*DAMAGED):  # such as a missing share
-        share, best = (value_of(points['policy'], name) for name in ('share', 'frontier'))
+        share, best = (points['policy'][name] for name in ('share', 'frontier'))
         if share is not None:
             return percent(share), ['of the possible gain', f'{way}, best {number(best)}']
     return way, ['mean reward, before and after']
@@ -232,7 +232,7 @@ def _measured(run: Run, reward: str, point: str, key: str) -> str:
         point += '_by_reward_model'  # chosen by the reward of the training
     with contextlib.suppress(*DAMAGED):
         values, show = points[point], percent if key == 'share' else number
-        value, width = value_of(values, key), margin(values, key, run.evaluation['queries'])
+        value, width = values[key], margin(values, key, run.evaluation['queries'])
         if value is not None:
             return f'{show(value)} ± {show(width)}' if width else show(value)
     return '–'

@@ -9,9 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
-
-from lm_human_preferences.errors import UserError
+from typing import Any
 
 STDOUT, STDERR = 1, 2  # file descriptors
 _CONTROLS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # all but tabs and line ends
@@ -81,6 +79,7 @@ def closed_pipe_is_quiet() -> Iterator[None]:
     """End the process with status 141 if nobody reads the output of the block any more."""
     try:
         yield
+        sys.stdout.flush()
     except BrokenPipeError:
         poll = select.poll()
         poll.register(sys.stdout, 0)  # for errors only, such as a pipe without a reader
@@ -90,42 +89,15 @@ def closed_pipe_is_quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def full_output_is_an_error() -> Iterator[None]:
-    """Raise UserError if standard output cannot take what the block writes, as on a full disk."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as e:
-        if not _is_lost(sys.stdout):
-            raise  # the error of another file
-        discard(STDOUT)
-        raise UserError(f'standard output cannot be written: {e.strerror}') from e
-
-
-@contextlib.contextmanager
-def lost_output_is_reported(number: int = STDOUT) -> Iterator[None]:
-    """Warn of a standard stream that cannot be written, and go on; a closed pipe stays an error."""
+def lost_output_is_reported() -> Iterator[None]:
+    """Warn if standard output cannot be written, and go on; a closed pipe stays an error."""
     try:
         yield
     except OSError as e:
         if isinstance(e, BrokenPipeError) and not _terminal_is_gone:
             raise
-        discard(number)
+        discard(STDOUT)
         note(f'WARNING: the output cannot be written, and what follows is lost: {e.strerror}')
-
-
-def _is_lost(stream: TextIO) -> bool:
-    """Return whether `stream` cannot be written, by writing an empty line."""
-    try:
-        stream.flush()
-        os.write(stream.fileno(), b'\n')
-    except io.UnsupportedOperation:
-        return False  # a stream in memory
-    except OSError:
-        return True
-    return False
 
 
 def leave_closed_terminal() -> None:

@@ -162,11 +162,6 @@ def test_a_reward_model_that_an_experiment_lacks_is_that_of_train_reward(asked, 
     assert flat(new_model.to_nested_dict()) == flat(alone.to_nested_dict())
 
 
-def test_a_command_of_the_other_script_is_named():
-    told = error_of(invoke('sample --save_dir run'))
-    assert told.startswith("No such command 'sample'. It is one of ./sample.py. The command comes")
-
-
 EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
 NAMES = 'sentiment, descriptiveness, cnndm, tldr, test, mock_sentiment, chat'
 COMMANDS = (

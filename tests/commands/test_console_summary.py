@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command_line import invoke, succeed
+from command_line import succeed
 from experiments import resolved
 from trainers import rollout_of
 
@@ -95,17 +95,6 @@ def test_a_progress_bar_is_for_a_terminal(is_terminal, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert ('policy' in captured.err) == is_terminal
     assert captured.out.count('a line of the table') == 3
-
-
-def test_the_seed_of_the_reward_model_is_its_own(tmp_path):
-    def notes(words):
-        said = invoke(f'train_policy test first --dry_run --run.seed 5 {words}').stderr
-        return [line for line in said.splitlines() if line.startswith('note: --run.seed ')]
-
-    (note,) = notes('')
-    assert f'{NEW}.run.seed' in note
-    assert notes(f'{NEW}.run.seed 5') == []
-    assert notes(f'{NEW} off --rewards.trained_model test') == []
 
 
 def trainer_of(**more):

@@ -320,13 +320,6 @@ def test_a_damaged_evaluation_is_said_to_be_one(tmp_path, policy):
     assert 'Cannot be read: evaluation.json.' in minds(run) and problems(page_of(run)) == []
 
 
-@pytest.mark.parametrize('more', [{'effective_samples': 9}, {'share': 1.516}])
-def test_a_share_that_cannot_be_is_not_told(tmp_path, more):
-    run = write_run(tmp_path / 'run')
-    evaluated(run, rewards={'reward model': {**OWN, 'policy': {**OWN['policy'], **more}}})
-    assert facts.answer(read(run))[0][1] == '0.25 → 1.50'
-
-
 @pytest.mark.parametrize(
     'curves, said',
     [
