@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from lm_human_preferences import lm_tasks, session, storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed import horovod, mpi_library
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.external_rewards.texts import joined
+from lm_human_preferences.external_rewards.texts import Texts, joined
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets
+from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import GPT2
 from lm_human_preferences.plan import checks
-from lm_human_preferences.plan.making import Settings, make_plan
+from lm_human_preferences.plan.making import Plan, Settings, make_plan
+from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training import memory
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import default_device
-
-if TYPE_CHECKING:
-    from lm_human_preferences.external_rewards.texts import Texts
-    from lm_human_preferences.language.encodings import Encoder, Encoding
-    from lm_human_preferences.plan.making import Plan
-    from lm_human_preferences.plan.phases import TrainPolicy, TrainReward
-    from lm_human_preferences.training.model_sizes import Sizes
 
 SHOWN = 200  # characters of a text
 

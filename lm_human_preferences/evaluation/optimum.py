@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import softplus
 
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import Scorer
 from lm_human_preferences.utils.core import MIN_TEMPERATURE
-
-if TYPE_CHECKING:
-    from lm_human_preferences.policy import Policy
-    from lm_human_preferences.rewards import Scorer
 
 Scored = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # see rewards.make_score_fn
 

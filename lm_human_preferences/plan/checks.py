@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import registry
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.language.adapters import shared
+from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.network import Network
 from lm_human_preferences.machine import products
+from lm_human_preferences.plan.making import Plan, Settings
 from lm_human_preferences.training import memory, precision
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import announce
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.language.encodings import Encoder
-    from lm_human_preferences.language.network import Network
-    from lm_human_preferences.plan.making import Plan, Settings
-    from lm_human_preferences.training.model_sizes import Sizes
 
 
 def check_settings(settings: Settings, ranks: int) -> None:

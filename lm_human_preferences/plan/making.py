@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.plan.phases import FitHead, Training, TrainPolicy, TrainReward
 from lm_human_preferences.runs import run_files
-
-if TYPE_CHECKING:
-    from lm_human_preferences.training.memory import MemoryEstimate
-    from lm_human_preferences.training.model_sizes import Sizes
+from lm_human_preferences.training.memory import MemoryEstimate
+from lm_human_preferences.training.model_sizes import Sizes
 
 Settings = policy_options.HParams | reward_options.HParams
 

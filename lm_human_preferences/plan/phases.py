@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
+from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
 from lm_human_preferences.utils.core import ceil_div, exact_div
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams import policy_options, reward_options
-    from lm_human_preferences.hparams.task_options import LoraHParams
     from lm_human_preferences.reward_sources.sources import RewardSource
-    from lm_human_preferences.training.model_sizes import Sizes
+
 
 # Between the seeds of two models. Like that of ranks: no seed of a run comes near it
 MEMBER_SEED_STRIDE = 1_000_003
