@@ -53,7 +53,8 @@ def read_words(
             by_position += [(text, None) for text in words]
             break
         if not word.startswith('--'):
-            _refuse_single_dash(word)
+            if re.match('-[A-Za-z]', word):
+                raise UserError(f'{word}: options begin with two dashes: -{word}')
             by_position.append((word, bare_flag))
             bare_flag = None
             continue
@@ -75,13 +76,6 @@ def read_words(
         advice = f'example: {shell.typed(example)}' if example else 'see --help'
         raise UserError(f'{" and ".join(missing)} missing; {advice}')
     return given
-
-
-def _refuse_single_dash(word: str) -> None:
-    if re.match('-[A-Za-z]', word):
-        if os.path.exists(word):
-            raise UserError(f'{word}: give a file whose name begins with a dash as ./{word}')
-        raise UserError(f'{word}: options begin with two dashes: -{word}')
 
 
 def _assign_by_position(
@@ -161,14 +155,11 @@ def _next_value(key: str, field: Field | None, words: list[str]) -> str:
 
 def convert(key: str, field: Field, text: str | tuple[str, ...]) -> Any:
     """Return the value of option `key` given as `text`, or as a tuple of texts; or UserError."""
-    if TEXTS in members(field.type):
-        return tuple(_checked_text(key, one) for one in text)
-    assert isinstance(text, str)
     # Of the options of the original, a bool cannot be on or off.
-    if field.metadata.get('ours') and bool in members(field.type):
+    if field.metadata.get('ours') and bool in members(field.type) and isinstance(text, str):
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
-        value = _read(field.type, text)
+        value = _read(field.type, text) if isinstance(text, str) else _checked_texts(text)
     except (ValueError, OverflowError):
         raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
     return expanded(value) if field.metadata.get('path') else value
@@ -184,15 +175,11 @@ def expanded(path: str | tuple[str, ...] | None) -> Any:
     return path and os.path.expanduser(path)
 
 
-def _checked_text(key: str, text: str) -> str:
-    try:
+def _checked_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `texts` as they are; UnicodeEncodeError, a ValueError, for what is not text."""
+    for text in texts:
         text.encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f'--{key} {text!a} is not text in the encoding of this terminal; is the locale '
-            'right, such as LC_ALL=C.UTF-8?'
-        ) from None
-    return text
+    return texts
 
 
 def _read(ty: Any, text: str) -> Any:

@@ -173,9 +173,7 @@ def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Enc
     """Encode a query, padded to `query_length`. name: for errors."""
     try:
         tokens = tokenisers.text_encoder(encoder, task.special_tokens).encode(text)
-    except UnicodeEncodeError as e:  # JSON can hold half a character
-        raise UserError(f'{name} cannot be encoded: {e.reason}') from e
-    except UserError as e:
+    except (UnicodeEncodeError, UserError) as e:  # JSON can hold half a character
         raise UserError(f'{name}: {e}') from e
     if len(tokens) > task.query_length:
         raise UserError(

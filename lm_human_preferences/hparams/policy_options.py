@@ -108,8 +108,7 @@ class RewardHParams(hyperparams.HParams):
         is_head = new is not None and new.is_head
         yield (
             is_head and self.members > 1,
-            '{ensemble=}: {train_new_model.features} frozen has one solution, and says itself how'
-            ' unsure it is',
+            '{ensemble} has no effect with {train_new_model.features} frozen: leave it out',
         )
         has_no_doubt = known in ('mock', 'test') or self.function or (new and not is_head)
         yield (

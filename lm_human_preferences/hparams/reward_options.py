@@ -15,10 +15,7 @@ from lm_human_preferences.utils.option_checks import check_multiple
 from lm_human_preferences.utils.stop_signals import STOP_TIMEOUT
 
 ON_ANOMALY = ('warn', 'stop')
-TRAINED, FROZEN = (
-    'trained',
-    'frozen',
-)  # a reward model trains its network, or only a head
+TRAINED, FROZEN = 'trained', 'frozen'  # a reward model trains its network, or only a head
 SAMPLED = 'mock'  # source whose labels are sampled at each start; their last digits may differ
 COLLECTED = 'online'  # source of labels that are collected while the policy trains
 CONSOLES = ('summary', 'original')
@@ -261,15 +258,9 @@ class HParams(hyperparams.HParams):
             '{lora} has no effect without --task.policy.lora on',
         )
         if self.is_head:
-            yield (
-                self.ensemble > 1,
-                '{ensemble=}: {features=} has one solution, and says itself how unsure it is',
-            )
-            yield (
-                self.epochs > 1,
-                '{epochs=}: {features=} has no epochs; leave it out',
-            )
-            yield (self.lora is not None, '{lora}: {features=} trains no network; leave it out')
+            given = {'ensemble': self.ensemble > 1, 'epochs': self.epochs > 1, 'lora': self.lora}
+            for name, is_given in given.items():
+                yield is_given, f'{{{name}}} has no effect with {{features=}}: leave it out'
             yield (
                 self.task.response_length == 1,
                 '{features=} reads hidden states from before each token, which are the same for all'

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from lm_human_preferences import label_types
-from lm_human_preferences.datasets import books
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
@@ -146,8 +145,7 @@ def _read_file(settings: HParams, encoding: Encoding) -> tuple[list[Any], list[s
     path, option = settings.labels.source, settings.labels.option_name('source')
     with about_option(option):
         records.check_kind_of_file(path)
-    with books.mirror_named_on_failure(path):
-        found: Iterable[tuple[str, Any]] = records.read_file(path)
+    found: Iterable[tuple[str, Any]] = records.read_file(path)
     objects = [record for _, record in found]
     if not objects:
         return [], []

@@ -261,8 +261,7 @@ sample
     give --save_dir, the directory of a run of train_policy such as /tmp/save/train_policy/NAME, or
     else --model, perhaps with options --task.NAME
 sample --save_dir x --prompt \udcff
-    --prompt '\\udcff' is not text in the encoding of this terminal; is the locale right, such as
-    LC_ALL=C.UTF-8?
+    --prompt must be texts (str), got ('\\udcff',)
 sample --save_dir x --console loud
     --console loud is none of summary, original
 sample --save_dir x --output az://a/b/c.jsonl

@@ -9,7 +9,6 @@ import pytest
 import launch
 import sample
 from lm_human_preferences.cli import arguments, program
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
@@ -43,13 +42,6 @@ def test_words(words, given):
         words.split(), hyperparams.fields(Options), {'arg': 'ARG'}, ('flag', 'n')
     )
     assert read == {'arg': 'a', **given}
-
-
-def test_a_file_whose_name_begins_with_a_dash_is_not_taken_for_an_option(tmp_path, monkeypatch):
-    (tmp_path / '-texts').touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r'begins with a dash as \./-texts$'):
-        arguments.read_words(['-texts'], {}, {'file': 'FILE'})
 
 
 @dataclass

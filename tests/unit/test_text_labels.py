@@ -505,26 +505,6 @@ def test_files_of_other_formats_are_named_with_what_is_read(tmp_path, name, kind
     assert ('pandas.read_parquet(FILE).to_json(' in str(caught.value)) == (kind == '.parquet')
 
 
-PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
-
-
-@pytest.mark.parametrize(
-    'path, mirror',
-    [
-        (f'{PUBLISHED}/sentiment/offline_5k.json', 'sentiment/offline_5k.json'),
-        ('gs://lm-human-preferences/labels/descriptiveness/offline_5k.json', 'descriptiveness/'),
-        (f'{PUBLISHED}/tldr/online_45k.json', None),
-    ],
-)
-def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mirror):
-    server.stop()
-    with pytest.raises(UserError) as caught:
-        label_files.load_labels(hparams(path), encodings.Main)
-    told = '; or give its mirror hf://datasets/vwxyzjn/lm-human-preferences/'
-    assert ('hf://' in str(caught.value)) == (mirror is not None)
-    assert mirror is None or told + mirror in str(caught.value)
-
-
 def test_token_ids_one_a_line_are_read_too(tmp_path):
     label = {'query': [0, 1, 2], 'sample0': [3, 4], 'sample1': [5, 6], 'best': 1}
     (tmp_path / 'a.jsonl').write_text(json.dumps(label) + '\n')
