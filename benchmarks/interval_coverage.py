@@ -20,9 +20,6 @@ agreement: of all pairs of answers to a question, how many are equal.
 labellers: each of some labellers has a share of their own, around the share of all. An interval is
 for these labellers; the last column shows how often it holds the share of all.
 
-correlation: a reward and a rating that correlate by .6 (or 0), normal or exponential, or with
-effects of queries, each of which has four ratings.
-
 head: cross-validation of a head on hidden states, on labels at random: the mean accuracy (or
 correlation), and in how many percent of the trials the warning is missing that it may have learned
 nothing.
@@ -55,12 +52,10 @@ from lm_human_preferences.frozen_head.fitting import fit_head
 from lm_human_preferences.frozen_head.posterior import Problem, posterior, standardized
 from lm_human_preferences.labels.report.agreement import (
     clustered_interval,
-    correlation_interval,
-    effective_pairs,
     wilson_interval,
 )
 
-NONE = {(0.0, 1.0), (-1.0, 1.0)}  # intervals that are not shown
+NONE = (0.0, 1.0)  # interval that is not shown
 QUESTIONS = (3, 10, 30, 200)
 LABELLERS = ('1', '3', '10', '1 or 5', 'ties')
 MANY, ASKED_OF_MANY = 5, 5  # '1 or 5': every fifth question is asked of five
@@ -99,7 +94,7 @@ def coverage(
     clustered, independent = [], []
     for share, right in zip(shares, simulated(counts, shares, correlation, rng), strict=True):
         low, high = clustered_interval(right.tolist(), counts.tolist())
-        if (low, high) not in NONE:
+        if (low, high) != NONE:
             clustered.append(low <= share <= high)
         low, high = wilson_interval(float(right.sum()), float(counts.sum()))
         independent.append(low <= share <= high)
@@ -138,7 +133,7 @@ def agreement(trials: int, rng: np.random.Generator) -> None:
                 equal = (right * (right - 1) + wrong * (wrong - 1)) // 2
                 pairs = counts * (counts - 1) // 2
                 ends = clustered_interval(equal.tolist(), pairs.tolist())
-                if ends not in NONE:
+                if ends != NONE:
                     held.append(ends[0] <= truth <= ends[1])
             row.append(percent(held))
         print_row(questions, labellers, *row)
@@ -158,42 +153,6 @@ def labellers(trials: int, rng: np.random.Generator) -> None:
             of_these.append(low <= shares.mean() <= high)
             of_all.append(low <= 0.6 <= high)
         print_row(count, rho, percent(of_these), percent(of_all))
-
-
-def pairs_of(
-    kind: str, shape: tuple[int, int], rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw rewards and ratings (queries, answers)."""
-    draw = rng.exponential if kind.startswith('exponential') else rng.normal
-    first, other = draw(size=(2, *shape))
-    if kind == 'by query':
-        first += 2 * rng.normal(size=(shape[0], 1))
-        other += rng.normal(size=(shape[0], 1))
-    second = other if kind.endswith('none') else 0.6 * first + 0.8 * other
-    if kind == 'nine ratings':
-        second = np.clip(np.round(2 * second + 5), 1, 9)
-    return first, second
-
-
-def correlation(trials: int, rng: np.random.Generator) -> None:
-    print(f'{trials} trials\n')
-    print_heads('pairs', 'ratings of each query', *map(str, QUESTIONS))
-    kinds = 'normal', 'normal, none', 'nine ratings', 'exponential', 'exponential, none', 'by query'
-    for kind, each in itertools.product(kinds, (1, 4)):
-        truth = np.corrcoef(*(part.ravel() for part in pairs_of(kind, (1_000_000, 1), rng)))[0, 1]
-        row = []
-        for queries in QUESTIONS:
-            clusters = np.arange(queries).repeat(each)
-            held = []
-            for _ in range(trials):
-                first, second = (part.ravel() for part in pairs_of(kind, (queries, each), rng))
-                effective = effective_pairs(first, second, clusters)
-                found = float(np.corrcoef(first, second)[0, 1])
-                ends = correlation_interval(found, effective)
-                if ends not in NONE:
-                    held.append(ends[0] <= truth <= ends[1])
-            row.append(percent(held))
-        print_row(kind, each, *row)
 
 
 def head(trials: int, rng: np.random.Generator) -> None:
@@ -242,7 +201,6 @@ SECTIONS = {
     'labels': labels,
     'agreement': agreement,
     'labellers': labellers,
-    'correlation': correlation,
     'head': head,
     'deviations': deviations,
     'evaluation': evaluation,

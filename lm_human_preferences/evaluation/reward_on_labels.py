@@ -27,19 +27,21 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
 
     'held_out': on labels that its training held out, None without any; 'trained_on': on others;
     'comparisons': on those of two policies, from which nothing learns. Labels that the model may
-    have 'learned' test nothing, and have no interval.
+    have learned test nothing, and have no interval.
     """
     model, fraction, splits = splits_of(folder, run, without)
     may_have_learned = isinstance(model, LearnedReward) or _is_exported(model)
     found: dict[str, Any] = {'run': run, 'held_out_share': fraction}
     for name, labels in splits.items():
         prediction = predict(rewards_by(model), labels, folder.label_type, BATCH, Comm())
-        found[name] = None
-        if prediction is not None:
-            is_learned = may_have_learned and name == 'trained_on'
-            low, high = (None, None) if is_learned else prediction.interval()
-            more = {'learned': is_learned, 'low': low, 'high': high}
-            found[name] = dataclasses.asdict(prediction) | more
+        if prediction is None:
+            found[name] = None
+            continue
+        is_learned = may_have_learned and name == 'trained_on'
+        prediction = dataclasses.replace(prediction, is_learned=is_learned)
+        low, high = prediction.interval() or (None, None)
+        more = {'low': low, 'high': high, 'in_words': str(prediction)}
+        found[name] = dataclasses.asdict(prediction) | more
     return found
 
 

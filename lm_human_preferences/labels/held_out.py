@@ -10,7 +10,6 @@ import hashlib
 import unicodedata
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from lm_human_preferences import label_types
@@ -141,37 +140,42 @@ class Prediction:
 
     labels: int
     queries: int  # independent queries; for a single query, groups of connected labels
-    effective: float  # independent labels, see agreement.effective_answers
     accuracy: float | None  # fraction with the labeller's answer; None for ratings
+    effective: float  # independent labels of the accuracy, see agreement.effective_answers
     chance: float | None
     agreement: float  # see label_types
     is_undefined: bool = False  # the correlation, as all rewards or ratings are equal
-    is_cross_validated: bool = False  # without an interval: heads learn from each other's labels
+    is_cross_validated: bool = False  # by heads that learn from each other's labels
+    is_learned: bool = False  # whether the model may have learned from these labels
 
-    def interval(self) -> tuple[float, float]:
-        """Return the 95 % confidence interval of the accuracy, or for ratings of the agreement."""
-        if self.accuracy is None:
-            return agreement.correlation_interval(self.agreement, self.effective)
+    def interval(self) -> tuple[float, float] | None:
+        """Return the 95 % confidence interval of the accuracy; None where there is none."""
+        if self.accuracy is None or self.is_cross_validated or self.is_learned:
+            return None
         return agreement.wilson_interval(self.accuracy * self.effective, self.effective)
 
     def statistics(self) -> dict[str, float]:
         """Return the numbers for TensorBoard."""
         numbers = {'agreement': self.agreement}
-        if not self.is_cross_validated:
-            numbers['effective_labels'] = self.effective
         if self.accuracy is not None:
             numbers['accuracy'] = self.accuracy
+        if self.interval() is not None:
+            numbers['effective_labels'] = self.effective
         return numbers
 
     def __str__(self) -> str:
         if self.is_undefined:
             return f'no correlation with {self.labels} labels: rewards or labels are all the same'
-        if self.accuracy is None or self.chance is None:
-            return f'correlation {self.agreement:.3f} with {self.labels} labels'
-        found = f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels'
-        if not self.is_cross_validated:
-            found += f' ({agreement.in_words(*self.interval())})'
-        return f'{found}; chance is {100 * self.chance:.1f} %'
+        found, chance = f'correlation {self.agreement:.3f} with {self.labels} labels', ''
+        if self.accuracy is not None and self.chance is not None:
+            found = f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels'
+            chance = f'; chance is {100 * self.chance:.1f} %'
+        interval = self.interval()
+        if self.is_learned:
+            found += ', which it may have learned'
+        elif interval is not None:
+            found += f' ({agreement.in_words(*interval)})'
+        return found + chance
 
 
 def predict(
@@ -199,21 +203,21 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
         samples = zip(*(labels[sample].tolist() for sample in label_type.samples), strict=True)
         connected = _connected([list(map(str, each)) for each in samples])
         query_of = torch.tensor(_numbered(connected))
-    is_undefined = False
+    accuracy, effective, is_undefined = None, 0.0, False
     if right is None:
-        pair = rewards[:, 0].double().numpy(), labels[label_type.field].double().numpy()
-        is_undefined = any(np.ptp(each) <= 1e-6 * np.abs(each).max() for each in pair)
-        effective = 0.0 if is_undefined else agreement.effective_pairs(*pair, query_of.numpy())
+        for values in (rewards[:, 0], labels[label_type.field]):
+            is_undefined |= bool(values.max() - values.min() <= 1e-6 * values.abs().max())
     else:
+        accuracy = right.double().mean().item()
+        of_queries = torch.bincount(query_of, weights=right.double())
         effective = agreement.effective_answers(
-            torch.bincount(query_of, weights=right.double()).tolist(),
-            torch.bincount(query_of).tolist(),
+            of_queries.tolist(), torch.bincount(query_of).tolist()
         )
     return Prediction(
         labels=len(rewards),
         queries=int(query_of.max()) + 1,
+        accuracy=accuracy,
         effective=effective,
-        accuracy=None if right is None else right.double().mean().item(),
         chance=label_type.chance,
         agreement=0.0 if is_undefined else label_type.agreement(rewards, labels).item(),
         is_undefined=is_undefined,

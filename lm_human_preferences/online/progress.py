@@ -7,7 +7,6 @@ import os
 
 from lm_human_preferences import shell
 from lm_human_preferences.labels.held_out import Prediction
-from lm_human_preferences.labels.report.agreement import correlation_words, in_words
 from lm_human_preferences.online.decisions import Batch
 
 TAG = 'online/'  # prefix of the names in TensorBoard
@@ -51,10 +50,9 @@ class Report:
         parts = [f'{batch.labels} labels ({batch.wanted} wanted)', f'loss {self.loss:.3f}']
         if self.held_out is not None:
             way = 'cross-validated' if self.held_out.is_cross_validated else 'held out'
-            parts.append(f'{way}: {_short(self.held_out)}')
+            parts.append(f'{way}: {self.held_out}')
         if self.previous is not None:
-            labels, prediction = self.previous.labels, _short(self.previous)
-            parts.append(f'the previous model on the {labels} new ones: {prediction}')
+            parts.append(f'the previous model on the new ones: {self.previous}')
         parts.append(f'KL coef {self.kl_coef:.4g}')
         if later is None:
             parts.append('the last one')
@@ -62,15 +60,6 @@ class Report:
             parts.append(f'next before step {later[0] + 1}, from {later[1]} labels')
         when = f'reward model {batch.model} of {models}, before step {batch.step + 1}'
         return f'{when}: {"; ".join(parts)}'
-
-
-def _short(prediction: Prediction) -> str:
-    found, words = f'correlation {prediction.agreement:.2f}', correlation_words
-    if prediction.accuracy is not None:
-        found, words = f'{100 * prediction.accuracy:.0f} % right', in_words
-    if prediction.is_cross_validated:
-        return found
-    return f'{found} ({words(*prediction.interval())})'
 
 
 def label_command(folder: str) -> str:

@@ -88,7 +88,7 @@ BENCHMARKS = {
         r'\n +2( +\d+\.\d+){5}',
     ),
     'interval_coverage': (
-        'interval_coverage labels agreement labellers correlation deviations --quick',
+        'interval_coverage labels agreement labellers deviations --quick',
         r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|.*\n(.*\n)*\| 3.0 \| 300 \|',
     ),
     'interval_coverage head': (

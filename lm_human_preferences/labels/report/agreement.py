@@ -9,8 +9,6 @@ import numpy as np
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.utils import student
 
-MOST_CORRELATED = 1 - 1e-12  # beyond which Fisher's transformation is infinite
-LEAST_ERROR = 1e-3  # of Fisher's z, for correlations of 1
 NORMAL_95 = 1.959963984540054  # a standard normal lies within +- this with probability 0.95
 # Weight of an imagined question whose labellers all agree: with it intervals hold what they promise
 # from 10 questions on, see benchmarks/interval_coverage.py.
@@ -32,31 +30,25 @@ def krippendorff_alpha(answers: Sequence[Sequence[Value]], label_type: LabelType
             units.append([label_type.moved(value, order) for value in of_question])
     if label_type.is_numeric:
         return _alpha_of_numbers(units)
-    columns: dict[str, int] = {}  # {answer, a number or a list: its number}
-    for value in itertools.chain(*units):
-        columns.setdefault(repr(value), len(columns))
-    if len(columns) < 2:
+    names = [[repr(value) for value in unit] for unit in units]  # of numbers or lists
+    domain = sorted(set(itertools.chain(*names)))
+    if len(domain) < 2:
         return math.nan
-    counts = np.zeros((len(units), len(columns)), np.int64)
-    for row, of_unit in zip(counts, units, strict=True):
-        np.add.at(row, [columns[repr(value)] for value in of_unit], 1)
     import krippendorff  # here, as it serves a report alone
 
+    counts = [[unit.count(name) for name in domain] for unit in names]
     return float(krippendorff.alpha(value_counts=counts, level_of_measurement='nominal'))
 
 
-def _alpha_of_numbers(answers: Sequence[Sequence[float]]) -> float:
+def _alpha_of_numbers(units: Sequence[Sequence[float]]) -> float:
     """Return Krippendorff's alpha of several numbers for each unit, by squared differences.
 
     The library takes an array (units, values, values), which does not fit with many values.
     """
-    units = [np.array(of_unit, np.float64) for of_unit in answers]
-    if not units:
-        return math.nan
-    pooled = np.concatenate(units)
+    pooled = np.array([*itertools.chain(*units)], np.float64)
     with np.errstate(over='ignore', invalid='ignore'):  # numbers near the largest float
-        inside = sum(len(unit) * unit.var(ddof=1) for unit in units) / len(pooled)
-        overall = pooled.var(ddof=1)
+        inside = sum(len(unit) * np.var(unit, ddof=1) for unit in units) / max(len(pooled), 1)
+        overall = pooled.var(ddof=1) if units else 0.0
         return float(1 - inside / overall) if overall > 0 else math.nan
 
 
@@ -84,35 +76,6 @@ def effective_answers(successes: Sequence[float], answers: Sequence[int]) -> flo
     if counts.max(initial=0) > 1 and counts.sum() ** 2 < student.FEWEST * (counts**2).sum():
         return 0.0
     return float(counts.sum()) / design_effect(np.array(successes, np.float64), counts)
-
-
-def effective_pairs(first: np.ndarray, second: np.ndarray, clusters: np.ndarray) -> float:
-    """Return the number of independent normal pairs whose correlation is known as well.
-
-    first, second, clusters (pairs,): numbers, and the index of each pair's query. The error of
-    Fisher's z is the jackknife's over queries. It is 0 where these are too few.
-    """
-    queries = int(clusters.max(initial=-1)) + 1
-    if queries < student.FEWEST:
-        return 0.0
-    x, y = (each - each.mean() for each in (first, second))
-    products = (np.ones(len(x)), x, y, x * x, y * y, x * y)
-    sums = np.stack([np.bincount(clusters, weights=each) for each in products])
-    pseudo_values = queries * _fisher_z(sums.sum(1)) - (queries - 1) * _fisher_z(
-        sums.sum(1, keepdims=True) - sums
-    )
-    half = student.quantile(student.dof_of(pseudo_values.tolist()))
-    half *= max(float(pseudo_values.std(ddof=1)) / math.sqrt(queries), LEAST_ERROR)
-    return 3 + (NORMAL_95 / half) ** 2
-
-
-def _fisher_z(sums: np.ndarray) -> np.ndarray:
-    """Return Fisher's z of a correlation by the sums (6, ...) of 1, x, y, x^2, y^2 and x y."""
-    count, x, y, xx, yy, xy = sums
-    variances = (count * xx - x**2) * (count * yy - y**2)
-    with np.errstate(invalid='ignore', divide='ignore'):
-        correlation = np.nan_to_num((count * xy - x * y) / np.sqrt(variances))
-    return np.arctanh(correlation.clip(-MOST_CORRELATED, MOST_CORRELATED))
 
 
 def design_effect(right: np.ndarray, answers: np.ndarray) -> float:
@@ -143,9 +106,7 @@ def wilson_interval(successes: float, n: float) -> tuple[float, float]:
     share, z2 = successes / n, NORMAL_95**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = NORMAL_95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n**2))
-    low = 0.0 if share == 0 else centre - half
-    high = 1.0 if share == 1 else centre + half
-    return low, high
+    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def in_words(low: float, high: float) -> str:
@@ -156,32 +117,15 @@ def in_words(low: float, high: float) -> str:
     return f'95 % interval {ends}, for these labellers, independent queries'
 
 
-def correlation_words(low: float, high: float) -> str:
-    """Return an interval of a correlation with what it takes as independent."""
-    if (low, high) == (-1, 1):
-        return f'no interval: it takes {student.FEWEST} queries'
-    return f'95 % interval {low:.3f} to {high:.3f}, for independent queries'
-
-
-def correlation_interval(correlation: float, n: float) -> tuple[float, float]:
-    """Return the 95 % interval of a correlation of `n` pairs, by Fisher's transformation."""
-    if n <= 3:
-        return -1.0, 1.0
-    centre = math.atanh(min(max(correlation, -MOST_CORRELATED), MOST_CORRELATED))
-    half = NORMAL_95 / math.sqrt(n - 3)
-    return math.tanh(centre - half), math.tanh(centre + half)
-
-
 def uniform_p_value(counts: Sequence[int]) -> float | None:
     """Return the p-value of Pearson's test that all cells are equally likely.
 
     None where fewer than LEAST_EXPECTED are expected in each, of which it is too inexact.
     """
-    total, cells = sum(counts), len(counts)
-    if total == 0 or total < LEAST_EXPECTED * cells:
+    expected = sum(counts) / max(len(counts), 1)
+    if expected < LEAST_EXPECTED:
         return None
-    from scipy import special  # slow to import, and few commands need it
+    from scipy import special  # scipy.stats takes seconds to import
 
-    expected = total / cells
     statistic = sum((count - expected) ** 2 for count in counts) / expected
-    return float(special.chdtrc(cells - 1, statistic))
+    return float(special.chdtrc(len(counts) - 1, statistic))

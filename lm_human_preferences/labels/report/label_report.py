@@ -4,17 +4,16 @@ import collections
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.label_types import TIE, Value
 from lm_human_preferences.labels.answers import Answer, is_unnamed
-from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
+from lm_human_preferences.labels.folder import GOLD, VALIDATION, LabelFolder
 from lm_human_preferences.labels.report import agreement
 
 Policy = tuple[str, str]  # path, and the digest of the weights that were there
 Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without skips
-QUICK = 1.0  # seconds in which nobody reads a question
 
 
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
@@ -23,19 +22,21 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
     said: Said = {}
     # Answers of people who are not known may all be of one person.
     of_named: Said = {}
+    answered = retired = 0
     for question in folder.questions.values():
+        answers = folder.answers_to(question, without)
+        given = {each.labeller: each.value for each in answers if each.value is not None}
+        answered += bool(given)
+        retired += question.is_retired(folder.answers_to(question))
         # Gold questions are easier than others: to agree on them says nothing.
         if question.kind != GOLD:
-            answers = folder.answers_to(question, without)
-            given = {each.labeller: each.value for each in answers if each.value is not None}
             said[question.id] = given
-            of_named[question.id] = {
-                name: value for name, value in given.items() if not is_unnamed(name)
-            }
+            named = [name for name in given if not is_unnamed(name)]
+            of_named[question.id] = {name: given[name] for name in named}
     names = [name for name in folder.logs if name not in without]
     return {
         'label_type': folder.label_type.name,
-        'questions': _questions(folder, without),
+        'questions': {'all': len(folder.questions), 'answered': answered, 'retired': retired},
         'training_labels': len(folder.counted(without=without)),
         'agreement': _agreement(folder, of_named),
         'labellers': {name: _labeller(folder, name, of_named) for name in names},
@@ -54,45 +55,28 @@ def _disagreements(folder: LabelFolder, said: Said) -> Said:
     return found
 
 
-def _questions(folder: LabelFolder, without: Collection[str]) -> dict[str, int]:
-    answered = retired = for_several = 0
-    for question in folder.questions.values():
-        answers = folder.answers_to(question, without)
-        answered += any(answer.value is not None for answer in answers)
-        retired += question.is_retired(folder.answers_to(question))
-        for_several += 1 < question.labellers < EVERYBODY
-    return {
-        'all': len(folder.questions),
-        'comparisons': folder.count(VALIDATION),
-        'gold': folder.count(GOLD),
-        'for_several': for_several,
-        'answered': answered,
-        'retired': retired,
-    }
-
-
 def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
     """Return the agreement of labellers on the same questions; of numbers only alpha."""
     label_type = folder.label_type
-    counts = {}  # {question: (pairs of equal answers, pairs)}
-    values = []
+    equal: dict[str, int] = {}  # number of pairs of equal answers, by question
+    pairs: dict[str, int] = {}
     for question, given in said.items():
         if len(given) > 1:
             same = collections.Counter(map(repr, given.values()))
-            equal = sum(math.comb(count, 2) for count in same.values())
-            counts[question] = equal, math.comb(len(given), 2)
-            values.append(list(given.values()))
-    pairs = sum(pairs for _, pairs in counts.values())
+            equal[question] = sum(math.comb(count, 2) for count in same.values())
+            pairs[question] = math.comb(len(given), 2)
+    total = sum(pairs.values())
     raw = low = high = chance = None
     if not label_type.is_numeric:
-        raw = sum(equal for equal, _ in counts.values()) / pairs if pairs else None
-        low, high = _interval(folder, counts)
+        raw = sum(equal.values()) / total if total else None
+        low, high = _interval(folder, equal, pairs)
         # Of two who guess; a tie is one more answer.
         chance = 1 / (len(label_type.samples) + 1) if label_type.ties else label_type.chance
+    values = [list(said[question].values()) for question in pairs]
     alpha = agreement.krippendorff_alpha(values, label_type)
     return {
-        'questions': len(counts),
-        'pairs': pairs,
+        'questions': len(pairs),
+        'pairs': total,
         'raw': raw,
         'low': low,
         'high': high,
@@ -101,30 +85,28 @@ def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
     }
 
 
-def _interval(folder: LabelFolder, counts: Mapping[str, tuple[int, int]]) -> tuple[float, float]:
-    """Return the 95 % interval of a fraction; {question: (successes, all)}, clustered by query."""
-    queries = independent(folder, counts)
-    found: dict[Hashable, tuple[int, int]] = {}
-    for question, (successes, count) in counts.items():
-        before = found.get(queries[question], (0, 0))
-        found[queries[question]] = before[0] + successes, before[1] + count
-    successes_of, count_of = [each for each, _ in found.values()], [n for _, n in found.values()]
-    return agreement.clustered_interval(successes_of, count_of)
+def _interval(
+    folder: LabelFolder, successes: Mapping[str, int], counts: Mapping[str, int]
+) -> tuple[float, float]:
+    """Return the 95 % interval of a fraction, by question: successes of counts.
 
-
-def independent(folder: LabelFolder, questions: Iterable[str]) -> dict[str, Hashable]:
-    """Return {question: its query}, or where all have the same query {question: question}."""
+    Questions are clustered by query, unless all have the same one.
+    """
     queries: dict[str, Hashable] = {}
-    for question in questions:
+    for question in counts:
         queries[question] = tuple(folder.tokens(folder.questions[question])['query'])
-    if len(set(queries.values())) > 1:
-        return queries
-    return {question: question for question in queries}
+    is_one = len(set(queries.values())) == 1
+    successes_of: collections.Counter[Hashable] = collections.Counter()
+    counts_of: collections.Counter[Hashable] = collections.Counter()
+    for question, query in queries.items():
+        cluster = question if is_one else query
+        successes_of[cluster] += successes[question]
+        counts_of[cluster] += counts[question]
+    return agreement.clustered_interval(list(successes_of.values()), list(counts_of.values()))
 
 
 def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
-    label_type, log = folder.label_type, folder.logs[name]
-    last = log.last_answers()
+    label_type, last = folder.label_type, folder.logs[name].last_answers()
     own = [answer for answer in last if answer.value is not None]
     seconds = [answer.seconds for answer in own if not answer.is_imported]
     positions, equal = None, []
@@ -138,9 +120,7 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
         'ties': sum(answer.value == TIE for answer in own) if label_type.ties else None,
         'all_bad': sum(answer.is_bad for answer in own),  # of the ties
         'skipped': len(last) - len(own),
-        'taken_back': len(log.taken_back),
         'median_seconds': statistics.median(seconds) if seconds else None,
-        'under_a_second': sum(value < QUICK for value in seconds),
         'positions': positions,
         'positions_p_value': agreement.uniform_p_value(positions or []),
         'agreement': statistics.mean(equal) if equal else None,
@@ -151,14 +131,12 @@ def _labeller(folder: LabelFolder, name: str, said: Said) -> dict[str, Any]:
 
 def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | None:
     """Return how often each place on the screen was preferred; imported answers have none."""
-    places = []
+    places = [0] * len(folder.samples)
     for answer in answers:
         best = folder.label_type.preferred(answer.value)
         if best is not None and not answer.is_imported:
-            places.append(answer.order.index(best))
-    if not places:
-        return None
-    return [places.count(position) for position in range(len(folder.samples))]
+            places[answer.order.index(best)] += 1
+    return places if any(places) else None
 
 
 def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | None:
@@ -198,16 +176,16 @@ def _name(policy: Policy, compared: Collection[Policy]) -> str:
 
 def _wins(folder: LabelFolder, answers: Sequence[Answer], against: Policy) -> dict[str, Any]:
     """Return how often `against` was preferred; the rate is None if all answers are ties."""
-    counts: dict[str, tuple[int, int]] = {}  # {question: (wins, answers)}
+    wins: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for answer in answers:
         question = folder.questions[answer.question]
         best = folder.label_type.preferred(answer.value)
         if best is not None:
-            is_won = (question.policies[best], question.weights[best]) == against
-            wins, count = counts.get(question.id, (0, 0))
-            counts[question.id] = wins + is_won, count + 1
-    won, n = sum(wins for wins, _ in counts.values()), sum(count for _, count in counts.values())
-    low, high = _interval(folder, counts)
+            wins[question.id] += (question.policies[best], question.weights[best]) == against
+            counts[question.id] += 1
+    won, n = wins.total(), counts.total()
+    low, high = _interval(folder, wins, counts)
     return {
         'n': n,
         'questions': len(counts),
