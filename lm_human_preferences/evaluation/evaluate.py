@@ -147,11 +147,11 @@ def last_kl_coef(save_dir: str, hparams: policy_options.HParams) -> float | None
     curve = None
     if not storage.is_remote(save_dir):
         curve = curves.read(save_dir, POLICY.events).curves.get(KL_COEF)
-    if curve is None or not curve.values:
+    if not curve:
         changes = rewards.adaptive_kl is not None or rewards.relative_kl_coef
         return None if changes else rewards.kl_coef
-    is_unchanged = curve.values[-1] == np.float32(rewards.kl_coef)  # events are float32
-    return rewards.kl_coef if is_unchanged else curve.values[-1]
+    is_unchanged = curve[-1] == np.float32(rewards.kl_coef)  # events are float32
+    return rewards.kl_coef if is_unchanged else curve[-1]
 
 
 def affordable_sizes(

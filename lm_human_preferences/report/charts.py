@@ -1,8 +1,6 @@
 """Chart of the training of policies as SVG for a page, in the colours of its style sheet."""
 
-import contextlib
 import io
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from lm_human_preferences.report.run import DAMAGED, Run
+from lm_human_preferences.report.run import Run
 
 # Placeholders for variables of the style sheet, whose colours differ in dark mode.
 INK, MUTED, LINE, ACCENT, WARN = '#010203', '#040506', '#070809', '#0a0b0c', '#0d0e0f'
@@ -33,10 +31,10 @@ SETTINGS: dict[Any, Any] = {
     'xtick.color': MUTED,
     'ytick.color': MUTED,
 }
-PANELS = {  # {statistic: (title, meaning of the dashed line)}
-    'objective/score': ('Reward, by what the run was trained on', 'the best possible'),
-    'objective/kl': ('KL from the model before, in nats', 'the target'),
-}
+PANELS = (  # statistic, title, meaning of the dashed line
+    ('objective/score', 'Reward, by what the run was trained on', 'the best possible'),
+    ('objective/kl', 'KL from the model before, in nats', 'the target'),
+)
 
 
 def training_chart(runs: Sequence[tuple[str, Run]]) -> Markup:
@@ -44,23 +42,22 @@ def training_chart(runs: Sequence[tuple[str, Run]]) -> Markup:
     import matplotlib
     from matplotlib.figure import Figure
 
-    if not any(run.logged(tag) for _, run in runs for tag in PANELS):
+    if not any(run.logged(tag) for _, run in runs for tag, *_ in PANELS):
         return Markup()
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(5.2, 3.9), layout='constrained')
         panels = figure.subplots(2, 1, sharex=True)
-        for axes, (tag, (title, dashed)), aim in zip(
-            panels, PANELS.items(), _aims(runs), strict=True
-        ):
+        for axes, aim, (tag, title, dashed) in zip(panels, _aims(runs), PANELS, strict=True):
             for (name, run), (colour, style) in zip(runs, LOOKS, strict=False):
                 values = run.logged(tag)
                 if values:
                     steps, means = _thinned(range(1, len(values) + 1)), _thinned(values)
                     axes.plot(steps, means, color=colour, linestyle=style, linewidth=1.4)
                     axes.annotate(_label(name, runs), (steps[-1], means[-1]), va='center')
-            if math.isfinite(aim):
+            axes.set_title(title)
+            if aim is not None:
                 axes.axhline(aim, color=MUTED, linestyle='--', linewidth=1)
-            axes.set_title(f'{title}; dashed: {dashed}' if math.isfinite(aim) else title)
+                axes.set_title(f'{title}; dashed: {dashed}')
         file = io.StringIO()
         nothing = {'Date': None, 'Creator': None}
         figure.savefig(file, format='svg', transparent=True, metadata=nothing)
@@ -78,17 +75,14 @@ def _label(name: str, runs: Sequence[tuple[str, Run]]) -> str:
     return ' ' + name[:30].replace('$', r'\$') if len(runs) > 1 else ''
 
 
-def _aims(runs: Sequence[tuple[str, Run]]) -> tuple[float, float]:
+def _aims(runs: Sequence[tuple[str, Run]]) -> tuple[float | None, float | None]:
     """Return the best possible reward at a policy's KL, and its target of the KL."""
-    best = target = math.nan
     (_, run), *others = runs
-    if others:
-        return best, target
-    if run.policy is not None and run.policy.rewards.adaptive_kl is not None:
-        target = run.policy.rewards.adaptive_kl.target
-    with contextlib.suppress(*DAMAGED):
-        best = float(next(iter(run.rewards.values()), {})['policy']['frontier'])
-    return best, target
+    if others or run.policy is None:
+        return None, None
+    adaptive, points = run.policy.rewards.adaptive_kl, next(iter(run.rewards.values()), {})
+    best = points['policy'].get('frontier') if points else None
+    return best, None if adaptive is None else adaptive.target
 
 
 def _for_page(svg: str) -> Markup:

@@ -1,9 +1,8 @@
-"""Facts of a run as {section: tables}, for its report and its model card."""
+"""Facts of a run as tables, for its report and its model card."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,13 @@ from lm_human_preferences.report.words import (
     Table,
     Text,
     ends,
+    facts_table,
     moment,
     number,
     of_all,
     percent,
     short,
 )
-from lm_human_preferences.runs import run_lock
 
 POINTS = {  # {row of an evaluation: (point of the results, number of the point)}
     'Before': ('base', 'reward'),
@@ -56,23 +55,22 @@ MOST_SAMPLES = 8
 
 def head(run: Run) -> list[str]:
     """Return the experiment, kind, state and length of a run."""
-    name, last = (
-        run.experiment or words.NOT_RECORDED,
-        (run.commands or [{'how': words.NOT_RECORDED}])[-1],
-    )
-    state = 'still training' if run_lock.is_held(run.directory) else last.get('how', 'killed')
-    found = [f'{name}: {words.TASKS[name]}' if name in words.TASKS else name]
-    kind = 'A reward model, from labels'
+    name = run.experiment or words.NOT_RECORDED
+    last = run.commands[-1] if run.commands else {'how': words.NOT_RECORDED}
+    state = 'still training' if run.is_at_work else last.get('how', 'killed')
+    kind, length = 'A reward model, from labels', []
     if run.policy is not None:
         kind = 'A policy, and its reward model from labels'
         if run.given is not None:
             kind = 'A policy, by a given reward'
-    found += [kind, f'{state} {moment(last.get("ended"))}'.strip()]
-    if run.policy is not None:
-        done = (run.logged('elapsed/episodes') or [0])[-1]
         total = run.policy.ppo.nupdates * run.policy.ppo.batch_size
-        found.append(f'{done:,.0f} of {total:,} responses')
-    return found
+        length = [f'{run.last("elapsed/episodes") or 0:,.0f} of {total:,} responses']
+    return [
+        f'{name}: {words.TASKS[name]}' if name in words.TASKS else name,
+        kind,
+        f'{state} {moment(last.get("ended"))}'.strip(),
+        *length,
+    ]
 
 
 def answer(run: Run) -> list[tuple[str, str, list[str]]]:
@@ -80,8 +78,8 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
     found = []
     scores, unseen, labels = run.logged('objective/score'), accuracy(run), run.trainer.labels
     own, *others = run.rewards or ['']
-    for compared in comparisons(run)[:1]:
-        notes = ['of the answers prefer it to', compared['other']]
+    for compared in run.comparisons[:1]:
+        notes = ['of the answers prefer it to', short(compared['other'])]
         found.append(('By people', of_all(compared['wins'], compared['n']), notes))
     for name in others[: 1 - len(found)]:
         found.append((words.JUDGES.get(name, name), *_attained(run.rewards[name])))
@@ -100,107 +98,96 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
 
 def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return the fraction of the possible gain that a policy attained, and its rewards."""
-    way = f'{number(points["base"]["reward"])} → {number(points["policy"]["reward"])}'
-    with contextlib.suppress(*DAMAGED):  # such as a missing share
-        share, best = (points['policy'][name] for name in ('share', 'frontier'))
-        if share is not None:
-            return percent(share), ['of the possible gain', f'{way}, best {number(best)}']
-    return way, ['mean reward, before and after']
-
-
-def comparisons(run: Run) -> list[dict[str, Any]]:
-    """Return the comparisons with other policies by people, the one with most answers first."""
-    found = []
-    for each in run.comparisons:
-        for own, other in (('against', 'policy'), ('policy', 'against')):
-            path = each[own].partition(' (weights ')[0].removesuffix('/policy')
-            if os.path.abspath(path) != os.path.abspath(run.directory) or not each['n']:
-                continue
-            wins, interval = each['wins_of_against'], (each['low'], each['high'])
-            if own == 'policy':
-                wins, interval = each['n'] - wins, (1 - interval[1], 1 - interval[0])
-            name = short(each[other])
-            found.append({'n': each['n'], 'wins': wins, 'ends': ends(*interval), 'other': name})
-    return sorted(found, key=lambda each: -each['n'])
+    policy = points['policy']
+    way = f'{number(points["base"]["reward"])} → {number(policy["reward"])}'
+    if policy.get('share') is None:
+        return way, ['mean reward, before and after']
+    best = number(policy.get('frontier'))
+    return percent(policy['share']), ['of the possible gain', f'{way}, best {best}']
 
 
 def mind(run: Run) -> list[tuple[str, str]]:
     """Return warnings for the reader: (numbers, constant sentence)."""
-    found: dict[str, tuple[object, ...]] = {}
     labels, results, log = run.trainer.labels, run.evaluation, run.logs[0]
-    kl, ended = run.logged('objective/kl'), run.logged('responses/ended')
+    queries, seen = run.trainer.label_count('held_out_queries'), results.get('queries_trained_on')
+    kl, ended = run.last('objective/kl'), run.last('responses/ended')
+    unended = 0 if ended is None else 1 - ended
     adaptive = None if run.policy is None else run.policy.rewards.adaptive_kl
-    queries = run.trainer.label_count('held_out_queries')
+    found = []
     if labels.get('simulated'):
-        found['simulated'] = (labels['simulated'], labels.get('found'))
-    if run.policy is not None and not comparisons(run) and len(run.rewards) < 2:
-        found['own'] = ()
-    if adaptive is not None and kl and abs(kl[-1] / adaptive.target - 1) > MISSED:
-        found['kl'] = (kl[-1], adaptive.target)
+        numbers = f'{number(labels["simulated"])} of {number(labels.get("found"))}'
+        found.append((f'{numbers} labels are simulated.', 'A program answered, not people.'))
+    if run.policy is not None and not run.comparisons and len(run.rewards) < 2:
+        sentence = 'A policy also exploits the errors of its reward.'
+        found.append(('Judged by its own reward alone.', sentence))
+    if adaptive is not None and kl and abs(kl / adaptive.target - 1) > MISSED:
+        sentence = 'The target is missed, so a longer run would go on changing.'
+        found.append((f'KL {number(kl)}, target {number(adaptive.target)}.', sentence))
     if 0 < queries < FEW_QUERIES:
-        found['few'] = (queries,)
-    if results.get('queries_trained_on'):
-        found['seen'] = (results['queries_trained_on'], results.get('queries'))
-    if ended and 1 - ended[-1] >= UNENDED:
-        found['unended'] = (percent(1 - ended[-1]),)
-    if log.resumed:
-        found['resumed'] = (len(log.resumed),)
-    if log.alarms:
-        found['alarms'] = (len(log.alarms),)
+        sentence = 'Fewer than 10: what the reward model gets right may be chance.'
+        found.append((f'{queries} held-out queries.', sentence))
+    if seen:
+        sentence = 'of the evaluation were in the training, too.'
+        found.append((f'{number(seen)} of {number(results.get("queries"))} queries', sentence))
+    if unended >= UNENDED:
+        sentence = 'They were cut off where they were.'
+        found.append((f'{percent(unended)} of the last responses have no end.', sentence))
+    for name, events in (('Resumed', log.resumed), ('Alarms', log.alarms)):
+        if events:
+            found.append((f'{name}: {len(events)}.', 'The steps stand under “How it was made”.'))
     if log.broken:
-        found['broken'] = (', '.join(sorted(log.broken)),)
+        broken = ', '.join(sorted(log.broken))
+        found.append((f'NaN or infinity at the end: {broken}.', 'These curves are left out.'))
     if run.unreadable:
-        found['unreadable'] = (', '.join(run.unreadable),)
-    return [
-        (words.MIND[key][0].format(*map(number, found[key])), words.MIND[key][1]) for key in found
-    ]
+        names = ', '.join(run.unreadable)
+        found.append((f'Cannot be read: {names}.', 'The facts in it are missing here.'))
+    return found
 
 
 def task(run: Run) -> Table:
     """Return the task of a run."""
-    settings, folder = run.task, run.trainer.folder
+    settings = run.task
     if settings is None:
-        return Table((), [('Settings', words.NOT_RECORDED)])
-    text = f'{short(settings.query_dataset)}, up to {settings.query_length} tokens'
+        return facts_table({'Settings': words.NOT_RECORDED})
     model, lora = settings.policy.initial_model, settings.policy.lora
-    learned = '' if lora is None else f'heads, and adapters of rank {lora.rank}'
-    if run.policy is None and run.reward is not None and run.reward.is_head:
-        learned = 'a head'
     rows = {
-        'Text given': f'{text}, cut after “{settings.end_text}”' if settings.end_text else text,
+        'Text given': f'{short(settings.query_dataset)}, up to {settings.query_length} tokens',
         'Put around it': f'{settings.query_prefix} … {settings.query_suffix}',
         'Response': f'{settings.response_length} tokens',
         'Model before': words.MODELS.get(model, short(model)),
-        'Weights that learned': learned,
-        'Labellers were told': instructions(folder),
+        'Weights that learned': '',
+        'Labellers were told': instructions(run.trainer.folder),
     }
+    if settings.end_text:
+        rows['Text given'] += f', cut after “{settings.end_text}”'
     if not settings.query_prefix + settings.query_suffix:
-        del rows['Put around it']
+        rows['Put around it'] = ''
+    if lora is not None:
+        rows['Weights that learned'] = f'heads, and adapters of rank {lora.rank}'
+    elif run.policy is None and run.reward is not None and run.reward.is_head:
+        rows['Weights that learned'] = 'a head'
     if run.policy is not None:
-        adaptive = run.policy.rewards.adaptive_kl
-        held = f'coefficient {number(run.policy.rewards.kl_coef)}'
-        if adaptive is not None:
-            held = f'target {number(adaptive.target)} nats'
-        rows['Rewarded by'] = _rewarded_by(run)
+        rewards = run.policy.rewards
+        held = f'coefficient {number(rewards.kl_coef)}'
+        if rewards.adaptive_kl is not None:
+            held = f'target {number(rewards.adaptive_kl.target)} nats'
+        rows['Rewarded by'] = _rewarded_by(run, run.policy.members)
         rows['Held back by'] = f'KL from the model before, {held}'
-    return Table((), [(name, value) for name, value in rows.items() if value])
+    return facts_table(rows)
 
 
-def _rewarded_by(run: Run) -> str:
-    """Return the reward of a policy and its origin."""
-    assert run.policy is not None
+def _rewarded_by(run: Run, members: int) -> str:
+    """Return the reward of a policy and its origin. members: reward models of its ensemble."""
     if run.given == KNOWN:
         return 'the known sentiment of words'
-    name, source = 'a reward model', 'trained on the labels'
-    if run.policy.rewards.online is not None:
-        source = 'trained again and again as labels came in'
+    name = f'the mean of {members} reward models' if members > 1 else 'a reward model'
+    if run.given is not None:
+        return f'{name}: {short(run.given)}' if members > 1 else short(run.given)
     if run.reward is not None and run.reward.is_head:
         name = 'a head on the model before'
-    if run.policy.members > 1:
-        name = f'the mean of {run.policy.members} reward models'
-    if run.given is None:
-        return f'{name}, {source}'
-    return f'{name}: {short(run.given)}' if run.policy.members > 1 else short(run.given)
+    if run.policy is not None and run.policy.rewards.online is not None:
+        return f'{name}, trained again and again as labels came in'
+    return f'{name}, trained on the labels'
 
 
 def gain(run: Run) -> Table:
@@ -218,11 +205,8 @@ def gain(run: Run) -> Table:
         rows.append((name, *cells))
     caption = words.EXACT if run.evaluation.get('exact') is True else words.ESTIMATED
     sizes = (number(run.evaluation.get(name)) for name in ('responses', 'queries'))
-    return Table(
-        ('Policy', 'KL, nats', own, *others),
-        rows,
-        f'{caption.format(*sizes)} {words.MEANING}',
-    )
+    caption = f'{caption.format(*sizes)} {words.MEANING}'
+    return Table(('Policy', 'KL, nats', own, *others), rows, caption)
 
 
 def _measured(run: Run, reward: str, point: str, key: str) -> str:
@@ -243,33 +227,28 @@ def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
 
     The first run's best answer comes first, then its least certain, least likely and worst ones.
     """
-    found = [tracked(run) for run in runs]
-    first, *_ = found
-    if all(len(answers) < 2 for of_run in found for answers in of_run.values()):
+    first = runs[0].samples
+    if all(len(answers) < 2 for run in runs for answers in run.samples.values()):
         return Table((), [])  # a run that was killed before the second time
     reasons: dict[str, str] = {}
     for field, sign, reason in SPECIAL:
-        left = [query for query in first if query not in reasons and field in first[query][-1]]
-        if len(left) > 1:
-            reasons[max(left, key=lambda query: _rank(first[query][-1][field], sign))] = reason
+        values = {}
+        for query, answers in first.items():
+            value = answers[-1].get(field)
+            if query not in reasons and isinstance(value, int | float) and value == value:
+                values[query] = sign * value
+        if len(values) > 1:
+            reasons[max(values, key=values.__getitem__)] = reason
     rows = []
-    for query in [*reasons, *(query for query in first if query not in reasons)][:MOST_SAMPLES]:
+    for query in list({**reasons, **first})[:MOST_SAMPLES]:
         cells = [Text(query), *_sample(first[query][0])]
-        for of_run in found:
-            cells += _sample(of_run[query][-1]) if query in of_run else ('–', '')
+        for run in runs:
+            cells += _sample(run.samples[query][-1]) if query in run.samples else ('–', '')
         rows.append((*cells, reasons.get(query, '')))
     heads = ['Text given', 'Before', 'Score']
     for column in columns:
         heads += [column, 'Score']
     return Table((*heads, ''), rows)
-
-
-def tracked(run: Run) -> dict[str, list[dict[str, Any]]]:
-    """Return {query: its answers in the order of the steps}."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for record in run.samples:
-        found.setdefault(record['query'], []).append(record)
-    return found
 
 
 def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -280,50 +259,41 @@ def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
     return Text(record['response']), score
 
 
-def _rank(value: object, sign: int) -> tuple[bool, float]:
-    """Return the sort key of a number, times 1 or -1; what is no number comes first."""
-    if isinstance(value, int | float) and value == value:
-        return True, sign * value
-    return False, 0
-
-
 def accuracy(run: Run) -> dict[str, str] | None:
     """Return the last accuracy of a reward model on labels that it had not seen."""
-    trainer, measured = run.trainer, None
-    total, queries = (trainer.label_count(name) for name in ('held_out', 'held_out_queries'))
+    trainer = run.trainer
+    total, queries = trainer.label_count('held_out'), trainer.label_count('held_out_queries')
     for prefix in MEASURED:
-        right, correlation = (trainer.logged(prefix + name) for name in ('accuracy', 'agreement'))
-        if right or correlation:
+        right, correlation = trainer.last(f'{prefix}accuracy'), trainer.last(f'{prefix}agreement')
+        if right is not None or correlation is not None:
             break
     else:
         return None
+    measured = f'correlation {number(correlation)}'
     interval = f'{queries} queries: none' if queries else 'none'
-    if right:
-        effective = (*trainer.logged(f'{prefix}effective_labels'), 0)[-2:][0]
-        measured = of_all(round(right[-1] * total), total) if total else percent(right[-1])
+    if right is not None:
+        measured = of_all(round(right * total), total) if total else percent(right)
+        effective = trainer.last(f'{prefix}effective_labels') or 0
         if effective > 0:
-            interval = ends(*wilson_interval(right[-1] * effective, effective))
+            interval = ends(*wilson_interval(right * effective, effective))
     settings = trainer.reward
     chance = None if settings is None else label_types.get(settings.labels.type).chance
-    return {
-        'measured': measured or f'correlation {number(correlation[-1])}',
-        'interval': interval,
-        'chance': words.NOT_RECORDED if chance is None else percent(chance),
-    }
+    shown = words.NOT_RECORDED if chance is None else percent(chance)
+    return {'measured': measured, 'interval': interval, 'chance': shown}
 
 
 def sure(run: Run) -> Table:
     """Return measured accuracies with interval and chance, then what was not measured."""
     rows, unseen, agreed = [], accuracy(run), run.trainer.label_report.get('agreement', {})
     if unseen is not None:
-        rows.append((words.UNSEEN, unseen['measured'], unseen['interval'], unseen['chance']))
+        rows.append((words.UNSEEN, *unseen.values()))
     if agreed.get('pairs') and agreed.get('raw') is not None:
         equal = of_all(round(agreed['raw'] * agreed['pairs']), agreed['pairs'])
         interval, chance = ends(agreed['low'], agreed['high']), percent(agreed['chance'])
         rows.append(('Two labellers agree about a question', equal, interval, chance))
-    for each in comparisons(run):
-        preferred = of_all(each['wins'], each['n'])
-        rows.append((f'People prefer it to {each["other"]}', preferred, each['ends'], '50 %'))
+    for each in run.comparisons:
+        preferred, interval = of_all(each['wins'], each['n']), ends(*each['interval'])
+        rows.append((f'People prefer it to {short(each["other"])}', preferred, interval, '50 %'))
     if run.rewards:
         how = 'exact' if run.evaluation.get('exact') is True else '± in the table'
         rows.append(('Rewards and KL of the evaluation', how, how, ''))

@@ -16,7 +16,8 @@ LONGEST = 2000  # most characters of a text to show
 # Soft hyphen, joiners and marks of the direction of writing, which many languages need
 _BETWEEN_LETTERS = frozenset('\u00ad\u061c\u200c\u200d\u200e\u200f')
 _VARIATIONS = frozenset('\ufe0e\ufe0f')  # follow a sign, an emoji or the digit of a keycap
-_FLAG = re.compile('\U0001f3f4[\U000e0061-\U000e007a]{5}\U000e007f')  # such as the flag of England
+# Flags, such as that of England, and each character that may be invisible
+_UNUSUAL = re.compile('\U0001f3f4[\U000e0061-\U000e007a]{5}\U000e007f|[^ -~\n\t]')
 _CODE = re.compile(r'(^```.*?(?:^```[^\n]*$|\Z))', re.DOTALL | re.MULTILINE)  # between fences
 _MARK = Markup('<span class="mark">{}</span>')
 _CODE_BLOCK = Markup(
@@ -47,9 +48,7 @@ def inline(text: object) -> Markup:
 
     A Text, of a query or a response, becomes a block.
     """
-    if isinstance(text, Text):
-        return block(text)
-    return _marked(shortened(str(text)))
+    return block(text) if isinstance(text, Text) else _marked(shortened(str(text)))
 
 
 def block(text: str) -> Markup:
@@ -70,7 +69,7 @@ def block(text: str) -> Markup:
 
 
 def _end(blanks: str) -> str:
-    """Return words for the blanks and line ends at the end of a text; '' without any."""
+    """Return words for the blanks and line ends at the end of a text; 'empty' without any."""
     lines = blanks.count('\n')
     if not blanks:
         return 'empty'
@@ -87,39 +86,28 @@ def shortened(text: str) -> str:
 
 
 def _marked(text: str) -> Markup:
-    parts = (_MARK.format(part) if is_code else escape(part) for part, is_code in _coded(text))
-    return Markup().join(parts)
+    """Return a text as HTML, with invisible characters as their marked codes."""
+    return Markup(_UNUSUAL.sub(_shown, escape(text.replace('\r\n', '\n'))))
 
 
-def _coded(text: str) -> list[tuple[str, bool]]:
-    """Return visible parts of a text as (part, False), other characters as (code, True)."""
-    text = text.replace('\r\n', '\n')
-    if text.isascii() and text.replace('\n', '').replace('\t', '').isprintable():
-        return [(text, False)]
-    in_flags = {place for flag in _FLAG.finditer(text) for place in range(*flag.span())}
-    found = []
-    for place, character in enumerate(text):
-        is_shown = place in in_flags or _is_shown(text, place)
-        found.append((character if is_shown else f'U+{ord(character):04X}', not is_shown))
-    return found
-
-
-def _is_shown(text: str, place: int) -> bool:
-    """Return whether a character of a text is visible, or is part of its neighbours."""
-    character, before, after = text[place], text[place - 1 : place], text[place + 1 : place + 2]
+def _shown(match: re.Match[str]) -> str:
+    """Return what is visible, or is part of its neighbours, as it is; otherwise its code."""
+    text, character, (place, end) = match.string, match[0], match.span()
+    before, after = text[max(place - 1, 0) : place], text[end : end + 1]
     if character in _BETWEEN_LETTERS:
-        return _joins(before) and _joins(after)
-    if character in _VARIATIONS:
-        return unicodedata.category(before or ' ') == 'So' or after == '\u20e3'
-    is_blank = character in '\n\t' or unicodedata.category(character) == 'Zs'
-    return is_blank or (character.isprintable() and not INVISIBLE.match(character))
+        is_shown = _joins(before) and _joins(after)
+    elif character in _VARIATIONS:
+        is_shown = unicodedata.category(before or ' ') == 'So' or after == '\u20e3'
+    else:
+        is_flag_or_blank = len(character) > 1 or unicodedata.category(character) == 'Zs'
+        is_visible = character.isprintable() and not INVISIBLE.match(character)
+        is_shown = is_flag_or_blank or is_visible
+    return character if is_shown else _MARK.format(f'U+{ord(character):04X}')
 
 
 def _joins(character: str) -> bool:
     """Return whether a character is a letter or a mark beyond ASCII, or a part of an emoji."""
     if not character or character.isascii() or character in _BETWEEN_LETTERS:
         return False
-    return unicodedata.category(character)[0] in 'LM' or unicodedata.category(character) in (
-        'So',
-        'Sk',
-    )
+    category = unicodedata.category(character)
+    return category[0] in 'LM' or category in ('So', 'Sk')

@@ -1,28 +1,20 @@
 """Facts of the labels that a run learned from."""
 
 import contextlib
+import itertools
 from collections.abc import Mapping
 
 from lm_human_preferences.labels.folder import TRAIN, LabelFolder
 from lm_human_preferences.report.run import DAMAGED, Run
-from lm_human_preferences.report.words import (
-    EXAMPLES,
-    LABELLER_COLUMNS,
-    Table,
-    Text,
-    number,
-    of_all,
-    short,
-)
+from lm_human_preferences.report.words import EXAMPLES, Table, Text, number, of_all, short
 
 MOST_EXAMPLES, MOST_LABELLERS = 2, 40
 
 
 def shown_names(run: Run, *, has_names: bool) -> dict[str, str]:
     """Return {labeller: shown name}. has_names: show their own names."""
-    names = list(run.trainer.label_report.get('labellers', ()))
-    numbers = [f'labeller {number}' for number in range(1, len(names) + 1)]
-    return dict(zip(names, names if has_names else numbers, strict=True))
+    labellers = enumerate(run.trainer.label_report.get('labellers', ()), start=1)
+    return {name: name if has_names else f'labeller {number}' for number, name in labellers}
 
 
 def examples(run: Run, names: Mapping[str, str]) -> Table:
@@ -40,14 +32,13 @@ def examples(run: Run, names: Mapping[str, str]) -> Table:
                     best = folder.label_type.preferred(answer.value)
                     sign = '✓' if best is not None else answer.value
                     chosen[folder.samples[best or 0]] += f'{sign} {names[answer.labeller]} '
-            query = ''
+            texts = {}
             for field, tokens in folder.tokens(folder.questions[question]).items():
-                text = Text(encoder.decode(encoder.without_padding(tokens)))
-                if field == 'query':
-                    query = text
-                else:
-                    rows.append((query, text, chosen[field]))
-                    query = ''
+                texts[field] = Text(encoder.decode(encoder.without_padding(tokens)))
+            query = texts.pop('query')
+            for field, text in texts.items():
+                rows.append((query, text, chosen[field]))
+                query = ''
     return Table(('Text given', 'Response', 'Chosen by'), rows, EXAMPLES)
 
 
@@ -71,32 +62,31 @@ def instructions(folder: LabelFolder | None) -> str:
     """Return what labellers were told; '' if all answers were given elsewhere."""
     if folder is None:
         return ''
-    for log in folder.logs.values():
-        if not all(answer.is_imported for answer in log.last_answers()):
-            return folder.task['instructions']
-    return ''
+    answers = itertools.chain.from_iterable(log.last_answers() for log in folder.logs.values())
+    is_given_here = any(not answer.is_imported for answer in answers)
+    return folder.task['instructions'] if is_given_here else ''
 
 
 def labellers(run: Run, names: Mapping[str, str]) -> Table:
     """Return a row for each labeller of a run's reward model."""
     rows, folder = [], run.trainer.folder
-    for name, found in run.trainer.label_report.get('labellers', {}).items():
+    for name, found in list(run.trainer.label_report.get('labellers', {}).items())[:MOST_LABELLERS]:
         assert folder is not None
         answers = folder.logs[name].last_answers()
         kind = 'imported' if any(answer.is_imported for answer in answers) else 'people'
         if any(answer.is_simulated for answer in answers):
             kind = 'simulated'
-        gold, pairs, seconds = found['gold'], found['agreement_pairs'], found['median_seconds']
-        rows.append(
-            (
-                names[name],
-                kind,
-                number(found['answers']),
-                number(found['skipped']),
-                of_all(round(found['agreement'] * pairs), pairs) if pairs else '',
-                of_all(gold['right'], gold['answers']) if gold and gold['answers'] else '',
-                ', '.join(map(str, found['positions'] or ())),
-                number(seconds, 1) if kind == 'people' and seconds is not None else '',
-            )
-        )
-    return Table(LABELLER_COLUMNS, rows[:MOST_LABELLERS])
+        gold, pairs = found['gold'] or {}, found['agreement_pairs']
+        seconds = found['median_seconds']
+        row = {
+            'Labeller': names[name],
+            'Kind': kind,
+            'Answers': number(found['answers']),
+            'Skipped': number(found['skipped']),
+            'Agrees with others': of_all(round(found['agreement'] * pairs), pairs) if pairs else '',
+            'Gold right': of_all(gold['right'], gold['answers']) if gold.get('answers') else '',
+            'Chose place 1, 2, …': ', '.join(map(str, found['positions'] or ())),
+            'Seconds, median': number(seconds, 1) if kind == 'people' and seconds else '',
+        }
+        rows.append(row)
+    return Table(list(rows[0]) if rows else (), [tuple(row.values()) for row in rows])

@@ -1,20 +1,20 @@
 """Model card of an exported model, README.md: facts about its run, without names and texts."""
 
 import os
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
-from lm_human_preferences import __version__, storage
+from lm_human_preferences import storage
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.report import facts, label_facts
 from lm_human_preferences.report.foreign_text import environment, shortened
 from lm_human_preferences.report.run import Run
-from lm_human_preferences.report.words import NOT_MEASURED, NOT_RECORDED, Table
+from lm_human_preferences.report.words import NOT_MEASURED, NOT_RECORDED, facts_table
+from lm_human_preferences.runs import run_record
 from lm_human_preferences.utils.terminal import printable
 
 FILE = 'README.md'
@@ -42,8 +42,7 @@ def card(
 
     ends: tokens at which a policy stops. constant: part of a reward that the score lacks. members:
     reward models of its ensemble. head: of one on frozen hidden states, its 'file', its 'blocks',
-    whether it is of a 'chat', the Python of the 'content' before a response, the tokens that are
-    'ends' of responses, and their 'length'.
+    whether it is of a 'chat', and the Python of the 'content' before a response.
     """
     from huggingface_hub import ModelCard, ModelCardData  # here, as it takes a second to import
 
@@ -53,7 +52,7 @@ def card(
         .get_template('model_card.md')
         .render(
             **_facts(run, model_dir),
-            versions=Table((), list(_versions().items())),
+            versions=facts_table(run_record.versions()),
             query=Markup(_query(task)),
             task=task,
             has_run=run is not None,
@@ -85,8 +84,8 @@ def _facts(run: Run | None, model_dir: str) -> dict[str, Any]:
         return {
             'name': model_dir,
             'mind': [],
-            'what': Table((), [('Its training', NOT_RECORDED)]),
-            'sure': Table((), [('What it does', NOT_MEASURED)]),
+            'what': facts_table({'Its training': NOT_RECORDED}),
+            'sure': facts_table({'What it does': NOT_MEASURED}),
         }
     return {
         'name': os.path.basename(os.path.abspath(run.directory)),
@@ -116,18 +115,6 @@ def _query(task: TaskHParams | None) -> str:
         return "[{'role': 'user', 'content': 'A question'}]"
     text = 'The beginning of a text'
     return repr(text if task is None else f'{task.query_prefix}{text}{task.query_suffix}')
-
-
-def _versions() -> dict[str, str]:
-    import torch
-    import transformers
-
-    return {
-        'lm-human-preferences': __version__,
-        'PyTorch': torch.__version__,
-        'transformers': transformers.__version__,
-        'Python': platform.python_version(),
-    }
 
 
 def write(card: str, directory: str) -> None:

@@ -1,6 +1,6 @@
 """Origin of a run: commands, machine, versions, events, digests, and settings of its own."""
 
-import shlex
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +15,6 @@ from lm_human_preferences.report.words import (
     moment,
     number,
 )
-from lm_human_preferences.runs import run_lock
 from lm_human_preferences.runs.run_record import PACKAGES
 
 MACHINE = {
@@ -29,72 +28,54 @@ MACHINE = {
 OF_NAMES = ('labels.without', 'serve.labellers')  # endings of options whose values name labellers
 OWN_MODEL = 'rewards.trained_model'  # a run that trains its own model sets it
 NAMES = 'NAMES'  # shown in place of such a value
-LONGEST = 20_000  # most characters of a command, as splitting takes long
 MOST_ALARMS = 8
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # of a command line, with its quotes
 
 
 def origin(run: Run, experiments: Experiments, *, has_names: bool) -> list[Table]:
     """Return facts about the origin of a run, and its settings. has_names: name labellers."""
-    rows = [
-        *_commands(run, has_names),
-        *_machine(run.commands[0] if run.commands else {}),
-        *_events(run),
-        *_digests(run),
-    ]
+    rows: list[Row] = []
+    for command in run.commands:
+        is_at_work = run.is_at_work and command is run.commands[-1]
+        took = number(command.get('seconds'), 0)
+        how = command.get('how', 'still at work' if is_at_work else 'killed')
+        rows.append(('Command', Text(command_lines(command, has_names=has_names))))
+        rows.append(('Began, seconds, end', f'{moment(command.get("began"))}, {took}, {how}'))
+    rows += _machine(run.commands[0] if run.commands else {})
+    log = run.logs[0]
+    for step, text in log.alarms[:MOST_ALARMS]:
+        rows.append((f'Alarm at step {step + 1}', ' '.join(text.split())))
+    if log.resumed:
+        steps = ', '.join(str(step + 1) for step in log.resumed)
+        rows.append(('Resumed before step', steps))
+    for name, digest in {'labels': run.labels.get('digest'), **run.digests}.items():
+        if digest:
+            rows.append((f'SHA-256 of {name}', str(digest)))
     return [Table((), rows), _settings(run, experiments, has_names=has_names)]
 
 
-def command_lines(command: Mapping[str, Any], *, has_names: bool) -> list[str]:
+def command_lines(command: Mapping[str, Any], *, has_names: bool) -> str:
     """Return a recorded command with one option a line, which can be pasted."""
-    line = str(command.get('command') or NOT_RECORDED)
-    try:
-        words = shlex.split(line[:LONGEST])
-    except ValueError:
-        words = [line if has_names else NAMES]
-    lines, is_hidden = [''], False
-    for word in words:
+    text, is_hidden = '', False
+    for word in _WORD.findall(str(command.get('command') or NOT_RECORDED)):
         option, equals, _ = word.partition('=')
-        names = option.endswith(OF_NAMES) and not has_names
-        shown = f'{option}={NAMES}' if names and equals else NAMES if is_hidden else word
-        is_hidden = names and not equals
-        if option.startswith('--'):
-            lines.append('')
-        lines[-1] = f'{lines[-1]} {shlex.quote(shown)}'.strip()
-    return lines
-
-
-def _commands(run: Run, has_names: bool) -> list[Row]:
-    rows = []
-    is_held = run_lock.is_held(run.directory)
-    for command in run.commands:
-        line = ' \\\n    '.join(command_lines(command, has_names=has_names))
-        without_end = 'still at work' if is_held and command is run.commands[-1] else 'killed'
-        took, how = number(command.get('seconds'), 0), command.get('how', without_end)
-        rows.append(('Command', Text(line)))
-        rows.append(('Began, seconds, end', f'{moment(command.get("began"))}, {took}, {how}'))
-    return rows
+        shown = NAMES if is_hidden else word
+        is_hidden = option.endswith(OF_NAMES) and not has_names
+        if is_hidden and equals:
+            shown, is_hidden = f'{option}={NAMES}', False
+        text += f' \\\n    {shown}' if option.startswith('--') else f' {shown}'
+    return text.strip()
 
 
 def _machine(command: Mapping[str, Any]) -> list[Row]:
     machine = [text.format(command[key]) for key, text in MACHINE.items() if command.get(key)]
     packages = ('lm-human-preferences', 'python', *PACKAGES)
     versions = [f'{name} {command[name]}' for name in packages if command.get(name)]
-    is_clean = command.get('commit_is_clean', True)
-    commit = [str(command.get('commit') or NOT_RECORDED)[:12], *(('changed',) * (not is_clean))]
+    commit = [str(command.get('commit') or NOT_RECORDED)[:12]]
+    if not command.get('commit_is_clean', True):
+        commit.append('changed')
     rows = {'Machine': machine, 'Versions': versions, 'Commit': commit}
     return [(name, ', '.join(values) or NOT_RECORDED) for name, values in rows.items()]
-
-
-def _events(run: Run) -> list[Row]:
-    log = run.logs[0]
-    rows = [(f'Alarm at step {step + 1}', ' '.join(text.split())) for step, text in log.alarms]
-    steps = ', '.join(str(step + 1) for step in log.resumed)
-    return [*rows[:MOST_ALARMS], *([('Resumed before step', steps)] if steps else [])]
-
-
-def _digests(run: Run) -> list[Row]:
-    found = {'labels': run.labels.get('digest'), **run.digests}
-    return [(f'SHA-256 of {name}', str(digest)) for name, digest in found.items() if digest]
 
 
 def _settings(run: Run, experiments: Experiments, *, has_names: bool) -> Table:

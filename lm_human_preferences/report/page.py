@@ -18,7 +18,6 @@ from lm_human_preferences.report.words import Table
 from lm_human_preferences.runs.run_files import REPORT
 from lm_human_preferences.storage import outputs
 
-LARGEST = 2_000_000  # most bytes of the file
 LONGEST_NAME = 80  # most characters of a run's name
 
 
@@ -34,8 +33,6 @@ def write_report(
     path = output or (REPORT if is_here else os.path.join(runs[0], REPORT))
     if storage.is_remote(path):
         raise OptionError('--output', f'{path}: give a file on this machine')
-    if os.path.isdir(path):
-        raise OptionError('--output', f'{path} is a directory: give a file in it')
     text = page(runs, experiments, has_names=names)
     with about_option('--output'):
         outputs.write_file(path, text.encode(errors='replace'))
@@ -48,28 +45,22 @@ def page(runs: Sequence[str], experiments: Experiments, *, has_names: bool = Tru
     named = list(zip(_names(runs), map(_read, runs), strict=True))
     stories = []
     if len(named) > 1:
-        stories.append({'name': f'{len(named)} runs', **_compared(named, has_names=has_names)})
+        stories.append(_compared(named, has_names=has_names))
     for name, run in named:
-        story = _story(run, experiments, has_names=has_names)
+        story = _story(name, run, experiments, has_names=has_names)
         if len(named) == 1:
             story['sections'][words.GAIN].append(training_chart(named))
             story['sections'][words.SAYS].append(facts.samples([run], ['After']))
-        stories.append({'name': name, **story})
+        stories.append(story)
     template = environment(foreign_text.inline).get_template('page.html')
-    text = template.render(stories=stories, version=__version__)
-    size = len(text.encode(errors='replace'))
-    if size > LARGEST:
-        raise UserError(
-            f'the page would have {size / 1e6:.1f} MB, more than {LARGEST / 1e6:.0f}: give fewer'
-            ' runs at a time'
-        )
-    return text
+    return template.render(stories=stories, version=__version__)
 
 
-def _story(run: Run, experiments: Experiments, *, has_names: bool) -> dict[str, Any]:
-    """Return the sections of the page about a run."""
+def _story(name: str, run: Run, experiments: Experiments, *, has_names: bool) -> dict[str, Any]:
+    """Return what the page has about a run."""
     names = label_facts.shown_names(run, has_names=has_names)
     return {
+        'name': name,
         'head': facts.head(run),
         'answer': facts.answer(run),
         'mind': facts.mind(run),
@@ -85,22 +76,18 @@ def _story(run: Run, experiments: Experiments, *, has_names: bool) -> dict[str, 
 
 
 def _compared(named: Sequence[tuple[str, Run]], *, has_names: bool) -> dict[str, Any]:
-    """Return the sections of the page that compare several runs."""
+    """Return what compares several runs."""
     names, runs = zip(*named, strict=True)
     answers = [{name: value for name, value, _ in facts.answer(run)} for run in runs]
     columns = dict.fromkeys(name for each in answers for name in each)
-    results = [
-        (name, *(each.get(column, '–') for column in columns))
-        for name, each in zip(names, answers, strict=True)
-    ]
-    samples = [
-        facts.samples(runs[start : start + 3], names[start : start + 3])
-        for start in range(0, len(runs), 3)
-    ]
+    results = []
+    for name, each in zip(names, answers, strict=True):
+        results.append((name, *(each.get(column, '–') for column in columns)))
+    samples = []
+    for start in range(0, len(runs), 3):
+        samples.append(facts.samples(runs[start : start + 3], names[start : start + 3]))
     return {
-        'head': [],
-        'answer': [],
-        'mind': [],
+        'name': f'{len(named)} runs',
         'sections': {
             words.GAIN: [Table(['Run', *columns], results), training_chart(named[: len(LOOKS)])],
             words.SAYS: samples,
@@ -115,10 +102,7 @@ def _read(path: str) -> Run:
     except (UserError, OSError) as e:
         raise UserError(f'{path}: {e}') from e
     if found is None:
-        why = 'it has no settings of a training'
-        if not storage.is_remote(path) and not os.path.isdir(path):
-            why = 'no such directory'
-        raise UserError(f'{path} is not a run of this program: {why}')
+        raise UserError(f'{path} is not a run of this program: it has no settings of a training')
     return found
 
 

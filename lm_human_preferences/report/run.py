@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from lm_human_preferences import storage
@@ -17,7 +17,7 @@ from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder, is_folder, parse_names
 from lm_human_preferences.labels.report import label_report
-from lm_human_preferences.runs import curves, run_files, run_record, run_settings
+from lm_human_preferences.runs import curves, run_files, run_lock, run_record, run_settings
 from lm_human_preferences.runs.curves import Log
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 
@@ -32,19 +32,18 @@ class Run:
     """A run: settings, records, logs, results and labels."""
 
     directory: str  # path or URL
-    command: str  # command that began the run
-    experiment: str | None
     policy: PolicyHParams | None
     reward: RewardHParams | None  # settings of its reward model's training
+    experiment: str | None
     commands: list[dict[str, Any]]  # see runs.run_record, like the two below
     digests: dict[str, str]
     labels: dict[str, Any]  # entry `labels` of the reward model's training
     logs: list[Log]  # log of the policy, if any, then that of the reward model
     evaluation: dict[str, Any]
-    samples: list[dict[str, Any]]  # answers to tracked queries, in the order of the steps
+    samples: dict[str, list[dict[str, Any]]]  # {tracked query: answers, in the order of the steps}
     folder: LabelFolder | None  # folder of labels, with the answers that were used
     label_report: dict[str, Any]  # see labels.report.label_report
-    comparisons: list[dict[str, Any]]  # comparisons of policies by people, also after the training
+    comparisons: list[dict[str, Any]]  # of its policy by people, that with most answers first
     unreadable: list[str]  # names of damaged files
 
     @property
@@ -61,6 +60,10 @@ class Run:
         if self.policy is None or self.policy.new_reward_model is not None:
             return None
         return self.policy.rewards.function or self.policy.rewards.trained_model
+
+    @functools.cached_property
+    def is_at_work(self) -> bool:
+        return run_lock.is_held(self.directory)
 
     @functools.cached_property
     def trainer(self) -> Run:
@@ -83,9 +86,13 @@ class Run:
         found = self.labels.get(name)
         return found if type(found) is int else 0
 
-    def logged(self, tag: str) -> tuple[float, ...]:
-        """Return the values of a statistic, step by step; () if no log has it."""
-        return next((log.curves[tag].values for log in self.logs if tag in log.curves), ())
+    def logged(self, tag: str) -> list[float]:
+        """Return the values of a statistic, step by step; [] if no log has it."""
+        return next((log.curves[tag] for log in self.logs if tag in log.curves), [])
+
+    def last(self, tag: str) -> float | None:
+        """Return the last value of a statistic."""
+        return next(reversed(self.logged(tag)), None)
 
 
 def read_run(path: str) -> Run | None:
@@ -104,44 +111,43 @@ def read_run(path: str) -> Run | None:
 def _read(directory: str, files: run_files.CommandFiles) -> Run:
     unreadable: dict[str, None] = {}
 
-    def tried(name: str, read: Callable[[], Content], otherwise: Content) -> Content:
+    def tried(name: str, otherwise: Content, read: Callable[..., Content], *args: Any) -> Content:
         """Return what `read` returns, or `otherwise`; note a file that is damaged."""
         try:
-            return read()
+            return read(*args)
         except storage.NotFound:
             pass
         except DAMAGED:
             unreadable[name] = None
         return otherwise
 
-    policy = None
+    policy, events = None, [REWARD.events]
     if files is POLICY:
-        policy = tried(POLICY.settings, lambda: _settings(PolicyHParams(), directory), None)
-    reward = tried(REWARD.settings, lambda: _settings(RewardHParams(), directory), None)
+        policy = tried(POLICY.settings, None, _settings, PolicyHParams(), directory)
+        events = [POLICY.events, REWARD.events]
+    reward = tried(REWARD.settings, None, _settings, RewardHParams(), directory)
     if policy is not None and reward is None:
         reward = policy.new_reward_model
-    training = tried(run_files.RECORD, lambda: run_record.training(directory, files.command), {})
-    labels = tried(run_files.RECORD, lambda: run_record.labels(directory), {})
-    folder = tried(run_files.LABELS, lambda: _label_folder(directory, labels), None)
-    events = [POLICY.events, REWARD.events] if files is POLICY else [REWARD.events]
+    record = tried(run_files.RECORD, {}, run_record.read, directory)
+    training, labels = record.get(files.command, {}), run_record.labels(record)
+    folder = tried(run_files.LABELS, None, _label_folder, directory, labels)
     logs = [curves.read(directory, each) for each in events]
     if not logs[0].curves:
         unreadable[events[0]] = None
     return Run(
         directory=directory,
-        command=files.command,
-        experiment=training.get('experiment'),
         policy=policy,
         reward=reward,
-        commands=tried(run_files.RECORD, lambda: run_record.commands(directory), []),
+        experiment=training.get('experiment'),
+        commands=run_record.commands(record),
         digests=training.get('digests', {}),
         labels=labels,
         logs=logs,
-        evaluation=tried(run_files.RESULTS, lambda: _evaluation(directory), {}),
-        samples=tried(run_files.SAMPLES, lambda: _samples(directory), []),
+        evaluation=tried(run_files.RESULTS, {}, _evaluation, directory),
+        samples=tried(run_files.SAMPLES, {}, _samples, directory),
         folder=folder,
-        label_report=tried(run_files.LABELS, lambda: _label_report(folder, reward), {}),
-        comparisons=tried(run_files.LABELS, lambda: _comparisons(folder), []),
+        label_report=tried(run_files.LABELS, {}, _label_report, folder, reward),
+        comparisons=tried(run_files.LABELS, [], _comparisons, folder, directory),
         unreadable=list(unreadable),
     )
 
@@ -151,7 +157,7 @@ def _settings(settings: AnySettings, directory: str) -> AnySettings:
     return settings
 
 
-def _label_folder(directory: str, labels: Mapping[str, Any]) -> LabelFolder | None:
+def _label_folder(directory: str, labels: dict[str, Any]) -> LabelFolder | None:
     path = labels.get('source')
     if path == COLLECTED:
         path = storage.join(directory, run_files.LABELS)
@@ -165,12 +171,22 @@ def _label_report(folder: LabelFolder | None, reward: RewardHParams | None) -> d
     return label_report.report(folder, [name for name in without if name in folder.logs])
 
 
-def _comparisons(folder: LabelFolder | None) -> list[dict[str, Any]]:
+def _comparisons(folder: LabelFolder | None, directory: str) -> list[dict[str, Any]]:
+    """Return comparisons of a run's policy with others, also by answers after the training."""
     if folder is None:
         return []
-    whole = LabelFolder(folder.path)  # beyond the answers that were learned from
+    whole, found = LabelFolder(folder.path), []
     answers = [answer for answer in whole.counted(VALIDATION) if not answer.is_simulated]
-    return label_report.comparisons(whole, answers)
+    for each in label_report.comparisons(whole, answers):
+        n, won, low, high = each['n'], each['wins_of_against'], each['low'], each['high']
+        for own, other, wins, interval in (
+            ('against', 'policy', won, (low, high)),
+            ('policy', 'against', n - won, (1 - high, 1 - low)),
+        ):
+            path = each[own].partition(' (weights ')[0].removesuffix('/policy')
+            if n and os.path.abspath(path) == os.path.abspath(directory):
+                found.append({'n': n, 'wins': wins, 'interval': interval, 'other': each[other]})
+    return sorted(found, key=lambda each: -each['n'])
 
 
 def _evaluation(directory: str) -> dict[str, Any]:
@@ -184,28 +200,27 @@ def _evaluation(directory: str) -> dict[str, Any]:
     return max(found, key=_information)
 
 
-def _check(results: Mapping[str, Any]) -> None:
+def _check(results: dict[str, Any]) -> None:
     """Raise an error for results that are damaged."""
     for points in results['rewards'].values():
-        for name in ('base', 'policy'):
-            for number in (points[name]['kl'], points[name]['reward'], points[name].get('share')):
+        for point in (points['base'], points['policy']):
+            optional = point.get('frontier'), point.get('share')
+            for number in (point['kl'], point['reward'], *optional):
                 if type(number) not in (int, float, type(None)):
                     raise ValueError(f'{number!r} is no number')
 
 
-def _information(results: Mapping[str, Any]) -> tuple[int, ...]:
+def _information(results: dict[str, Any]) -> tuple[int, ...]:
     """Return the sort key by which the most informative results come last."""
     sizes = [results.get(name) for name in ('step', 'queries', 'responses')]
     step, queries, responses = (size if type(size) is int else -1 for size in sizes)
     return step, 'judge' in results, results.get('exact') is True, queries, responses
 
 
-def _samples(directory: str) -> list[dict[str, Any]]:
-    lines = storage.readable_json_lines(storage.join(directory, run_files.SAMPLES))
-    return [line for line in lines if _is_sample(line)]
-
-
-def _is_sample(line: object) -> bool:
-    if not isinstance(line, dict) or type(line.get('step')) is not int:
-        return False
-    return all(isinstance(line.get(name), str) for name in ('query', 'response'))
+def _samples(directory: str) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in storage.readable_json_lines(storage.join(directory, run_files.SAMPLES)):
+        is_sample = isinstance(line, dict) and isinstance(line.get('response'), str)
+        if is_sample and isinstance(line.get('query'), str):
+            found.setdefault(line['query'], []).append(line)
+    return found

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -38,21 +38,6 @@ UNSEEN = 'The reward model, on labels it had not seen'
 EXACT = 'Mean reward of a response. Exact: all {} responses to each of {} queries.'
 ESTIMATED = 'Mean reward of a response, from {} to each of {} queries. ±: 95 % interval.'
 LOGGED = 'Mean score of the responses of a step. How far the best one is was not measured.'
-MIND = {  # warnings about a run, with numbers and without
-    'simulated': ('{} of {} labels are simulated.', 'A program answered, not people.'),
-    'own': ('Judged by its own reward alone.', 'A policy also exploits the errors of its reward.'),
-    'kl': ('KL {}, target {}.', 'The target is missed, so a longer run would go on changing.'),
-    'few': (
-        '{} held-out queries.',
-        'Fewer than 10: what the reward model gets right may be chance.',
-    ),
-    'seen': ('{} of {} queries', 'of the evaluation were in the training, too.'),
-    'unended': ('{} of the last responses have no end.', 'They were cut off where they were.'),
-    'resumed': ('Resumed: {}.', 'The steps stand under “How it was made”.'),
-    'alarms': ('Alarms: {}.', 'They stand under “How it was made”.'),
-    'broken': ('NaN or infinity at the end: {}.', 'These curves are left out.'),
-    'unreadable': ('Cannot be read: {}.', 'The facts in it are missing here.'),
-}
 MEANING = (
     'KL: how far the responses have moved from what the model before would write. Best possible: by'
     ' the reward at the head of the column. Best of n samples of the model before: chosen by the'
@@ -60,16 +45,6 @@ MEANING = (
 )
 EXAMPLES = 'Two of its labels: ✓ is the response that was chosen.'
 DIFFERENCES = 'Settings that differ from those of the experiment.'
-LABELLER_COLUMNS = (
-    'Labeller',
-    'Kind',
-    'Answers',
-    'Skipped',
-    'Agrees with others',
-    'Gold right',
-    'Chose place 1, 2, …',
-    'Seconds, median',
-)
 
 
 class Text(str):
@@ -86,6 +61,11 @@ class Table(NamedTuple):
     def __bool__(self) -> bool:
         """Return whether the table has rows; an empty one is not shown."""
         return bool(self.rows)
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Return a table of names and values, without those that are ''."""
+    return Table((), [(name, value) for name, value in facts.items() if value])
 
 
 def number(value: object, digits: int = 2) -> str:
@@ -113,9 +93,9 @@ def of_all(count: int, total: int) -> str:
 
 def ends(low: float, high: float) -> str:
     """Format the 95 % interval of a fraction; (0, 1) means that there are too few."""
-    return (
-        'too few: none' if (low, high) == (0, 1) else f'{number(100 * low, 0)} to {percent(high)}'
-    )
+    if (low, high) == (0, 1):
+        return 'too few: none'
+    return f'{number(100 * low, 0)} to {percent(high)}'
 
 
 def moment(text: object) -> str:

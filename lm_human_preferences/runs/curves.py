@@ -16,57 +16,35 @@ _PREFIX = 'events.out.tfevents.'  # prefix of the names of event files
 
 
 @dataclasses.dataclass(frozen=True)
-class LoggedCurve:
-    """Finite values of a statistic, in the order of their steps."""
-
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-
-    @property
-    def last(self) -> float:
-        """Last value."""
-        return self.values[-1]
-
-
-@dataclasses.dataclass(frozen=True)
 class Log:
-    """Events; broken: {tag: first step that is not finite} where the last is not."""
+    """Finite values by tag, step by step; events; tags whose last value is not finite."""
 
-    curves: dict[str, LoggedCurve] = dataclasses.field(default_factory=dict)
-    broken: dict[str, int] = dataclasses.field(default_factory=dict)
+    curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    broken: frozenset[str] = frozenset()
     alarms: tuple[tuple[int, str], ...] = ()
     resumed: tuple[int, ...] = ()
 
 
 def read(run: str, events: str) -> Log:
     """Read the events in the directory `events` of a run; without any, an empty log."""
-    curves: dict[str, dict[int, float]] = {}
-    alarms: dict[tuple[int, str], None] = {}
-    resumed: list[int] = []
+    values: dict[str, dict[int, float]] = {}
+    alarms: set[tuple[int, str]] = set()
+    resumed: set[int] = set()
     for event in _events(run, events):
         if event.HasField('session_log'):
-            resumed.append(event.step)
+            resumed.add(event.step)
         for value in event.summary.value:
             if value.metadata.plugin_data.plugin_name != _TEXT:
-                curves.setdefault(value.tag, {})[event.step] = value.simple_value
+                values.setdefault(value.tag, {})[event.step] = value.simple_value
             elif value.tag == ALARMS:
                 for text in value.tensor.string_val:
-                    alarms[event.step, text.decode(errors='replace')] = None
-    broken = {}
-    for tag, values in curves.items():
-        if not math.isfinite(values[max(values)]):
-            broken[tag] = min(step for step in values if not math.isfinite(values[step]))
-    return Log(
-        {tag: _curve(values) for tag, values in curves.items() if tag not in broken},
-        broken,
-        tuple(sorted(alarms)),
-        tuple(sorted(set(resumed))),
-    )
-
-
-def _curve(values: dict[int, float]) -> LoggedCurve:
-    steps = tuple(sorted(step for step in values if math.isfinite(values[step])))
-    return LoggedCurve(steps, tuple(values[step] for step in steps))
+                    alarms.add((event.step, text.decode(errors='replace')))
+    curves = {}
+    for tag, of_tag in values.items():
+        if math.isfinite(of_tag[max(of_tag)]):
+            curves[tag] = [of_tag[step] for step in sorted(of_tag) if math.isfinite(of_tag[step])]
+    broken = frozenset(values.keys() - curves.keys())
+    return Log(curves, broken, tuple(sorted(alarms)), tuple(sorted(resumed)))
 
 
 def _events(run: str, events: str) -> Iterator[Any]:

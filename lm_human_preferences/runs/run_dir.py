@@ -231,7 +231,7 @@ def _uploaded(hparams: Training) -> contextlib.AbstractContextManager[None]:
     from lm_human_preferences.runs import uploads
 
     if not hparams.run.resume:
-        run_record.copy(save_dir, directory)  # other trainings may have entries in it
+        run_record.fetch(save_dir, directory)  # other trainings may have entries in it
     pattern = run_files.uploaded_by(hparams.commands)
     return uploads.uploaded(save_dir, directory, pattern)
 

@@ -42,9 +42,11 @@ Entries that this program does not know, as a fork may have written, are left al
 """
 
 import contextlib
+import copy
 import functools
 import glob
 import importlib.metadata
+import itertools
 import os
 import platform
 import re
@@ -58,8 +60,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import lm_human_preferences
-from lm_human_preferences import storage
+from lm_human_preferences import __version__, storage
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import COMMANDS, RECORD
@@ -69,27 +70,14 @@ PACKAGES = ('torch', 'transformers', 'numpy')
 _ROOT = Path(__file__).parents[2]  # of the project
 _GIT_SECONDS = 5  # a checkout on a slow network drive is not waited for longer
 _THIS_PROCESS = uuid.uuid4().hex[:12]
-_TYPES = {
-    'experiment': (str, type(None)),
-    'ranks': int,
-    'settings': dict,
-    'digests': dict,
-    'labels': dict,
-    'commands': list,
-}
+_EMPTY = {'ranks': 0, 'settings': {}, 'digests': {}, 'labels': {}, 'commands': []}
+Record = Mapping[str, Mapping[str, Any]]  # {command: entry}
 
 
 def read(directory: str) -> dict[str, dict[str, Any]]:
     """Return the entries of a local or remote run; {} without a record; UserError if damaged."""
     path = storage.join(directory, RECORD)
     if not storage.exists(path):  # offline, also if it is not in the cache
-        for command in COMMANDS:
-            before = os.path.join(directory, f'{command}_more_hparams.json')
-            if os.path.exists(before):
-                raise UserError(
-                    f'{before} is of a development version, whose runs are not read any more: train'
-                    ' again under another NAME'
-                )
         return {}
     record = storage.read_json(path)
     if not isinstance(record, dict) or not all(map(_is_entry, record.values())):
@@ -108,31 +96,32 @@ def check_present(directory: str) -> None:
 def _is_entry(entry: object) -> bool:
     if not isinstance(entry, dict):
         return False
-    is_right = all(isinstance(entry[key], _TYPES[key]) for key in _TYPES.keys() & entry.keys())
-    return is_right and all(isinstance(each, dict) for each in entry.get('commands', []))
+    for name, empty in _EMPTY.items():
+        if not isinstance(entry.get(name, empty), type(empty)):
+            return False
+    return all(isinstance(command, dict) for command in entry.get('commands', []))
 
 
 def training(directory: str, command: str) -> dict[str, Any]:
     """Return the entry of a training, or an empty entry if it is not recorded."""
-    empty = {'experiment': None, 'settings': {}, 'digests': {}, 'labels': {}, 'commands': []}
-    return {**empty, **read(directory).get(command, {})}
+    return {'experiment': None, **copy.deepcopy(_EMPTY), **read(directory).get(command, {})}
 
 
-def labels(directory: str) -> dict[str, Any]:
-    """Return the recorded labels of a run; {} without any."""
-    found = [training(directory, command)['labels'] for command in COMMANDS]
+def labels(record: Record) -> dict[str, Any]:
+    """Return the labels that a run learned from; {} without any."""
+    found = [record.get(command, {}).get('labels') for command in COMMANDS]
     return next(filter(None, found), {})
 
 
-def commands(directory: str) -> list[dict[str, Any]]:
+def commands(record: Record) -> list[dict[str, Any]]:
     """Return the commands that have worked on a run, in their order."""
-    found = [each for entry in read(directory).values() for each in entry.get('commands', [])]
+    found = itertools.chain.from_iterable(entry.get('commands', []) for entry in record.values())
     return sorted(found, key=lambda command: str(command.get('began')))
 
 
 def processes(directory: str) -> set[str]:
     """Return the identifiers of the processes that have worked on a run."""
-    return {str(command.get('id')) for command in commands(directory)}
+    return {str(command.get('id')) for command in commands(read(directory))}
 
 
 def write_trainings(
@@ -147,12 +136,12 @@ def write_trainings(
             record[command] = {**before, **entry} if is_kept else dict(entry)
 
 
-def copy(source: str, directory: str) -> None:
+def fetch(url: str, directory: str) -> None:
     """Copy the record of a remote run, if it has one, into its local directory."""
-    found = read(source)
+    found = read(url)
     if found:
         with _changed(directory) as record:
-            record.update(found)
+            record |= found
 
 
 def write_labels(directory: str, command: str, about: Mapping[str, Any]) -> None:
@@ -178,9 +167,7 @@ def begin(
         'began': _now(),
         'launcher': launch_methods.current().launcher,
         **machine,
-        'python': platform.python_version(),
-        'lm-human-preferences': lm_human_preferences.__version__,
-        **{name: _version(name) for name in PACKAGES},
+        **versions(),
         'commit': commit,
         'commit_is_clean': is_clean,
         'seeds': {},
@@ -271,11 +258,10 @@ def _now() -> str:
     return time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def versions() -> dict[str, str]:
+    """Return {name: version} of this program, Python and the packages that it computes with."""
+    own = {'lm-human-preferences': __version__, 'python': platform.python_version()}
+    return own | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 @functools.cache

@@ -205,7 +205,7 @@ def files_of(run):
 
 @needs_mpi
 def test_what_was_typed_is_kept(two):
-    [found] = run_record.commands(str(two.run))
+    [found] = run_record.commands(run_record.read(str(two.run)))
     assert found['command'].startswith('./launch.py train_policy ')
     assert found['ranks'] == 2 and found['launcher'] == 'mpiexec of MPICH'
 

@@ -18,7 +18,7 @@ TRAIN += ' --rewards.train_new_model off --rewards.trained_model test --run.eval
 @pytest.fixture
 def train(monkeypatch, tmp_path):
     def run(words, script='launch.py'):
-        number = len(run_record.commands(str(tmp_path / 'run')))
+        number = len(run_record.commands(run_record.read(str(tmp_path / 'run'))))
         monkeypatch.setattr(run_record, '_THIS_PROCESS', f'process {number}')
         monkeypatch.setattr(sys, 'argv', [f'/somewhere/{script}', *words.split()])
         return invoke(words)
@@ -38,7 +38,7 @@ def test_a_run_is_trained_evaluated_and_resumed(train, tmp_path, monkeypatch):
         patch.setattr(train_policy.PPOTrainer, 'step', interrupted)
         resumed = f'resume {tmp_path}/run --ppo.total_episodes 256'
         assert train(resumed).exit_code == 130
-    found = run_record.commands(str(tmp_path / 'run'))
+    found = run_record.commands(run_record.read(str(tmp_path / 'run')))
     assert [(command['command'], command['how']) for command in found] == [
         (f'./launch.py {trained}', 'finished'),
         (f'./launch.py evaluate {tmp_path}/run --queries 2 --samples 64', 'finished'),
@@ -51,7 +51,7 @@ def test_a_run_is_trained_evaluated_and_resumed(train, tmp_path, monkeypatch):
     assert first['processor_seconds'] > 0 < first['seconds']
     # With the run it is deleted.
     assert train(f'{trained} --overwrite').exit_code == 0
-    assert len(run_record.commands(str(tmp_path / 'run'))) == 1
+    assert len(run_record.commands(run_record.read(str(tmp_path / 'run')))) == 1
 
 
 def test_nothing_is_left_of_what_did_not_begin(train, tmp_path):
@@ -66,12 +66,12 @@ def test_a_command_that_was_killed_has_no_end(tmp_path, monkeypatch):
     run_record.begin(directory, 'train_reward', {'ranks': 3}, {'reward_model': 1})
     run_record.begin(directory, 'train_reward', {'ranks': 3}, {'reward_model_1': 2})
     monkeypatch.setattr(run_record, '_THIS_PROCESS', 'another')
-    [killed] = run_record.commands(directory)
+    [killed] = run_record.commands(run_record.read(directory))
     assert killed['ranks'] == 3 and 'ended' not in killed
     assert killed['seeds'] == {'reward_model': 1, 'reward_model_1': 2}
     with run_record.ended(directory, 'train_reward'):
         pass  # this process has begun nothing
-    assert run_record.commands(directory) == [killed]
+    assert run_record.commands(run_record.read(directory)) == [killed]
 
 
 def test_trainings_that_share_a_directory_keep_what_is_known_of_each(tmp_path):

@@ -222,7 +222,7 @@ def test_a_reward_model_goes_on_in_parts_of_other_sizes(begun_reward, tmp_path, 
     succeed(f'resume {directory} --micro_batch_size 4 --run.gradient_checkpointing on')
     assert batches == [16] * 5
     assert rates == pytest.approx([1 - step / 6 for step in range(1, 6)])
-    assert run_record.labels(str(directory))['learned_from'] == 48
+    assert run_record.labels(run_record.read(str(directory)))['learned_from'] == 48
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_what_a_run_learned_from_is_recorded(tmp_path):
     answered_folder(folder)
     words = reward_words(tmp_path, folder)
     succeed(words)
-    first = run_record.labels(str(tmp_path / 'run'))
+    first = run_record.labels(run_record.read(str(tmp_path / 'run')))
     assert (first['source'], first['found'], first['learned_from']) == (str(folder), 40, 40)
     assert first['answers'] == first['labellers'] == {'anna': 40} and len(first['digest']) == 64
     assert first['simulated'] == 40 and first['held_out'] == first['held_out_queries'] == 0
@@ -310,7 +310,7 @@ def test_what_a_run_learned_from_is_recorded(tmp_path):
     with Labeller(LabelFolder(str(folder)), 'anna') as anna:
         simulate(anna, small_tokens)
     succeed([*words, '--overwrite', '--labels.num_train', '40', '--labels.held_out', '0.2'])
-    second = run_record.labels(str(tmp_path / 'run'))
+    second = run_record.labels(run_record.read(str(tmp_path / 'run')))
     assert (second['found'], second['answers']) == (48, {'anna': 48})
     assert second['labellers'] == {'anna': 40}
     assert second['held_out'] == second['held_out_queries'] > 0 and second['queries'] == 40

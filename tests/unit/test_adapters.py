@@ -519,7 +519,7 @@ def test_a_run_that_begins_with_an_adapter_of_peft_records_it_and_its_base(tmp_p
     model = make_model(tmp_path / 'model', 'llama')
     directory = adapter(model, tmp_path / 'adapter')
     succeed(line(directory, tmp_path))
-    [begun] = run_record.commands(str(tmp_path / 'run'))
+    [begun] = run_record.commands(run_record.read(str(tmp_path / 'run')))
     assert (begun['adapter'], begun['base']) == (str(directory), str(model))
     assert record.read(str(tmp_path / 'run/policy')).base == str(directory)
     assert_peft_gives_the_policy(tmp_path / 'run', tmp_path / 'out@1', atol=1e-4)

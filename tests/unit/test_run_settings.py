@@ -203,15 +203,6 @@ def test_a_record_that_is_gone_is_missed(tmp_path):
         run_settings.read_settings(policy_options.HParams(), str(tmp_path))
 
 
-def test_a_run_of_a_development_version_is_named(tmp_path):
-    """Without its record it would pass for a run of the original, whose options are defaults."""
-    write(tmp_path, resolved('train_policy', 'test'))
-    (tmp_path / 'run.json').rename(tmp_path / 'train_policy_more_hparams.json')
-    told = f'^{tmp_path}/train_policy_more_hparams.json is of a development version'
-    with pytest.raises(UserError, match=told):
-        run_settings.load_run_hparams(str(tmp_path))
-
-
 def test_a_run_goes_on_with_as_many_ranks_as_it_had(tmp_path):
     hparams = resolved('train_policy', 'test', {'run.save_dir': str(tmp_path)})
     assert run_dir.ranks_of(str(tmp_path)) is None
