@@ -235,7 +235,7 @@ class Rows:
             longest = self.unpadding.shape[1]
             return self.wanted(attend_within_rows(q, k, v, self.starts, longest, scale))
         keys, values = self.keys_and_values(layer, k, v)
-        queries = self.unpadding.pad(q).transpose(1, 2)
+        queries = self._by_head(q)
         if self.read is None:
             return self.unpadding.unpad(attend(queries, keys, values, self.bias, scale))
         queries, bias = (take_queries(each, self.read) for each in (queries, self.bias))
@@ -243,8 +243,14 @@ class Rows:
 
     def keys_and_values(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Any:
         """Return those of `k, v (tokens, heads, d)` and the cache: (batch, heads, keys, d) each."""
-        k, v = (self.unpadding.pad(each).transpose(1, 2) for each in (k, v))
+        k, v = self._by_head(k), self._by_head(v)
         return (k, v) if self.cache is None else self.cache.extend(layer, k, v)
+
+    def _by_head(self, values: torch.Tensor) -> torch.Tensor:
+        """Map `values (tokens, heads, d)` to (batch, heads, length, d)."""
+        if self.unpadding.shape[1] == 1 and self.unpadding.indices is None:
+            return values.unsqueeze(2)  # quicker, as sampling is of a tiny network
+        return self.unpadding.pad(values).transpose(1, 2)
 
     def wanted(self, values: torch.Tensor) -> torch.Tensor:
         """Return those of `values (tokens, ...)` that are at `read`: (batch * n, ...)."""

@@ -113,7 +113,7 @@ class Model(Network):
                 checkpoint, self._block, use_reentrant=False, preserve_rng_state=False
             )
         # Earlier blocks compute all positions, which the last one needs keys of.
-        all_rows = replace(rows, read=None)
+        all_rows = rows if rows.read is None else replace(rows, read=None)
         last = len(network.h) - 1
         with precision.autocast(x.device):
             for i in range(len(network.h)):
