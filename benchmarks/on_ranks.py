@@ -16,13 +16,10 @@ def measure(size, *command):
     Our launcher's mpiexec starts the ranks. Each has one thread unless OMP_NUM_THREADS says
     otherwise.
     """
-    mpiexec, is_open_mpi = launcher.find_mpiexec()
-    prefix = []
-    if size > 1:
-        prefix = [mpiexec, *launcher.mpiexec_options(is_open_mpi, size)]
+    prefix = launcher.mpiexec_words(size) if size > 1 else []
     done = subprocess.run(
         [*prefix, sys.executable, *map(str, command)],
-        env={'OMP_NUM_THREADS': '1', **launcher.rank_environment(is_open_mpi)},
+        env={'OMP_NUM_THREADS': '1', **launcher.rank_environment()},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -12,7 +12,8 @@ import tomllib
 from pathlib import Path
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import ENGINES, horovod, launcher, mpi_library
+from lm_human_preferences.distributed import ENGINES, horovod, launcher
+from lm_human_preferences.distributed.launch_methods import MPICH
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import usual_directory
 from lm_human_preferences.training import memory
@@ -94,12 +95,10 @@ def _other_users() -> str:
 
 
 def _mpi() -> str:
-    path, _ = launcher.find_mpiexec()
-    family = mpi_library.expected_family()
-    assert family is not None
-    reason = horovod.why_not(family)
+    path, *_ = launcher.mpiexec_words(2)
+    reason = horovod.why_not(MPICH)
     found = f'without it: {reason} (`sh tools/horovod.sh`)' if reason else 'with it'
-    return f'{path} of {family.name}; ranks may average by Horovod, {found}'
+    return f'{path} of MPICH; ranks may average by Horovod, {found}'
 
 
 def step(*options: str) -> str:

@@ -44,6 +44,7 @@ class Comm:
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
+        self.all_gather_object(None)
 
     def close(self) -> None:
         """End the communication: after this, one rank may end before the others."""

@@ -4,8 +4,6 @@ import os
 import re
 from typing import NamedTuple
 
-from lm_human_preferences.errors import UserError
-
 # Ports for jobs of Slurm: above those of services, below those that hosts give to outgoing
 # connections.
 _FIRST_PORT = 10240
@@ -80,8 +78,7 @@ def current() -> Launch:
     for family, prefix in ((OPEN_MPI, 'OMPI_COMM_WORLD'), (MPICH, 'PMI')):
         size = _number(f'{prefix}_SIZE')
         if size:
-            rank = _number(f'{prefix}_RANK')
-            return Launch(f'mpiexec of {family.name}', size, rank if size > 1 else 0, family)
+            return Launch(f'mpiexec of {family.name}', size, _number(f'{prefix}_RANK'), family)
     if is_torch:
         return by_torch
     size = _number('SLURM_STEP_NUM_TASKS')
@@ -94,14 +91,14 @@ def current() -> Launch:
 
 
 def endpoint() -> Endpoint:
-    """Return where ranks without MPI meet; UserError if the environment is wrong."""
+    """Return where ranks without MPI meet."""
     if current().launcher == 'srun':
         return _endpoint_of_srun()
     job = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
     is_alone = os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']
     return Endpoint(
         '127.0.0.1' if is_alone and not current().finds_store else os.environ['MASTER_ADDR'],
-        _checked_port(os.environ['MASTER_PORT']),
+        int(os.environ['MASTER_PORT']),
         f'{job}/{_number("TORCHELASTIC_RESTART_COUNT")}',
     )
 
@@ -109,29 +106,21 @@ def endpoint() -> Endpoint:
 def _endpoint_of_srun() -> Endpoint:
     """Return MASTER_ADDR and MASTER_PORT, else the step's first host and a port of its own."""
     job, step = _number('SLURM_JOB_ID'), _number('SLURM_STEP_ID')
-    port = str(_FIRST_PORT + (job * 31 + step) % _PORT_COUNT)
+    port = _FIRST_PORT + (job * 31 + step) % _PORT_COUNT
     address = os.environ.get('MASTER_ADDR')
     if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
         address = '127.0.0.1'  # the name of a host need not resolve on itself
     return Endpoint(
-        address or first_host(os.environ.get('SLURM_STEP_NODELIST', '')),
-        _checked_port(os.environ.get('MASTER_PORT') or port),
+        address or first_host(os.environ['SLURM_STEP_NODELIST']),
+        _number('MASTER_PORT') or port,
         f'slurm-{job}.{step}.{_number("SLURM_RESTART_COUNT")}',
     )
 
 
 def first_host(hosts: str) -> str:
-    """Return the first name of Slurm's list: 'node07' of 'node[07-12,30],login'; or UserError."""
-    first = re.match(r'(?:\[[^\]]*\]|[^,\[])+', hosts)
-    if first is None:
-        raise UserError('SLURM_STEP_NODELIST names no host: set MASTER_ADDR to that of rank 0')
-    return re.sub(r'\[([^,\]-]*)[^\]]*\]', r'\1', first[0])
-
-
-def _checked_port(port: str) -> int:
-    if not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise UserError(f'MASTER_PORT {port!r} is not a TCP port: set it to a number below 65536')
-    return int(port)
+    """Return the first name of Slurm's list: 'node07' of 'node[07-12,30],login'."""
+    first = re.findall(r'(?:\[[^\]]*\]|[^,\[])+', hosts)[0]
+    return re.sub(r'\[([^,\]-]*)[^\]]*\]', r'\1', first)
 
 
 def prepare_torch() -> None:

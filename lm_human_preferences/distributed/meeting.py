@@ -10,11 +10,11 @@ import os
 import re
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.distributed import launch_methods, mpi_library
 from lm_human_preferences.distributed.launch_methods import Endpoint, Launch
@@ -22,7 +22,6 @@ from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
-T = TypeVar('T')
 
 LOOPBACK = '127.0.0.1'
 # How long an attempt to reach the store may take, after which comes another one.
@@ -66,45 +65,33 @@ def is_reporter(*, is_lost: bool) -> bool:
     reported its own error, or its launcher tells why it ended. If the store does not answer in
     time, this rank reports.
     """
-    store, launch = _store, launch_methods.current()
-    if store is None:
+    launch = launch_methods.current()
+    if _store is None:
         return launch.is_first_on_host  # before ranks meet, they have the same error
     own = str(launch.rank)
-    is_first = _ask(
-        lambda: store.compare_set('failed', '', own).decode() == own,
-        LAST_WORD_SECONDS,
-        if_gone=not is_lost,
-    )
-    return is_first is not False
+    try:
+        return _ask(LAST_WORD_SECONDS, _store.compare_set, 'failed', '', own).decode() == own
+    except TimeoutError:
+        return True
+    except RuntimeError:
+        return not is_lost
 
 
 def await_report(*, is_reporter: bool) -> None:
     """Return when the reporter has printed what it reports, of which it tells the others here."""
-    store = _store
-    if store is None:
+    if _store is None:
         time.sleep(0 if is_reporter else LAST_WORD_SECONDS)
-    elif is_reporter:
-        _ask(lambda: store.set('reported', ''), LAST_WORD_SECONDS)
-    else:
-        late = datetime.timedelta(seconds=REPORT_SECONDS)
-        _ask(lambda: store.wait(['reported'], late), REPORT_SECONDS)
+        return
+    with contextlib.suppress(TimeoutError, RuntimeError):
+        if is_reporter:
+            _ask(LAST_WORD_SECONDS, _store.set, 'reported', '')
+        else:
+            _ask(REPORT_SECONDS, _store.wait, ['reported'])
 
 
-def _ask(question: Callable[[], T], seconds: float, if_gone: T | None = None) -> T | None:
-    """Return the store's answer, `if_gone` if it is gone, None if it does not answer in time."""
-    answers = []
-
-    def ask() -> None:
-        """Add the answer to `answers`."""
-        try:
-            answers.append(question())
-        except RuntimeError:
-            answers.append(if_gone)
-
-    thread = threading.Thread(target=ask, daemon=True)  # a store that is stopped never answers
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else None
+def _ask(seconds: float, question: Callable[..., Any], *arguments: Any) -> Any:
+    """Return a store's answer; TimeoutError without one, as of a store that is stopped."""
+    return ThreadPoolExecutor(1).submit(question, *arguments).result(seconds)
 
 
 def _meet_over_mpi(launch: Launch, seconds: int) -> tuple[Store, Endpoint]:
@@ -117,7 +104,7 @@ def _meet_over_mpi(launch: Launch, seconds: int) -> tuple[Store, Endpoint]:
         raise UserError(
             f'{launch.size} ranks were started, but each sees a world of {world.Get_size()}: they'
             f' load another MPI than that of their launcher, {launch.family.name}: unset'
-            ' MPI4PY_LIBMPI and MPI4PY_MPIABI, or put the mpiexec of this environment first on PATH'
+            ' MPI4PY_LIBMPI and MPI4PY_MPIABI'
         )
     node = world.Split_type(mpi.COMM_TYPE_SHARED)
     listener = None

@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
-from lm_human_preferences.distributed import launch_methods, launcher
+from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Family
 from lm_human_preferences.errors import UserError
 
@@ -47,10 +47,7 @@ def _libraries(soname: str) -> list[str]:
 def expected_family() -> Family | None:
     """Return the MPI of this process's ranks, or of those that it would start; None without."""
     launch = launch_methods.current()
-    if launch.size > 1:
-        return launch.family
-    _, is_open_mpi = launcher.find_mpiexec()
-    return OPEN_MPI if is_open_mpi else MPICH
+    return launch.family if launch.size > 1 else MPICH
 
 
 def linked_family(path: Path) -> Family | None:

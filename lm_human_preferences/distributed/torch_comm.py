@@ -112,10 +112,6 @@ class TorchComm(Comm):
             self.dist.all_gather(tensors, tensor)
         return tensors
 
-    def barrier(self) -> None:
-        with noticing_lost_ranks():
-            self.dist.barrier()
-
     def close(self) -> None:
         """Wait for the other ranks, then end communication."""
         self.barrier()

@@ -48,7 +48,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     names = file_names(options)
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     if not ends_training:  # a training prints its table even if nothing more can be written
-        outputs.check_output_dir(output_dir, *names)
+        outputs.check_output_dir(output_dir)
     recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if output_dir == directory and not ends_training:
         run_record.begin(directory, POLICY.command, hardware())

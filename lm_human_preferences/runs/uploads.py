@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Set
@@ -86,8 +87,11 @@ def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str]) ->
             if path not in files and path not in remote:
                 raise FileNotFoundError(path)
 
-    contents = {path: _content(directory, path) for path in files}
-    changed = [path for path in files if contents[path] != remote.get(path)]
+    changed = []
+    for path in files:
+        local = os.path.join(directory, path)
+        if (os.path.getsize(local), storage.md5(local)) != remote.get(path):
+            changed.append(path)
     # A run that was resumed with other settings replaces checkpoints that the lists name.
     if any(_stem(path) is not None and path in remote for path in changed):
         for path in filter(_is_list, list(remote)):
@@ -115,12 +119,6 @@ def _check_not_taken_over(url: str, directory: str, known: Set[str]) -> None:
         raise TakenOver(f'{url} was changed by another process')
 
 
-def _content(directory: str, path: str) -> tuple[int, str]:
-    """Return (size, MD5) of a file in a local directory, as `storage.listing` does."""
-    local = os.path.join(directory, path)
-    return os.path.getsize(local), storage.md5(local)
-
-
 def _is_list(path: str) -> bool:
     """Return whether a file is a list of checkpoints."""
     return os.path.basename(path) == names.LIST
@@ -146,59 +144,50 @@ class Uploader:
         self.directory = directory
         self.pattern = pattern
         self.known = known
-        self.last_error: Exception | None = None  # None when all was uploaded
-        self.is_done = False  # whether all was uploaded after `close`
+        self.error: Exception | None = None  # of the last try; None when all was uploaded
         self.deadline = 0.0  # time.monotonic() at which tries after `close` end
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
     def _work(self) -> None:
-        while not isinstance(self.last_error, TakenOver):
+        while not isinstance(self.error, TakenOver):
             is_closing = self.closing.wait(SYNC_SECONDS)
-            is_uploaded = self._try_to_sync()
+            self._try_to_sync()
             if is_closing:
-                self.is_done = is_uploaded
-                if is_uploaded or time.monotonic() > self.deadline:
+                if self.error is None or time.monotonic() > self.deadline:
                     return
                 time.sleep(SYNC_SECONDS)
 
-    def _try_to_sync(self) -> bool:
-        """Upload, and return whether all is there now; print the first of several failures."""
+    def _try_to_sync(self) -> None:
+        """Upload; print the first of several errors, but for a file that was deleted meanwhile."""
         try:
             sync(self.url, self.directory, self.pattern, self.known)
-        except FileNotFoundError:
-            return False
+            self.error = None
         except (UserError, OSError) as e:
+            was_told = not isinstance(self.error, FileNotFoundError | None)
+            self.error = e
             if isinstance(e, TakenOver):
                 announce(f'WARNING: uploads end: {e}')
-            elif not self.last_error:
+            elif not (was_told or isinstance(e, FileNotFoundError)):
                 announce(f'WARNING: uploads are delayed, and tried again: {e}')
-            self.last_error = e
-            return False
-        if self.last_error:
-            announce(f'note: uploads to {self.url} are up to date again')
-            self.last_error = None
-        return True
 
     def close(self, timeout: float) -> None:
         """Upload the rest; UserError if it cannot be done within `timeout` seconds of tries."""
-        if self.last_error and timeout and self.thread.is_alive():
-            announce(f'note: trying to upload the rest, for up to {timeout / 60:.0f} minutes')
         self.deadline = time.monotonic() + timeout
         self.closing.set()
         self.thread.join()
         resume = shell.typed('./launch.py resume', self.url)
-        if isinstance(self.last_error, TakenOver):
+        if isinstance(self.error, TakenOver):
             raise UserError(
-                f'{self.last_error}; what this one has made is in {self.directory}: copy it before'
+                f'{self.error}; what this one has made is in {self.directory}: copy it before'
                 f' you type `{resume}`, which replaces it'
             )
-        if not self.is_done:
+        if self.error is not None:
             raise UserError(
-                f'{self.url} is not complete: {self.last_error or "a file is missing"}; all of the'
-                f' run is in {self.directory}, and `{resume}` here uploads the rest'
-            ) from self.last_error
+                f'{self.url} is not complete: {self.error}; all of the run is in {self.directory},'
+                f' and `{resume}` here uploads the rest'
+            ) from self.error
 
 
 @contextlib.contextmanager
@@ -221,8 +210,4 @@ def uploaded(url: str, directory: str, pattern: re.Pattern[str]) -> Iterator[Non
             announce(f'WARNING: {e}')
         raise
     uploader.close(CLOSE_TIMEOUT)
-    for path in local_files(directory, pattern):
-        os.remove(os.path.join(directory, path))
-    for folder, *_ in os.walk(directory, topdown=False):
-        with contextlib.suppress(OSError):  # it is not empty
-            os.rmdir(folder)
+    shutil.rmtree(directory)

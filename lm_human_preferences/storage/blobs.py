@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -83,7 +82,7 @@ def fetch(path: str, show_progress: bool) -> None:
 
 def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> None:
     """Download a blob and verify it before it becomes visible."""
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     progress: dict[str, Any] = {'disable': True}
     if show_progress and stat.size >= NO_PROGRESS_BELOW:
@@ -93,14 +92,11 @@ def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> N
         client.BlobFile(blob.path, 'rb', file_size=stat.size, version=version) as source,
         # Machines that share the disk may not share the lock: each has its own temporary file.
         atomic_write(blob.cached, by=os.uname().nodename) as (file,),
-        tqdm(total=stat.size, unit='B', unit_scale=True, **progress) as bar,
+        tqdm.wrapattr(source, 'read', total=stat.size, **progress) as counted,
     ):
-        digest = hashlib.md5(usedforsecurity=False)
-        # A body that is longer than announced may have no end.
-        while file.tell() <= stat.size and (block := source.read(BLOCK_SIZE)):
-            digest.update(block)
-            bar.update(file.write(block))
-        computed = digest.hexdigest()
+        shutil.copyfileobj(counted, file, BLOCK_SIZE)
+        file.flush()
+        computed = md5(file.name)
         expected = stat.md5 or computed  # a server need not give it
         if file.tell() != stat.size or computed != expected:
             raise blob.error(

@@ -88,16 +88,16 @@ def is_here(path: str) -> bool:
     return any(isinstance(_in_cache(hub, name), str) for name in names)
 
 
-def cached_directory(path: str) -> str:
-    """Return the local directory of a model with its weights; one of the hub is fetched."""
-    return _fetched(path, with_weights=True) if is_hub(path) else path
-
-
 def _in_cache(hub: HubPath, name: str) -> Any:
     """Return the path of a file in the cache; None if unknown, an object if the hub has none."""
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(hub.repository, name, revision=hub.revision, repo_type=hub.kind)
+
+
+def cached_directory(path: str) -> str:
+    """Return the local directory of a model with its weights; one of the hub is fetched."""
+    return _fetched(path, with_weights=True) if is_hub(path) else path
 
 
 @functools.cache  # a branch that moves while this process runs is not followed
@@ -127,16 +127,16 @@ def _fetched(path: str, *, with_weights: bool = False, only_cached: bool = False
         )
     except errors.LocalEntryNotFoundError as e:
         raise hub.error(f'not in the cache, and {problem or e.__cause__ or e}', NotFound) from e
-    except errors.RepositoryNotFoundError as e:  # or a GatedRepoError: its terms are not accepted
-        kind = StorageError if isinstance(e, errors.GatedRepoError) else NotFound
-        raise hub.error(f'{e} (put your token into HF_TOKEN)', kind) from e
-    except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as e:
-        raise hub.error(str(e), NotFound) from e
-    except ValueError as e:
-        raise hub.error('the answer is not from a hub (a log-in page of the network?)') from e
+    except errors.GatedRepoError as e:  # its terms are not accepted
+        raise hub.error(f'{e} (put your token into HF_TOKEN)') from e
+    except (
+        errors.RepositoryNotFoundError,  # also one that is private
+        errors.RevisionNotFoundError,
+        errors.EntryNotFoundError,
+    ) as e:
+        raise hub.error(f'{e} (a private one needs your token in HF_TOKEN)', NotFound) from e
     except Exception as e:  # any of four libraries may have raised it
-        is_of_disk = isinstance(e, OSError) and e.errno is not None
-        raise hub.error(f'the hub: {e}{" (HF_HOME moves its cache)" * is_of_disk}') from e
+        raise hub.error(f'the hub: {e}') from e
 
 
 @functools.cache
@@ -145,12 +145,10 @@ def hub_problem() -> str | None:
 
     Asked once, with a deadline: the library waits without end for a hub that is silent.
     """
-    from huggingface_hub import constants, get_session, is_offline_mode
+    from huggingface_hub import constants, get_session
 
     if is_offline():
         return 'LMHP_OFFLINE=1'
-    if is_offline_mode():
-        return 'HF_HUB_OFFLINE=1'
     try:
         blobs.first_answer(lambda: get_session().head(constants.ENDPOINT), 'the hub')
         return None

@@ -11,36 +11,25 @@ from lm_human_preferences.storage.files import write_bytes
 from lm_human_preferences.storage.paths import is_remote
 
 
-def check_output_dir(directory: str, *names: str) -> None:
-    """Make the directory of --output_dir; UserError unless files `names` can be written there."""
+def check_output_dir(directory: str) -> None:
+    """Make the directory of --output_dir; UserError unless files can be written there."""
     if is_remote(directory):
         raise UserError(f'--output_dir: {directory} is remote; give a local directory')
     with translate_errors(directory):
         os.makedirs(directory, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
-    for name in names:
-        path = os.path.join(directory, name)
-        if os.path.isdir(path):
-            raise UserError(
-                f'--output_dir: {path} is a directory, so no file of that name can be '
-                'written; give another directory'
-            )
 
 
 def check_new_file(path: str) -> None:
     """Raise UserError unless a new file can be made at `path`."""
     directory = os.path.dirname(path) or '.'
-    if path == '-':
-        raise UserError("-: give the name of a file; standard output has the command's messages")
-    if is_remote(path):
-        raise UserError(f'{path}: give a local path')
+    if path in ('', '-') or is_remote(path):
+        raise UserError(f'{path!r}: give the name of a local file')
     if os.path.lexists(path):
         raise UserError(f'{path} exists: give another name')
-    if not os.path.isdir(directory):
-        raise UserError(f'{path}: no such directory: {directory}')
-    if not path or not os.access(directory, os.W_OK | os.X_OK):
-        raise UserError(f'{path!r}: you may not write there, give another name')
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UserError(f'{path!r}: there is no such directory, or you may not write there')
 
 
 def write_file(path: str, data: bytes) -> None:

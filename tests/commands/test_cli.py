@@ -265,13 +265,13 @@ sample --save_dir x --prompt \udcff
 sample --save_dir x --console loud
     --console loud is none of summary, original
 sample --save_dir x --output az://a/b/c.jsonl
-    --output az://a/b/c.jsonl: give a local path
+    --output 'az://a/b/c.jsonl': give the name of a local file
 sample --save_dir x --output /dev/null
     --output /dev/null exists: give another name
 sample --save_dir x --output /dev/null/x
-    --output /dev/null/x: no such directory: /dev/null
+    --output '/dev/null/x': there is no such directory, or you may not write there
 sample --save_dir x --output=
-    --output '': you may not write there, give another name
+    --output '': give the name of a local file
 sample --save_dir x
     --save_dir x is not a run of train_policy: it has no train_policy_hparams.json
 sample --save_dir x --batch_size 0

@@ -61,7 +61,7 @@ def no_package(name):
         ('packages', 'importlib.metadata.version', no_package, 'torch is missing: `', 1),
         ('memory and disk', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
         ('memory and disk', 'storage.free_bytes', lambda path: 3 << 30, '3 GiB free at /tmp', 0),
-        ('MPI', 'launcher.find_mpiexec', refuse, 'there is none', 0),
+        ('MPI', 'launcher.mpiexec_words', refuse, 'there is none', 0),
         ('one rank', 'step', refuse, 'there is none', 1),
         ('two by torch', 'step', lambda *options: refuse() if options else '', 'there is none', 0),
     ],
@@ -76,7 +76,7 @@ def test_faults(quick, monkeypatch, name, target, change, said, status):
 def test_a_driver_without_a_torch_for_it(quick, monkeypatch):
     monkeypatch.setattr('torch.cuda.device_count', lambda: 0)
     monkeypatch.setattr(doctor.shutil, 'which', lambda name: name)
-    monkeypatch.setattr(launcher, 'find_mpiexec', lambda: ('mpiexec', False))
+    monkeypatch.setattr(launcher, 'mpiexec_words', lambda size: ['mpiexec'])
     assert 'install a torch for its CUDA' in examined()[1]['devices'][1]
 
 

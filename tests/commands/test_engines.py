@@ -39,11 +39,9 @@ def assert_passed(output, engine, tests):
 def test_two_ranks(engine):
     if engine not in available_engines():
         pytest.skip(f'{engine} is not built for the MPI of this environment')
-    mpiexec, is_open_mpi = launcher.find_mpiexec()
-    options = launcher.mpiexec_options(is_open_mpi, 2)
     tests = OF_EACH_ENGINE + (OF_ONE_ENGINE if engine == 'torch' else [])
-    command = [mpiexec, *options, *on_mpi_command(engine, tests)]
-    output = output_of(command, launcher.rank_environment(is_open_mpi), TIMEOUT_SECONDS)
+    command = [*launcher.mpiexec_words(2), *on_mpi_command(engine, tests)]
+    output = output_of(command, launcher.rank_environment(), TIMEOUT_SECONDS)
     # A recording that is not in the set is skipped.
     assert_passed(output, engine, OF_EACH_ENGINE)
 

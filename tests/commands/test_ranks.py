@@ -15,7 +15,6 @@ from command_line import succeed
 from launched import (
     CONSOLE,
     REPOSITORY,
-    ROOT_MAY,
     SMALL,
     Launch,
     job,
@@ -34,72 +33,13 @@ from lm_human_preferences.runs import run_record
 SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
 
 
-@pytest.mark.parametrize(
-    'is_open_mpi, expected',
-    [
-        (False, '-rmk user -launcher fork -n 4'),
-        (True, '--host localhost:4 --bind-to none --oversubscribe -n 4'),
-    ],
-)
-def test_options(is_open_mpi, expected):
-    assert launcher.mpiexec_options(is_open_mpi, 4) == expected.split()
-
-
-@pytest.mark.parametrize(
-    'is_open_mpi, user, may', [(True, 0, True), (True, 1000, False), (False, 0, False)]
-)
-def test_root_under_open_mpi(monkeypatch, is_open_mpi, user, may):
-    monkeypatch.setattr(os, 'geteuid', lambda: user)
-    for name in ROOT_MAY:
-        monkeypatch.delenv(name, raising=False)
-    variables = launcher.rank_environment(is_open_mpi)
-    assert {name: variables.get(name) for name in ROOT_MAY} == dict.fromkeys(
-        ROOT_MAY, '1' if may else None
-    )
-
-
-@pytest.fixture
-def folders(tmp_path, monkeypatch):
-    """The environment's own programs, and those on the PATH."""
-    own, path = tmp_path / 'own', tmp_path / 'path'
-    own.mkdir()
-    path.mkdir()
-    monkeypatch.setattr(sys, 'executable', str(own / 'python'))
-    monkeypatch.setenv('PATH', str(path))
-    return own, path
-
-
-def install(folder, version):
-    program = folder / 'mpiexec'
-    program.write_text(f'#!/bin/sh\necho "{version}"\n')
-    program.chmod(0o755)
-    return str(program)
-
-
-OPEN_MPI_5 = 'mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/'
-OPEN_MPI_4 = 'mpiexec (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/'
-
-
-@pytest.mark.parametrize(
-    'version, is_open_mpi',
-    [('HYDRA build details:', False), (OPEN_MPI_5, True), (OPEN_MPI_4, True)],
-)
-def test_mpiexec_on_path(folders, version, is_open_mpi):
-    _, path = folders
-    program = install(path, version)
-    assert launcher.find_mpiexec() == (program, is_open_mpi)
-
-
-def test_the_environments_own_mpiexec_comes_first(folders):
-    own, path = folders
-    program = install(own, 'HYDRA')
-    install(path, OPEN_MPI_5)
-    assert launcher.find_mpiexec() == (program, False)
-
-
-def test_no_mpiexec(folders):
+def test_ranks_are_started_by_the_environments_own_mpiexec(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
     with pytest.raises(UserError, match='no mpiexec to start ranks with: .* or use --mpi 1$'):
         launcher.become_mpiexec(2)
+    (tmp_path / 'mpiexec').touch()
+    expected = f'{tmp_path}/mpiexec -rmk user -launcher fork -n 4'
+    assert launcher.mpiexec_words(4) == expected.split()
 
 
 OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}
@@ -113,17 +53,12 @@ TORCHRUN = {**AZURE, 'TORCHELASTIC_RUN_ID': 'none'}
     'variables, launcher, size, rank',
     [
         ({}, 'none', 1, 0),
-        (MPICH, 'mpiexec of MPICH', 4, 3),
         (OPEN_MPI, 'mpiexec of Open MPI', 4, 3),
         (SLURM, 'srun', 2, 1),
         ({**SLURM, 'PMIX_RANK': '1'}, 'srun by Open MPI', 2, 1),
         ({**SLURM, 'PMI_FD': '5'}, 'srun by MPICH', 2, 1),
         ({**SLURM, **MPICH}, 'mpiexec of MPICH', 4, 3),  # or srun by PMI2
-        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 'mpiexec of Open MPI', 4, 3),
-        ({'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}, 'none', 1, 0),
-        ({'PMI_SIZE': ''}, 'none', 1, 0),
         (TORCHRUN, 'torchrun', 6, 5),
-        ({**AZURE, **SLURM}, 'torchrun', 6, 5),
         ({**TORCHRUN, **SLURM, **MPICH}, 'torchrun', 6, 5),  # torchrun on each host by mpiexec
         ({**AZURE, **MPICH}, 'mpiexec of MPICH', 4, 3),
         ({'WORLD_SIZE': '6', 'RANK': '5'}, 'none', 1, 0),  # nobody says where rank 0 is
@@ -136,23 +71,17 @@ def test_size_and_rank(monkeypatch, variables, launcher, size, rank):
 
 
 def test_a_step_of_another_launcher_is_forgotten(monkeypatch):
-    set_launcher(monkeypatch, {**MPICH, **OPEN_MPI, 'PMIX_RANK': '3', 'PMIX_MCA_psec': 'native'})
-    variables = launcher.rank_environment(False)
-    left = [name for name in variables if name.startswith(('PMI', 'OMPI_COMM'))]
-    assert left == ['PMIX_MCA_psec']
+    set_launcher(monkeypatch, {**MPICH, **OPEN_MPI, 'PMIX_RANK': '3'})
+    variables = launcher.rank_environment()
+    assert not [name for name in variables if name.startswith(('PMI', 'OMPI_COMM'))]
 
 
-@pytest.mark.parametrize('mpi', [None, 16])
-def test_srun_starts_the_ranks_itself(monkeypatch, mpi):
+def test_srun_starts_the_ranks_itself(monkeypatch):
     set_launcher(monkeypatch, {'SLURM_STEP_NUM_TASKS': '16'})
     jobs = []
     monkeypatch.setattr(worker, 'run_job', lambda *job: jobs.append(job[:2]))
-    launch.start_job('job:job', {'a': 1}, mpi)
+    launch.start_job('job:job', {'a': 1}, None)
     assert jobs == [('job:job', {'a': 1})]
-
-
-def test_srun_and_mpi_disagree(monkeypatch):
-    set_launcher(monkeypatch, {'SLURM_STEP_NUM_TASKS': '16'})
     with pytest.raises(UserError, match=r'^--mpi 8, but 16 rank\(s\) were started by '):
         launch.start_job('job:job', {}, 8)
 
@@ -223,7 +152,7 @@ def test_words_reach_the_ranks_as_they_were_typed(tmp_path):
     )
     command = [sys.executable, str(echo), *words]
     output = output_of(command, {**os.environ, 'PYTHONPATH': str(REPOSITORY)})
-    assert output.splitlines() == [str(words)] * 2
+    assert output.replace('\n', '') == str(words) * 2  # mpiexec may join lines
 
 
 def test_one_of_two_ranks_evaluates(one, monkeypatch, tmp_path):

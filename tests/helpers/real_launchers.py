@@ -13,7 +13,6 @@ import pytest
 import slurm_cluster
 from launched import MPIEXEC, ROOT_MAY
 
-from lm_human_preferences.distributed import launcher
 from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Family
 
 
@@ -104,7 +103,7 @@ def open_mpi_mpiexec() -> str:
     for folder in os.get_exec_path():
         for name in ('mpiexec', 'mpirun', 'mpiexec.openmpi'):
             path = shutil.which(name, path=folder)
-            if path is not None and launcher.is_of_open_mpi(path):
+            if path is not None and 'open-mpi' in launched.output_of([path, '--version']).lower():
                 return path
     raise Missing('there is no mpiexec of Open MPI: apt install openmpi-bin')
 

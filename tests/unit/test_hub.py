@@ -2,9 +2,7 @@
 
 import os
 import types
-from unittest import mock
 
-import huggingface_hub
 import pytest
 from blobserver.server import BlackHole
 from hub_server import commit_of, files_in, forget
@@ -126,13 +124,7 @@ def test_a_file_of_a_data_set(hub_server):
 
 @pytest.mark.parametrize(
     'path',
-    [
-        'hf://',
-        'hf://datasets/org/labels',
-        'hf://org/model/../x',
-        'hf://org/mo--del',
-        'hf://org/model/x.lock',
-    ],
+    ['hf://', 'hf://datasets/org/labels', 'hf://org/model/../x', 'hf://org/mo--del'],
 )
 def test_unusable_paths(path):
     assert 'give hf://ORG/NAME' in failure(storage.cached_path, path)
@@ -164,8 +156,6 @@ def test_names_of_models(tmp_path, monkeypatch):
     'recorded, given, expected',
     [
         ('org/model@{}', 'org/model', True),
-        ('org/model@{}', 'org/model@v1', True),
-        ('hf://datasets/org/labels@{}/a.json', 'hf://datasets/org/labels/a.json', True),
         ('hf://datasets/org/labels@{}/a.json', 'hf://datasets/org/labels/b.json', False),
         ('org/model@{}', 'org/model@' + 40 * 'b', False),
         ('org/model@v1', 'org/model', False),
@@ -188,10 +178,6 @@ def lmhp_offline(monkeypatch, hole):
     monkeypatch.setenv('LMHP_OFFLINE', '1')
 
 
-def hub_offline(monkeypatch, hole):
-    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)  # read at import
-
-
 def refused(monkeypatch, hole):
     monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
 
@@ -205,7 +191,6 @@ def silent(monkeypatch, hole):
     'network, reason',
     [
         (lmhp_offline, 'not in the cache, and LMHP_OFFLINE=1'),
-        (hub_offline, 'not in the cache, and HF_HUB_OFFLINE=1'),
         (refused, 'not in the cache, and the hub cannot be reached: [Errno 111] Connection re'),
         (silent, 'not in the cache, and the hub gives no answer within 0.3 s, is there a netwo'),
     ],
@@ -242,7 +227,7 @@ def patient(monkeypatch):
 def test_what_the_hub_refuses(hub_server, patient):
     told = failure(storage.pinned, 'hf://org/none')
     assert told.startswith('hf://org/none: 401 ') and 'Repository Not Found' in told
-    assert told.endswith('(put your token into HF_TOKEN)')
+    assert told.endswith('(a private one needs your token in HF_TOKEN)')
     assert 'Revision Not Found' in failure(storage.pinned, 'hf://org/model@v9')
     hub_server.gated.add('org/model')
     told = failure(storage.pinned, 'hf://org/model')
@@ -270,12 +255,6 @@ def test_what_is_no_model_that_can_be_read(hub_server, files, told):
     assert told in str(e.value)
 
 
-def test_what_is_not_a_hub(hub_server):
-    hub_server.status = 200  # of the page with which a network asks for a password
-    told = failure(storage.pinned, 'hf://org/model')
-    assert told.endswith('the answer is not from a hub (a log-in page of the network?)')
-
-
 def test_a_file_that_ends_early(hub_server, patient, monkeypatch):
     hub_server.holds['org/model']['main'] = {'config.json': b'{}', 'model.safetensors': bytes(1000)}
     hub_server.ends['model.safetensors'] = 999
@@ -285,14 +264,6 @@ def test_a_file_that_ends_early(hub_server, patient, monkeypatch):
     assert hub_server.requests('GET /org/model/resolve') <= 8
     hub_server.ends.clear()
     assert len(files_in(storage.cached_directory('hf://org/model'))['model.safetensors']) == 1000
-
-
-def test_a_disk_without_room(monkeypatch):
-    path = storage.pinned('hf://org/model')
-    full = mock.Mock(side_effect=OSError(28, 'No space left on device'))
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', full)
-    told = failure(storage.cached_directory, path)
-    assert told.endswith('No space left on device (HF_HOME moves its cache)')
 
 
 def test_an_adapter_is_a_model(hub_server):
@@ -306,16 +277,14 @@ def test_an_adapter_is_a_model(hub_server):
 INDEX = b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
 
 
-@pytest.mark.parametrize('weights', [('model.safetensors',), tuple(MODEL)[1:4]])
-def test_whether_all_weights_are_in_the_cache(hub_server, weights):
-    files = dict.fromkeys(weights, b'x') | {'config.json': WANTED['config.json']}
-    if len(weights) > 1:
-        files['model.safetensors.index.json'] = INDEX
+def test_whether_all_weights_are_in_the_cache(hub_server):
+    files = dict.fromkeys(tuple(MODEL)[1:4], b'x') | {'config.json': WANTED['config.json']}
+    files['model.safetensors.index.json'] = INDEX
     hub_server.holds['org/model']['main'] = files
     assert not TrainedModel('org/model').has_weights_here()
     directory = storage.cached_directory('hf://org/model')
     assert TrainedModel('org/model').has_weights_here()
-    os.remove(os.path.join(directory, weights[0]))
+    os.remove(os.path.join(directory, 'model-00001-of-00002.safetensors'))
     assert not TrainedModel('org/model').has_weights_here()
 
 
