@@ -1,7 +1,7 @@
 """Real ranks, started by mpiexec on each engine and without MPI: the tests that use ranks.on_ranks.
 
-Each engine does what depends on the engine: communication, and a training whose gradients it
-averages. The rest, recordings included, is the same for all of them, and is done by one.
+Each engine averages gradients, alone and in a training. The rest, recordings included, is the same
+for all of them, and is done by one.
 faults/test_two_hosts.py has three ranks.
 """
 
@@ -10,8 +10,8 @@ import re
 
 import pytest
 from engines import (
-    COMMUNICATION,
     ENGINES,
+    GRADIENTS,
     OF_EACH_ENGINE,
     OF_ONE_ENGINE,
     available_engines,
@@ -53,6 +53,6 @@ def test_ranks_without_mpi(tmp_path, monkeypatch):
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
     # Below those that connections take, so that none of another test has it meanwhile.
     port = 20_000 + os.getpid() % 9_000
-    command = on_mpi_command('torch', COMMUNICATION)
+    command = on_mpi_command('torch', GRADIENTS)
     output, _ = run_without_launcher([command] * 2, '127.0.0.1', port, TIMEOUT_SECONDS)
-    assert_passed(output, 'torch', COMMUNICATION)
+    assert_passed(output, 'torch', GRADIENTS)

@@ -14,7 +14,6 @@ from experiments import resolved
 from interrupted import STEP, TRAIN_BATCH, assert_same, result_of, run, start
 from launched import eventually
 from online_runs import WORDS as ONLINE
-from online_runs import online_result
 
 import sample
 from lm_human_preferences import storage, train_policy
@@ -216,7 +215,7 @@ def test_what_is_saved_or_deleted_during_an_upload(server, store, staging, monke
 
 
 def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch):
-    """Training goes on; one line says when it begins, one when it is over; nothing is lost."""
+    """Training goes on; one line says when it begins; nothing is lost."""
     lost = Fault('reset', times=None)
     actions = {
         2: lambda: server.faults.append(lost),
@@ -227,7 +226,6 @@ def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatc
     result = succeed(f'{WORDS} {STORE}')
     delayed = 'WARNING: uploads are delayed, and tried again: https://private.blob'
     assert result.stdout.count(delayed) == 1
-    assert result.stdout.count(f'note: uploads to {RUN} are up to date again\n') == 1
     assert_same(downloaded(store, tmp_path), reference)
 
 
@@ -258,17 +256,12 @@ def killed_run(output, method, step):
     )
 
 
-@pytest.mark.parametrize(
-    'method, step, here',
-    [(STEP, 3, True), (STEP, 3, False), (TRAIN_BATCH, 2, False)],
-    ids=['policy here', 'policy elsewhere', 'reward elsewhere'],
-)
-def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
-    """On the same machine from the staging directory, on another one from the store."""
+@pytest.mark.parametrize('method, step', [(STEP, 3), (TRAIN_BATCH, 2)], ids=['policy', 'reward'])
+def test_going_on_elsewhere(store, reference, tmp_path, monkeypatch, method, step):
+    """From what the store has."""
     killed_run(tmp_path / 'out', method, step)
     words = f'{WORDS} {STORE} --run.resume on' if method == TRAIN_BATCH else f'resume {RUN}'
-    if not here:
-        on_another_machine(monkeypatch, tmp_path)
+    on_another_machine(monkeypatch, tmp_path)
     status = run(words.split(), tmp_path / 'out', patches=HASTY)
     output = (tmp_path / 'out').read_text()
     assert status == 0 and f'Going on from {staged()}' in output, output
@@ -346,17 +339,14 @@ def test_overwrite_begins_with_the_lists_of_checkpoints(store):
 def test_labels_that_are_collected(store, monkeypatch, tmp_path):
     """They are kept in the store: another machine goes on, and what people said is not deleted."""
     words = f'train_policy test run --mpi 1 {" ".join(ONLINE)} --save_dir'
-    succeed(f'{words} {tmp_path}')
     with monkeypatch.context() as patch:
         after_steps(patch, {5: interrupt})
         assert invoke(f'{words} {STORE}').exit_code == 130
+    answers = store['run/labels/answers/test.jsonl'].count(b'\n')
     on_another_machine(monkeypatch, tmp_path)
     result = invoke(f'resume {RUN}')
     assert result.exit_code == 0 and f'Going on from {staged()}' in result.stdout, result.output
-    downloaded(store, tmp_path / 'store')
-    found = online_result(tmp_path / 'store/run')
-    assert len(found['answers']) == 1
-    assert_same(found, online_result(tmp_path / 'run'))
+    assert store['run/labels/answers/test.jsonl'].count(b'\n') > answers > 0
     path = 'run/labels/answers/anna.jsonl'
     store[path] = store['run/labels/answers/test.jsonl']
     message = error_of(invoke(f'{words} {STORE} --overwrite'))
@@ -426,7 +416,7 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
 def test_runs_in_the_store_are_read(store, cache, tmp_path):
     """Every command that takes a run reads it, and fetches anew what has changed there."""
     words = (
-        'train_reward test run --mpi 1 --labels.num_train 64 --normalize_samples 64 --save_dir'
+        'train_reward test run --mpi 1 --labels.num_train 32 --normalize_samples 16 --save_dir'
         f' {STORE}/reward'
     )
     for seed in (1, 2):

@@ -10,12 +10,7 @@ import uuid
 
 import documentation
 import pytest
-from engines import (
-    COMMUNICATION,
-    TESTS,
-    available_engines,
-    on_mpi_command,
-)
+from engines import GRADIENTS, TESTS, available_engines, on_mpi_command
 from launched import CONSOLE, FOREVER, MPIEXEC, eventually, output_of, run_without_launcher
 
 from lm_human_preferences.checkpointing import checkpoints
@@ -80,8 +75,7 @@ def run_on_hosts(hosts, tmp_path):
 
 def test_ranks_by_mpi(run_on_hosts):
     engine = available_engines()[-1]
-    average = [f'{COMMUNICATION[0]}::test_gradients_are_averaged']
-    output = run_on_hosts(on_mpi_command(engine, average))
+    output = run_on_hosts(on_mpi_command(engine, GRADIENTS))
     assert f'averaged by {engine}' in output
     assert output.count("'test_comm::test_gradients_are_averaged': 2") == 3
 

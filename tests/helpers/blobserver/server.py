@@ -53,7 +53,6 @@ class Fault:
     reset        RST instead of an answer
     stall S      S seconds of silence, then the connection closes
     slow S       S seconds before each 64 KiB of the body
-    html         200 with an HTML page, as a log-in page of a network
     etag         another ETag on each request: the blob is being overwritten
     """
 
@@ -179,9 +178,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return None
         if self.kind == 'status':
             return self.error(self.arg, 'Injected')
-        if self.kind == 'html':
-            page = b'<html>Please log in to the hotel network</html>'
-            return self.reply(200, page, {'Content-Type': 'text/html'})
         url = urllib.parse.urlsplit(self.path)
         self.query = dict(urllib.parse.parse_qsl(url.query))
         container, _, self.name = urllib.parse.unquote(url.path).removeprefix('/').partition('/')
