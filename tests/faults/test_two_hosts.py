@@ -19,6 +19,7 @@ ADDRESSES = ('10.77.0.1', '10.77.0.2')
 RANKS = (2, 1)  # an odd number in all
 BRIDGE = '172.17.0.1'
 TIMEOUT_SECONDS = 900
+QUICK = ('--rewards.train_new_model=off', '--rewards.trained_model=test')
 pytestmark = pytest.mark.slow
 
 
@@ -83,8 +84,7 @@ def test_ranks_by_mpi(run_on_hosts):
 def test_ranks_without_a_launcher(hosts, tmp_path):
     """One on each host, which have no names here. By torchrun: test_pods."""
     training = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}']
-    quick = '--rewards.train_new_model=off', '--rewards.trained_model=test'
-    command = [sys.executable, TESTS.parent / 'launch.py', *training, *quick]
+    command = [sys.executable, TESTS.parent / 'launch.py', *training, *QUICK]
     command += ['--ppo.total_episodes=128']
     commands = [['ip', 'netns', 'exec', host, *command] for host in hosts]
     outputs = run_without_launcher(commands, ADDRESSES[0], 29400, seconds=200)
@@ -136,7 +136,7 @@ def test_pods(hosts, tmp_path):
         '--nproc-per-node 8': '--nproc-per-node 1',
         './launch.py': f'{TESTS.parent}/launch.py',
         'descriptiveness': 'test',
-        '--save_dir /runs': shlex.join([f'--save_dir={tmp_path}', *CONSOLE, *FOREVER]),
+        '--save_dir /runs': shlex.join([f'--save_dir={tmp_path}', *CONSOLE, *FOREVER, *QUICK]),
     }
     script = documentation.changed(container['command'][-1], changes)
     own_names = [
