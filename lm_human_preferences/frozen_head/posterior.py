@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.training.optimizer import LBFGS
 
 Labels = dict[str, torch.Tensor]
 MOST_ITERATIONS = 1000
@@ -76,7 +77,7 @@ def fit(
     if start is None:
         start = features.new_zeros(features.shape[-1]), features.new_zeros(())
     weight, bias = (each.clone().requires_grad_() for each in start)
-    optimizer = torch.optim.LBFGS(
+    optimizer = LBFGS(
         [weight, bias],
         max_iter=MOST_ITERATIONS,
         tolerance_grad=SMALLEST_GRADIENT,
@@ -87,7 +88,7 @@ def fit(
 
     def closure() -> torch.Tensor:
         """Return the loss, with its gradients."""
-        optimizer.zero_grad()
+        weight.grad = bias.grad = None
         of_labels = problem.surprise(features @ weight + bias)
         loss = of_labels + strength / 2 * weight.square().sum()
         loss.backward()

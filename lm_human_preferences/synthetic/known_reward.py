@@ -1,7 +1,6 @@
 """Exactly known reward of film reviews: log odds of a positive one (paper, section 3.1.1)."""
 
 import functools
-import inspect
 import itertools
 import os
 import sys
@@ -16,6 +15,7 @@ from lm_human_preferences.datasets import reviews
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.synthetic import disk_cache, language_model
+from lm_human_preferences.training.optimizer import LBFGS
 from lm_human_preferences.utils.core import default_device, one_thread
 
 N_REVIEWS = 16384  # labelled reviews that the classifier is fitted to
@@ -84,12 +84,6 @@ def _log_odds(weights: torch.Tensor, tokens: torch.Tensor, padding_token: int) -
     return total
 
 
-class _Solver(torch.optim.LBFGS):
-    """PyTorch's solver, without the wrapper that first imports the compiler."""
-
-    add_param_group = inspect.unwrap(torch.optim.LBFGS.add_param_group)
-
-
 @functools.cache
 def _weights() -> torch.Tensor:
     """Return the weights of `_log_odds` from the cache, or fit them if it cannot be written."""
@@ -114,7 +108,7 @@ def _fit() -> torch.Tensor:
     targets = torch.tensor(positive_shares, dtype=torch.float64)
     n = encoder.padding_token + 1
     weights = torch.zeros(3, n, n, dtype=torch.float64, requires_grad=True)
-    solver = _Solver([weights], max_iter=100, line_search_fn='strong_wolfe')
+    solver = LBFGS([weights], max_iter=100, line_search_fn='strong_wolfe')
 
     def loss() -> torch.Tensor:
         """Return the loss with the penalty; leaves its gradient in the weights."""

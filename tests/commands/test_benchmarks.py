@@ -64,66 +64,41 @@ def own_environment():
         yield
 
 
-# {name: (command, what it prints)}
-BENCHMARKS = {
-    'ppo_update': (
-        'ppo_update --size test --batch 1 --repeats 1 --threads 1',
-        r'\nours, bf16 .*epochs.*\nours, 4 members .*reward.*\nours, frozen head ',
+BENCHMARKS = {  # {command: what it prints}
+    'ppo_update.py --size test --batch 1 --repeats 1 --threads 1': (
+        r'\nours, bf16 .*epochs.*\nours, 4 members .*reward.*\nours, frozen head '
     ),
-    'million_episodes': (
-        'million_episodes --size test --batch 1 --updates 1 --warm-up 0 --profiled 1'
-        ' --threads 1 --precision bf16',
-        r'\nbf16 .* epochs .*\n( +\d+% .* in .*\n){5}',
+    'reward_step.py --model transformers-gpt2 --size test --batch 1 --repeats 1 --threads 1': (
+        r' transformers-gpt2 test, batch 1.*\n(.*\n)*plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 '
     ),
-    'reward_step': (
-        'reward_step --size test --batch 1 --repeats 1 --threads 1',
-        r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 ',
+    'interval_coverage.py --quick': (
+        r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|.*\n'
+        r'(.*\n)*\| scalar_rating \| 40 \|.*\n(.*\n)*\| 3.0 \| 300 \|.*\n'
+        r'(.*\n)*\| half 0, even \| 64 \| 16 \|.*\n(.*\n)*\| 0/1 \| 64 \| 16 \|'
     ),
-    'reward_step transformers': (
-        'reward_step --model transformers-gpt2 --size test --batch 1 --repeats 1 --threads 1',
-        r' transformers-gpt2 test, batch 1.*\n(.*\n)*ours, bf16 ',
-    ),
-    'sampling': (
-        'sampling --size test --batches 2 --repeats 1 --threads 1',
-        r'\n +2( +\d+\.\d+){5}',
-    ),
-    'interval_coverage': (
-        'interval_coverage labels agreement labellers deviations --quick',
-        r'\| 200 \| ties \|( \d+\.\d \|){7}\n(.*\n)*\| by query \| 4 \|.*\n(.*\n)*\| 3.0 \| 300 \|',
-    ),
-    'interval_coverage head': (
-        'interval_coverage head --trials 1',
-        r'\| scalar_rating \| 40 \| -?\d\.\d+ \| \d',
-    ),
-    'interval_coverage evaluation': (
-        'interval_coverage evaluation exact best --trials 1',
-        r'\| half 0, even \| 512 \| 200 \|.*\n(.*\n)*\| 0/1 \| 512 \| 200 \|',
-    ),
-    'scaling': (
-        'scaling --size test --batch 1 --skip batch,responses',
-        r'\nbase .* 1\.00   1\.00 (.*\n)*2 ranks ',
+    'scaling.py --size test --batch 1 --skip batch,responses': (
+        r'\nbase .* 1\.00   1\.00 (.*\n)*2 ranks '
     ),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', BENCHMARKS)
-def test_benchmark(name, monkeypatch, capsys, own_environment):
-    """In this process, without seconds of start-up, and so are its variants.
+def run_here(path, options, monkeypatch):
+    """Run a benchmark in this process, without seconds of start-up, and so its variants.
 
-    Only startup has processes of its own, which it measures, and scaling its ranks.
+    Only startup has processes of its own, which it measures, and scaling its ranks. Responses are
+    a sixth as long: also for a tiny model each token takes its time.
     """
-    command, printed = BENCHMARKS[name]
-    program, *options = command.split()
-    # A sixth of what is measured otherwise: also for a tiny model each token takes its time.
     for module in ('workload', 'ppo_update'):
         monkeypatch.setattr(importlib.import_module(module), 'RESPONSE_LENGTH', 4)
+    coverage = importlib.import_module('evaluation_coverage')
+    monkeypatch.setattr(coverage, 'QUERIES', (16,))
+    monkeypatch.setattr(coverage, 'SAMPLES', (64,))
     on_ranks = importlib.import_module('on_ranks')
     measure_on_ranks = on_ranks.measure
 
     def run(*words):
-        monkeypatch.setattr(sys, 'argv', [f'{program}.py', *options, *words])
-        runpy.run_path(str(FOLDER / f'{program}.py'), run_name='__main__')
+        monkeypatch.setattr(sys, 'argv', [path, *options, *words])
+        runpy.run_path(str(FOLDER.parent / path), run_name='__main__')
 
     def result_of(*words):
         output = io.StringIO()
@@ -142,8 +117,15 @@ def test_benchmark(name, monkeypatch, capsys, own_environment):
     monkeypatch.setattr(importlib.import_module('measuring'), 'in_own_process', run_variant)
     monkeypatch.setattr(on_ranks, 'measure', measure)
     run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('command', BENCHMARKS)
+def test_benchmark(command, monkeypatch, capsys, own_environment):
+    path, *options = command.split()
+    run_here(f'benchmarks/{path}', options, monkeypatch)
     found = capsys.readouterr().out
-    assert re.search(printed, found), found
+    assert re.search(BENCHMARKS[command], found), found
 
 
 def printed_by_quarter(tmp_path, program, **environ):
@@ -168,12 +150,6 @@ def tiny_quarter(tmp_path):
     return {name: command.split() for name, command in parts}
 
 
-def test_each_part_of_the_quarter_of_an_hour_is_written(tmp_path):
-    commands = tiny_quarter(tmp_path)
-    assert len(commands) == 8
-    assert commands['tests'] == ['-m', 'pytest', '-n0', '-q', 'tests/gpu']
-
-
 def test_the_quarter_of_an_hour_ends(tmp_path):
     """The limit of all parts cuts the first of them off, whose lines are in the table."""
     found = printed_by_quarter(tmp_path, 'echo begun; exec sleep 30', SECONDS_IN_ALL='1')
@@ -183,39 +159,31 @@ def test_the_quarter_of_an_hour_ends(tmp_path):
     assert '== million: status 124 after 1 s' in table
 
 
-# The others are above, with the same options.
+# speed_large is the program of memory_large.
+PARTS = {
+    'million': r'\nfp32 .* epochs ',
+    'to_the_bit': r'^nondeterministic: none\n(weights .* at most 0.0e\+00, epochs took .* s\n){2}$',
+    'resume': r'^killed and resumed: .* at most 0.0e\+00\n$',
+    'sampling': r'\n +2( +\d+\.\d+){5}',
+    'memory': r'^( +\d+\.\d+){2} +[-+]\d+%',
+    'memory_large': r'billion parameters, bf16:\nprocess .* estimate=.*\n.* learn; ',
+}
+
+
+@pytest.fixture(scope='module')
+def quarter(tmp_path_factory):
+    return tiny_quarter(tmp_path_factory.mktemp('quarter'))
+
+
+def test_each_part_of_the_quarter_of_an_hour_is_written(quarter):
+    assert {*quarter} == {*PARTS, 'tests', 'speed_large'}
+    assert quarter['tests'] == ['-m', 'pytest', '-n0', '-q', 'tests/gpu']
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'part, printed',
-    [
-        ('million', r'\nfp32 .* epochs '),
-        (
-            'to_the_bit',
-            r'^nondeterministic: none\n(weights .* at most 0.0e\+00, epochs took .* s\n){2}$',
-        ),
-        ('resume', r'^killed and resumed: .* at most 0.0e\+00\n$'),
-        ('memory', r'^( +\d+\.\d+){2} +[-+]\d+%'),
-        ('memory_large', r'billion parameters, bf16:\nprocess .* estimate=.*\n.* learn; '),
-    ],
-)
-def test_a_part_of_the_quarter_of_an_hour(
-    part, printed, tmp_path, monkeypatch, capsys, own_environment
-):
-    program, *options = tiny_quarter(tmp_path)[part]
-    for module in ('workload', 'ppo_update'):
-        monkeypatch.setattr(importlib.import_module(module), 'RESPONSE_LENGTH', 4)
-
-    def run(*words):
-        monkeypatch.setattr(sys, 'argv', [program, *options, *words])
-        runpy.run_path(str(FOLDER.parent / program), run_name='__main__')
-
-    def run_variant(variant, threads):
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            run('--threads', str(threads), '--variant', variant)
-        return json.loads(output.getvalue().splitlines()[-1])
-
-    monkeypatch.setattr(importlib.import_module('measuring'), 'in_own_process', run_variant)
-    run()
+@pytest.mark.parametrize('part', PARTS)
+def test_a_part_of_the_quarter_of_an_hour(part, quarter, monkeypatch, capsys, own_environment):
+    path, *options = quarter[part]
+    run_here(path, options, monkeypatch)
     found = capsys.readouterr().out
-    assert re.search(printed, found), found
+    assert re.search(PARTS[part], found), found
