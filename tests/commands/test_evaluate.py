@@ -75,7 +75,6 @@ def test_against_the_frontier_by_hand():
 @pytest.mark.parametrize(
     'exact, score, kl, told',
     [
-        (True, -1.0, 0.3, 'as all responses to a query have the same score'),
         (False, -1.0, 0.3, 'as all responses to a query have the same score'),
         (True, None, 0.0, 'nothing is gained at that KL'),
     ],
@@ -134,11 +133,10 @@ def of_normal_rewards(kl, queries, samples, cosine, scale):
     return reference, policy, scale * rewards
 
 
-@pytest.mark.parametrize('kl', [2.0, 4.0])
-def test_a_share_from_samples_is_the_true_one_though_half_the_queries_have_none(kl):
+def test_a_share_from_samples_is_the_true_one_though_half_the_queries_have_none():
     torch.manual_seed(0)
     scale = torch.tensor([0.0, 1.0]).double().repeat(8).unsqueeze(1)
-    points = comparison.compare_samples(*of_normal_rewards(kl, 16, 1024, 0.9, scale), kl_coef=1.0)
+    points = comparison.compare_samples(*of_normal_rewards(4.0, 16, 1024, 0.9, scale), kl_coef=1.0)
     found = comparison.summarize(points, with_errors=True)['policy']
     width = report.margin(found, 'share', 16)
     assert found['share'] == pytest.approx(0.9, abs=0.01) and abs(found['share'] - 0.9) < width
@@ -168,12 +166,11 @@ def test_the_share_of_queries_of_two_kinds_takes_many_of_them(queries, has_share
     assert ('±' in '\n'.join(told[1:])) == has_share
 
 
-@pytest.mark.parametrize('kl', [2.0, 4.0])
-def test_few_samples_do_not_bias_the_share(kl):
+def test_few_samples_do_not_bias_the_share():
     """Of 64 samples it was .3 to .5 points too high, several times as much as ±."""
     torch.manual_seed(0)
     points = comparison.compare_samples(
-        *of_normal_rewards(kl, 400, 64, 0.9, torch.ones(400, 1).double()), kl_coef=1.0
+        *of_normal_rewards(4.0, 400, 64, 0.9, torch.ones(400, 1).double()), kl_coef=1.0
     )
     found = comparison.summarize(points, with_errors=True)
     error = found['policy']['standard_errors']['share']
@@ -368,22 +365,15 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_point(drawn, tmp_
     assert line.get_xdata()[-1] == pytest.approx(1.2 * largest)  # no further than the points
 
 
-@pytest.mark.parametrize(
-    'broken, told',
-    [
-        (['policy'], 'the KL or the reward of policy is not finite'),
-        (['policy', 'base', *(f'best_of_{n}' for n in report.BEST_OF)], ' base, policy, best of 4'),
-    ],
-)
-def test_numbers_that_are_not_finite_are_said_and_not_drawn(broken, told, drawn, tmp_path):
-    """Of a network that gives infinite numbers, and in the files of an earlier version."""
-    results = results_of()
+def test_numbers_that_are_not_finite_are_said_and_not_drawn(drawn, tmp_path):
+    """Of a network that gives infinite numbers."""
+    results, broken = results_of(), ['policy', 'base', *(f'best_of_{n}' for n in report.BEST_OF)]
     nothing = {'kl': None, 'reward': None, 'share': None, 'effective_samples': None}
     for points in results['rewards'].values():
         for name in broken:
             points[name] = {**points[name], **nothing, 'standard_errors': nothing}
     lines = list(report.table(results))
-    assert sum(told in line for line in lines) == 2
+    assert sum(' base, policy, best of 4' in line for line in lines) == 2
     assert not any('no gain' in line for line in lines)
     picture.draw(results, str(tmp_path / 'out.png'))
     for axes in drawn[0].axes:
@@ -599,9 +589,7 @@ def evaluated(run, words=''):
 @pytest.mark.parametrize(
     'settings, name',
     [
-        ({}, 'evaluation'),
         ({'output_dir': 'there'}, 'evaluation'),
-        ({'queries': 4}, 'evaluation-queries_4'),
         ({'samples': 64, 'kl_coef': 0.1, 'seed': 2}, 'evaluation-samples_64-seed_2-kl_coef_0.1'),
     ],
 )
@@ -624,6 +612,10 @@ def test_an_exact_evaluation(run):
     assert (run / 'evaluation-queries_5.png').read_bytes().startswith(b'\x89PNG')
     for number in (policy['reward'], policy['frontier'], points['best_of_16']['kl']):
         assert f'{number:.3f}' in output
+    assert output.splitlines()[-2:] == [
+        f'Saved evaluation-queries_5.json and evaluation-queries_5.png in {run}',
+        f'Sample from the policy: ./sample.py sample --save_dir {run} --nsamples 8',
+    ]
 
 
 def test_a_training_that_ends_in_nan_is_said_instead_of_an_evaluation(tmp_path):
@@ -693,21 +685,12 @@ def test_results_go_where_they_are_asked_to(run, tmp_path):
     assert set(os.listdir(run)) == before
 
 
-def test_the_end_says_what_is_there_and_what_comes_next(run):
-    output, _ = evaluated(run, '--queries 2')
-    assert output.splitlines()[-2:] == [
-        f'Saved evaluation-queries_2.json and evaluation-queries_2.png in {run}',
-        f'Sample from the policy: ./sample.py sample --save_dir {run} --nsamples 8',
-    ]
-
-
 def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_path, monkeypatch):
     monkeypatch.setattr(measure, 'load_models', lambda *_: pytest.fail('the models are loaded'))
     (tmp_path / 'file').touch()
     (tmp_path / 'taken' / 'evaluation.png').mkdir(parents=True)
     for directory, reason in [
         (f'{tmp_path}/file/new', f'cannot write to {tmp_path}/file/new: Not a directory'),
-        ('/proc/new', 'cannot write to /proc/new: No such file or directory'),
         ('az://account/container/new', 'az://account/container/new is remote'),
         (f'{tmp_path}/taken', f'{tmp_path}/taken/evaluation.png is a directory'),
     ]:
@@ -715,12 +698,11 @@ def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_
         assert told.startswith(f'--output_dir: {reason}') and 'give a' in told
 
 
-@pytest.mark.parametrize('name', ['evaluation-queries_2.json', 'evaluation-queries_2.png'])
-def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch, name):
+def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch):
     original = os.open
 
     def full(path, *arguments, **more):
-        if os.path.basename(path).startswith(name):
+        if os.path.basename(path).startswith('evaluation-queries_2.json'):
             raise OSError(errno.ENOSPC, 'No space left on device')
         return original(path, *arguments, **more)
 
@@ -731,14 +713,3 @@ def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monke
     told = last_error_of(result)
     assert told.startswith(f'--output_dir: cannot write to {tmp_path}: No space left on device; ')
     assert f'`./launch.py evaluate {run} --output_dir ANOTHER`' in told
-
-
-@pytest.mark.parametrize(
-    'words, told',
-    [
-        ('. --kl_coef 0', '--kl_coef must be above 0, got 0.0'),
-        ('. --samples 8', '--samples must be at least 64, got 8'),
-    ],
-)
-def test_mistakes(words, told):
-    assert error_of(invoke(f'evaluate {words}')) == told

@@ -11,7 +11,7 @@ import pytest
 import torch
 from command_line import error_of, invoke, succeed
 from console import responses
-from launched import ONE_AND_TWO, Launch, eventually
+from launched import Launch, eventually
 from online_runs import lines_of
 
 import sample
@@ -92,9 +92,7 @@ def change_settings(run, group='task', **settings):
     path.write_text(json.dumps(hparams))
 
 
-@pytest.mark.parametrize(
-    'scope, temperature', [('policy', None), ('policy', 0.5), ('ref_policy', None)]
-)
+@pytest.mark.parametrize('scope, temperature', [('policy', 0.5), ('ref_policy', None)])
 def test_output_agrees_with_an_independent_computation(labelled_run, tmp_path, scope, temperature):
     """pi at the temperature of the sampling, rho at the task's, which is 1."""
     words = [f'--savescope={scope}', '--per_query=5', f'--output={tmp_path}/out.jsonl']
@@ -215,8 +213,7 @@ def test_prompts_come_before_the_file_and_in_their_order(labelled_run, tmp_path)
     assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
 
 
-@pytest.mark.parametrize('batch_size', [1, 3, 8])
-@pytest.mark.parametrize('ranks', [1, 2])
+@pytest.mark.parametrize('batch_size, ranks', [(3, 1), (1, 2), (8, 2)])
 def test_prompts_are_gone_through_again_and_again(batch_size, ranks):
     for per_query, expected in ((1, [1, 2, 1, 2, 1, 2]), (2, [1, 1, 2, 2, 1, 1])):
         found = []
@@ -235,19 +232,17 @@ def test_prompts_are_gone_through_again_and_again(batch_size, ranks):
 def test_fewer_samples_are_the_beginning_of_more(direct_run, words):
     """With the same seed; the original sampled whole batches, too."""
     most = responses(sampled(direct_run, *words, '--seed=3', '--nsamples=6').stdout)
-    for count in (1, 2, 5):
-        found = responses(sampled(direct_run, *words, '--seed=3', f'--nsamples={count}').stdout)
-        assert found == most[:count]
+    found = responses(sampled(direct_run, *words, '--seed=3', '--nsamples=5').stdout)
+    assert found == most[:5]
 
 
 def test_several_responses_to_each_query_of_the_data_set(labelled_run):
     """Queries in the data set's order, each as often as asked for, at any batch size."""
     once = [query for query, _ in responses(sampled(labelled_run, '--nsamples=8').stdout)]
-    for size in (1, 3, 8):
-        result = sampled(labelled_run, '--nsamples=20', '--per_query=3', f'--batch_size={size}')
-        found = [query for query, _ in responses(result.stdout)]
-        assert found == [query for query in once for _ in range(3)][:20]
-        assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
+    result = sampled(labelled_run, '--nsamples=20', '--per_query=3', '--batch_size=8')
+    found = [query for query, _ in responses(result.stdout)]
+    assert found == [query for query in once for _ in range(3)][:20]
+    assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
 
 
 def test_queries_are_those_of_the_test_part(copied_run, tmp_path):
@@ -260,21 +255,12 @@ def test_queries_are_those_of_the_test_part(copied_run, tmp_path):
     assert result.stderr == f'Queries are from {part}: 1 of 1 texts are used\n'
 
 
-def test_output_changes_no_sample(labelled_run, tmp_path):
-    plain, kept = (
-        sampled(labelled_run, '--nsamples=6', '--seed=4', *words).stdout
-        for words in ([], [f'--output={tmp_path}/out.jsonl'])
-    )
-    assert plain == kept
-
-
-@pytest.mark.parametrize('size', ONE_AND_TWO)
-def test_interrupted_sampling_is_quiet_and_its_output_complete(labelled_run, tmp_path, size):
+def test_interrupted_sampling_is_quiet_and_its_output_complete(labelled_run, tmp_path):
     path = tmp_path / 'out.jsonl'
     launch = Launch(
         tmp_path,
         f'--save_dir={labelled_run}',
-        f'--mpi={size}',
+        '--mpi=2',
         f'--output={path}',
         command=('sample.py', 'sample'),
     )
@@ -301,7 +287,6 @@ def mistake(run, *words):
         (['--prompt', 'the xyzzy was'], "--prompt 'the xyzzy was': encoding 'reviews' has no word"),
         (['--prompt', 'film ' * 50], f"--prompt '{'film ' * 12}...' has 50 tokens, but the"),
         (['--savescope', 'polcy'], '--savescope polcy: the checkpoint in RUN/policy has policy'),
-        (['--output', 'RUN/samples.jsonl'], '--output RUN/samples.jsonl exists: give another name'),
         (['--queries', 'RUN/nothing.jsonl'], '--queries RUN/nothing.jsonl: no such file'),
     ],
 )
@@ -321,8 +306,6 @@ def test_texts_that_the_model_has_no_positions_for(copied_run):
     [
         ('"the film was"\n""', ', line 2 is empty'),
         ('"the film was"\n\n"the xyzzy"\n', ", line 3: encoding 'reviews' has no word 'xyzzy'"),
-        ('{"text": "the film was"}', ', line 1 is not a JSON string'),
-        ('"the film was really very good"', ', line 1 has 6 tokens'),
         ('', ' has no text'),
     ],
 )
@@ -349,15 +332,8 @@ def test_what_was_written_before_a_disk_was_full_is_told(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
     file = SampleFile(str(tmp_path / 'out.jsonl'))
-    file.write({'query': 'a'})
+    file.write({'query': '“é”'})
+    assert (tmp_path / 'out.jsonl').read_text(encoding='utf-8') == '{"query": "“é”"}\n'
     monkeypatch.setattr(sample_policy.storage, 'append', full)
     with pytest.raises(UserError, match='cannot be written: No space left .*; it has 1 samples'):
         file.write({'query': 'b'})
-
-
-def test_texts_are_written_as_they_are(tmp_path):
-    path = tmp_path / 'out.jsonl'
-    file = SampleFile(str(path))
-    file.write({'query': '“é”'})
-    file.write({'query': 'e'})
-    assert path.read_text(encoding='utf-8') == '{"query": "“é”"}\n{"query": "e"}\n'
