@@ -75,7 +75,7 @@ def test_a_policy_has_the_task_of_its_reward_model_and_paths_are_quoted(tmp_path
     )
 
 
-@pytest.mark.parametrize('columns', ['1', '0', '80'])
+@pytest.mark.parametrize('columns', ['1', '80'])
 def test_settings_at_the_width_of_a_terminal(columns, capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', columns)
     monkeypatch.setattr(logging, '_console', 'summary')

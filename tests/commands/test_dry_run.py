@@ -9,7 +9,6 @@ from engines import available_engines
 
 from lm_human_preferences import storage, train_reward
 from lm_human_preferences.datasets.reviews import WORDS
-from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.training import memory
 
 NEW = '--rewards.train_new_model'
@@ -64,7 +63,6 @@ def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
     lines = told('train_policy sentiment first --mpi 1 --task.policy.initial_model 774M', tmp_path)
     warnings = [line for line in lines if line.startswith('WARNING: training takes about ')]
     assert warnings and '--ppo.micro_batch_size' in warnings[-1]
-    assert released.RELEASED['124M']['n_embd'] == 768
 
 
 def test_a_kl_that_costs_nothing_runs_and_is_noted(tmp_path):
@@ -108,13 +106,11 @@ def error_of_dry_run(words):
         ('--task.query_dataset nosuch', '--task.query_dataset nosuch: choose '),
         ('--task.query_dataset {}/missing.jsonl', '{}/missing.jsonl: no such file'),
         ('--task.policy.initial_model nosuch', "unknown model 'nosuch'"),
-        ('--task.policy.initial_model https://example.com/x', "'https://example.com/x/file': give"),
         (
             f'{NEW} off --rewards.trained_model gs:x/y',
             "'gs:x/y/file': give a local path, az://ACCOUNT/CONTAINER/NAME",
         ),
         ('--run.precision tf32', 'tf32 needs a GPU'),
-        (f'{NEW}.run.precision tf32', 'tf32 needs a GPU'),
         ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),
         (f'{NEW} off --rewards.trained_model mock', "('mock') judges film reviews only"),
         (f'{NEW}.labels.source mock', 'set --task.policy.initial_model reviews'),
@@ -132,14 +128,10 @@ def test_what_would_fail(words, message, tmp_path):
     'words, range_',
     [
         ('--ppo.gamma 5', 'from 0 to 1'),
-        ('--task.policy.temperature 0', 'above 0'),
-        (f'{NEW}.labels.type best_of_1', 'at least 2'),
-        ('--rewards.online.error 2 --rewards.online.labels 50', 'from 0 to 1'),
         ('--task.truncate_token 999999', '0 to 26'),
         ('--task.truncate_after 4 --task.truncate_token 5', 'below --task.response_length 4'),
         ('--task.response_length 600', 'are 603, more than the 8 of --task.policy.initial_model'),
         ('--ppo.batch_size 1_000_000_000_000 --ppo.total_episodes 1_000_000_000_000', 'at most'),
-        (f'{NEW}.rollout_batch_size 1_000_000_000_000', 'at most'),
     ],
 )
 @pytest.mark.parametrize('more', ['', '--dry_run'])

@@ -75,13 +75,9 @@ def test_words_that_no_review_has():
 @pytest.mark.parametrize(
     'words, sign',
     [
-        ('really very good', 1),
         ('not very good', -1),
         ('not boring indeed', 1),
-        ('truly awful today', -1),
-        ('good but awful', -1),
         ('awful but good', -1),
-        ('dull but brilliant', 1),
         ('long but funny', 1),
     ],
 )
