@@ -114,17 +114,13 @@ def _ask_given(
     new = [label for label in given if not are_equal([label.tokens[name] for name in fields])]
     with _writer(folder, record, encoding) as writer:
         new = into_folder.as_asked(new, writer.folder)
-        if gold is not None:
-            names = [GOLD] * len(fields)
-            added = into_folder.add_questions(
-                new, writer, names, kind=GOLD, labellers=lambda number: EVERYBODY
-            )
-        else:
-            there = writer.folder.count(TRAIN)
-            names = [os.path.basename(path)] * len(fields)
-            added = into_folder.add_questions(
-                new, writer, names, labellers=lambda number: _labellers(options, there + number)
-            )
+        kind, source = (TRAIN, os.path.basename(path)) if gold is None else (GOLD, GOLD)
+        there = writer.folder.count(TRAIN)
+
+        def labellers(number: int) -> int:
+            return _labellers(options, there + number) if gold is None else EVERYBODY
+
+        added = into_folder.add_questions(new, writer, source, kind=kind, labellers=labellers)
     _report(writer.folder, experiments, added, equal=len(given) - len(new), known=len(new) - added)
     for note in notes:
         click.echo(note)

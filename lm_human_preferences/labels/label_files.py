@@ -144,8 +144,7 @@ def _read_file(settings: HParams, encoding: Encoding) -> tuple[list[Any], list[s
     """Return the labels of a file as objects of token ids, unchecked, and notes on texts."""
     path, option = settings.labels.source, settings.labels.option_name('source')
     with about_option(option):
-        records.check_kind_of_file(path)
-    found: Iterable[tuple[str, Any]] = records.read_file(path)
+        found: Iterable[tuple[str, Any]] = records.read_file(path)
     objects = [record for _, record in found]
     if not objects:
         return [], []

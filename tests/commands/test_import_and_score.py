@@ -1,5 +1,6 @@
 """`./launch.py import_labels` and `score`, `ask` with own questions, labels as texts."""
 
+import io
 import json
 import random
 import re
@@ -7,12 +8,10 @@ import time
 
 import pytest
 import torch
-from click.testing import CliRunner
 from command_line import error_of, invoke, succeed
 from experiments import resolved
 from label_folders import make_folder
 
-import launch
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import queries
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
@@ -59,7 +58,7 @@ def test_preferences_train_a_reward_model_by_one_command(reward_model):
     assert float(percent) > 90
 
 
-def test_scores(reward_model, tmp_path, monkeypatch):
+def test_scores(reward_model, tmp_path, monkeypatch, capsys):
     query = 'the film was'
     file = write_lines(
         tmp_path / 'texts.jsonl',
@@ -96,10 +95,10 @@ def test_scores(reward_model, tmp_path, monkeypatch):
     assert expected['great'] > expected['dull']
     # the directory of the model itself, and the record beside it
     assert succeed(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
-    for name in ('-', '/dev/stdin'):
-        command = ['score', str(reward_model[0]), name]
-        piped = CliRunner().invoke(launch.cli, command, input=file.read_text())
-        assert piped.stdout == results[1], piped.output
+    monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    capsys.readouterr()
+    score.score(str(reward_model[0]), '-', 64, 'refuse')
+    assert capsys.readouterr().out == results[1]
 
 
 def test_a_terminal_gets_a_table_of_scores(monkeypatch, capsys, reward_model, tmp_path):
@@ -188,7 +187,7 @@ def test_imported_labels_keep_their_order(tmp_path):
         labels.append(label)
     before = time.time()
     with QuestionWriter(str(tmp_path / 'f'), SHORT_PAIRS) as writer:
-        into_folder.add_labels(labels, writer, ['imported'] * 2, 'imported')
+        into_folder.add_labels(labels, writer, 'imported')
         counted = writer.folder.counted()
         asked = [writer.folder.tokens(writer.folder.questions[a.question]) for a in counted]
     assert [tokens['query'] for tokens in asked] == [[number] for number in range(7)]

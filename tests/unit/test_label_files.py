@@ -149,7 +149,7 @@ PAIR = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}
         ('a.json', [PAIR], {'label_type': 'best_of_4'}, 'give {option}type best_of_2, not'),
         ('a.json', [{**PAIR, 'prompt': 'abcd'}], {}, 'more than 3; give {option}too_long cut'),
         ('a.json', [{**PAIR, 'chosen': 7}], {}, '{option}source {path}, label 0'),
-        ('a.xlsx', [], {}, '{option}source {path} is '),
+        ('a.parquet', [], {}, '{option}source {path} is '),
     ],
 )
 @pytest.mark.parametrize('is_of_policy', [False, True])

@@ -1,7 +1,6 @@
 """Import of labels that other tools keep as texts into a folder of labels or a label file."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -14,12 +13,11 @@ from lm_human_preferences.hparams.labelling_options import ImportHParams
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import ID
-from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter, is_folder
+from lm_human_preferences.labels.folder import QuestionWriter, is_folder
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.task_file import SCALE, TIES
 from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
 from lm_human_preferences.labels.texts.records import TextLabel
-from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.storage import outputs
 
 
@@ -61,7 +59,11 @@ def import_labels(
     else:
         if SCALE in task and not is_folder(output):
             task[SCALE] = label_type.scale_of([label.answer for label in labels])
-        folder = _write_folder(output, labels, task, encoding, options.labeller)
+        with QuestionWriter(output, task, encoding) as writer:
+            lines = into_folder.add_labels(labels, writer, options.labeller)
+        folder = writer.folder
+        for line in lines:
+            click.echo(line)
         of_training = len(folder.counted())
         if of_training:
             click.echo(f'To train on them: {training_command(folder, experiments, of_training)}')
@@ -82,18 +84,3 @@ def _write_file(path: str, labels: Sequence[TextLabel], answer: str, encoding: s
     ties = len(labels) - len(written)
     if ties:
         click.echo(token_ids.NO_TIES.format(count=ties, form='a label file'))
-
-
-def _write_folder(
-    path: str,
-    labels: Sequence[TextLabel],
-    task: dict[str, Any],
-    encoding: Encoding,
-    labeller: str,
-) -> LabelFolder:
-    samples = len(labels[0].samples)
-    with QuestionWriter(path, task, encoding) as writer:
-        lines = into_folder.add_labels(labels, writer, ['imported'] * samples, labeller)
-    for line in lines:
-        click.echo(line)
-    return writer.folder

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 import random
 import uuid as uuids
 from collections.abc import Callable, Sequence
@@ -13,8 +14,6 @@ from lm_human_preferences.labels.answers import (
     GIVEN_ID,
     UNNAMED,
     Answer,
-    AnswerLog,
-    is_unnamed,
     question_id,
 )
 from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, QuestionWriter
@@ -30,29 +29,24 @@ def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel
     A preference that was not asked before is shuffled: its file has the chosen response first.
     UserError for an answer that is not on the folder's scale.
     """
-    _check_scale(labels, folder)
+    label_type = folder.label_type
     asked: dict[tuple[Any, ...], Tokens] = {}
     for question in folder.questions.values():
         tokens = folder.tokens(question)
         asked.setdefault(_in_any_order(tokens), tokens)
     found = []
     for label in labels:
-        label = shuffled(label, folder.label_type)
+        if label_type.scale is not None and label.answer is not None:
+            low, high = label_type.scale
+            if not low <= label.answer <= high:
+                raise UserError(
+                    f'{label.where}, field {label_type.field!r}: {label.answer} is not on the scale'
+                    f' of {folder.path}, {low} to {high}: use another folder, or convert it'
+                )
+        label = shuffled(label, label_type)
         first = asked.setdefault(_in_any_order(label.tokens), label.tokens)
-        found.append(_moved(label, first, folder.label_type))
+        found.append(_moved(label, first, label_type))
     return found
-
-
-def _check_scale(labels: Sequence[TextLabel], folder: LabelFolder) -> None:
-    if folder.label_type.scale is None:
-        return
-    low, high = folder.label_type.scale
-    for label in labels:
-        if label.answer is not None and not low <= label.answer <= high:
-            raise UserError(
-                f'{label.where}, field {folder.label_type.field!r}: {label.answer} is not on the'
-                f' scale of {folder.path}, {low} to {high}: use another folder, or convert it'
-            )
 
 
 def shuffled(label: TextLabel, label_type: LabelType) -> TextLabel:
@@ -77,67 +71,69 @@ def _moved(label: TextLabel, asked: Tokens, label_type: LabelType) -> TextLabel:
     """Return a label with its samples in the order of `asked`, which is the same question."""
     answer = label.answer
     if answer is not None:
-        moves = sorted(zip(_by_sample(label.tokens), _by_sample(asked), strict=True))
-        answer = label_type.moved(answer, [place for _, place in moves])
+        _, *left = asked.values()
+        places = []
+        for name in label_type.samples:
+            places.append(left.index(label.tokens[name]))
+            left[places[-1]] = []  # no place of an equal sample
+        answer = label_type.moved(answer, places)
     return dataclasses.replace(label, answer=answer, tokens=asked, is_ordered=True)
-
-
-def _by_sample(tokens: Tokens) -> list[int]:
-    """Return the indices of the samples in the order of their tokens."""
-    _, *samples = tokens.values()
-    return sorted(range(len(samples)), key=samples.__getitem__)
 
 
 def add_questions(
     labels: Sequence[TextLabel],
     writer: QuestionWriter,
-    policies: Sequence[str],
+    source: str,
     *,
     kind: str = TRAIN,
     labellers: Callable[[int], int] | None = None,
 ) -> int:
     """Add new questions, and return their number; gold questions keep their answers.
 
-    labellers: function of the index of a new question that returns how many people are to answer
-    it; by default, as many as have answered it.
+    source: stands in the place of each sample's policy. labellers: function of the index of a new
+    question that returns how many people are to answer it; by default, as many as have answered it.
     """
     folder = writer.folder
-    golds: dict[str, tuple[Value, str]] = {}  # answer and place, by question
-    for question in folder.questions.values():
-        if question.kind == GOLD:
-            golds[question.id] = question.gold, f'a gold question of {folder.path}'
-    new: dict[str, TextLabel] = {}
-    people: dict[str, set[str | None]] = {}
+    if kind == GOLD:
+        _check_gold(labels, folder)
+    new: dict[str, list[TextLabel]] = {}
     for label in labels:
         id = question_id(label.tokens)
-        if kind == GOLD:
-            gold, where = golds.setdefault(id, (label.answer, label.where))
-            if not folder.label_type.matches(label.answer, gold):
-                raise UserError(f'{label.where} contradicts {where}: the answers must be equal')
         if id not in folder.questions:
-            new.setdefault(id, label)
-            people.setdefault(id, set()).add(label.labeller)
+            new.setdefault(id, []).append(label)
     headers = []
-    for number, (id, label) in enumerate(new.items()):
+    for number, of_question in enumerate(new.values()):
+        first = of_question[0]
+        people = len({label.labeller for label in of_question})
         header: dict[str, Any] = {
             'kind': kind,
-            'labellers': labellers(number) if labellers else len(people[id]),
-            'policies': list(policies),
+            'labellers': labellers(number) if labellers else people,
+            'policies': [source] * len(first.samples),
             'part': 'given',
             'texts_read': 0,
         }
         if kind == GOLD:
-            header['gold'] = label.answer
-        if label.id is not None:
-            header[GIVEN_ID] = label.id
+            header['gold'] = first.answer
+        if first.id is not None:
+            header[GIVEN_ID] = first.id
         headers.append(header)
-    writer.add([label.tokens for label in new.values()], headers)
+    writer.add([of_question[0].tokens for of_question in new.values()], headers)
     return len(new)
 
 
-def add_labels(
-    labels: Sequence[TextLabel], writer: QuestionWriter, policies: Sequence[str], labeller: str
-) -> list[str]:
+def _check_gold(labels: Sequence[TextLabel], folder: LabelFolder) -> None:
+    """Raise UserError if the answer to a gold question contradicts another one."""
+    golds: dict[str, tuple[Value, str]] = {}  # answer and place, by question
+    for question in folder.questions.values():
+        if question.kind == GOLD:
+            golds[question.id] = question.gold, f'a gold question of {folder.path}'
+    for label in labels:
+        gold, where = golds.setdefault(question_id(label.tokens), (label.answer, label.where))
+        if not folder.label_type.matches(label.answer, gold):
+            raise UserError(f'{label.where} contradicts {where}: the answers must be equal')
+
+
+def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: str) -> list[str]:
     """Add questions and the answers to them, and return lines that say what was done.
 
     labeller: name for answers without one. UserError if one of the labellers is at work; then
@@ -145,33 +141,35 @@ def add_labels(
     """
     folder = writer.folder
     labels = as_asked(labels, folder)
-    given, notes = _answers(labels, folder, labeller)
+    given, repeated = _answers(labels, folder, labeller)
     with contextlib.ExitStack() as stack:
         writers = {}
         # New labellers come last, so that they get no file if somebody is at work.
         for name in sorted(given, key=lambda name: name not in folder.logs):
             writers[name] = stack.enter_context(Labeller(folder, name, at_work=AT_WORK))
-        added = add_questions(labels, writer, policies)
+        added = add_questions(labels, writer, UNNAMED)
         lines = [f'{folder.path}: {added} questions added, {len(folder.questions)} in all']
         for name, by_question in given.items():
-            new, more_notes = _new_answers(name, by_question, writers[name].log)
-            writers[name].add(new)
-            lines.append(f'{len(new)} answers of {name} added')
-            notes += more_notes
-    return [*lines, *notes]
+            lines += _add_answers(writers[name], by_question)
+    if repeated:
+        lines.append(
+            f'{repeated} rows without a name are the same as an earlier one, and were left out: a'
+            ' "labeller" or an "id" in each row says that they are answers of several people'
+        )
+    return lines
 
 
 def _answers(
     labels: Sequence[TextLabel], folder: LabelFolder, labeller: str
-) -> tuple[dict[str, dict[str, list[Answer]]], list[str]]:
-    """Return {labeller: {question: answers in the order of the file}}, and notes.
+) -> tuple[dict[str, dict[str, Answer]], int]:
+    """Return {labeller: {question: last answer}}, and the number of repeated rows.
 
     Answers without a name to one question are those of different people; repeated rows count once.
     """
     unnamed: dict[str, list[tuple[str, int | str | None]]] = {}  # (answer, id) of each, by question
     repeated = 0
     now = folder.time_of_next_answer()
-    given: dict[str, dict[str, list[Answer]]] = {}
+    given: dict[str, dict[str, Answer]] = {}
     for number, label in enumerate(labels):
         name, id = label.labeller or labeller, question_id(label.tokens)
         if name == UNNAMED:
@@ -182,7 +180,7 @@ def _answers(
             rows.append(row)
             if len(rows) > 1:
                 name = f'{UNNAMED}-{len(rows)}'
-        answer = Answer(
+        given.setdefault(name, {})[id] = Answer(
             uuid=str(uuids.uuid4()),
             labeller=name,
             question=id,
@@ -196,37 +194,29 @@ def _answers(
             is_imported=True,
             given_id=label.id,
         )
-        given.setdefault(name, {}).setdefault(id, []).append(answer)
-    if not repeated:
-        return given, []
-    return given, [
-        f'{repeated} rows without a name are the same as an earlier one, and were left out: a'
-        ' "labeller" or an "id" in each row says that they are answers of several people'
-    ]
+    return given, repeated
 
 
-def _new_answers(
-    name: str, by_question: dict[str, list[Answer]], log: AnswerLog
-) -> tuple[list[Answer], list[str]]:
-    """Return the last answers of a labeller that are to be added, and notes on the others."""
+def _add_answers(labeller: Labeller, given: dict[str, Answer]) -> list[str]:
+    """Add the answers that a labeller has not given yet, and return lines about all of them."""
     new, left_out, changed = [], 0, 0
-    for id, answers in by_question.items():
-        before = log.answer_to(id)
-        last = answers[-1]
+    for question, answer in given.items():
+        before = labeller.log.answer_to(question)
         if before is None or before.value is None:  # a skip is no answer
-            new.append(last)
-            changed += any(answer.value != last.value for answer in answers)
+            new.append(answer)
         elif not before.is_imported:
-            left_out += len(answers)  # the answer given here may be the later one
-        elif before.value != last.value:
-            new.append(last)
+            left_out += 1  # the answer given here may be the later one
+        elif before.value != answer.value:
+            new.append(answer)
             changed += 1
-    notes = []
+    labeller.add(sorted(new, key=operator.attrgetter('age')))
+    name = labeller.name
+    lines = [f'{len(new)} answers of {name} added']
     if left_out:
-        notes.append(f'{left_out} answers of {name} were left out: those given here count')
+        lines.append(f'{left_out} answers of {name} were left out: those given here count')
     if changed:
-        note = f'{name} has changed the answer to {changed} questions: the last one counts'
-        if is_unnamed(name):
-            note += '; if that was somebody else, give --labeller NAME'
-        notes.append(note)
-    return sorted(new, key=lambda answer: answer.time), notes
+        lines.append(
+            f'{name} has changed the answer to {changed} questions: the last one counts; if that'
+            ' was somebody else, give --labeller NAME'
+        )
+    return lines

@@ -5,7 +5,6 @@ data set hh-rlhf, that begin alike.
 """
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,21 +28,24 @@ class OtherQueryError(UserError):
 
 def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, str]]:
     """Return (query, (chosen, rejected response)); UserError if the record has no such pair."""
-    chosen, rejected = record.get('chosen'), record.get('rejected')
-    if isinstance(chosen, str) and isinstance(rejected, str):
+    if all(isinstance(record.get(name), str) for name in PAIR):
         chosen, rejected = (fields.text_field(record, name, where) for name in PAIR)
         if _is_transcript(chosen) and _is_transcript(rejected):
             return _split_transcripts(record, chosen, rejected, where)
         return _query(record, [], where), (chosen, rejected)
-    dialogues = as_plain(chosen, where), as_plain(rejected, where)
-    if dialogues[0] is not None and dialogues[1] is not None:
-        return _split_messages(record, dialogues[0], dialogues[1], where)
-    missing = [name for name in PAIR if name not in record]
-    which = f'field {missing[0]!r} is missing: ' if missing else 'fields '
-    raise UserError(
-        f"{where}, {which}'chosen' and 'rejected' must both be texts, or lists of messages with a"
-        ' role and a content'
-    )
+    chosen, rejected = (as_plain(record.get(name), where) for name in PAIR)
+    if chosen is None or rejected is None:
+        raise UserError(
+            f"{where}: 'chosen' and 'rejected' must both be texts, or lists of messages with a role"
+            ' and a content'
+        )
+    # What both dialogues begin with belongs to the query.
+    shared = _common_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
+    for dialogue in (chosen, rejected):
+        if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
+            raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
+    query = _query(record, chosen[:shared], where)
+    return query, (response_text(chosen[shared:]), response_text(rejected[shared:]))
 
 
 def is_dialogue(text: str) -> bool:
@@ -73,41 +75,21 @@ def _split_transcripts(
     return fields.after_system(record, chosen[:end], where), (chosen[end:], rejected[end:])
 
 
-def _split_messages(
-    record: Mapping[str, Any], chosen: list[Message], rejected: list[Message], where: str
-) -> tuple[str, tuple[str, str]]:
-    """Return (query, responses): what both dialogues begin with belongs to the query."""
-    shared = _common_length(_comparable(chosen[:-1]), _comparable(rejected[:-1]))
-    for dialogue in (chosen, rejected):
-        if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
-            raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
-    query = _query(record, chosen[:shared], where)
-    return query, (response_text(chosen[shared:]), response_text(rejected[shared:]))
-
-
 def _query(record: Mapping[str, Any], shared: list[Message], where: str) -> str:
     """Return the query in a field of a record. shared: what both dialogues begin with, if any."""
     field = fields.query_field(record, where) or 'prompt'
-    value = record.get(field)
-    if isinstance(value, str) and not shared:
-        return fields.after_system(record, fields.text_field(record, field, where), where)
-    query = shared
-    if not fields.is_empty(value):
-        prompt = as_plain(value, where)
-        if prompt is None:
-            prompt = [{'role': USER, 'content': fields.text_field(record, field, where)}]
-        # Either may begin with more than the other, such as a message of the system.
-        fewer, query = sorted((shared, prompt), key=len)
-        if _comparable(query[len(query) - len(fewer) :]) != _comparable(fewer):
-            raise UserError(
-                f'{where}: both dialogues begin with another query than the field {field!r}: leave'
-                ' that out, or all of them but the answers'
-            )
-    if not query:
+    prompt = as_plain(record.get(field), where)
+    if prompt is None and not (shared and fields.is_empty(record.get(field))):
+        text = fields.text_field(record, field, where)
+        if not shared:
+            return fields.after_system(record, text, where)
+        prompt = [{'role': USER, 'content': text}]
+    # Either may begin with more than the other, such as a message of the system.
+    fewer, query = sorted((shared, prompt or []), key=len)
+    if _comparable(query[len(query) - len(fewer) :]) != _comparable(fewer):
         raise UserError(
-            f"{where}, field 'prompt' is missing: it must be a text or messages, unless 'chosen'"
-            " and 'rejected' are dialogues, as messages or as transcripts of 'Human:' and"
-            " 'Assistant:', that begin alike"
+            f'{where}: both dialogues begin with another query than the field {field!r}: leave that'
+            ' out, or all of them but the answers'
         )
     system = fields.system_message(record, where)
     if _comparable(query[: len(system)]) != _comparable(system):
@@ -124,8 +106,3 @@ def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
 def _comparable(dialogue: Sequence[Message]) -> list[tuple[str, str]]:
     """Return messages as they are compared: white space around them makes no difference."""
     return [(message['role'], message['content'].strip()) for message in dialogue]
-
-
-def has_human_turn(response: str) -> bool:
-    """Return whether a response continues with a turn of the human."""
-    return re.search(rf'\n\n(Human:|{USER}: )', response) is not None

@@ -11,7 +11,6 @@ line, or is a table (.csv, .tsv) whose columns are the fields.
 import contextlib
 import dataclasses
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from lm_human_preferences import label_types, storage
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
+from lm_human_preferences.label_types import TIE, LabelType, Value
 from lm_human_preferences.labels.answers import BAD, GIVEN_BY, ID, check_given_id
 from lm_human_preferences.labels.texts.preferences import PAIR, preference
 from lm_human_preferences.runs.run_files import LABELLER
@@ -30,7 +29,6 @@ STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
 TEXT_FIELDS = ('query', 'sample', 'sample0')  # texts here, token ids in other labels
 EXAMPLES = 'examples/labels has programs that convert formats of other tools'
 CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
-OTHER_FILES = ('.arrow', '.gz', '.parquet', '.xlsx', '.zip', '.zst')
 Tokens = dict[str, list[int]]
 
 
@@ -53,23 +51,33 @@ class TextLabel:
 
 
 def read(path: str) -> list[tuple[str, Any]]:
-    """Return (place for messages, record) pairs of a local or remote file or STANDARD_INPUT."""
-    if path in STANDARD_INPUT:
-        name = 'standard input'
-        try:
-            return _parse_text(sys.stdin.buffer.read().decode('utf-8-sig'), name)
-        except UnicodeDecodeError as e:
-            how = '`iconv -f UTF-16 -t UTF-8` converts UTF-16'
-            raise UserError(f'{name} is not UTF-8 text: {e.reason}; {how}') from e
-    check_kind_of_file(path)
-    return read_file(path)
+    """Return what `read_file` does, also for STANDARD_INPUT."""
+    if path not in STANDARD_INPUT:
+        return read_file(path)
+    try:
+        text = sys.stdin.buffer.read().decode('utf-8-sig')
+    except UnicodeDecodeError as e:
+        raise UserError(f'standard input is not UTF-8 text: {e.reason}') from e
+    return _parse_text(text, 'standard input')
 
 
 def read_file(path: str) -> list[tuple[str, Any]]:
     """Return (place for messages, record) pairs of JSON lines, a JSON array, or a table."""
+    if path.lower().endswith('.parquet'):
+        raise UserError(f'{path} is a .parquet file, which is not read; to convert it: {CONVERT}')
     if storage.is_table(path):
         return [(where, _with_numbers(row)) for where, row in storage.read_table(path)]
     return _parse_text(storage.read_text(path), path)
+
+
+def _parse_text(text: str, name: str) -> list[tuple[str, Any]]:
+    if text.lstrip().startswith('['):
+        records = storage.parse_json(text, name, names_once=True)
+        return [(f'{name}, label {index}', record) for index, record in enumerate(records)]
+    try:
+        return storage.parse_json_lines(text, name)
+    except storage.StorageError as e:
+        raise UserError(f'{e}; a file has an object a line, or one array of objects') from e
 
 
 def _with_numbers(row: Mapping[str, str]) -> dict[str, Any]:
@@ -80,27 +88,6 @@ def _with_numbers(row: Mapping[str, str]) -> dict[str, Any]:
             number = float(row[field])
             record[field] = int(number) if number.is_integer() else number
     return record
-
-
-def _parse_text(text: str, name: str) -> list[tuple[str, Any]]:
-    if not text.lstrip().startswith('['):
-        try:
-            return storage.parse_json_lines(text, name)
-        except storage.StorageError as e:
-            raise UserError(f'{e}; a file has an object a line, or one array of objects') from e
-    records = storage.parse_json(text, name, names_once=True)
-    return [(f'{name}, label {index}', record) for index, record in enumerate(records)]
-
-
-def check_kind_of_file(path: str) -> None:
-    """Raise UserError if a file has the suffix of a format that is not read."""
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in OTHER_FILES:
-        how = f'; to convert it: {CONVERT}' if suffix == '.parquet' else ''
-        raise UserError(
-            f'{path} is a {suffix} file, which is not read: give a .json with an array of'
-            f' labels, a .jsonl with one a line, or a .csv{how}'
-        )
 
 
 def is_text(record: Any) -> bool:
@@ -136,39 +123,23 @@ def parse(
             )
         query, samples = preference(record, where)
         return TextLabel(query, samples, answer, is_ordered=False, **_given(record, where))
-    if is_text(record):
-        return _parse_label(record, where, label_type, needs_answer)
-    if any(isinstance(record.get(field), list) for field in TEXT_FIELDS):
+    if record.keys().isdisjoint(TEXT_FIELDS):
+        own = ', '.join(('query', *label_type.samples))
         raise UserError(
-            f'{where} holds token ids, which are trained on as they are (--labels.source); here,'
-            ' give texts: labels FOLDER --export FILE --export_as text writes them'
+            f'{where} is not of a known format: it has the fields'
+            f' {", ".join(map(str, record)):.80}, and needs {own} and {label_type.field}, or'
+            f' prompt, chosen and rejected; {EXAMPLES}'
         )
-    own = ', '.join(('query', *label_type.samples))
-    raise UserError(
-        f'{where} is not of a known format: it has the fields'
-        f' {", ".join(map(str, record)):.80}, and needs {own} and {label_type.field}, or prompt,'
-        f' chosen and rejected; {EXAMPLES}'
-    )
+    return _parse_label(record, where, label_type, needs_answer)
 
 
 def unread(record: Mapping[str, Any], label_type: LabelType) -> set[str]:
-    """Return the names of fields that are not empty and not read, also of those in messages."""
+    """Return the names of fields that are not empty and not read."""
     texts = PAIR if is_pair(record) else (*label_type.samples, label_type.field)
     known = {*QUERIES, *SYSTEMS, ID, GIVEN_BY, *texts}
     if label_type.can_tie:
         known.add(BAD)
-    found = _filled(record) - known
-    for value in map(record.get, known):
-        for message in value if isinstance(value, list) else [value]:
-            if isinstance(message, dict):
-                names = _filled(message) - {'role', 'content'}
-                found |= {f'{name} of messages' for name in names}
-    return found
-
-
-def _filled(record: Mapping[str, Any]) -> set[str]:
-    """Return the names of the fields of a record that are not empty."""
-    return {str(name) for name, value in record.items() if not fields.is_empty(value)}
+    return {str(name) for name in record.keys() - known if not fields.is_empty(record[name])}
 
 
 def _parse_label(
@@ -185,8 +156,6 @@ def _parse_label(
         raise UserError(f'{where}, field {field!r} is missing: it is the answer')
     if is_given and answer is None:
         fix = '; for ties, give --ties on' if given == TIE and label_type.can_tie else ''
-        if is_number(given) and label_type.is_numeric:
-            fix = ', which is more than 32 bits hold'
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
@@ -217,8 +186,6 @@ def _labeller(value: Any) -> str | None:
     """
     if fields.is_empty(value):
         return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     name = re.sub(r'^(\d+)\.0$', r'\1', str(value).strip())  # as tables write a number
     if LABELLER.fullmatch(name):
         return name

@@ -32,18 +32,17 @@ def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Enco
     """Return the encoding of the token ids in labels; UserError for several or an unknown one."""
     is_of_gpt2 = tokenisers.unnamed_ids_are_of_gpt2(encoding)
     unnamed = encodings.Main.name if is_of_gpt2 else encoding.name
-    names = [label.get(FIELD, unnamed) for label in objects if isinstance(label, dict)]
-    for index, name in enumerate(names):
-        if name != names[0]:
-            where = f'{source}, label {index}'
-            raise UserError(f'{where} is of encoding {name!r:.80}, not {names[0]!r:.80} as before')
-    if not names or names[0] == encoding.name:
+    names = {str(label.get(FIELD, unnamed)) for label in objects if isinstance(label, dict)}
+    if len(names) > 1:
+        raise UserError(f'{source} holds token ids of several encodings: {sorted(names)!r:.160}')
+    if names <= {encoding.name}:
         return encoding
+    (name,) = names
     try:
-        return encodings.by_name(names[0])
+        return encodings.by_name(name)
     except UserError as e:
         raise UserError(
-            f'{source} holds token ids of encoding {names[0]!r:.80}, not {encoding.name!r}: export'
+            f'{source} holds token ids of encoding {name!r:.80}, not {encoding.name!r}: export'
             ' these labels as texts (--export_as text)'
         ) from e
 
@@ -116,8 +115,8 @@ def preferences(
             '--export_as preferences: ratings of one response prefer none; give --export_as text'
         )
     for label in labels:
-        given_id = {ID: label[ID]} if ID in label else {}
+        same = {name: label[name] for name in (ID,) if name in label}
         samples = [label[name] for name in label_type.samples]
         for better, worse in label_type.pairs(label[label_type.field]):
-            chosen, rejected = samples[better], samples[worse]
-            yield {'prompt': label['query'], 'chosen': chosen, 'rejected': rejected, **given_id}
+            pair = {'chosen': samples[better], 'rejected': samples[worse]}
+            yield {'prompt': label['query'], **pair, **same}

@@ -19,15 +19,14 @@ from lm_human_preferences.utils.terminal import printable
 
 # Lines for the user, by the name of what is counted
 NOTES = {
+    'cut query': 'Cut: {} queries, to --task.query_length',
+    'cut response': 'Cut: {} responses, to --task.response_length',
     'skipped': 'Skipped: {} records with longer texts',
     'empty': 'Left out: {} records with an empty query or response',
-    'no text': 'Left out: {} records with calls of tools, or parts that are not text',
     'equal': 'Left out: {} records whose two responses are the same tokens',
-    'repeated': 'Both responses begin with the text of the query, which stays: in {} records',
-    'other query': 'Left out: {} records whose dialogues differ before the assistant answers, in'
-    ' their query',
-    'all equal': 'All samples are the same tokens, in {} records',
-    'goes on': 'Responses with turns of the user in them: in {} records',
+    'NotTextError': 'Left out: {} records with calls of tools, or parts that are not text',
+    'OtherQueryError': 'Left out: {} records whose dialogues differ before the assistant answers,'
+    ' in their query',
     'special': 'Special tokens of the model are spelled in {} records, as of a chat template. They'
     ' are read as ordinary letters, which no model writes: give lists of messages instead, or'
     ' --task.special_tokens on',
@@ -75,30 +74,23 @@ class Tokeniser:
         return self._fitted(tokens, 'response', where)
 
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> Tokens:
-        """Return {name: padded token ids} of query and samples. fields: names of the samples."""
-        samples = [self._padded(self.response(each, where), 'response') for each in label.samples]
-        query = self._padded(self.query(label.query, where), 'query')
-        return {'query': query, **dict(zip(fields, samples))}
+        """Return {name: padded token ids} of query and samples. fields: names of the samples.
 
-    def question_of(
-        self, record: dict[str, Any], label: TextLabel, fields: Sequence[str], where: str
-    ) -> Tokens:
-        """Return the `question` of a record; Skipped if there is nothing to prefer in a pair."""
-        is_pair = records.is_pair(record)
+        Skipped for a preference in which there is nothing to prefer.
+        """
+        is_pair = not label.is_ordered
         if is_pair and any(map(is_empty, (label.query, *label.samples))):
             self.counts['empty'] += 1
             raise Skipped
-        question = self.question(label, fields, where)
-        _, first, *others = question.values()
-        is_equal = others and others.count(first) == len(others)
-        if is_pair and is_equal:
+        samples = [self.response(each, where) for each in label.samples]
+        texts = {'query': self.query(label.query, where), **dict(zip(fields, samples, strict=True))}
+        question = {}
+        for name, tokens in texts.items():
+            missing = self.lengths['query' if name == 'query' else 'response'] - len(tokens)
+            question[name] = tokens + [self.encoder.padding_token] * missing
+        if is_pair and samples[0] == samples[1]:
             self.counts['equal'] += 1
             raise Skipped
-        if is_equal and label.answer is not None:
-            self.counts['all equal'] += 1
-        if is_pair:
-            self.counts['goes on'] += any(map(preferences.has_human_turn, label.samples))
-            self.counts['repeated'] += all(text.startswith(label.query) for text in label.samples)
         return question
 
     def count_special(self, texts: Iterable[str]) -> None:
@@ -107,17 +99,8 @@ class Tokeniser:
 
     def notes(self) -> list[str]:
         """Return lines for the user on what did not fit."""
-        query, response = self.lengths.values()
         counts = self.counts
-        lines = []
-        for done in ('padded', 'cut'):
-            queries, responses = counts[f'{done} query'], counts[f'{done} response']
-            if queries or responses:
-                lines.append(
-                    f'{done.capitalize()}: {queries} queries to {query} tokens, {responses}'
-                    f' responses to {response}'
-                )
-        lines += [text.format(counts[name]) for name, text in NOTES.items() if counts[name]]
+        lines = [text.format(counts[name]) for name, text in NOTES.items() if counts[name]]
         if self.unread:
             names = sorted(self.unread.items())
             fields = ', '.join(f'{printable(name):.80} ({count})' for name, count in names)
@@ -149,11 +132,6 @@ class Tokeniser:
             raise Skipped
         self.counts[f'cut {kind}'] += 1
         return tokens[-most:] if keeps_end else tokens[:most]
-
-    def _padded(self, tokens: list[int], kind: str) -> list[int]:
-        missing = self.lengths[kind] - len(tokens)
-        self.counts[f'padded {kind}'] += missing > 0
-        return tokens + [self.encoder.padding_token] * missing
 
 
 def tokenise(
@@ -191,15 +169,12 @@ def tokenise(
                 needs_answer=needs_answer,
                 type_option=settings.labels.option_name('type'),
             )
-        except NotTextError:
-            tokeniser.counts['no text'] += 1
-            continue
-        except preferences.OtherQueryError:
-            tokeniser.counts['other query'] += 1
+        except (NotTextError, preferences.OtherQueryError) as e:
+            tokeniser.counts[type(e).__name__] += 1
             continue
         tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.count_special((label.query, *label.samples))
         with contextlib.suppress(Skipped):
-            tokens = tokeniser.question_of(record, label, fields, where)
+            tokens = tokeniser.question(label, fields, where)
             labels.append(dataclasses.replace(label, where=where, tokens=tokens))
     return labels, tokeniser.notes()
