@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell, storage
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0  # seconds between two looks for new answers
 HOUR = 3600.0
-# Steps from a training of the reward model until the KL divergence shows its effect: the samples of
-# the first are from before, and it learns from the new scores; those of the second are from after.
-STEPS_TO_REACT = 2
 
 
 class Collection(Hook):
@@ -77,23 +73,17 @@ class Collection(Hook):
 
     def before_step(self, step: int) -> None:
         """Ask, wait for the labels of `step`, and retrain if due; UserError out of patience."""
-        self.comm.on_rank_0(lambda: self._ask(step))
+        self.comm.on_rank_0(lambda: self._on_rank_0.ask(step))
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
         elif not self.retrainer.is_trained:
             self._go_on(step)
 
-    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Log the KL coefficient once it shows the effect of a new reward model."""
-        begun = step - STEPS_TO_REACT
-        if begun >= 0 and self.schedule.is_trained_at(begun):
-            after = {'kl_coef_after': self.trainer.kl_ctl.value}
-            self.trainer.logger.log(after, step - 1, tag_prefix=progress.TAG)
-
-    def _ask(self, step: int) -> None:
+    @property
+    def _on_rank_0(self) -> RunLabels:
         assert self.labels is not None
-        self.labels.ask(step)
+        return self.labels
 
     def _wait(self, step: int) -> None:
         """Wait until there are l(n) labels. Ranks meet every second, as collectives time out."""
@@ -140,12 +130,7 @@ class Collection(Hook):
 
     def _labels_of(self, step: int) -> tuple[Labels, Labels | None]:
         """Return on all ranks what RunLabels.learn returns on rank 0."""
-
-        def learn() -> tuple[Labels, Labels | None]:
-            assert self.labels is not None
-            return self.labels.learn(step)
-
-        return self.comm.on_rank_0(learn)
+        return self.comm.on_rank_0(lambda: self._on_rank_0.learn(step))
 
     def _train(self, step: int) -> None:
         """Retrain the reward model, and log how it went."""

@@ -113,7 +113,6 @@ class HeadRetrainer:
     seed: int
     place: str | None
     is_trained: bool = False
-    warned: bool = False  # whether a warning said that the last head may have learned nothing
 
     def __post_init__(self) -> None:
         self.settings = self.phase.settings
@@ -127,10 +126,8 @@ class HeadRetrainer:
             )
         self.reward.set_head(fitted.head)
         self.is_trained = True
-        warning = fitted.warning()
-        if warning and not self.warned and self.comm.rank == 0:
+        if (warning := fitted.warning()) and self.comm.rank == 0:
             announce(warning)
-        self.warned = warning is not None
         if self.comm.rank == 0 and self.place is not None:
             self.ref_policy.trained_model.write_files(self.place)
             count = len(learned['query'])

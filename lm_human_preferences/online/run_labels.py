@@ -33,7 +33,6 @@ from lm_human_preferences.utils.logging import announce
 if TYPE_CHECKING:
     from lm_human_preferences.plan.phases import TrainPolicy
 
-ACTIVE_SECONDS = 600  # for so long after an answer, its labeller counts as active
 REPORT_SECONDS = 60.0  # seconds between two lines about missing labels
 
 
@@ -41,11 +40,7 @@ class RunLabels:
     """Labels and decisions of an online run, on rank 0. stack: closes the files."""
 
     def __init__(
-        self,
-        trainer: PPOTrainer,
-        phase: TrainPolicy,
-        seed: int,
-        stack: contextlib.ExitStack,
+        self, trainer: PPOTrainer, phase: TrainPolicy, seed: int, stack: contextlib.ExitStack
     ) -> None:
         encoding = trainer.policy.trained_model.encoding
         online = phase.settings.rewards.online
@@ -66,12 +61,7 @@ class RunLabels:
         writer = QuestionWriter(os.path.join(directory, LABELS), task, encoding)
         self.folder = stack.enter_context(writer).folder
         self.decisions = stack.enter_context(contextlib.closing(Decisions(self.folder.path)))
-        self.source = QuestionSource(
-            policy=trainer.policy,
-            writer=writer,
-            phase=phase,
-            seed=seed,
-        )
+        self.source = QuestionSource(policy=trainer.policy, writer=writer, phase=phase, seed=seed)
         self.labeller: Labeller | None = None  # a simulated labeller
         if not online.asks_people:
             self.labeller = stack.enter_context(Labeller(self.folder, online.source))
@@ -108,11 +98,8 @@ class RunLabels:
             return
         self.reported = time.monotonic()
         wanted = self.schedule.labels_at(step)
-        active = ', '.join(active_labellers(self.folder)) or 'nobody'
-        announce(
-            f'waiting for {missing} of {wanted} labels; active: {active}; to answer:'
-            f' {progress.label_command(self.folder.path)}'
-        )
+        command = progress.label_command(self.folder.path)
+        announce(f'waiting for {missing} of {wanted} labels; to answer: {command}')
 
     def learn(self, step: int) -> tuple[Labels, Labels | None]:
         """Return the labels to learn from, and the new ones on the policy's samples."""
@@ -135,14 +122,9 @@ class RunLabels:
                 f'{folder.path}: answers from which a reward model has learned were changed;'
                 ' restore the files, or begin again under another NAME'
             )
-        new: list[Answer] = []
         before = self.decisions.last_batch_before(step)
-        if before is not None:
-            new = newer(folder, answers, before.answers)
-        is_new = {answer.uuid for answer in new}
-        learned = {answer.question for answer in answers if answer.uuid not in is_new}
-        of_policy = [answer for answer in new if answer.question not in learned]
-        new_labels = label_files.tensors_of(folder, of_policy) if of_policy else None
+        new = [] if before is None else newer(folder, answers, before.answers)
+        new_labels = label_files.tensors_of(folder, new) if new else None
         labels = label_files.tensors_of(folder, answers)
         self._record(labels, batch, answers)
         return labels, new_labels
@@ -195,13 +177,6 @@ def count_answered(folder: LabelFolder) -> tuple[int, int]:
     return answered, retired
 
 
-def active_labellers(folder: LabelFolder) -> list[str]:
-    """Return the labellers who have answered in the last ten minutes."""
-    since = time.time() - ACTIVE_SECONDS
-    last = {name: log.last() for name, log in folder.logs.items()}
-    return [name for name, answer in last.items() if answer is not None and answer.time > since]
-
-
 def collected(folder: LabelFolder) -> list[Answer]:
     """Return the answers to learn from, in the order of their questions."""
     found: list[Answer] = []
@@ -219,8 +194,8 @@ def digest(answers: Iterable[Answer]) -> str:
 
 def newer(folder: LabelFolder, answers: Iterable[Answer], lines: dict[str, int]) -> list[Answer]:
     """Return the `answers` that are not in the first `lines` lines of their files."""
-    return [
-        answer
-        for answer in answers
-        if folder.logs[answer.labeller].line_of[answer.uuid] > lines.get(answer.labeller, 0)
-    ]
+    found = []
+    for answer in answers:
+        if folder.logs[answer.labeller].line_of[answer.uuid] > lines.get(answer.labeller, 0):
+            found.append(answer)
+    return found

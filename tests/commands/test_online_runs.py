@@ -113,9 +113,6 @@ def test_tensorboard_and_console_tell_of_each_model(live):
     assert [step for step, _ in events['online/own_accuracy']] == [2, 4, 6]  # at 3 nobody was asked
     coefs = dict(events['objective/kl_coef'])
     assert events['online/kl_coef_before'] == [(step, coefs[step]) for step in steps]
-    # The first step after a training has samples of the policy as it was; the second has not.
-    after = [(step + 1, coefs[step + 2]) for step in steps]
-    assert events['online/kl_coef_after'] == after and len({value for _, value in after}) == 5
     said = (live.parent / 'said').read_text()
     assert 'reward model 2 of 5, before step 3: ' in said and 'the last one' in said
 
@@ -149,14 +146,12 @@ def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_pat
     assert found['trained_on']['labels'] == len(learned['query'])
 
 
-def test_a_run_replayed_from_its_files_is_the_same(live, tmp_path):
-    """Nothing is asked here, and nobody answers: neither disturbs the policy."""
-    shutil.copytree(live / 'labels', tmp_path / 'run/labels')
-    train(tmp_path / 'run', **PEOPLE, run__resume=True)
-    assert_same(online_result(tmp_path / 'run'), online_result(live))
-
-
-ALIKE = {'rewards__online__labels': 64}
+# Five steps; the reward model is trained before the first, the second and the fourth.
+ALIKE = {
+    'rewards__online__labels': 48,
+    'rewards__online__retrainings': 2,
+    'ppo__total_episodes': 320,
+}
 
 
 @pytest.fixture(scope='module')
@@ -188,14 +183,6 @@ def answer_in_terminal(directory, done):
         while not done.is_set():
             simulate(labeller, small_tokens)
             time.sleep(0.01)
-
-
-def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick):
-    """A labeller who goes their own way, in a thread of their own, beside a run that waits."""
-    with meanwhile(answer_in_terminal, tmp_path / 'run'):
-        said = train(tmp_path / 'run', **{**ALIKE, **PEOPLE})
-    assert 'waiting for 24 of 24 labels; active: nobody; to answer: ./launch.py label' in said
-    assert_same(alike(tmp_path / 'run'), alike(simulated))
 
 
 def same_texts(folder, shown):
@@ -230,21 +217,28 @@ def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, mon
     with meanwhile(answer_on_page, tmp_path / 'run'):
         train(tmp_path / 'run', **{**ALIKE, **PEOPLE, **serve})
     assert said[0].startswith('answer as test: http://127.0.0.1:')
+    waiting = [line for line in said if line.startswith('waiting for 24 of 24 labels; to answer: ')]
+    assert waiting and './launch.py label' in waiting[0]
     assert_same(alike(tmp_path / 'run'), alike(simulated))
 
 
 @needs_mpi
 @pytest.mark.slow
-def test_two_ranks_ask_and_learn_what_one_does(tmp_path):
+def test_two_ranks_wait_and_learn_what_one_does(tmp_path):
     """Before the first step: later the policy's own samples are those of more random streams."""
     settings = {
         'ppo.total_episodes': 128,
+        'rewards.online.labels': 32,
+        'rewards.online.initial': 32,
         'rewards.online.retrainings': 0,
+        'rewards.online.error': 0.0,
         'rewards.train_new_model.normalize_samples': 0,
     }
-    launch = Launch(tmp_path, '--mpi=2', *WORDS, *(f'--{k}={v}' for k, v in settings.items()))
     train(tmp_path / 'one', **{name.replace('.', '__'): value for name, value in settings.items()})
-    assert launch.wait() == 0, launch.errors()
+    settings |= {'rewards.online.source': 'people', 'rewards.online.patience': 0.02}
+    launch = Launch(tmp_path, '--mpi=2', *WORDS, *(f'--{k}={v}' for k, v in settings.items()))
+    with meanwhile(answer_in_terminal, launch.run):
+        assert launch.wait() == 0, launch.errors()
     assert models_of(tmp_path / 'one') == models_of(launch.run)
     one, two = (
         Bundle(checkpoints.latest(str(directory / 'policy/checkpoints')))
@@ -269,6 +263,7 @@ def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, monkeypatch
     now = [0.0]
 
     def sleep(seconds):
+        assert seconds == 1  # ranks meet that often, as others wait for no longer than some seconds
         now[0] += 100 * seconds
 
     clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
@@ -403,8 +398,9 @@ def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
     lines = re.findall(r'^    pipenv run \./launch\.py (.*)$', page('docs/online.md'), re.MULTILINE)
     commands = {line.split()[1]: shlex.split(line) for line in lines}
     assert set(commands) == {'sentiment', 'mock_sentiment', '/tmp/save/train_policy/mine/labels'}
-    words = [*commands['mock_sentiment'], f'--save_dir={tmp_path}', '--ppo.total_episodes=512']
+    words = [*commands['mock_sentiment'], f'--save_dir={tmp_path}', '--ppo.total_episodes=128']
     words += ['--rewards.online.labels=64', '--rewards.online.retrainings=0']
+    words += ['--rewards.train_new_model.normalize_samples=64']
     result = succeed([*words, '--run.evaluate=false'])
     assert 'reward model 1 of 1, before step 1: 32 labels' in result.output
     _, _, *labeller = commands['/tmp/save/train_policy/mine/labels']
