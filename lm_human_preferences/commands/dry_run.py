@@ -32,7 +32,9 @@ def dry_run(
     """Check a training; return the lines to print. UserError if it could not start."""
     checks.check_settings(settings, ranks)
     # Options whose files are not on this machine
-    unchecked = run_dir.check_run(settings, overwrite=overwrite, explicitly_set=explicitly_set)
+    unchecked = run_dir.prepare_run_dir(
+        settings, overwrite=overwrite, explicitly_set=explicitly_set, dry_run=True
+    )
     settings.override_from_dict(session.pins(settings, ask=False))
     plan = make_plan(settings, ask=False)
     save_dir = settings.run.save_dir

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.policy_options import Training
 
 
-def check_directory(directory: str | None) -> None:
-    """Raise UserError if a run cannot be kept in `directory` (None: it is not kept)."""
-    if directory is None:
-        return
+def check_directory(directory: str) -> None:
+    """Raise UserError if a run cannot be kept in `directory`."""
     if storage.is_remote(directory):
         raise UserError(f'--save_dir: {directory} is remote; give a local directory')
     existing = os.path.abspath(directory)
@@ -35,14 +33,6 @@ def check_directory(directory: str | None) -> None:
             f'--save_dir: {directory} cannot be made: {existing} is not a directory that you may'
             ' write to'
         )
-    _check_links(directory)
-    danger = storage.open_to_others(directory)
-    if danger:
-        raise UserError(f'--save_dir: {danger}: give a directory below one of your own')
-
-
-def _check_links(directory: str) -> None:
-    """Raise UserError if a folder of a run is a link to a place outside of the run."""
     for folder, names_there, _ in os.walk(directory):
         for name in names_there:
             path = os.path.join(folder, name)
@@ -51,13 +41,15 @@ def _check_links(directory: str) -> None:
                     f'--save_dir: {path} is a link to a folder outside of the run, in which files'
                     ' would be written and deleted: put the folder itself in its place'
                 )
+    danger = storage.open_to_others(directory)
+    if danger:
+        raise UserError(f'--save_dir: {danger}: give a directory below one of your own')
 
 
 def own_files(hparams: Training) -> list[str]:
     """Return paths and URLs of existing files of a run with `hparams`, partial files included."""
     pattern = run_files.written_by(hparams.commands, r'(\.\d+\.part)?')
-    directory = hparams.run.directory
-    save_dir = hparams.run.save_dir
+    directory, save_dir = hparams.run.directory, hparams.run.save_dir
     assert directory is not None and save_dir is not None
     files = [os.path.join(directory, name) for name in storage.local_files(directory, pattern)]
     if storage.is_remote(save_dir):
@@ -73,104 +65,60 @@ def has_begun(hparams: Training) -> bool:
     return any(not path.endswith(('.part', run_files.RECORD)) for path in own_files(hparams))
 
 
-def refuse_existing(hparams: Training) -> None:
-    """Raise UserError if an earlier run has written files that a run with `hparams` would write."""
+def refuse_existing(hparams: Training, *, overwrite: bool = False) -> None:
+    """Raise UserError if an earlier run has files that this one would write, or may not delete."""
+    if not has_begun(hparams):
+        return
     directory = str(hparams.run.save_dir)
-    if has_begun(hparams):
-        if launch_methods.current().was_restarted:
-            raise UserError(
-                f'{directory} holds what this run had saved before torchrun or Slurm started it'
-                ' again: give --run.resume on, so that it goes on from there'
-            )
+    if launch_methods.current().was_restarted:
+        raise UserError(
+            f'{directory} holds what this run had saved before torchrun or Slurm started it again:'
+            ' give --run.resume on in place of --overwrite, so that it goes on from there'
+        )
+    if not overwrite:
         command = run_settings.resume_command(hparams)
         raise UserError(
             f'{directory} holds a run already: go on with it by `{command}`,'
             ' use another NAME, or give --overwrite to delete it and start anew'
         )
-
-
-def refuse_to_delete_answers(hparams: Training) -> None:
-    """Raise UserError if --overwrite would delete what people have answered."""
-    save_dir = hparams.run.save_dir
-    assert save_dir is not None
-    simulated = _simulated_labeller(save_dir)
-    people: set[str] = set()
-    folders: set[str] = set()  # two for a run that is uploaded
-    for path in own_files(hparams):
-        labeller = run_files.labeller_of(path)
-        if labeller is None or labeller == simulated:
-            continue
-        if storage.read_text(path).strip():
-            people.add(labeller)
-            folders.add(os.path.dirname(os.path.dirname(path)))
-    if people:
+    answers = []
+    for path in filter(run_files.is_of_answers, own_files(hparams)):
+        lines = storage.read_text(path).splitlines()
+        if not all('"simulated": true' in line for line in lines):
+            answers.append(path)
+    if answers:
         raise UserError(
-            f'--overwrite would delete what {", ".join(sorted(people))} answered in'
-            f' {" and ".join(sorted(folders))}: move that folder away, or delete it'
+            f'--overwrite would delete what people answered, {", ".join(answers)}: move their'
+            ' folder away, or delete it'
         )
 
 
-def _simulated_labeller(save_dir: str) -> str | None:
-    """Return the name of the simulated labeller of the run in `save_dir`; None without one."""
-    online = None
-    with contextlib.suppress(UserError):
-        online = run_settings.load_run_hparams(save_dir).rewards.online
-    if online is None or online.asks_people:
-        return None
-    return online.source
+def prepare_run_dir(
+    hparams: Training, *, overwrite: bool, explicitly_set: Collection[str], dry_run: bool = False
+) -> list[str]:
+    """Check, before anything is written, that a run can begin or resume; delete one to overwrite.
 
-
-def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:
-    """Check, before anything is written, that a run can begin or resume; or delete an old run."""
-    if hparams.run.directory is None or launch_methods.current().rank:
-        return
-    assert hparams.run.save_dir is not None
-    check_start(hparams, overwrite=overwrite)
-    if storage.is_remote(hparams.run.save_dir):
-        fetch_run_dir(hparams.run.save_dir, fetch=hparams.run.resume)
-    check_earlier_run(hparams, overwrite=overwrite, explicitly_set=explicitly_set)
-    if overwrite:
-        for path in own_files(hparams):
-            if not path.endswith(run_files.RECORD):  # other trainings may have entries in it
-                storage.remove(path)
-
-
-def check_run(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> list[str]:
-    """Make the checks of `prepare_run_dir` that ask no server; return the options left out."""
-    save_dir = hparams.run.save_dir
-    if save_dir is None:
+    dry_run: delete nothing and ask no server; return the options that are not checked.
+    """
+    directory, save_dir = hparams.run.directory, hparams.run.save_dir
+    if directory is None or save_dir is None or launch_methods.current().rank:
         return []
-    check_start(hparams, overwrite=overwrite)
-    if storage.is_remote(save_dir):
-        return [f'--save_dir {save_dir}']
-    check_earlier_run(hparams, overwrite=overwrite, explicitly_set=explicitly_set)
-    return []
-
-
-def check_start(hparams: Training, *, overwrite: bool) -> None:
-    """Raise UserError if another process writes the run, or if --overwrite makes no sense."""
-    assert hparams.run.directory is not None
-    check_directory(hparams.run.directory)
-    run_lock.check_free(hparams.run.directory)
+    check_directory(directory)
+    run_lock.check_free(directory)
     if overwrite and hparams.run.resume:
         raise UserError('--overwrite and --run.resume contradict each other: give one of them')
-    if overwrite and launch_methods.current().was_restarted:
-        raise UserError(
-            '--overwrite would delete what this run had saved before torchrun or Slurm started it'
-            ' again: use --run.resume on instead'
-        )
-
-
-def check_earlier_run(
-    hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]
-) -> None:
-    """Raise UserError if an earlier run in the directory does not let this one begin."""
+    if storage.is_remote(save_dir):
+        if dry_run:
+            return [f'--save_dir {save_dir}']
+        fetch_run_dir(save_dir, fetch=hparams.run.resume)
     if hparams.run.resume:
         run_settings.check_settings(hparams, explicitly_set)
-    elif overwrite:
-        refuse_to_delete_answers(hparams)
-    else:
-        refuse_existing(hparams)
+        return []
+    refuse_existing(hparams, overwrite=overwrite)
+    for path in own_files(hparams) if overwrite and not dry_run else ():
+        if not path.endswith(run_files.RECORD):  # other trainings may have entries in it
+            storage.remove(path)
+    return []
 
 
 def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
@@ -191,10 +139,12 @@ def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
 @contextlib.contextmanager
 def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
     """Let this job alone write the directory of its run; UserError if it cannot."""
-    check_directory(hparams.run.directory)
+    directory = hparams.run.directory
     with contextlib.ExitStack() as stack:
-        if hparams.run.directory is not None and comm.rank == 0:
-            stack.enter_context(_locked(hparams, hparams.run.directory, comm.size))
+        if directory is not None:
+            check_directory(directory)
+        if directory is not None and comm.rank == 0:
+            stack.enter_context(_locked(hparams, directory, comm.size))
         yield
         comm.on_rank_0(stack.close)  # what is left to upload may take long
 
@@ -209,61 +159,49 @@ def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
             with lock_file:
                 if killed:
                     print(f'note: {killed}, was writing {directory} and is gone', file=sys.stderr)
-                run_lock.name_holder(lock_file, run_lock.describe_process(ranks))
+                run_lock.name_holder(lock_file, ranks)
                 if not hparams.run.resume:
                     refuse_existing(hparams)
                 for path in own_files(hparams):
                     if path.endswith('.part'):
                         os.remove(path)
-                with _uploaded(hparams), run_record.ended(directory, hparams.command):
+                with _uploaded(hparams, directory), run_record.ended(directory, hparams.command):
                     yield
         finally:
             run_lock.release(directory, and_directory=is_new)
 
 
-def _uploaded(hparams: Training) -> contextlib.AbstractContextManager[None]:
+def _uploaded(hparams: Training, directory: str) -> contextlib.AbstractContextManager[None]:
     """Within the block, upload what is written if SAVE_DIR is remote."""
-    directory = hparams.run.directory
     save_dir = hparams.run.save_dir
-    assert directory is not None and save_dir is not None
-    if not storage.is_remote(save_dir):
+    if save_dir is None or not storage.is_remote(save_dir):
         return contextlib.nullcontext()
     from lm_human_preferences.runs import uploads
 
     if not hparams.run.resume:
         run_record.fetch(save_dir, directory)  # other trainings may have entries in it
-    pattern = run_files.uploaded_by(hparams.commands)
-    return uploads.uploaded(save_dir, directory, pattern)
+    return uploads.uploaded(save_dir, directory, run_files.uploaded_by(hparams.commands))
 
 
 def resume_hint(hparams: Training) -> str:
-    """Return lines on the saved part of an interrupted run, and the command that resumes it."""
+    """Return a line on the saved part of an interrupted run, and the command that resumes it."""
     directory = hparams.run.directory
     if directory is None:
         return 'Nothing is saved, because --save_dir is None.'
-    command = run_settings.resume_command(hparams)
+    if not has_begun(hparams):
+        return 'Nothing is saved yet; the same command starts again.'
+    command, members = run_settings.resume_command(hparams), range(hparams.members)
+    networks = [REWARD.member_files(number) for number in members]
     if hparams.command == POLICY.command:
-        saved = names.resumable(os.path.join(directory, POLICY.unfinished))
+        networks.append(POLICY)
+    for files in reversed(networks):
+        saved = names.resumable(os.path.join(directory, files.unfinished))
         if saved:
-            return (
-                f'Step {names.step_of(saved[0])} of the policy is saved; to go on from there:'
-                f' {command}'
-            )
-    members = hparams.members
-    finished = 0
-    while finished < members and run_files.has_reward_model(directory, finished):
-        finished += 1
-    if finished == members:
-        return f'The reward model is finished and saved; to go on with the policy: {command}'
-    name = 'the reward model' if members == 1 else f'reward model {finished + 1} of {members}'
-    saved = names.resumable(os.path.join(directory, REWARD.member_files(finished).unfinished))
-    if saved:
-        return f'Step {names.step_of(saved[0])} of {name} is saved; to go on from there: {command}'
-    if finished > 0:
-        return f'{finished} of {members} reward models are saved; to go on: {command}'
-    if has_begun(hparams):
-        return f'No step is saved yet; to start again with the same settings: {command}'
-    return 'Nothing is saved yet; the same command starts again.'
+            step = names.step_of(saved[0])
+            name = files.network.replace('_', ' ')
+            return f'Step {step} of the {name} is saved; to go on from there: {command}'
+    finished = sum(run_files.has_reward_model(directory, number) for number in members)
+    return f'{finished} of {len(members)} reward models are saved; to go on: {command}'
 
 
 def ranks_of(directory: str | None) -> int | None:

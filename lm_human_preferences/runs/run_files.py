@@ -137,10 +137,9 @@ def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
     return re.compile(f'{written_by(commands).pattern}|{EVALUATION}')
 
 
-def labeller_of(path: str) -> str | None:
-    """Return the labeller of a file of answers in a run; None for another file."""
-    match = re.search(f'/{LABELS}/{_ANSWERS}$', path)
-    return match[1] if match else None
+def is_of_answers(path: str) -> bool:
+    """Return whether a file of a run has the answers of a labeller."""
+    return re.search(f'/{LABELS}/{_ANSWERS}$', path) is not None
 
 
 def has_reward_model(directory: str, member: int = 0) -> bool:

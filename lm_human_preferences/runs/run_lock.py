@@ -14,11 +14,6 @@ _HOST = socket.gethostname()
 _MAX_LENGTH = 300  # most characters to read, as anybody may have made the file
 
 
-def describe_process(size: int) -> str:
-    """Describe this process for the lock. size: the number of ranks."""
-    return f'process {os.getpid()} on {_HOST}, since {time.strftime("%F %T")}, {size} rank(s)'
-
-
 def acquire(directory: str) -> tuple[io.FileIO, str]:
     """Make and lock a run directory; return (file to close, name of a killed holder or '')."""
     path = os.path.join(directory, LOCK)
@@ -54,8 +49,9 @@ def _held(path: str, holder: str) -> UserError:
     return UserError(f'{path}: {who} is writing this run: wait for its end, or use another NAME')
 
 
-def name_holder(lock: io.FileIO, process: str) -> None:
-    """Write into the locked file which process holds it; UserError on a full disk."""
+def name_holder(lock: io.FileIO, ranks: int) -> None:
+    """Write into the locked file that this process holds it; UserError on a full disk."""
+    process = f'process {os.getpid()} on {_HOST}, since {time.strftime("%F %T")}, {ranks} rank(s)'
     with os_errors_as(f'--save_dir: {lock.name} cannot be written'):
         lock.truncate(0)
         os.write(lock.fileno(), process.encode())
@@ -77,10 +73,10 @@ def is_held(directory: str) -> bool:
     return False
 
 
-def release(directory: str | None, *, and_directory: bool = True) -> None:
+def release(directory: str, *, and_directory: bool) -> None:
     """Remove the lock, and an empty directory, of a run that has ended and no other job has."""
-    path = os.path.join(directory or '', LOCK)
-    if directory is None or not os.path.exists(path):
+    path = os.path.join(directory, LOCK)
+    if not os.path.exists(path):
         return
     # UserError: another job has the run. OSError: the directory is not empty.
     with contextlib.suppress(UserError, OSError):

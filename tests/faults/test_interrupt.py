@@ -33,9 +33,8 @@ def test_while_a_training_starts(tmp_path):
     if directory.exists():  # the signal came late, perhaps after a step
         command = f'{REPOSITORY}/launch.py resume {directory}'
         hints += (  # or before the settings were complete
-            f'No step is saved yet; to start again with the same settings: {command}',
             f'is saved; to go on from there: {command}',
-            f'The reward model is finished and saved; to go on with the policy: {command}',
+            f' of 1 reward models are saved; to go on: {command}',
         )
     assert training.errors().endswith(hints)
 

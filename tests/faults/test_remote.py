@@ -348,9 +348,10 @@ def test_labels_that_are_collected(store, monkeypatch, tmp_path):
     assert result.exit_code == 0 and f'Going on from {staged()}' in result.stdout, result.output
     assert store['run/labels/answers/test.jsonl'].count(b'\n') > answers > 0
     path = 'run/labels/answers/anna.jsonl'
-    store[path] = store['run/labels/answers/test.jsonl']
+    store[path] = store['run/labels/answers/test.jsonl'].replace(b', "simulated": true', b'')
     message = error_of(invoke(f'{words} {STORE} --overwrite'))
-    assert message.startswith(f'--overwrite would delete what anna answered in {RUN}/labels')
+    told = f'--overwrite would delete what people answered, {STORE}/{path}: '
+    assert message.startswith(told)
     assert path in store
 
 

@@ -177,7 +177,7 @@ def test_interrupted_between_and_inside_members_it_ends_alike(trained, tmp_path,
         patched.setattr(train_reward.RewardModelTrainer, 'step', fail_in_the_second)
         patched.setattr(train_reward.RewardModelTrainer, 'prepare', fail_before_the_third)
         assert 'inside' in invoke(words).stderr
-        assert 'Step 2 of reward model 2 of 3 is saved' in run_dir.resume_hint(hparams)
+        assert 'Step 2 of the reward model 1 is saved' in run_dir.resume_hint(hparams)
         assert 'between' in invoke(f'resume {tmp_path}/run').stderr
     assert '2 of 3 reward models are saved' in run_dir.resume_hint(hparams)
     result = succeed(f'resume {tmp_path}/run')
