@@ -27,13 +27,11 @@ def write_page(runs, path):
 
 
 @pytest.fixture(scope='module')
-def pages(tmp_path_factory):
+def three(tmp_path_factory):
+    """Return the address of a page about three runs."""
     place = tmp_path_factory.mktemp('runs')
-    runs = {name: [str(run)] for name, run in make_three_runs(place).items()}
-    runs['all'] = [run for (run,) in runs.values()]
-    for name, several in runs.items():
-        write_page(several, place / f'{name}.html')
-    return {name: (place / f'{name}.html').as_uri() for name in runs}
+    write_page([str(run) for run in make_three_runs(place).values()], place / 'page.html')
+    return (place / 'page.html').as_uri()
 
 
 @pytest.fixture(scope='module')
@@ -53,26 +51,25 @@ def window(browser):
     assert others == []
 
 
-@pytest.mark.parametrize('name', ['all', 'cedar'])
-def test_all_can_be_read_on_every_screen(window, pages, name):
+def test_all_can_be_read_on_every_screen(window, three):
     for width, scheme in ((375, 'light'), (375, 'dark'), (1200, 'light'), (1200, 'dark')):
         window.emulate(width, 900, scheme)
-        window.open(pages[name])
+        window.open(three)
         found = weak_texts(window), sticking_out(window), unreachable(window)
         assert found == ([], [], []), (width, scheme)
 
 
-def test_all_can_be_read_on_paper(window, pages):
+def test_all_can_be_read_on_paper(window, three):
     """Also when somebody prints it whose screen is dark. A run takes about four pages."""
-    window.open(pages['all'])
+    window.open(three)
     emulate_paper(window, 'dark')
     assert weak_texts(window) == []
     pdf = printed(window)
     assert pdf.startswith(b'%PDF') and len(re.findall(rb'/Type\s*/Page\b', pdf)) <= 15
 
 
-def test_a_keyboard_and_a_screen_reader_come_everywhere(window, pages):
-    window.open(pages['all'])
+def test_a_keyboard_and_a_screen_reader_come_everywhere(window, three):
+    window.open(three)
     _, hidden = focused(window)
     assert hidden == []
     assert unnamed(window) == []
