@@ -1,6 +1,5 @@
 """The report of runs: its facts, its tables, its chart, and the texts of others in it."""
 
-import json
 import re
 
 import pytest
@@ -9,6 +8,7 @@ from page_rules import problems, sections_of
 from run_folders import (
     EVALUATION,
     EXPERIMENTS,
+    write_command,
     write_curves,
     write_events,
     write_learned,
@@ -17,7 +17,7 @@ from run_folders import (
     write_settings,
 )
 from test_label_folder import answer_all
-from three_runs import make_three_runs
+from three_runs import LABELLERS, birch, make_three_runs
 
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder
@@ -55,17 +55,14 @@ def rows_of(table):
 @pytest.mark.parametrize(
     'value, text',
     [
-        (1.005, '1.00'),
         (-0.001, '0.00'),
         (-1234.5, '−1,234.50'),
         (12800, '12,800'),
         (3e12, '3.00e+12'),
         (float('nan'), 'NaN'),
         (float('-inf'), '−∞'),
-        (10**400, '1.00e+400'),
         (-(10**400), '−1.00e+400'),
         (None, 'not recorded'),
-        ('a word', 'a word'),
         (True, 'True'),
     ],
 )
@@ -99,9 +96,7 @@ def test_what_has_an_effect_or_is_invisible_is_shown_as_its_code(text, shown):
 @pytest.mark.parametrize(
     'text, shown',
     [
-        ('a film', 'a film'),
         ('', '[empty]'),
-        ('a  ', 'a[2 blanks]'),
         ('a ', 'a[1 blank]'),
         ('a\n\n\n', 'a[3 line ends]'),
         ('Try:\n```\nx = 1\n```\nDone', 'Try:\n{```\nx = 1\n```}\nDone'),
@@ -119,66 +114,56 @@ def test_a_text_is_whole_with_its_end_and_its_code(text, shown):
 
 # ---------------------------------------------------------------- what a page says of a run
 
-SAID = [
-    # amber was interrupted, killed, and then came close to the best possible.
-    ('amber', 'amber', '^mock_sentiment: continue a film review .* · finished .* 5,120 of 5,120'),
-    (
-        'amber',
-        'amber',
+AMBER = {  # was interrupted, killed, and then came close to the best possible
+    'amber': [
+        '^mock_sentiment: continue a film review .* · finished .* 5,120 of 5,120',
         'By the reward that it was trained on 91 % of the possible gain −0.19 → 1.34, be',
-    ),
-    ('amber', 'amber', r'4,096 of 4,096 labels are simulated\. .* Resumed: 2\.'),
-    ('amber', words.LEARN, 'Held back by KL from the model before, target 2.00 nats'),
-    ('amber', words.GAIN, r'After 1\.97 ± 0\.02 1\.34 ± 0\.06 Best possible'),
-    ('amber', words.SAYS, r'weak and bad 0 0\.00 moving and superb 0 1\.40 best score'),
-    ('amber', words.MADE, r'train_policy mock_sentiment amber \\ --mpi 2 \\ --ppo\.total'),
-    (
-        'amber',
-        words.MADE,
+        r'4,096 of 4,096 labels are simulated\. .* Resumed: 2\.',
+    ],
+    words.LEARN: ['Held back by KL from the model before, target 2.00 nats'],
+    words.GAIN: [r'After 1\.97 ± 0\.02 1\.34 ± 0\.06 Best possible'],
+    words.SAYS: [r'weak and bad 0 0\.00 moving and superb 0 1\.40 best score'],
+    words.MADE: [
+        r'train_policy mock_sentiment amber \\ --mpi 2 \\ --ppo\.total',
         'interrupted .* not recorded, killed .* finished .* AMD EPYC .*, 2 ranks',
-    ),
-    (
-        'amber',
-        words.MADE,
         r'Commit 3ce96054ce35 Resumed before step 9, 13 .* ppo\.lr 0\.002 0\.003',
-    ),
-    # birch learned from two people, and an alarm stopped it.
-    ('birch', 'birch', '^test: .* · failed: UserError .* 768 of 6,400 responses'),
-    (
-        'birch',
-        'birch',
+    ],
+}
+BIRCH = {  # learned from two people, and an alarm stopped it
+    'birch': [
+        '^test: .* · failed: UserError .* 768 of 6,400 responses',
         r'0\.40 → −0\.90 mean score of the first .* KL 64\.50, target 6\.00\. .* Alarms: 1\.',
-    ),
-    ('birch', words.GAIN, r'was not measured\..* First step 0\.50 0\.40 Last step 64\.50 −0\.90'),
-    ('birch', words.SURE, r'had not seen 62 % none 25 % Two labellers agree .* 3 of 4'),
-    ('birch', words.SURE, 'Its distance from the best policy possible not measured'),
-    (
-        'birch',
-        words.LABELS,
-        'Learned from 8 .* hedda people 4 0 3 of 4 .* 2.0 ivo people 4 0 3 of 4 .* 5.0',
-    ),
-    ('birch', words.MADE, 'Alarm at step 12 the policy is far from the initial model'),
-    # cedar games its reward.
-    (
-        'cedar',
-        'cedar',
-        '^mock.* which it was to learn −8 % of the possible gain −0.20 → −0.61, best 5.10',
-    ),
-    ('cedar', words.GAIN, r'KL, nats reward model known reward Before 0\.00 −0\.02 −0\.20'),
-    ('cedar', words.SAYS, r'vast vast vast 3\.94 best score'),
-    ('cedar', words.SURE, '9 of 16 33 to 77 % 25 %'),
-]
+    ],
+    words.GAIN: [r'was not measured\..* First step 0\.50 0\.40 Last step 64\.50 −0\.90'],
+    words.SURE: [
+        r'had not seen 62 % none 25 % Two labellers agree .* 3 of 4',
+        'Its distance from the best policy possible not measured',
+    ],
+    words.LABELS: ['Learned from 8 .* hedda people 4 0 3 of 4 .* 2.0 ivo people 4 0 3 of 4 .* 5.0'],
+    words.MADE: ['Alarm at step 12 the policy is far from the initial model'],
+}
+CEDAR = {  # games its reward
+    'cedar': ['^mock.* which it was to learn −8 % of the possible gain −0.20 → −0.61, best 5.10'],
+    words.GAIN: [r'KL, nats reward model known reward Before 0\.00 −0\.02 −0\.20'],
+    words.SAYS: [r'vast vast vast 3\.94 best score'],
+    words.SURE: ['9 of 16 33 to 77 % 25 %'],
+}
 
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
+    """Return {run: sections of its page}, and under 'all' those of the page about all of them."""
     runs = make_three_runs(tmp_path_factory.mktemp('runs'))
-    return {name: sections_of(page_of(run)) for name, run in runs.items()}
+    texts = {name: page_of(run) for name, run in runs.items()} | {'all': page_of(*runs.values())}
+    assert problems(texts['all']) == []
+    return {name: sections_of(text) for name, text in texts.items()}
 
 
-@pytest.mark.parametrize('run, section, said', SAID)
-def test_what_is_said_of_three_runs(pages, run, section, said):
-    assert re.search(said, pages[run][section]), pages[run][section]
+@pytest.mark.parametrize('run, said', [('amber', AMBER), ('birch', BIRCH), ('cedar', CEDAR)])
+def test_what_is_said_of_three_runs(pages, run, said):
+    for section, patterns in said.items():
+        for pattern in patterns:
+            assert re.search(pattern, pages[run][section]), pages[run][section]
 
 
 def test_a_run_that_has_only_begun(tmp_path):
@@ -194,33 +179,25 @@ def test_a_run_that_has_only_begun(tmp_path):
         )
 
 
-def test_several_runs_are_compared_and_told_one_by_one(tmp_path):
-    runs = make_three_runs(tmp_path)
-    text = page_of(*runs.values())
-    assert problems(text) == []
-    said = sections_of(text)
+def test_several_runs_are_compared_and_told_one_by_one(pages):
+    said = pages['all']
     assert 'birch 0.40 → −0.90 8 62 % –' in said[words.GAIN]
     assert 'ppo.lr 0.002 0.01 0.003' in said[words.MADE]
-    assert {'3 runs', *runs} <= said.keys()
+    assert {'3 runs', 'amber', 'birch', 'cedar'} <= said.keys()
 
 
 @pytest.mark.parametrize('has_names', [True, False])
 def test_labellers_need_not_be_named(tmp_path, has_names):
     """Neither in commands and settings."""
-    make_folder(tmp_path / 'labels', 3, labellers=2)
-    answer_all(tmp_path / 'labels', 'hedda', 0)
-    answer_all(tmp_path / 'labels', 'ivo', 1)
-    settings = {'labels__source': str(tmp_path / 'labels'), 'labels__without': 'ivo'}
-    write_settings(tmp_path / 'run', 'train_reward', 'test', ranks=1, **settings)
+    runs = [tmp_path / 'run', birch(tmp_path / 'birch')]
+    settings = {'labels__source': f'{runs[1]}/labels', 'labels__without': 'ivo'}
+    write_settings(runs[0], 'train_reward', 'test', ranks=1, **settings)
+    write_learned(runs[0], source=f'{runs[1]}/labels')
     line = './launch.py train_reward test x --labels.without ivo --run.serve.labellers=hedda'
-    record = json.loads((tmp_path / 'run/run.json').read_text())
-    record['train_reward']['commands'] = [{'command': line, 'began': '2026-11-08T08:00:00Z'}]
-    record['train_reward']['labels'] = {'source': str(tmp_path / 'labels')}
-    storage.write_json(str(tmp_path / 'run/run.json'), record)
-    for runs in ([tmp_path / 'run'], [tmp_path / 'run', make_three_runs(tmp_path)['birch']]):
-        text = page_of(*runs, has_names=has_names)
-        assert [name in text for name in ('hedda', 'ivo')] == [has_names] * 2
-        assert ('--run.serve.labellers=NAMES' in text) == ('labeller 1' in text) == (not has_names)
+    write_command(runs[0], line, '2026-11-08T08:00:00Z')
+    text = page_of(*runs, has_names=has_names)
+    assert [name in text for name in LABELLERS] == [has_names] * 2
+    assert ('--run.serve.labellers=NAMES' in text) == ('labeller 1' in text) == (not has_names)
 
 
 # ---------------------------------------------------------------- facts one by one
@@ -262,10 +239,7 @@ def test_labels_are_counted_as_they_were_used(tmp_path):
     answer_all(tmp_path / 'labels', 'bert', 0)  # of which the model knows nothing
     run = write_run(tmp_path / 'run', 'train_reward', labels__source=str(tmp_path / 'labels'))
     counts = {'found': 4, 'learned_from': 3, 'held_out': 1, 'held_out_queries': 1, 'simulated': 4}
-    record = json.loads((run / 'run.json').read_text())
-    labels = {'source': str(tmp_path / 'labels'), **counts, 'answers': lines}
-    record['train_reward']['labels'] = record.pop('train_policy')['labels'] = labels
-    storage.write_json(str(run / 'run.json'), record)
+    write_learned(run, source=str(tmp_path / 'labels'), **counts, answers=lines)
     found = read(run)
     assert rows_of(label_facts.counts(found))['Learned from'] == ('3',)
     assert [row[0] for row in label_facts.labellers(found, {'anna': 'anna'}).rows] == ['anna']
@@ -311,9 +285,7 @@ def test_the_evaluation_that_says_most_is_told(tmp_path):
         assert read(run).evaluation['queries'] == expected
 
 
-@pytest.mark.parametrize(
-    'policy', [3, {'kl': 1}, {**OWN['policy'], 'reward': 'x'}, {**OWN['policy'], 'share': [1]}]
-)
+@pytest.mark.parametrize('policy', [{'kl': 1}, {**OWN['policy'], 'share': [1]}])
 def test_a_damaged_evaluation_is_said_to_be_one(tmp_path, policy):
     run = write_run(tmp_path / 'run')
     evaluated(run, rewards={'reward model': {**OWN, 'policy': policy}})
