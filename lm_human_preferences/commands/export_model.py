@@ -5,6 +5,7 @@ import functools
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -46,7 +47,11 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
                 f'{model_dir} is a classifier of transformers already: copy it as it is'
             )
         run, is_adapter = read_run(model_dir), form == 'adapter'
-        card_of = functools.partial(model_card.card, run, model_dir, is_adapter=is_adapter)
+
+        def card_of(**use: Any) -> str:
+            of_model = model_card.Use(is_adapter=is_adapter, **use)
+            return model_card.card(run, model_dir, of_model)
+
         reward_model = _reward_model_in(model_dir)
         directories = [output_dir]
         if reward_model is None:

@@ -12,17 +12,7 @@ from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.report import words
 from lm_human_preferences.report.label_facts import instructions
 from lm_human_preferences.report.run import DAMAGED, KNOWN, Run
-from lm_human_preferences.report.words import (
-    Table,
-    Text,
-    ends,
-    facts_table,
-    moment,
-    number,
-    of_all,
-    percent,
-    short,
-)
+from lm_human_preferences.report.words import Table, number, of_all, percent, short
 
 POINTS = {  # {row of an evaluation: (point of the results, number of the point)}
     'Before': ('base', 'reward'),
@@ -68,7 +58,7 @@ def head(run: Run) -> list[str]:
     return [
         f'{name}: {words.TASKS[name]}' if name in words.TASKS else name,
         kind,
-        f'{state} {moment(last.get("ended"))}'.strip(),
+        f'{state} {words.moment(last.get("ended"))}'.strip(),
         *length,
     ]
 
@@ -148,7 +138,7 @@ def task(run: Run) -> Table:
     """Return the task of a run."""
     settings = run.task
     if settings is None:
-        return facts_table({'Settings': words.NOT_RECORDED})
+        return words.facts_table({'Settings': words.NOT_RECORDED})
     model, lora = settings.policy.initial_model, settings.policy.lora
     rows = {
         'Text given': f'{short(settings.query_dataset)}, up to {settings.query_length} tokens',
@@ -173,7 +163,7 @@ def task(run: Run) -> Table:
             held = f'target {number(rewards.adaptive_kl.target)} nats'
         rows['Rewarded by'] = _rewarded_by(run, run.policy.members)
         rows['Held back by'] = f'KL from the model before, {held}'
-    return facts_table(rows)
+    return words.facts_table(rows)
 
 
 def _rewarded_by(run: Run, members: int) -> str:
@@ -194,8 +184,8 @@ def gain(run: Run) -> Table:
     """Return the gain by each reward of the evaluation; without an evaluation, by the log."""
     if not run.rewards:
         steps = list(zip(run.logged('objective/kl'), run.logged('objective/score'), strict=False))
-        ends = dict(zip(('First step', 'Last step'), steps[:1] + steps[1:][-1:], strict=False))
-        rows = [(name, *map(number, step)) for name, step in ends.items()]
+        ends = zip(('First step', 'Last step'), steps[:1] + steps[1:][-1:], strict=False)
+        rows = [(name, *map(number, step)) for name, step in ends]
         return Table(('Policy', 'KL, nats', 'Score'), rows, words.LOGGED)
     own, *others = run.rewards
     rows = []
@@ -241,7 +231,7 @@ def samples(runs: Sequence[Run], columns: Sequence[str]) -> Table:
             reasons[max(values, key=values.__getitem__)] = reason
     rows = []
     for query in list({**reasons, **first})[:MOST_SAMPLES]:
-        cells = [Text(query), *_sample(first[query][0])]
+        cells = [words.Text(query), *_sample(first[query][0])]
         for run in runs:
             cells += _sample(run.samples[query][-1]) if query in run.samples else ('–', '')
         rows.append((*cells, reasons.get(query, '')))
@@ -256,7 +246,7 @@ def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
     score = number(record.get('score'))
     if 'score_std' in record:
         score += f' ± {number(record["score_std"])}'
-    return Text(record['response']), score
+    return words.Text(record['response']), score
 
 
 def accuracy(run: Run) -> dict[str, str] | None:
@@ -275,7 +265,7 @@ def accuracy(run: Run) -> dict[str, str] | None:
         measured = of_all(round(right * total), total) if total else percent(right)
         effective = trainer.last(f'{prefix}effective_labels') or 0
         if effective > 0:
-            interval = ends(*wilson_interval(right * effective, effective))
+            interval = words.ends(*wilson_interval(right * effective, effective))
     settings = trainer.reward
     chance = None if settings is None else label_types.get(settings.labels.type).chance
     shown = words.NOT_RECORDED if chance is None else percent(chance)
@@ -289,10 +279,10 @@ def sure(run: Run) -> Table:
         rows.append((words.UNSEEN, *unseen.values()))
     if agreed.get('pairs') and agreed.get('raw') is not None:
         equal = of_all(round(agreed['raw'] * agreed['pairs']), agreed['pairs'])
-        interval, chance = ends(agreed['low'], agreed['high']), percent(agreed['chance'])
+        interval, chance = words.ends(agreed['low'], agreed['high']), percent(agreed['chance'])
         rows.append(('Two labellers agree about a question', equal, interval, chance))
     for each in run.comparisons:
-        preferred, interval = of_all(each['wins'], each['n']), ends(*each['interval'])
+        preferred, interval = of_all(each['wins'], each['n']), words.ends(*each['interval'])
         rows.append((f'People prefer it to {short(each["other"])}', preferred, interval, '50 %'))
     if run.rewards:
         how = 'exact' if run.evaluation.get('exact') is True else '± in the table'

@@ -1,5 +1,6 @@
 """Model card of an exported model, README.md: facts about its run, without names and texts."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -25,57 +26,46 @@ JOINED = (
 _MARKS = re.compile(r'([\\`*_\[\]<>&|#~$])')
 
 
-def card(
-    run: Run | None,
-    model_dir: str,
-    *,
-    has_policy: bool,
-    has_tokenizer: bool = True,
-    is_joined: bool = False,
-    ends: Sequence[int] = (),
-    constant: float = 0.0,
-    members: int = 1,
-    is_adapter: bool = False,
-    head: Mapping[str, Any] | None = None,
-) -> str:
-    """Return the card of a policy, or of a reward model. run: None for a model of no run.
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """Facts about the use of an exported model."""
 
-    ends: tokens at which a policy stops. constant: part of a reward that the score lacks. members:
-    reward models of its ensemble. head: of one on frozen hidden states, its 'file', its 'blocks',
-    whether it is of a 'chat', and the Python of the 'content' before a response.
-    """
+    has_policy: bool  # otherwise it is a reward model
+    is_adapter: bool = False
+    has_tokenizer: bool = True
+    is_joined: bool = False  # whether tokens differ, see JOINED
+    ends: Sequence[int] = ()  # tokens at which a policy stops
+    constant: float = 0.0  # part of a reward that the score lacks
+    members: int = 1  # reward models of its ensemble
+    # Of a head on frozen hidden states: its 'file', its 'blocks', whether it is of a 'chat', the
+    # Python of the 'content' before a response, and the folder with the tokeniser of 'responses'
+    head: Mapping[str, Any] | None = None
+
+
+def card(run: Run | None, model_dir: str, use: Use) -> str:
+    """Return the card of a policy, or of a reward model. run: None for a model of no run."""
     from huggingface_hub import ModelCard, ModelCardData  # here, as it takes a second to import
 
-    task = None if run is None else run.task
-    body = (
-        environment(escaped)
-        .get_template('model_card.md')
-        .render(
-            **_facts(run, model_dir),
-            versions=facts_table(run_record.versions()),
-            query=Markup(_query(task)),
-            task=task,
-            has_run=run is not None,
-            has_policy=has_policy,
-            has_tokenizer=has_tokenizer,
-            joined=JOINED if is_joined else '',
-            ends=ends,
-            constant=constant,
-            members=members,
-            is_adapter=is_adapter,
-            head=head,
-        )
+    task, template = None if run is None else run.task, environment(escaped)
+    body = template.get_template('model_card.md').render(
+        **_facts(run, model_dir),
+        versions=facts_table(run_record.versions()),
+        query=Markup(_query(task)),
+        task=task,
+        has_run=run is not None,
+        joined=JOINED if use.is_joined else '',
+        **vars(use),
     )
     model = model_dir if task is None else task.policy.initial_model
-    tags = ['rlhf', 'ppo' if has_policy else 'reward-model'] if run or not has_policy else []
+    tags = ['rlhf', 'ppo' if use.has_policy else 'reward-model']
     data = ModelCardData(
-        library_name='peft' if is_adapter else 'transformers',
-        pipeline_tag='text-generation' if has_policy else 'text-classification',
-        tags=[*tags, 'lm-human-preferences'],
+        library_name='peft' if use.is_adapter else 'transformers',
+        pipeline_tag='text-generation' if use.has_policy else 'text-classification',
+        tags=[*(tags if run or not use.has_policy else []), 'lm-human-preferences'],
         base_model=hub_name(model),
     )
-    template = '---\n{{ card_data }}\n---\n\n{{ body }}'
-    return str(ModelCard.from_template(data, template_str=template, body=body))
+    whole = '---\n{{ card_data }}\n---\n\n{{ body }}'
+    return str(ModelCard.from_template(data, template_str=whole, body=body))
 
 
 def _facts(run: Run | None, model_dir: str) -> dict[str, Any]:
@@ -102,10 +92,7 @@ def hub_name(model: str) -> str | None:
     name = released.released_name(model)
     if name is not None:
         return released.hub_name(name)
-    try:
-        path = storage.model_path(model)
-    except storage.StorageError:
-        return None
+    path = storage.model_path(model)
     return None if path is None else path.removeprefix(storage.HUB).partition('@')[0]
 
 

@@ -6,16 +6,8 @@ from typing import Any
 
 from lm_human_preferences.hparams.differences import Experiments, decided, differences
 from lm_human_preferences.report.run import Run
-from lm_human_preferences.report.words import (
-    DIFFERENCES,
-    NOT_RECORDED,
-    Row,
-    Table,
-    Text,
-    moment,
-    number,
-)
-from lm_human_preferences.runs.run_record import PACKAGES
+from lm_human_preferences.report.words import NOT_RECORDED, Row, Table, Text, moment, number
+from lm_human_preferences.runs import run_record
 
 MACHINE = {
     'processor': '{}',
@@ -69,8 +61,7 @@ def command_lines(command: Mapping[str, Any], *, has_names: bool) -> str:
 
 def _machine(command: Mapping[str, Any]) -> list[Row]:
     machine = [text.format(command[key]) for key, text in MACHINE.items() if command.get(key)]
-    packages = ('lm-human-preferences', 'python', *PACKAGES)
-    versions = [f'{name} {command[name]}' for name in packages if command.get(name)]
+    versions = [f'{name} {command[name]}' for name in run_record.versions() if command.get(name)]
     commit = [str(command.get('commit') or NOT_RECORDED)[:12]]
     if not command.get('commit_is_clean', True):
         commit.append('changed')
@@ -90,7 +81,8 @@ def _settings(run: Run, experiments: Experiments, *, has_names: bool) -> Table:
             if option != OWN_MODEL or run.given is not None:
                 usually = str(before.get(option, 'off'))
                 rows.append((option, _shown(option, value, has_names), usually))
-    return Table(('Setting', 'This run', 'Experiment'), rows, DIFFERENCES)
+    caption = 'Settings that differ from those of the experiment.'
+    return Table(('Setting', 'This run', 'Experiment'), rows, caption)
 
 
 def differences_between(runs: Sequence[Run], names: Sequence[str], *, has_names: bool) -> Table:

@@ -17,12 +17,12 @@ from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder, is_folder, parse_names
 from lm_human_preferences.labels.report import label_report
-from lm_human_preferences.runs import curves, run_files, run_lock, run_record, run_settings
+from lm_human_preferences.runs import curves, run_files, run_lock, run_record
 from lm_human_preferences.runs.curves import Log
 from lm_human_preferences.runs.run_files import POLICY, REWARD
+from lm_human_preferences.runs.run_settings import read_settings
 
 Content = TypeVar('Content')
-AnySettings = TypeVar('AnySettings', PolicyHParams, RewardHParams)
 KNOWN = 'mock'  # value of --rewards.trained_model for the known reward of film reviews
 DAMAGED = (UserError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -123,9 +123,9 @@ def _read(directory: str, files: run_files.CommandFiles) -> Run:
 
     policy, events = None, [REWARD.events]
     if files is POLICY:
-        policy = tried(POLICY.settings, None, _settings, PolicyHParams(), directory)
+        policy = tried(POLICY.settings, None, read_settings, PolicyHParams(), directory)
         events = [POLICY.events, REWARD.events]
-    reward = tried(REWARD.settings, None, _settings, RewardHParams(), directory)
+    reward = tried(REWARD.settings, None, read_settings, RewardHParams(), directory)
     if policy is not None and reward is None:
         reward = policy.new_reward_model
     record = tried(run_files.RECORD, {}, run_record.read, directory)
@@ -150,11 +150,6 @@ def _read(directory: str, files: run_files.CommandFiles) -> Run:
         comparisons=tried(run_files.LABELS, [], _comparisons, folder, directory),
         unreadable=list(unreadable),
     )
-
-
-def _settings(settings: AnySettings, directory: str) -> AnySettings:
-    run_settings.read_settings(settings, directory)
-    return settings
 
 
 def _label_folder(directory: str, labels: dict[str, Any]) -> LabelFolder | None:
@@ -192,12 +187,12 @@ def _comparisons(folder: LabelFolder | None, directory: str) -> list[dict[str, A
 def _evaluation(directory: str) -> dict[str, Any]:
     """Return the most informative results of `evaluate`, see _information."""
     is_remote = storage.is_remote(directory)
-    found: list[dict[str, Any]] = [{}]
+    found = []
     for name in sorted(storage.listing(directory) if is_remote else os.listdir(directory)):
         if name.endswith('.json') and re.fullmatch(run_files.EVALUATION, name):
             found.append(storage.read_json(storage.join(directory, name)))
             _check(found[-1])
-    return max(found, key=_information)
+    return max(found, key=_information, default={})
 
 
 def _check(results: dict[str, Any]) -> None:
@@ -212,9 +207,8 @@ def _check(results: dict[str, Any]) -> None:
 
 def _information(results: dict[str, Any]) -> tuple[int, ...]:
     """Return the sort key by which the most informative results come last."""
-    sizes = [results.get(name) for name in ('step', 'queries', 'responses')]
-    step, queries, responses = (size if type(size) is int else -1 for size in sizes)
-    return step, 'judge' in results, results.get('exact') is True, queries, responses
+    sizes = results['queries'], results['responses']
+    return results.get('step') or -1, 'judge' in results, results['exact'], *sizes
 
 
 def _samples(directory: str) -> dict[str, list[dict[str, Any]]]:

@@ -44,7 +44,6 @@ MEANING = (
     ' reward that the run was trained on.'
 )
 EXAMPLES = 'Two of its labels: ✓ is the response that was chosen.'
-DIFFERENCES = 'Settings that differ from those of the experiment.'
 
 
 class Text(str):

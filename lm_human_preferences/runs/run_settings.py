@@ -124,16 +124,14 @@ def _set_initial_model(hparams: Training, model: str) -> None:
 
 def as_recorded(hparams: AnyTraining) -> AnyTraining:
     """Return the recorded settings of the run in the directory; `hparams` without a run."""
-    recorded = type(hparams)()
     try:
-        read_settings(recorded, str(hparams.run.directory))
+        return read_settings(type(hparams)(), str(hparams.run.directory))
     except storage.NotFound:
         return hparams
-    return recorded
 
 
-def read_settings(hparams: Training, directory: str) -> None:
-    """Override `hparams` by the recorded settings of a run in `directory`; NotFound without any."""
+def read_settings(hparams: AnyTraining, directory: str) -> AnyTraining:
+    """Override and return `hparams` by the settings of a run in `directory`; NotFound without."""
     files = run_files.COMMANDS[hparams.command]
     hparams.override_from_json_file(storage.join(directory, files.settings))
     run_record.check_present(directory)
@@ -144,19 +142,18 @@ def read_settings(hparams: Training, directory: str) -> None:
         hparams.override_from_dict(known)
         hparams.check_values()
     hyperparams.note_unknown(path, tuple(name for name in settings if name not in known))
+    return hparams
 
 
 def load_run_hparams(save_dir: str) -> policy_options.HParams:
     """Return the hyperparameters of the run of train_policy in `save_dir`, local or remote."""
-    hparams = policy_options.HParams()
     try:
-        read_settings(hparams, save_dir)
+        return read_settings(policy_options.HParams(), save_dir)
     except storage.NotFound as e:
         raise OptionError(
             '--save_dir',
             f'{save_dir} is not a run of train_policy: it has no {run_files.POLICY.settings}',
         ) from e
-    return hparams
 
 
 def reward_settings_of(run: str) -> reward_options.HParams | None:
@@ -165,10 +162,8 @@ def reward_settings_of(run: str) -> reward_options.HParams | None:
     run: its directory, or that of its network.
     """
     for directory in (run.rstrip('/'), os.path.dirname(run.rstrip('/'))):
-        settings = reward_options.HParams()
         with contextlib.suppress(storage.NotFound):
-            read_settings(settings, directory)
-            return settings
+            return read_settings(reward_options.HParams(), directory)
         if storage.exists(storage.join(directory, run_files.POLICY.settings)):
             of_policy = load_run_hparams(directory)
             return of_policy.new_reward_model or reward_options.HParams(task=of_policy.task)

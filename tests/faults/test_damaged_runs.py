@@ -103,7 +103,7 @@ def page_of(run):
 
 def cards_of(run):
     found = read_run(str(run))
-    return [model_card.card(found, str(run), has_policy=has_policy) for has_policy in (True, False)]
+    return [model_card.card(found, str(run), model_card.Use(each)) for each in (True, False)]
 
 
 @pytest.mark.parametrize('name', ['amber', 'birch', 'cedar'])

@@ -18,7 +18,8 @@ EXAMPLE = {'task__response_length': 40, 'task__policy__temperature': 0.7}
 def card_of(run, *, has_policy=True, **more):
     from huggingface_hub import ModelCard  # here, as it takes a second to import
 
-    card = ModelCard(model_card.card(read_run(str(run)), str(run), has_policy=has_policy, **more))
+    use = model_card.Use(has_policy=has_policy, **more)
+    card = ModelCard(model_card.card(read_run(str(run)), str(run), use))
     return card.text, card.data.to_dict()
 
 
