@@ -100,7 +100,7 @@ def policy_settings(hparams: TaskHParams, encoder: Encoder) -> dict[str, Any]:
 def end_notes(hparams: TaskHParams, encoder: Encoder) -> list[str]:
     """Return notes on an adapter's files, affixes, a template's date, and the ends of responses."""
     chat = chat_template(hparams, encoder)
-    notes = [f'{path} is used, not that of its base' for path in encoder.files_of_adapter]
+    notes = []
     is_read = chat is not None or hparams.special_tokens
     if not is_read and encoder.spells_special(hparams.query_prefix, hparams.query_suffix):
         notes.append(

@@ -41,11 +41,8 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
 
 
 def _split_class(name: str) -> tuple[str, str]:
-    """Split DIRECTORY#CLASS; '' for no class. Directories and classes may have a # in them."""
-    parts = name.split('#')
-    for count in range(len(parts), 0, -1):
-        directory = '#'.join(parts[:count])
-        if os.path.exists(directory):
-            return directory, '#'.join(parts[count:])
+    """Split DIRECTORY#CLASS; '' for no class."""
+    if os.path.exists(name):
+        return name, ''
     directory, _, class_name = name.partition('#')
     return directory, class_name

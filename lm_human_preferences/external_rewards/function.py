@@ -10,15 +10,12 @@ function's module is neither saved with the run nor shared by the ranks.
 """
 
 import contextlib
-import functools
 import inspect
 import itertools
 import os
-import pathlib
 import random
 import reprlib
 import sys
-import tempfile
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -27,15 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.external_rewards.texts import LARGEST, Texts
+from lm_human_preferences.external_rewards.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.runs.reward_function import Source
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import default_device
 
 SHOWN = 200  # most characters of an exception's message
-FRAMES = 3  # innermost frames of the function's own traceback
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # Names of parameters that show another order than queries, responses.
 _OF_RESPONSES = ('responses', 'response', 'completions', 'completion')
@@ -43,18 +38,14 @@ _OF_QUERIES = ('queries', 'query', 'prompts', 'prompt')
 _NO_NUMBERS = np.empty(0, dtype=object)
 
 
-class FunctionScorer:
+class FunctionScorer(TextScorer):
     """Reward by the function of `source`, whose file is run here; UserError if that fails."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
         self._path = os.path.abspath(source.path)
         self._function = self._loaded(source)
-
-    @property
-    def asks_for_columns(self) -> bool:
-        """Return whether the function has parameters besides queries and responses."""
-        return len(self._parameters) > 2
+        self.asks_for_columns = len(self._parameters) > 2
 
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
         """Return scores (texts,), float32; UserError if the function fails."""
@@ -104,7 +95,6 @@ class FunctionScorer:
         module = types.ModuleType(f'reward_function_{next(_numbers)}_{source.digest[:12]}')
         module.__file__ = self._path
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
-        _let_children_import(module.__name__, source.text, self._path)
         try:
             code = compile(source.text, self._path, 'exec')
             with _apart():
@@ -137,22 +127,17 @@ class FunctionScorer:
         return function
 
     def _told(self, error: BaseException) -> str:
-        """Return an exception of the file in one line, with its last frames in the user's code."""
+        """Return an exception of the file in one line, with its last place in the user's code."""
         message = ' '.join(str(error).split())
         told = f'{type(error).__name__}: {message:.{SHOWN}}' if message else type(error).__name__
-        name = error.name if isinstance(error, ModuleNotFoundError) else None
-        beside = os.path.join(os.path.dirname(self._path), str(name))
-        if name and (os.path.exists(f'{beside}.py') or os.path.isdir(beside)):
-            told += '; modules beside it are not recorded with the run, so not imported: put what'
-            told += f' it needs of {name} into the file itself, or install {name}'
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [number for number, frame in enumerate(frames) if frame.filename == self._path]
-        places = frames[own[0] :][-FRAMES:] if own else []
-        lines = [
-            f'{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}'
-            for frame in places
-        ]
-        return f'{told} ({"; ".join(lines)})' if lines else told
+        if isinstance(error, ModuleNotFoundError):
+            told += '; modules beside the file are not imported: put what it needs of'
+            told += f' {error.name} into the file itself, or install {error.name}'
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if frame.filename == self._path:
+                place = os.path.basename(self._path)
+                return f'{told} ({place}, line {frame.lineno}, in {frame.name})'
+        return told
 
 
 def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -230,23 +215,6 @@ def _apart() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-
-
-def _let_children_import(name: str, text: str, path: str) -> None:
-    """Let spawned processes, which look for modules in sys.path, import the file's module."""
-    module = f'__file__ = {path!r}\nexec(compile({text!r}, __file__, "exec"))\n'
-    folder = _folder_of_modules()
-    pathlib.Path(folder, f'{name}.py').write_text(module, encoding='utf-8')
-    if folder not in sys.path:
-        sys.path.append(folder)
-
-
-@functools.cache
-def _folder_of_modules() -> str:
-    """Make a folder for this process, which is deleted when it ends."""
-    folder = tempfile.TemporaryDirectory()
-    worker.before_exit(folder.cleanup)
-    return folder.name
 
 
 _numbers = itertools.count()  # a file may be run again, as a judge: pickle needs one module a name

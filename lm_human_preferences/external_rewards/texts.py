@@ -30,7 +30,9 @@ def joined(query: str, response: str, columns: Mapping[str, Any] = MappingProxyT
 
 
 class TextScorer(Protocol):
-    """Reward that reads texts."""
+    """Reward that reads texts. asks_for_columns: whether it reads other fields of a query, too."""
+
+    asks_for_columns: bool = False
 
     def score(self, texts: Sequence[Texts]) -> torch.Tensor:
         """Return scores (texts,), float32."""

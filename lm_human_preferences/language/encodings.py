@@ -28,13 +28,11 @@ class Encoder(ABC):
     """Text to token ids and back. padding_token: may be outside the model's vocabulary.
 
     special: {token: text} of special tokens whose texts are read as ordinary letters.
-    files_of_adapter: paths of files beside an adapter that replace those of its base's tokeniser.
     """
 
     padding_token: int
     eot_token: int | None
     special: Mapping[int, str] = {}
-    files_of_adapter: Sequence[str] = ()
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:

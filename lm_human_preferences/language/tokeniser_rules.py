@@ -68,7 +68,10 @@ def _own(files: Mapping[str, str]) -> Any:
             if name != CONFIG:
                 os.symlink(os.path.abspath(path), os.path.join(folder, name))
         if CONFIG in files:  # only what is needed of it, as the rest may be damaged
-            storage.write_json(os.path.join(folder, CONFIG), _kind_in(files[CONFIG]))
+            content = read_object(files[CONFIG])
+            kinds = ('model_type', 'tokenizer_class')
+            content = {name: content[name] for name in kinds if name in content}
+            storage.write_json(os.path.join(folder, CONFIG), content)
         own = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(own, TokenizersBackend):
         raise TypeError(f'it is read by {type(own).__name__}, which is not a fast tokeniser')
@@ -79,14 +82,10 @@ def _own(files: Mapping[str, str]) -> Any:
     return own
 
 
-def _kind_in(config: str) -> dict[str, Any]:
-    """Return the settings in a model's config.json that decide the class of its tokeniser."""
-    content = storage.read_json(config)
-    found = {}
-    for name in ('model_type', 'tokenizer_class'):
-        if isinstance(content, dict) and name in content:
-            found[name] = content[name]
-    return found
+def read_object(path: str) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is none."""
+    value = storage.read_json(path) if storage.exists(path) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def tokenizer_of(rules: Mapping[str, Any]) -> tokenizers.Tokenizer:

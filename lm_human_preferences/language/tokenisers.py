@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsInt
 
 import tokenizers
@@ -30,6 +30,7 @@ from lm_human_preferences.language.tokeniser_rules import (
     Tokeniser,
     digest,
     load,
+    read_object,
     tokenizer_of,
 )
 from lm_human_preferences.runs import run_files
@@ -45,7 +46,7 @@ class TokeniserEncoder(Encoder):
     """Encoder of a tokeniser; padding is the first id that is not a token.
 
     own: the tokeniser of transformers. files: {name: path or URL} of the tokeniser and its model.
-    ends: tokens that end a text, if a file of the model names them. files_of_adapter: see Encoder.
+    ends: tokens that end a text, if a file of the model names them.
     """
 
     def __init__(
@@ -54,20 +55,17 @@ class TokeniserEncoder(Encoder):
         files: Mapping[str, str],
         eot_token: int | None,
         ends: Iterable[int],
-        files_of_adapter: Sequence[str] = (),
     ) -> None:
         self.tokeniser = tokeniser
         self.own = tokeniser.own
         self.files = files
         self.eot_token = eot_token
-        self.files_of_adapter = files_of_adapter
         self.padding_token = tokeniser.n_vocab
         self._ends = frozenset(ends)
         added = self.own.backend_tokenizer.get_added_tokens_decoder()
         self.special = {token: each.content for token, each in added.items() if each.special}
         # Unigram models make special tokens of what spells them in any case.
-        is_unigram = tokeniser.rules['model']['type'] == 'Unigram'
-        self.never_text = frozenset(self.special) if is_unigram else frozenset()
+        self.is_unigram = tokeniser.rules['model']['type'] == 'Unigram'
         self.omits_special = False
         self.parts = tokenizer_of(tokeniser.rules)
         self.parts.encode_special_tokens = True
@@ -76,10 +74,9 @@ class TokeniserEncoder(Encoder):
         """Return the token ids of a part of a text; UserError where the tokeniser fails."""
         with failing('encode', text):
             tokens = self.parts.encode(text, add_special_tokens=False).ids
-        for token in tokens:
-            if token in self.never_text:
-                spelled = self.special[token]
-                raise UserError(f'the tokeniser of the model cannot read {spelled!r:.80} as text')
+        spelled = [self.special[token] for token in tokens if token in self.special]
+        if self.is_unigram and spelled:
+            raise UserError(f'the tokeniser of the model cannot read {spelled[0]!r:.80} as text')
         return tokens
 
     def encode_whole(self, text: str) -> list[int]:
@@ -113,7 +110,6 @@ class TokeniserEncoder(Encoder):
         """Return this encoder, reading the spelling of a special token as the token."""
         encoder = copy.copy(self)
         encoder.special = {}
-        encoder.never_text = frozenset()
         encoder.parts = tokenizer_of(self.tokeniser.rules)
         return encoder
 
@@ -240,16 +236,15 @@ def read(directory: str) -> TokeniserEncoding:
 
 
 def encoding_of_adapter(directory: str, of_base: Encoding) -> Encoding:
-    """Return the encoding of an adapter, by the files beside it or else those of its base."""
+    """Return the encoding of an adapter: of the tokeniser beside it, else that of its base."""
     beside = _files_in(directory, run_files.TOKENISER_FILES)
-    if isinstance(of_base, TokeniserEncoding):
-        files = of_base.encoder.files
-        if TOKENISER in beside:  # no other file of the base's tokeniser belongs to this one
-            files = {name: files[name] for name in (CONFIG, GENERATION) if name in files}
-        return _of_files({**files, **beside}, tuple(beside.values())) if beside else of_base
-    if TOKENISER not in beside or _has_gpt2_vocabulary(beside[TOKENISER]):
+    if TOKENISER not in beside:
         return of_base
-    return read(directory)
+    if not isinstance(of_base, TokeniserEncoding):
+        return of_base if _has_gpt2_vocabulary(beside[TOKENISER]) else read(directory)
+    files = of_base.encoder.files
+    of_model = {name: files[name] for name in (CONFIG, GENERATION) if name in files}
+    return _of_files({**of_model, **beside})
 
 
 def _files_in(directory: str, names: Iterable[str]) -> dict[str, str]:
@@ -258,16 +253,14 @@ def _files_in(directory: str, names: Iterable[str]) -> dict[str, str]:
     return {name: path for name, path in paths.items() if storage.exists(path)}
 
 
-def _of_files(files: Mapping[str, str], of_adapter: tuple[str, ...] = ()) -> TokeniserEncoding:
-    """Return the encoding of files {name: path or URL}. of_adapter: paths beside an adapter."""
+def _of_files(files: Mapping[str, str]) -> TokeniserEncoding:
+    """Return the encoding of files {name: path or URL}."""
     digests = [(*file, storage.md5(storage.cached_path(file[1]))) for file in files.items()]
-    return _encoding(tuple(digests), of_adapter)
+    return _encoding(tuple(digests))
 
 
 @functools.lru_cache(maxsize=8)
-def _encoding(
-    digests: tuple[tuple[str, str, str], ...], of_adapter: tuple[str, ...]
-) -> TokeniserEncoding:
+def _encoding(digests: tuple[tuple[str, str, str], ...]) -> TokeniserEncoding:
     """Return the encoding of files (name, path, MD5), read once."""
     files = {name: path for name, path, _ in digests}
     tokeniser = load(files)
@@ -275,7 +268,7 @@ def _encoding(
     in_config, in_generation = (_ends_in(files.get(each), n_vocab) for each in (CONFIG, GENERATION))
     ends = [tokeniser.own.eos_token_id, *in_config, *in_generation]
     eot_token = next((end for end in ends if end is not None), None)
-    encoder = TokeniserEncoder(tokeniser, files, eot_token, in_generation or in_config, of_adapter)
+    encoder = TokeniserEncoder(tokeniser, files, eot_token, in_generation or in_config)
     return TokeniserEncoding(
         f'{PREFIX}{tokeniser.digest[:12]}', n_vocab=n_vocab, eot_token=eot_token, encoder=encoder
     )
@@ -326,9 +319,3 @@ def _has_gpt2_vocabulary(path: str) -> bool:
     n_gpt2 = encodings.Main.n_vocab
     first = {text: token for text, token in vocab.items() if token < n_gpt2}
     return len(first) == n_gpt2 and digest(first) == GPT2_VOCABULARY
-
-
-def read_object(path: str) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is none."""
-    value = storage.read_json(path) if storage.exists(path) else {}
-    return value if isinstance(value, dict) else {}

@@ -3,9 +3,10 @@
 import math
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,36 @@ EMBEDDING_LAYER = re.compile(r'(.*\.)?(embed_tokens|wte|embed_in|word_embeddings
 OUTPUT_LAYER = re.compile(r'(.*\.)?(lm_head|embed_out)')
 
 
-class CheckpointWeights:
+class Weights(ABC):
+    """Weights of networks, in whatever files, by this program's names of their parameters."""
+
+    path: str
+
+    @abstractmethod
+    def __contains__(self, name: object) -> bool: ...
+
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors in float32, without reading them."""
+
+    @abstractmethod
+    def name_of(self, name: str) -> str:
+        """Return the name that a tensor has, or would have, in the files."""
+
+    @abstractmethod
+    def load(self, name: str, parameter: torch.Tensor) -> None:
+        """Copy a tensor of any type into `parameter` on the CPU; UserError unless it fits."""
+
+    def scopes(self) -> list[str]:
+        """Return the scopes of all networks, sorted; '' for a network without one."""
+        return ['']
+
+    def unread(self, names: Collection[str]) -> list[str]:
+        """Return the names of a single model's tensors that no parameter of `names` reads."""
+        return []
+
+
+class CheckpointWeights(Weights):
     """Latest intact checkpoint in `directory` or its checkpoints/, local or remote."""
 
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
@@ -51,16 +81,11 @@ class CheckpointWeights:
     def name_of(self, name: str) -> str:
         return self._names.name_of(name)
 
-    def unread(self, names: Collection[str]) -> list[str]:
-        return []
-
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
         for variable, target in self._names.variables({name: parameter}).items():
             copy_value(self._bundle[variable], target, f'{self.path}: {variable}')
 
     def scopes(self) -> list[str]:
-        """Return the scopes of all networks, sorted; '' for a network without one."""
         return self.scopes_with(self._embedding)
 
     def scopes_with(self, parameter: str) -> list[str]:
@@ -73,12 +98,10 @@ class CheckpointWeights:
         return sorted(scopes)
 
 
-class SafetensorsWeights:
+class SafetensorsWeights(Weights):
     """Safetensors of a GPT-2 in one file or several; UserError if missing or damaged."""
 
     def __init__(self, directory: str) -> None:
-        from safetensors import safe_open
-
         files, fetched = [SAFETENSORS], [SAFETENSORS]
         # The single file comes first, as in transformers, which leaves an older index beside it.
         if not storage.exists(storage.join(directory, SAFETENSORS)):
@@ -97,12 +120,9 @@ class SafetensorsWeights:
         self._open_files: dict[str, Any] = {}  # by name of the file
         self._file_of: dict[str, str] = {}  # {name of a tensor in the files: name of its file}
         for name in files:
-            with self._explained(name):
-                # Refuses a pipe, for which safe_open would wait for ever
-                path = storage.cached_path(os.path.join(self.local_path, name))
-                file: Any = safe_open(path, 'pt')
-                self._open_files[name] = file
-                self._file_of.update(dict.fromkeys(file.keys(), name))
+            file = open_safetensors(os.path.join(self.local_path, name))
+            self._open_files[name] = file
+            self._file_of.update(dict.fromkeys(file.keys(), name))
         # GPT2Model of transformers leaves out the prefix of names.
         is_whole = any(name.startswith(TRANSFORMER) for name in self._file_of)
         self._left_out = '' if is_whole else TRANSFORMER
@@ -111,18 +131,13 @@ class SafetensorsWeights:
         return self.name_of(str(name)) in self._file_of
 
     def nbytes(self) -> int:
-        """Return the bytes of all tensors in float32, without reading them."""
         slices = (self._open_files[file].get_slice(name) for name, file in self._file_of.items())
         return FLOAT * sum(math.prod(each.get_shape()) for each in slices)
-
-    def scopes(self) -> list[str]:
-        return ['']
 
     def name_of(self, name: str) -> str:
         return name.removeprefix(self._left_out)
 
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy a tensor of any type into `parameter` on the CPU; UserError unless it fits."""
         stored = self.name_of(name)
         what = f'{storage.join(self._directory, self._file_of[stored])}: {stored}'
         copy_value(self._value(stored).numpy(), parameter.detach(), what)
@@ -142,33 +157,28 @@ class SafetensorsWeights:
 
     def _value(self, stored: str) -> torch.Tensor:
         file = self._file_of[stored]
-        with self._explained(file):
+        with damage_named(storage.join(self._directory, file)):
             return self._open_files[file].get_tensor(stored).float()
 
-    @contextmanager
-    def _explained(self, file: str) -> Iterator[None]:
-        from safetensors import SafetensorError
 
-        try:
-            yield
-        except (OSError, SafetensorError, storage.StorageError) as e:
-            path = storage.join(self._directory, file)
-            raise UserError(f'{path} is damaged or missing: {e}') from e
+@contextmanager
+def damage_named(path: str) -> Iterator[None]:
+    """Raise errors of reading the safetensors at `path` as UserErrors."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, storage.StorageError) as e:
+        raise UserError(f'{path} is damaged or missing: {e}') from e
 
 
-class Weights(Protocol):
-    """Weights of networks, in whatever files: see CheckpointWeights."""
+def open_safetensors(path: str) -> Any:
+    """Open a local or remote file of safetensors; UserError if it is damaged or missing."""
+    from safetensors import safe_open
 
-    path: str
-
-    def __contains__(self, name: object) -> bool: ...
-    def nbytes(self) -> int: ...
-    def scopes(self) -> list[str]: ...
-    def name_of(self, name: str) -> str: ...
-    def load(self, name: str, parameter: torch.Tensor) -> None: ...
-    def unread(self, names: Collection[str]) -> list[str]:
-        """Return the names of a single model's tensors that no parameter of `names` reads."""
-        ...
+    with damage_named(path):
+        # Refuses a pipe, for which safe_open would wait for ever
+        return safe_open(storage.cached_path(path), 'pt')
 
 
 def _is_of_no_use(name: str) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import NamedTuple
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.errors import OptionError
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
@@ -85,15 +84,7 @@ def reward_model_dir(path: str) -> str:
     advice = f'train one with {shell.typed("./launch.py train_reward")}'
     policy = storage.join(path, run_files.POLICY.network)
     if is_model(policy):
-        reward = policy
-        with contextlib.suppress(UserError):
-            settings = run_settings.load_run_hparams(path)
-            given = settings.rewards
-            if settings.new_reward_model is None and given.trained_model is not None:
-                is_directory = given.class_name is None and given.trained_model != 'mock'
-                name = given.given_name
-                reward = original_or(policy, name) if is_directory else name
-        advice = f'the reward of that run is {reward}'
+        advice = f'the reward of that run is in {policy}, or is what its settings name'
     raise OptionError(
         '--rewards.trained_model',
         f'{path}: neither it nor its reward_model/ has an {run_files.SIZES}, nor is it a sequence'

@@ -10,7 +10,7 @@ from lm_human_preferences.datasets.jsonl import Query
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
+from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.frozen_head.head import is_head
 from lm_human_preferences.frozen_head.reward import FrozenReward, load_frozen
 from lm_human_preferences.language.encodings import Encoding
@@ -103,23 +103,20 @@ def reward_of_function(
     source: reward_function.Source, encoding: Encoding, task: lm_tasks.TaskHParams
 ) -> TextReward:
     """Return the reward by a function of the user's, for queries of `task`."""
-    scorer = FunctionScorer(source)
-    reward = TextReward(scorer, encoding, chat=task.chat)
-    _give_columns(scorer, reward, task)
+    reward = TextReward(FunctionScorer(source), encoding, chat=task.chat)
+    _give_columns(reward, task)
     return reward
 
 
-def _give_columns(scorer: TextScorer, reward: TextReward, task: lm_tasks.TaskHParams) -> None:
+def _give_columns(reward: TextReward, task: lm_tasks.TaskHParams) -> None:
     """Give a function that asks for columns those of the task's queries."""
-    if isinstance(scorer, FunctionScorer) and scorer.asks_for_columns:
+    if reward.scorer.asks_for_columns:
         reward.columns = lm_tasks.query_columns(task, reward.encoder)
 
 
 def give_more_columns(reward: ScoringModel, queries: Iterable[tuple[Sequence[int], Query]]) -> None:
     """Give a function that asks for columns those of (tokens, query) pairs, before others."""
-    if not isinstance(reward, TextReward) or not isinstance(reward.scorer, FunctionScorer):
-        return
-    if reward.scorer.asks_for_columns:
+    if isinstance(reward, TextReward) and reward.scorer.asks_for_columns:
         reward.columns = {**reward.columns, **lm_tasks.columns_by_tokens(queries)}
 
 
@@ -128,7 +125,7 @@ def load_judge(name: str, encoding: Encoding, task: lm_tasks.TaskHParams) -> Fro
     try:
         judge = load_reward_model(name, encoding, chat=task.chat, may_be_code=True)
         if isinstance(judge, TextReward):
-            _give_columns(judge.scorer, judge, task)
+            _give_columns(judge, task)
         return judge
     except OptionError as e:
         raise OptionError('--judge', e.text) from e

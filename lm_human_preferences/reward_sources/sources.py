@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -44,7 +43,7 @@ _is_classifier = functools.lru_cache(maxsize=64)(is_classifier)
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardSource(ABC):
+class RewardSource:
     """Source of a policy's reward. members: number of models to average. task: the policy's."""
 
     role: ClassVar[str] = ''  # role of the reward's networks in Networks; '' without networks
@@ -89,9 +88,9 @@ class RewardSource(ABC):
         """Return the blocks of the reference whose inputs the reward reads."""
         return ()
 
-    @abstractmethod
     def place_in(self, save_dir: str) -> str:
         """Return the name by which the reward of a run is loaded; its own copy may be newer."""
+        return self.name
 
     def recorded_members(self) -> int:
         """Return the number of existing models, for users who have not given it."""
@@ -128,9 +127,6 @@ class RewardSource(ABC):
 class KnownSource(RewardSource):
     """The known reward of reviews."""
 
-    def place_in(self, save_dir: str) -> str:
-        return self.name
-
     def check(self, encoding: Encoding | None, width: int | None) -> None:
         if encoding is not None:
             known_reward.check_encoding(encoding)
@@ -148,20 +144,12 @@ class FunctionSource(RewardSource):
         text = comm.all_gather_object(text)[0]
         return dataclasses.replace(self, code=reward_function.Source(self.name, text))
 
-    def for_training(self, comm: Comm, reference: Policy) -> rewards.ScoringModel:
+    def _loaded(
+        self, name: str, encoding: Encoding, base: TrainedModel | None = None
+    ) -> loading.FrozenRewardModel:
         """Return the reward that the code computes."""
         assert self.code is not None, 'see pinned'
-        return loading.reward_of_function(self.code, reference.trained_model.encoding, self.task)
-
-    def for_evaluation(
-        self, save_dir: str, encoding: Encoding, reference: Policy | None = None
-    ) -> loading.FrozenRewardModel:
-        """Return the reward that the code computes, see source_of_run."""
-        assert self.code is not None, 'see source_of_run'
         return loading.reward_of_function(self.code, encoding, self.task)
-
-    def place_in(self, save_dir: str) -> str:
-        return save_dir
 
     def scorer(self) -> FunctionScorer:
         assert self.code is not None, 'see pinned'
@@ -174,9 +162,6 @@ class ClassifierSource(RewardSource):
 
     directory: str = ''
     class_name: str | None = None
-
-    def place_in(self, save_dir: str) -> str:
-        return self.name
 
     def elsewhere(self) -> list[str]:
         """Return the option of a classifier whose config or weights are not on this machine."""
@@ -269,9 +254,6 @@ class _OnReference(RewardSource):
         """Return the head in the run."""
         directory = locations.reward_model_dir(self.place_in(save_dir))
         return frozen.load_frozen(directory, reference, self.pessimism)
-
-    def place_in(self, save_dir: str) -> str:
-        return self.name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,13 +102,11 @@ def test_a_run_goes_on_without_the_model_that_it_began_with(trained, tmp_path):
             np.testing.assert_array_equal(after[name], before[name])
 
 
-@pytest.mark.parametrize('dry', ['', '--dry_run'])
 @pytest.mark.parametrize(
-    'family, settings, told',
+    'family, settings, dry, told',
     [
-        ('mpt', {}, 'models of the family mpt are not supported: their positions cannot be set'),
-        ('llama', {'max_position_embeddings': 6}, 'are 7, more than the 6 of --task.policy.init'),
-        ('mistral', {'sliding_window': 5}, 'are 7, more than the sliding window of 5 of --task.'),
+        ('mpt', {}, '', 'models of the family mpt are not supported: their positions cannot be'),
+        ('mistral', {'sliding_window': 5}, '--dry_run', 'are 7, more than the sliding window of 5'),
     ],
 )
 def test_what_cannot_be_driven_is_refused_before_a_run_is_there(

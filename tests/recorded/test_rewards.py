@@ -17,7 +17,6 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
-from lm_human_preferences.runs import run_settings
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
 ATOL = 2e-5
@@ -104,21 +103,11 @@ def test_what_is_no_reward_model_of_this_encoding_is_refused(tmp_path, files, to
 
 
 def test_where_the_reward_of_a_run_is_that_has_no_directory_of_its_own(tmp_path):
-    """In the policy's, as of an online run, or what the run was given."""
     policy = tmp_path / 'policy'
     policy.mkdir()
     (policy / 'hparams.json').write_text('{}')
-    with pytest.raises(UserError, match=f'the reward of that run is {policy}$'):
+    with pytest.raises(UserError, match=f'the reward of that run is in {policy}, or is what'):
         TrainedRewardModel(str(tmp_path), encodings.Test)
-    hparams = resolved('train_policy', 'test')
-    other = tmp_path / 'other'
-    other.mkdir()
-    for given, class_name, told in ((other, None, other), ('films', 'GOOD', 'films#GOOD')):
-        hparams.rewards.train_new_model = None
-        hparams.rewards.trained_model, hparams.rewards.class_name = str(given), class_name
-        run_settings.write(hparams, str(tmp_path), experiment='test', ranks=1)
-        with pytest.raises(UserError, match=f'the reward of that run is {told}$'):
-            TrainedRewardModel(str(tmp_path), encodings.Test)
 
 
 def test_a_run_whose_reward_model_was_deleted_has_a_copy_in_its_policy(tmp_path):

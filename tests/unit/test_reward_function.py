@@ -71,8 +71,7 @@ def scores_of(name, texts=TEXTS):
     'expression',
     [
         'np.array([len(r) for r in responses])',
-        'torch.tensor([len(r) for r in responses], dtype=torch.bfloat16)',
-        'torch.tensor([float(len(r)) for r in responses], requires_grad=True) * 1',
+        'torch.tensor([float(len(r)) for r in responses], requires_grad=True).bfloat16()',
         '[torch.tensor(float(len(r))) for r in responses]',
     ],
 )
@@ -144,21 +143,6 @@ def test_the_time_to_stop_does_not_begin_again_or_end_with_a_call(write):
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
-def test_processes_that_are_spawned_import_the_file(write):
-    """As a pool does from Python 3.14 on."""
-    name = write(
-        'import multiprocessing\n'
-        'def length(response):\n return len(response), __file__\n'
-        'def score(queries, responses):\n'
-        ' with multiprocessing.get_context("spawn").Pool(1) as pool:\n'
-        '  lengths, files = zip(*pool.map(length, responses))\n'
-        ' assert set(files) == {__file__}\n'
-        ' return lengths'
-    )
-    scorer, _ = (FunctionScorer(reward_function.read(name)) for _ in range(2))  # and a judge
-    assert scorer.score(TEXTS).tolist() == [13, 3]
-
-
 FORKS = """
 import os, signal, sys
 from lm_human_preferences.external_rewards.function import FunctionScorer
@@ -213,21 +197,14 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
     [
         ('return None', 'returned None: it must return a number for each response'),
         ('return [1]', 'returned 1 numbers for 2 responses: it must return (2,)'),
-        ('return [[1, 2]]', 'returned [[1, 2]], not a number for each response'),
         ('return torch.zeros(2, 1)', 'returned an array (2, 1) for 2 responses'),
         ("return [1, '2']", "returned [1, '2'], not a number for each response"),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
-        ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
         (
             'return wait()\nasync def wait():\n return [1, 2]',
             'is async: it must return numbers, by asyncio.run for instance',
-        ),
-        (
-            'return [*map(helper, queries)]\ndef helper(q):\n return {}[q]',
-            "raised KeyError: 'the film was' (my_reward.py, line 3, in score; my_reward.py, line 5,"
-            ' in helper)',
         ),
     ],
 )
@@ -245,11 +222,8 @@ def test_mistakes_of_a_call_are_one_line(write, body, told):
         ('def scores(queries, responses): pass', 'the file has no function score'),
         ('score = 3', 'score is not a function, but a int'),
         ('def score(text): pass', 'takes (text), but is called with two lists of texts'),
-        ('def score(a, b, *, c): pass', 'takes (a, b, *, c), but is called with two lists'),
         ('def score(responses, queries): pass', 'queries and responses, in this order'),
-        ('def score(texts, prompts): pass', 'queries and responses, in this order'),
         ('def score(:', 'the file cannot be run: SyntaxError: invalid syntax'),
-        ('raise SystemExit(0)', 'the file cannot be run: SystemExit: 0 (my_reward.py, line 1'),
     ],
 )
 def test_mistakes_of_the_file_are_one_line(write, text, told):
@@ -273,9 +247,7 @@ DIRECT = '--rewards.train_new_model=off'
     [
         (['--rewards.function=a.py:f'], 'give --rewards.train_new_model off'),
         ([DIRECT, '--rewards.function=a.py:f', '--rewards.trained_model=mock'], 'give one of'),
-        ([DIRECT, '--rewards.function=a.py'], 'give the file and the function in it'),
         ([DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'], 'has no classes'),
-        (['--rewards.class_name=x'], 'give --rewards.trained_model DIRECTORY'),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, words, told):
@@ -392,9 +364,6 @@ def test_a_run_goes_on_with_the_function_that_is_named_again(write, tmp_path):
     reward_function.read.cache_clear()  # as in another command
     result = succeed(resume)
     assert f'note: {name} is not what it was when this run began; see {run}' in result.stderr
-    (tmp_path / 'my_reward.py').unlink()
-    reward_function.read.cache_clear()
-    assert f'no such file: {tmp_path}/my_reward.py' in error_of(invoke(resume))
 
 
 def test_it_judges_a_run(write, tmp_path, capsys):
@@ -404,28 +373,29 @@ def test_it_judges_a_run(write, tmp_path, capsys):
     name = write('def score(queries, responses):\n return [len(r) for r in responses]')
     results = evaluate.evaluate(f'{tmp_path}/run', judge=name, queries=2, samples=64)
     assert list(results['rewards']) == ['known reward', 'judge']
-    judged = results['rewards']['judge']
-    assert 'kl_to_optimum' not in judged['policy'] and 8 < judged['policy']['reward'] < 20
+    assert 8 < results['rewards']['judge']['policy']['reward'] < 20
     told = capsys.readouterr().out
     assert f'\njudge: {name}\n' in told and 'best of 4 by judge' in told
-    assert told.count('\nbest of 4 by known reward') == 2 and 'by reward model' not in told
     (file,) = (tmp_path / 'run').glob('evaluation*.json')
     assert re.fullmatch(run_files.EVALUATION, file.name) and 'my_reward.py-score' in file.name
     with pytest.raises(UserError, match='^--judge /none.py:f: .* no such file: /none.py'):
         evaluate.evaluate(f'{tmp_path}/run', judge='/none.py:f')
 
 
-@pytest.mark.parametrize('chat', [False, True])
-def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
-    """The rewards of a training get these facts of the task."""
+def test_a_function_reads_a_chat_without_its_marks(monkeypatch):
+    """The rewards of a training get this fact of the task."""
     told = []
-    monkeypatch.setattr(loading, 'TextReward', lambda *scorer, chat: told.append(chat))
-    hparams = resolved('train_policy', 'test')
-    hparams.task.chat = chat
+
+    def made(scorer, encoding, *, chat):
+        told.append(chat)
+        return TextReward(scorer, encoding, chat=chat)
+
+    monkeypatch.setattr(loading, 'TextReward', made)
+    hparams = resolved('train_policy', 'test', {'task.chat': True})
     code = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
     source = sources.FunctionSource(code.name, hparams.task, 1, code)
     source.for_training(Comm(), SimpleNamespace(trained_model=TrainedModel('test')))
-    assert told == [chat]
+    assert told == [True]
 
 
 def scorer_of(write, text):
@@ -444,9 +414,7 @@ seen = []
     'returned, scores, parts',
     [
         ('{"score": [3, 4], "short": [1, 2]}', [3, 4], {'short': [1, 2]}),
-        ('{"short": [1, 2], "kind": [0.5, 1]}', [1.5, 3], {'short': [1, 2], 'kind': [0.5, 1]}),
         ('([3, 4], {"short": [1, 2]})', [3, 4], {'short': [1, 2]}),
-        ('[3, 4]', [3, 4], {}),
     ],
 )
 def test_a_function_may_name_the_parts_of_a_score(write, returned, scores, parts):
@@ -456,10 +424,10 @@ def test_a_function_may_name_the_parts_of_a_score(write, returned, scores, parts
     assert {name: values.tolist() for name, values in named.items()} == parts
 
 
-@pytest.mark.parametrize('returned', ['{}', '{"short": [1]}', '([1, 2], {"short": ["a", "b"]})'])
+@pytest.mark.parametrize('returned', ['{}', '{"short": [1]}'])
 def test_parts_of_a_score_are_numbers_for_each_response(write, returned):
     scorer = scorer_of(write, PARTS.format(more='', columns='', returned=returned))
-    with pytest.raises(UserError, match='must return|also as its part|not a number'):
+    with pytest.raises(UserError, match='must return|also as its part'):
         scorer.score([joined('q', 'a'), joined('q', 'b')])
 
 
@@ -467,9 +435,7 @@ def test_parts_of_a_score_are_numbers_for_each_response(write, returned):
     'more, columns, seen',
     [
         (', **columns', 'columns', {'id': ['7', '8'], 'answer': ['x', None]}),
-        (', answer', 'answer', ['x', None]),
         (', *, answer, scale=2', 'answer, scale', (['x', None], 2)),
-        ('', '', ()),
     ],
 )
 def test_a_function_gets_the_columns_that_it_asks_for(write, more, columns, seen):

@@ -7,7 +7,6 @@ from tiny_causal_lms import N_VOCAB, tiny
 
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork, rows_are_exact
 from lm_human_preferences.language.causal_lm.sizes import blocks_of, sizes_of
-from lm_human_preferences.language.network import Linear
 from lm_human_preferences.machine import products
 from lm_human_preferences.training import precision
 
@@ -105,9 +104,8 @@ def test_a_family_whose_last_layer_cannot_computes_all_by_rows():
 
 
 @needs_bf16
-@pytest.mark.parametrize('family', FAMILIES)
-def test_rows_in_bf16_are_within_its_digits(family):
-    network = network_of(family)
+def test_rows_in_bf16_are_within_its_digits():
+    network = network_of('llama')
     exact = analyzed(network).detach()
     precision.configure('bf16', CPU, 'default')
     for rounded in by_both(network, analyzed):
@@ -117,17 +115,6 @@ def test_rows_in_bf16_are_within_its_digits(family):
         assert_norm_close(analyzed(network), exact, rtol=0.03)
     by_rows, own = by_both(network, sampled)
     assert_norm_close(by_rows, own, rtol=0.03)
-
-
-@needs_bf16
-@torch.no_grad()
-def test_what_a_model_computes_in_float32_stays_so():
-    precision.configure('bf16', CPU, 'default')
-    x, layer = torch.randn(3, 8), Linear(8, 5)
-    with precision.autocast(CPU):
-        assert layer(x).dtype == torch.bfloat16
-        with torch.autocast('cpu', enabled=False):
-            assert_close(layer(x), x @ layer.weight.T + layer.bias, atol=1e-6)
 
 
 @pytest.mark.parametrize('family', ['nemotron', 'stablelm', 'gpt_neo'])

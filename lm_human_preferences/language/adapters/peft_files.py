@@ -23,6 +23,7 @@ from lm_human_preferences.language.weights import (
     EMBEDDING_LAYER,
     OUTPUT_LAYER,
     load_parameters,
+    open_safetensors,
 )
 from lm_human_preferences.training import model_sizes
 
@@ -110,7 +111,7 @@ def merged(directory: str, model: Any) -> Any:
 
 def _tensors_of(path: str) -> dict[str, torch.Tensor]:
     """Return the tensors of an adapter; UserError unless they are finite numbers."""
-    file = _opened(path)
+    file = open_safetensors(path)
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not tensors:  # as some ways to train on several GPUs have saved it
         raise UserError(f'{path} holds no adapters: {_AGAIN}')
@@ -167,21 +168,12 @@ def check_patterns(directory: str, names: list[str]) -> None:
         raise UserError(f'{path}: a pattern for names of layers fails: {reason:.200}') from e
 
 
-def _opened(path: str) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        return safe_open(storage.cached_path(path), 'pt')
-    except (OSError, SafetensorError, storage.StorageError) as e:
-        raise UserError(f'{path} is damaged or missing: {e}') from e
-
-
 def changes_of(directory: str) -> dict[str, Any]:
     """Return the settings of the base's config.json that an adapter changes.
 
     An adapter may untie the output layer from the embedding, and add tokens to the vocabulary.
     """
-    file = _opened(storage.join(directory, WEIGHTS))
+    file = open_safetensors(storage.join(directory, WEIGHTS))
     changes: dict[str, Any] = {}
     for name in file.keys():  # noqa: SIM118
         layer = _TABLE.match(name)

@@ -1,7 +1,7 @@
 """Weights of a base with adapters merged into them, read like those of any model."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from lm_human_preferences.language.weights import CheckpointWeights, Weights, sc
 
 
 @dataclasses.dataclass(eq=False)
-class AdaptedWeights:
+class AdaptedWeights(Weights):
     """Weights W + alpha / rank * B A of a checkpoint `own` on the networks of `base`."""
 
     _own: CheckpointWeights
@@ -37,7 +37,6 @@ class AdaptedWeights:
         return self._own.nbytes() + self._base.nbytes()
 
     def name_of(self, name: str) -> str:
-        """Return the name that a tensor has, or would have, in the checkpoint."""
         return self._own.name_of(name)
 
     def scopes(self) -> list[str]:
@@ -46,12 +45,8 @@ class AdaptedWeights:
         of_heads = [scope for head in heads for scope in self._own.scopes_with(head)]
         return sorted({*self._own.scopes(), *of_heads})
 
-    def unread(self, names: Collection[str]) -> list[str]:
-        return []
-
     @torch.no_grad()
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
         if name in self._own:
             self._own.load(name, parameter)
             return

@@ -5,7 +5,7 @@ import functools
 import re
 import threading
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -18,11 +18,12 @@ from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     OF_NO_USE,
     SafetensorsWeights,
+    Weights,
     copy_value,
 )
 
 MOST_LAYERS = 1000
-_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?|block_sizes|depths?)$')  # keys of a config.json
+_NUMBER_OF_LAYERS = re.compile('(layers?|blocks?)$')  # keys of a config.json
 # Ignored in a config.json: the type of numbers, and whose code computes.
 _OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
 # Switching initialisation off, and restoring the generator, affects all threads.
@@ -69,23 +70,11 @@ def config_of(content: Any, path: str) -> Any:
                 f'{path} is of a quantised model, which cannot be trained: use the model that it'
                 ' was made from'
             )
-        for key, value in _numbers(content):
-            if _NUMBER_OF_LAYERS.search(key) and abs(value) > MOST_LAYERS:
+        for key, value in content.items():
+            if _NUMBER_OF_LAYERS.search(key) and isinstance(value, int) and value > MOST_LAYERS:
                 raise UserError(f'{path}: no model can have {key} {value:.6g}')
         taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
         return AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
-
-
-def _numbers(content: Any, key: str = '') -> Iterator[tuple[str, float]]:
-    """Yield (the last key, value) of all numbers in a JSON value."""
-    if isinstance(content, dict):
-        for name, value in content.items():
-            yield from _numbers(value, str(name))
-    elif isinstance(content, list):
-        for value in content:
-            yield from _numbers(value, key)
-    elif isinstance(content, (int, float)):
-        yield key, content
 
 
 def dropout_in(content: dict[str, Any]) -> list[str]:
@@ -115,7 +104,7 @@ def _name_constants(model: Any) -> None:
             module.register_parameter(own_name, nn.Parameter(buffer, requires_grad=False))
 
 
-class LibraryWeights(ABC):
+class LibraryWeights(Weights):
     """Weights of a model of transformers, by this program's names of its parameters."""
 
     def __init__(self, path: str) -> None:
@@ -126,21 +115,13 @@ class LibraryWeights(ABC):
     def model(self) -> Any:
         """The model in float32; UserError unless all weights fit."""
 
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Return the bytes of all tensors in float32, without reading them."""
-
     def __contains__(self, name: object) -> bool:
         return not str(name).startswith(HEADS) and self.name_of(str(name)) in self._tensors
-
-    def scopes(self) -> list[str]:
-        return ['']
 
     def name_of(self, name: str) -> str:
         return name.removeprefix(CAUSAL_LM)
 
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy a tensor into `parameter` on the CPU; UserError unless it fits."""
         value = self._tensors[self.name_of(name)].detach().float()
         copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
 

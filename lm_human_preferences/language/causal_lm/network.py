@@ -64,7 +64,6 @@ class TransformersNetwork(Network):
         self.takes_rows: bool | None = None if fast_pass.prepare(causal_lm) else False
         # Whether its last layer can then compute only the tokens whose outputs are read.
         self.leaves_out_unread = True
-        self._takes_rows_of: dict[int, bool] = {}  # by the number of columns
         constants = [name for name, each in self.named_parameters() if not each.requires_grad]
         self.constants = frozenset(constants)
         self.add_heads(scalar_heads)
@@ -138,26 +137,7 @@ class TransformersNetwork(Network):
         By rows, attention is ours, which depends on positions. Families like GPT-Neo limit their
         own by columns.
         """
-        if columns <= self.sizes.n_ctx or self._computes_by_rows():
-            return True
-        if columns not in self._takes_rows_of:
-            self._takes_rows_of[columns] = self._is_exact_in_row_of(columns)
-        return self._takes_rows_of[columns]
-
-    @torch.no_grad()
-    def _is_exact_in_row_of(self, columns: int) -> bool:
-        """Return whether a completion has the same outputs at the end of such a row as alone."""
-        n_vocab = self.sizes.n_vocab
-        prompt = torch.arange(2).unsqueeze(0) % n_vocab
-        completions = torch.arange(columns - 2).view(1, -1, 1) % n_vocab
-        self._takes_rows_of[columns] = True  # so that `together` is computed in one row
-        try:
-            with precision.plain():
-                together = self.last_hidden(prompt, completions, n_vocab)[:, -1]
-                alone = self.last_hidden(prompt, completions[:, -1:], n_vocab)[:, 0]
-        except Exception:  # whatever a family's own code raises for what it does not know
-            return False
-        return bool((together - alone).abs().max() <= ROWS_TOLERANCE * alone.abs().max())
+        return columns <= self.sizes.n_ctx or self._computes_by_rows()
 
     def _computes_by_rows(self) -> bool:
         if self.takes_rows is None:

@@ -7,7 +7,6 @@ import torch
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
-from lm_human_preferences.language.causal_lm.sizes import WINDOWS
 from lm_human_preferences.training import precision
 
 TOLERANCE = 1e-3  # of the largest value of an output, in float32
@@ -29,7 +28,7 @@ def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -
             for difference, complaint in differences(network, loaded):
                 # `not ... <=` and not `>`: NaN fails, too.
                 if not difference <= TOLERANCE:
-                    raise UserError(_empty_window(network, name) or refused + complaint)
+                    raise UserError(refused + complaint)
     except UserError:
         raise
     except Exception as e:  # whatever a family's own code raises for what it does not know
@@ -37,18 +36,6 @@ def check_network(network: TransformersNetwork, name: str, loaded: Any = None) -
             f'{refused}they cannot compute with positions, a mask or a cache that are given'
             f' ({type(e).__name__}: {e!s:.200})'
         ) from e
-
-
-def _empty_window(network: TransformersNetwork, name: str) -> str | None:
-    """Return an error message if the config's window is not a token, as `sliding_window: -1`."""
-    for setting in WINDOWS:
-        window = getattr(network.causal_lm.config, setting, None)
-        if isinstance(window, int) and window < 1:
-            return (
-                f'{name}: its config.json has {setting} {window}, with which attention sees no'
-                ' token in transformers: set it to null if the model has no window'
-            )
-    return None
 
 
 def differences(network: TransformersNetwork, loaded: Any = None) -> Iterator[tuple[float, str]]:

@@ -8,7 +8,6 @@ from torch import nn
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.utils.hyperparams import option
 
-WINDOWS = ('sliding_window', 'window_size', 'attention_chunk_size')  # settings of a config
 UNKNOWN_LENGTH = 2048  # where a config names no length: such models embed no positions
 
 
@@ -73,7 +72,7 @@ def blocks_of(causal_lm: Any) -> list[nn.Module]:
 def longest(config: Any) -> tuple[int, bool]:
     """Return (longest sequence that the model computes correctly, whether a window limits it)."""
     positions = min(_lengths_of_rotations(config), default=None)
-    window = _least(config, *WINDOWS)
+    window = _least(config, 'sliding_window', 'window_size', 'attention_chunk_size')
     if window is not None and (positions is None or window < positions):
         return window, True
     return positions or UNKNOWN_LENGTH, False
