@@ -140,25 +140,19 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
     """Return the library for products of all ranks, from a run's beginning to its end."""
     if default_device().type != 'cpu':
         return 'default'
-    own = products.choose(n_embd)
-    here = str(processors.this_processor())
-    of_ranks: list[Any] = comm.all_gather_object({'library': own, 'processor': here})
-    begun = checkpointer.products
-    if begun.get('library') not in products.LIBRARIES:  # a new run, or a run of another version
-        begun = of_ranks[0]
-    library: Library = begun['library']
+    own = {'library': products.choose(n_embd), 'processor': str(processors.this_processor())}
+    of_ranks: list[dict[str, Any]] = comm.all_gather_object(own)
+    begun = checkpointer.products or of_ranks[0]
     checkpointer.products = begun
-    note = products.note_on_another(library, own) if own != library else None
-    notes = comm.all_gather_object(note)
-    if comm.rank == 0:
-        if begun['processor'] != here and (own == library or not products.rounds(library)):
-            announce(
-                f'note: this run began on {begun["processor"]} with products by'
-                f' {products.name_of(library)}, and goes on with them; on {here} their last digits'
-                ' may differ'
-            )
-        announce(*dict.fromkeys(note for note in notes if note))
-    return library
+    others = dict.fromkeys(each['processor'] for each in of_ranks)
+    others.pop(begun['processor'], None)
+    if others and comm.rank == 0:
+        announce(
+            f'note: this run began on {begun["processor"]} with products by'
+            f' {products.name_of(begun["library"])}, and goes on with them; on {", ".join(others)}'
+            ' they may be slower, and differ in their last digits'
+        )
+    return begun['library']
 
 
 @contextlib.contextmanager

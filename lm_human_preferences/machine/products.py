@@ -1,9 +1,6 @@
 """Choice of the CPU library for float32 matrix products: the faster one at full precision."""
 
-import functools
-import time
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -20,30 +17,7 @@ LARGEST_ERROR = 1e-6  # of a float32 product, relative
 # tokens.
 TINY_WIDTH = 128
 
-# Measured shapes: (rows, inputs, outputs) of the largest layer of GPT-2 124M, in training and in
-# sampling; for bf16 without instructions, where a product may take 80 times as long, a small one.
-Shape = tuple[int, int, int]
-SHAPES: tuple[Shape, ...] = ((256, 768, 3072), (16, 768, 3072))
-EMULATED_SHAPES: tuple[Shape, ...] = ((16, 768, 768),)
-ROUNDS = 5
-
 _matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-
-
-class Rates(NamedTuple):
-    """GFLOP/s of matrix products in float32, by each library, and in bf16; oneDNN's error."""
-
-    default: float
-    onednn: float
-    bf16: float
-    error: float
-
-    @property
-    def onednn_rounds(self) -> bool:
-        return self.error > LARGEST_ERROR
-
-    def of(self, library: Library) -> float:
-        return self.onednn if library == 'onednn' else self.default
 
 
 def choose(n_embd: int) -> Library:
@@ -55,11 +29,8 @@ def choose(n_embd: int) -> Library:
 
 def faster_library(processor: Processor) -> Library:
     """Return the library for wide networks on `processor`: oneDNN where that was measured."""
-    return 'onednn' if _is_amd_with_bf16(processor) else 'default'
-
-
-def _is_amd_with_bf16(processor: Processor) -> bool:
-    return processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
+    is_amd_with_bf16 = processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
+    return 'onednn' if is_amd_with_bf16 else 'default'
 
 
 def prepacked_rows(processor: Processor, library: Library) -> range:
@@ -71,48 +42,6 @@ def prepacked_rows(processor: Processor, library: Library) -> range:
     if processor.vendor == processors.AMD:
         is_faster = 'avx2' in features and 'avx512f' not in features
     return range(2, 33) if is_faster else range(0)
-
-
-@functools.cache
-def measure() -> Rates:
-    """Return the rates, measured in about 0.2 s: both libraries in turn, then bf16. Cached."""
-    has_bf16 = processors.this_processor().has_bf16
-    before = _matmul.fp32_precision
-    seconds: dict[Library, list[list[float]]] = {'default': [], 'onednn': []}
-    try:
-        for _ in range(ROUNDS):
-            for library, rounds in seconds.items():
-                select(library)
-                rounds.append(_seconds_of_products(SHAPES, torch.float32))
-        error = error_of_a_product()  # of oneDNN, which was measured last
-    finally:
-        _matmul.fp32_precision = before
-    shapes = SHAPES if has_bf16 else EMULATED_SHAPES
-    in_bf16 = [_seconds_of_products(shapes, torch.bfloat16) for _ in range(ROUNDS)]
-    return Rates(
-        default=_rate(SHAPES, seconds['default']),
-        onednn=_rate(SHAPES, seconds['onednn']),
-        bf16=_rate(shapes, in_bf16),
-        error=error,
-    )
-
-
-def _seconds_of_products(shapes: Sequence[Shape], dtype: torch.dtype) -> list[float]:
-    seconds = []
-    for rows, inputs, outputs in shapes:
-        # Not random: drawing numbers here would change those that the training draws.
-        a = torch.ones(rows, inputs, dtype=dtype)
-        b = torch.ones(inputs, outputs, dtype=dtype)
-        started = time.perf_counter()
-        torch.mm(a, b)
-        seconds.append(time.perf_counter() - started)
-    return seconds
-
-
-def _rate(shapes: Sequence[Shape], rounds: list[list[float]]) -> float:
-    """Return GFLOP/s over all `shapes`, each by the fastest of `rounds`."""
-    work = sum(2 * rows * inputs * outputs for rows, inputs, outputs in shapes)
-    return work / sum(map(min, *rounds)) / 1e9
 
 
 def select(library: Library) -> None:
@@ -135,43 +64,15 @@ def name_of(library: Library) -> str:
 
 
 def note_on_bf16(precision: str) -> str | None:
-    """Return a line for the user where bf16 is slower on this processor, else None."""
+    """Return a line for the user where bf16 is slower than fp32 on this processor, else None."""
     processor = processors.this_processor()
-    if precision != 'bf16' or default_device().type != 'cpu':
+    if precision != 'bf16' or default_device().type != 'cpu' or has_fast_bf16(processor):
         return None
-    if 'amx_bf16' in processor.features or _is_amd_with_bf16(processor):  # known to be fast
-        return None
-    found = measure()
-    fp32 = found.of(faster_library(processor))
-    if found.bf16 >= fp32:
-        return None
-    fault = 'has no instructions for bf16'
-    if processor.has_bf16:
-        fault = 'has slow instructions for bf16'
-    return (
-        f'note: {processor.model} {fault}: matrix products take'
-        f' {fp32 / found.bf16:.1f} times as long as in fp32 here ({found.bf16:.3g} GFLOP/s instead'
-        f' of {fp32:.3g}): use precision fp32'
-    )
+    fault = 'has slow instructions' if processor.has_bf16 else 'has no instructions'
+    return f'note: {processor.model} {fault} for bf16: precision fp32 is faster here'
 
 
-def rounds(library: Library) -> bool:
-    """Return whether `library` loses digits here, so that `precision.configure` avoids it."""
-    return library == 'onednn' and measure().onednn_rounds
-
-
-def note_on_another(library: Library, own: Library) -> str | None:
-    """Return a line for a run on another library than its `own`; None if that costs nothing."""
-    if rounds(library):
-        return (
-            f'note: this run began with {name_of(library)}, which rounds on'
-            f' {processors.this_processor()}: {name_of("default")} is used, so last digits differ'
-        )
-    found = measure()
-    if found.of(library) >= found.of(own):
-        return None
-    return (
-        f'note: {processors.this_processor()} multiplies at {found.of(library):.3g} GFLOP/s by'
-        f' {name_of(library)}, with which this run began; {name_of(own)} reaches'
-        f' {found.of(own):.3g} there'
-    )
+def has_fast_bf16(processor: Processor) -> bool:
+    """Return whether bf16 was measured to be faster than fp32: not on Intel without AMX."""
+    is_intel = processor.vendor == processors.INTEL
+    return processor.has_bf16 and not (is_intel and 'amx_bf16' not in processor.features)
