@@ -10,12 +10,15 @@ function's module is neither saved with the run nor shared by the ranks.
 """
 
 import contextlib
+import functools
 import inspect
 import itertools
 import os
+import pathlib
 import random
 import reprlib
 import sys
+import tempfile
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.runs.reward_function import Source
@@ -95,6 +99,7 @@ class FunctionScorer(TextScorer):
         module = types.ModuleType(f'reward_function_{next(_numbers)}_{source.digest[:12]}')
         module.__file__ = self._path
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+        _let_children_import(module.__name__, source.text, self._path)
         try:
             code = compile(source.text, self._path, 'exec')
             with _apart():
@@ -215,6 +220,23 @@ def _apart() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
         random.setstate(of_python)
         np.random.set_state(of_numpy)
+
+
+def _let_children_import(name: str, text: str, path: str) -> None:
+    """Let spawned processes, which look for modules in sys.path, import the file's module."""
+    module = f'__file__ = {path!r}\nexec(compile({text!r}, __file__, "exec"))\n'
+    folder = _folder_of_modules()
+    pathlib.Path(folder, f'{name}.py').write_text(module, encoding='utf-8')
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+@functools.cache
+def _folder_of_modules() -> str:
+    """Make a folder for this process, which is deleted when it ends."""
+    folder = tempfile.TemporaryDirectory()
+    worker.before_exit(folder.cleanup)
+    return folder.name
 
 
 _numbers = itertools.count()  # a file may be run again, as a judge: pickle needs one module a name

@@ -146,17 +146,20 @@ class ChatTemplate(Contexts):
 
 
 def _check_shown(dialogue: Sequence[Message], rendered: str) -> None:
-    """Raise UserError unless a rendered text has each message's content.
+    """Raise UserError unless a rendered text has each message's content, in any order.
 
     White space around contents does not count, as many templates trim it.
     """
-    for message in dialogue:
-        content = message['content'].strip()
-        if content not in rendered:
+    contents = sorted((message['content'].strip() for message in dialogue), key=len, reverse=True)
+    rest = rendered
+    for content in filter(None, contents):
+        before, found, after = rest.partition(content)
+        if not found:
             raise UserError(
                 '--task.chat: the chat template of the model does not show a message as it is:'
                 f' {content!r:.80}'
             )
+        rest = f'{before}\0{after}'  # so that an equal content has to be there once more
 
 
 @functools.lru_cache(maxsize=4)

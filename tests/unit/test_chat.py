@@ -119,6 +119,23 @@ def test_a_turn_that_the_template_does_not_show_is_left_out(tmp_path):
     assert usage['refused'] == usage['used'] == 1
 
 
+def test_a_message_of_which_the_template_leaves_a_part_out_is_left_out(tmp_path):
+    """As Qwen 3's does with thoughts in earlier turns."""
+    last = "message['content'].split('</think>')[-1] | trim"
+    encoder = encoder_of(tmp_path, template=TEMPLATE.replace("message['content']", last))
+    template = ChatTemplate(encoder, '', '', 100)
+
+    def problem(*contents):
+        roles = ('user', 'assistant', 'user')
+        dialogue = [{'role': role, 'content': text} for role, text in zip(roles, contents)]
+        query = encoder.encode(messages.as_text(dialogue))
+        return template.problem(query, query)
+
+    assert problem('a', 'the</think>dog', 'b') == 'refused'
+    assert problem('a dog', 'a dog</think>', 'b') == 'refused'  # though a message like it is shown
+    assert problem(' a dog\n', 'a dog', 'b ') is None
+
+
 def test_prefix_and_suffix_belong_to_the_message(tmp_path):
     encoder = encoder_of(tmp_path)
     template = ChatTemplate(encoder, 'Shorten: ', ' Now!', 40)

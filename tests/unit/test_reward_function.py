@@ -143,6 +143,21 @@ def test_the_time_to_stop_does_not_begin_again_or_end_with_a_call(write):
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
+def test_processes_that_are_spawned_import_the_file(write):
+    """As a pool does from Python 3.14 on."""
+    name = write(
+        'import multiprocessing\n'
+        'def length(response):\n return len(response), __file__\n'
+        'def score(queries, responses):\n'
+        ' with multiprocessing.get_context("spawn").Pool(1) as pool:\n'
+        '  lengths, files = zip(*pool.map(length, responses))\n'
+        ' assert set(files) == {__file__}\n'
+        ' return lengths'
+    )
+    scorer, _ = (FunctionScorer(reward_function.read(name)) for _ in range(2))  # and a judge
+    assert scorer.score(TEXTS).tolist() == [13, 3]
+
+
 FORKS = """
 import os, signal, sys
 from lm_human_preferences.external_rewards.function import FunctionScorer
@@ -199,6 +214,7 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
         ('return [1]', 'returned 1 numbers for 2 responses: it must return (2,)'),
         ('return torch.zeros(2, 1)', 'returned an array (2, 1) for 2 responses'),
         ("return [1, '2']", "returned [1, '2'], not a number for each response"),
+        ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
@@ -414,6 +430,7 @@ seen = []
     'returned, scores, parts',
     [
         ('{"score": [3, 4], "short": [1, 2]}', [3, 4], {'short': [1, 2]}),
+        ('{"short": [1, 2], "kind": [0.5, 1]}', [1.5, 3], {'short': [1, 2], 'kind': [0.5, 1]}),
         ('([3, 4], {"short": [1, 2]})', [3, 4], {'short': [1, 2]}),
     ],
 )
