@@ -56,8 +56,7 @@ class Launch(NamedTuple):
     @property
     def finds_store(self) -> bool:
         """Return whether torchrun has made the store before the ranks."""
-        is_made = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
-        return self.launcher == 'torchrun' and is_made
+        return os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
 
 
 class Endpoint(NamedTuple):
@@ -91,30 +90,21 @@ def current() -> Launch:
 
 
 def endpoint() -> Endpoint:
-    """Return where ranks without MPI meet."""
-    if current().launcher == 'srun':
-        return _endpoint_of_srun()
-    job = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
-    is_alone = os.environ.get('LOCAL_WORLD_SIZE') == os.environ['WORLD_SIZE']
-    return Endpoint(
-        '127.0.0.1' if is_alone and not current().finds_store else os.environ['MASTER_ADDR'],
-        int(os.environ['MASTER_PORT']),
-        f'{job}/{_number("TORCHELASTIC_RESTART_COUNT")}',
-    )
-
-
-def _endpoint_of_srun() -> Endpoint:
-    """Return MASTER_ADDR and MASTER_PORT, else the step's first host and a port of its own."""
-    job, step = _number('SLURM_JOB_ID'), _number('SLURM_STEP_ID')
-    port = _FIRST_PORT + (job * 31 + step) % _PORT_COUNT
-    address = os.environ.get('MASTER_ADDR')
-    if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
-        address = '127.0.0.1'  # the name of a host need not resolve on itself
-    return Endpoint(
-        address or first_host(os.environ['SLURM_STEP_NODELIST']),
-        _number('MASTER_PORT') or port,
-        f'slurm-{job}.{step}.{_number("SLURM_RESTART_COUNT")}',
-    )
+    """Return where ranks without MPI meet: under srun at a port that no other step has."""
+    launch = current()
+    address, port = os.environ.get('MASTER_ADDR', ''), _number('MASTER_PORT')
+    if launch.launcher == 'srun':
+        job, step = _number('SLURM_JOB_ID'), _number('SLURM_STEP_ID')
+        port = port or _FIRST_PORT + (job * 31 + step) % _PORT_COUNT
+        address = address or first_host(os.environ['SLURM_STEP_NODELIST'])
+        is_alone = os.environ.get('SLURM_STEP_NUM_NODES') == '1'
+        attempt = f'slurm-{job}.{step}.{_number("SLURM_RESTART_COUNT")}'
+    else:
+        is_alone = os.environ.get('LOCAL_WORLD_SIZE') == str(launch.size) and not launch.finds_store
+        run = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
+        attempt = f'{run}/{_number("TORCHELASTIC_RESTART_COUNT")}'
+    # The name of a host need not resolve on itself, and no other host needs to reach the store.
+    return Endpoint('127.0.0.1' if is_alone else address, port, attempt)
 
 
 def first_host(hosts: str) -> str:

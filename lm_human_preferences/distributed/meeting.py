@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.distributed import launch_methods, mpi_library
-from lm_human_preferences.distributed.launch_methods import Endpoint, Launch
+from lm_human_preferences.distributed.launch_methods import Endpoint, Family, Launch
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,12 +47,14 @@ def meet(seconds: int) -> Store:
     """Return the store that all ranks have reached; UserError, or RankLost after `seconds`."""
     global _store
     launch = launch_methods.current()
-    if launch.family is None:
-        place = launch_methods.endpoint()
-        is_host = launch.rank == 0 and not launch.finds_store
-        store = open_store(place, is_host=is_host, seconds=seconds)
+    listener = None
+    if launch.family is not None:
+        place, listener = _meet_over_mpi(launch, launch.family)
     else:
-        store, place = _meet_over_mpi(launch, seconds)
+        place = launch_methods.endpoint()
+        if launch.rank == 0 and not launch.finds_store:
+            listener = listen(place)
+    store = open_store(place, listener, seconds)
     choose_interface(store, place, launch)
     _store = store
     return store
@@ -94,16 +96,15 @@ def _ask(seconds: float, question: Callable[..., Any], *arguments: Any) -> Any:
     return ThreadPoolExecutor(1).submit(question, *arguments).result(seconds)
 
 
-def _meet_over_mpi(launch: Launch, seconds: int) -> tuple[Store, Endpoint]:
-    """Return a store on rank 0, whose address MPI has brought to the others, and the address."""
-    assert launch.family is not None
-    mpi = mpi_library.load_mpi(launch.family)
+def _meet_over_mpi(launch: Launch, family: Family) -> tuple[Endpoint, socket.socket | None]:
+    """Return the store's address, which MPI brings from rank 0, and there also its listener."""
+    mpi = mpi_library.load_mpi(family)
     _unlink_shared_memory()
     world = mpi.COMM_WORLD
     if world.Get_size() != launch.size:
         raise UserError(
             f'{launch.size} ranks were started, but each sees a world of {world.Get_size()}: they'
-            f' load another MPI than that of their launcher, {launch.family.name}: unset'
+            f' load another MPI than that of their launcher, {family.name}: unset'
             ' MPI4PY_LIBMPI and MPI4PY_MPIABI'
         )
     node = world.Split_type(mpi.COMM_TYPE_SHARED)
@@ -121,8 +122,7 @@ def _meet_over_mpi(launch: Launch, seconds: int) -> tuple[Store, Endpoint]:
     is_first_host = bytearray([launch.rank == 0])
     node.Bcast(is_first_host)
     address = LOOPBACK if is_first_host[0] else reachable(addresses, port)
-    place = Endpoint(address, port, job)
-    return _store_at(place, listener, seconds), place
+    return Endpoint(address, port, job), listener
 
 
 def _unlink_shared_memory() -> None:
@@ -132,32 +132,21 @@ def _unlink_shared_memory() -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
-    """Connect to the job's store; UserError if the port is taken, RankLost without answer."""
-    where = f'{place.address}, TCP port {place.port}'
-    listener = None
-    if is_host:
-        try:
-            # For this host alone, if all ranks are here.
-            address = LOOPBACK if place.address in (LOOPBACK, 'localhost') else ''
-            listener = socket.create_server((address, place.port))
-        except OSError as error:
-            raise UserError(
-                f'rank 0 cannot listen at {where} ({error.strerror}): set MASTER_PORT to a free'
-                " port, and MASTER_ADDR to its host's name, for all ranks"
-            ) from error
+def listen(place: Endpoint) -> socket.socket:
+    """Listen where the store will be; UserError if the port is taken."""
+    # For this host alone, if all ranks are here.
+    address = LOOPBACK if place.address in (LOOPBACK, 'localhost') else ''
     try:
-        return _store_at(place, listener, seconds)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise RankLost(
-            f'nothing answers at {where} within {seconds} s, where rank 0 should be: MASTER_ADDR'
-            ' and MASTER_PORT must name its host and a free port there; torchrun sets them to what'
-            ' its option --local-addr says on the first host, or to the name of that host'
+        return socket.create_server((address, place.port))
+    except OSError as error:
+        raise UserError(
+            f'rank 0 cannot listen at {place.address}, TCP port {place.port} ({error.strerror}):'
+            " set MASTER_PORT to a free port, and MASTER_ADDR to its host's name, for all ranks"
         ) from error
 
 
-def _store_at(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
-    """Return a connection to the store, which this process keeps if it has the `listener`."""
+def open_store(place: Endpoint, listener: socket.socket | None, seconds: int) -> Store:
+    """Connect to the store, which this process keeps if it has the `listener`; or RankLost."""
     from torch.distributed import (
         PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
         TCPStore,  # pyright: ignore[reportPrivateImportUsage]
@@ -167,7 +156,16 @@ def _store_at(place: Endpoint, listener: socket.socket | None, seconds: int) -> 
     if listener is not None:
         options.update(is_master=True, master_listen_fd=listener.detach())
     timeout = datetime.timedelta(seconds=seconds)
-    return PrefixStore(place.job, TCPStore(place.address, place.port, timeout=timeout, **options))
+    try:
+        store = TCPStore(place.address, place.port, timeout=timeout, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RankLost(
+            f'nothing answers at {place.address}, TCP port {place.port} within {seconds} s, where'
+            ' rank 0 should be: MASTER_ADDR and MASTER_PORT must name its host and a free port'
+            ' there; torchrun sets them to what its option --local-addr says on the first host, or'
+            ' to the name of that host'
+        ) from error
+    return PrefixStore(place.job, store)
 
 
 def choose_interface(store: Store, place: Endpoint, launch: Launch) -> None:

@@ -8,7 +8,6 @@ from lm_human_preferences.storage.cache import (
     exists,
     is_here,
     is_model_here,
-    make_cache_folder,
     parse_json,
     parse_json_lines,
     read_json,
@@ -52,6 +51,7 @@ from lm_human_preferences.storage.paths import (
     is_offline,
     is_remote,
     join,
+    make_cache_folder,
     staging_dir,
 )
 from lm_human_preferences.storage.tables import is_table, read_table

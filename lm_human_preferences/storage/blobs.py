@@ -23,6 +23,7 @@ from lm_human_preferences.storage.paths import (
     is_offline,
     is_remote,
     join,
+    make_cache_folder,
 )
 
 if TYPE_CHECKING:
@@ -64,11 +65,15 @@ def first_answer(question: Callable[[], Answer], server: str) -> Answer:
     return answer.result(ANSWER_TIMEOUT)
 
 
-def fetch(path: str, show_progress: bool) -> None:
-    """Download a file into the cache, unless the copy there is the server's version."""
+def fetched(path: str, show_progress: bool) -> str:
+    """Return a file's copy in the cache, which is downloaded unless it is the server's version."""
     import filelock
 
+    blob = Blob(path)
+    if os.path.exists(blob.cached) and not blob.may_change:
+        return blob.cached
     with _connected(path) as (blob, client):
+        make_cache_folder(os.path.dirname(blob.cached))
         # Asked before locking: without a network, all processes find out at the same time.
         stat = first_answer(lambda: client.stat(blob.path), blob.account)
         with filelock.FileLock(f'{blob.cached}.lock') as lock:
@@ -78,6 +83,7 @@ def fetch(path: str, show_progress: bool) -> None:
                     _download(blob, client, stat, show_progress)
             finally:
                 os.remove(lock.lock_file)
+    return blob.cached
 
 
 def _download(blob: Blob, client: Context, stat: Stat, show_progress: bool) -> None:
@@ -155,7 +161,7 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
 
     blob = Blob(path)
     if is_offline():
-        raise blob.error('LMHP_OFFLINE=1, so no server is asked')
+        raise blob.error('LMHP_OFFLINE=1 allows only what is in the cache')
     try:
         yield blob, _make_client(blob.account, blob.container, os.getpid())
     except FileNotFoundError as e:

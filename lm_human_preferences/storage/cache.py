@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -156,7 +155,7 @@ def cached_path(path: str, *, show_progress: bool = True) -> str:
     """Return a local path itself, or the copy of a remote file; NotFound if there is none."""
     if is_hub(path):
         return hub.cached_path(path)
-    local = _fetched(path, show_progress) if is_remote(path) else path
+    local = blobs.fetched(path, show_progress) if is_remote(path) else path
     if not os.path.exists(local):
         raise NotFound(f'{path}: no such file or directory')
     if not os.path.isfile(local):  # a pipe would block for ever, and a device has no end
@@ -178,27 +177,3 @@ def cached_paths(paths: Sequence[str]) -> list[str]:
         leave=False,
         **blobs.progress_bar(f'fetching {paths[0]} ...'),
     )
-
-
-def make_cache_folder(path: str) -> None:
-    """Make a folder in the cache; StorageError if it cannot be written."""
-    try:
-        os.makedirs(path, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as e:
-        raise StorageError(
-            f'the cache folder {path} cannot be written ({e.strerror}): set LMHP_CACHE to a'
-            ' writable folder'
-        ) from e
-
-
-def _fetched(path: str, show_progress: bool) -> str:
-    """Return the copy of a blob in the cache, fetched unless it is there and current."""
-    blob = Blob(path)
-    if blob.may_change or not os.path.exists(blob.cached):
-        if is_offline():
-            raise blob.error('not in the cache, and LMHP_OFFLINE=1')
-        make_cache_folder(os.path.dirname(blob.cached))
-        blobs.fetch(path, show_progress)
-    return blob.cached

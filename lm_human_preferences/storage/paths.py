@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 import urllib.parse
 
 from lm_human_preferences.errors import UserError
@@ -135,6 +136,19 @@ def is_offline() -> bool:
 def cache_root() -> str:
     """Return the folder for downloads and other results that are kept."""
     return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
+
+
+def make_cache_folder(path: str) -> None:
+    """Make a folder in the cache; StorageError if it cannot be written."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as e:
+        raise StorageError(
+            f'the cache folder {path} cannot be written ({e.strerror}): set LMHP_CACHE to a'
+            ' writable folder'
+        ) from e
 
 
 def is_remote(path: str) -> bool:

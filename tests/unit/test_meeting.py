@@ -120,18 +120,18 @@ def listening_at(port):
 
 def test_a_store_of_one_host_is_open_to_that_host_alone():
     place = Endpoint('127.0.0.1', free_port(), 'job')
-    store = meeting.open_store(place, is_host=True, seconds=5)
+    store = meeting.open_store(place, meeting.listen(place), seconds=5)
     assert listening_at(place.port) == ['0100007F']
     store.set('key', 'value')
-    assert meeting.open_store(place, is_host=False, seconds=5).get('key') == b'value'
-    others = meeting.open_store(place._replace(job='theirs'), is_host=False, seconds=5)
+    assert meeting.open_store(place, None, seconds=5).get('key') == b'value'
+    others = meeting.open_store(place._replace(job='theirs'), None, seconds=5)
     assert not others.check(['key'])
 
 
 def test_nothing_listens_there():
     """Under srun, where rank 0 may have died before."""
     with pytest.raises(RankLost, match='^nothing answers at 127.0.0.1, TCP port 1 within 1 s'):
-        meeting.open_store(Endpoint('127.0.0.1', 1, 'job'), is_host=False, seconds=1)
+        meeting.open_store(Endpoint('127.0.0.1', 1, 'job'), None, seconds=1)
 
 
 def test_a_port_that_is_taken():
@@ -139,7 +139,7 @@ def test_a_port_that_is_taken():
         place = Endpoint('127.0.0.1', server.getsockname()[1], 'job')
         message = f'^rank 0 cannot listen at 127.0.0.1, TCP port {place.port} .Address already in'
         with pytest.raises(UserError, match=message):
-            meeting.open_store(place, is_host=True, seconds=1)
+            meeting.listen(place)
 
 
 def test_a_rank_that_does_not_come():
