@@ -88,14 +88,10 @@ def read_only(dir):
     raise OSError(errno.EROFS, 'Read-only file system', dir)
 
 
-@pytest.mark.parametrize('place', ['file', '/proc/nothing', 'read-only'])
-def test_a_cache_that_cannot_be_written(place, tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     """The first command of README makes a base model there."""
-    cache = tmp_path / place
-    if place == 'file':
-        cache.write_text('')
-    if place == 'read-only':
-        monkeypatch.setattr('tempfile.TemporaryFile', read_only)
+    cache = tmp_path / 'cache'
+    monkeypatch.setattr('tempfile.TemporaryFile', read_only)
     monkeypatch.setenv('LMHP_CACHE', str(cache))
     result = invoke(f'train_policy mock_sentiment first --mpi 1 --save_dir {tmp_path}/runs')
     assert error_of(result).startswith(f'the cache folder {cache} cannot be written (')

@@ -29,15 +29,15 @@ def files_in(directory):
 class HubServer(ThreadingHTTPServer):
     """holds: {'org/name' or 'datasets/org/name': {revision: {file: bytes}}}. log: 'METHOD path'.
 
-    gated: repositories that are. token: what a reader has to send. ends: {file: bytes after which
-    it breaks off, each time from the beginning}. status: of all answers, if not None.
+    gated: repositories that are. token: what a reader has to send. status: of all answers, if not
+    None.
     """
 
     daemon_threads = True
 
     def __init__(self):
         super().__init__(('127.0.0.1', 0), Handler)
-        self.holds, self.gated, self.ends, self.log = {}, set(), {}, []
+        self.holds, self.gated, self.log = {}, set(), []
         self.status = self.token = None
         self.url = f'http://127.0.0.1:{self.server_port}'
 
@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         if file:
             if file[4] not in files:
                 return self.refuse(404, 'EntryNotFound')
-            return self.send(files[file[4]], file[4])
+            return self.send(files[file[4]])
         if api[3] == 'revision':
             return self.send(
                 json.dumps({'id': api[2], 'sha': self.commit, 'siblings': []}).encode()
@@ -99,14 +99,14 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header('Content-Length', '0')
         self.end_headers()
 
-    def send(self, data, name=''):
+    def send(self, data):
         self.send_response(200)
         self.send_header('ETag', f'"{hashlib.sha1(data).hexdigest()}"')
         self.send_header('X-Repo-Commit', self.commit)
         self.send_header('Content-Length', str(len(data)))
         self.end_headers()
         if self.command == 'GET':
-            self.wfile.write(data[: self.server.ends.get(name)])
+            self.wfile.write(data)
 
 
 def forget():

@@ -152,7 +152,9 @@ def test_offline(server, cache, monkeypatch):
     assert not storage.exists(BASE + '/labels/a.json')
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
     told = failure(BASE + '/labels/a.json')
-    assert 'LMHP_OFFLINE=1 allows only what is in the cache; ' in told and told.endswith(f' {place}')
+    assert 'LMHP_OFFLINE=1 allows only what is in the cache; ' in told and told.endswith(
+        f' {place}'
+    )
     assert len(server.log) == before
     os.makedirs(os.path.dirname(place))
     with open(place, 'w', encoding='utf-8') as file:

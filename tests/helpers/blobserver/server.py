@@ -104,10 +104,6 @@ class BlobServer:
         self._httpd.server_close()
         self._httpd.close_all()
 
-    def commit(self, place, body):
-        """Return the blob `place` (account/container/name) as it is once `body` was sent."""
-        return body
-
     def count(self, method='', path=''):
         asked = [each.path for each in self.log if method in ('', each.method)]
         return sum(re.search(path, each) is not None for each in asked)
@@ -247,8 +243,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if not blocks.keys() >= set(wanted):
                 return self.error(400, 'InvalidBlockList')
             self.state.committed[self.place] = {block: blocks[block] for block in wanted}
-            sent = b''.join(self.state.committed[self.place].values())
-            body = self.state.commit(self.place, sent)
+            body = b''.join(self.state.committed[self.place].values())
             self.blobs[self.name], self.state.properties[self.place] = body, properties
         self.state.on_change()
         return self.reply(201, b'', {'ETag': self.etag(body)})
@@ -313,11 +308,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.state.log.append(Logged(self.command, urllib.parse.unquote(self.path), status))
 
 
-def redirect_spec(server, hosts=HOSTS):
-    """Return what install_redirect takes; server: with host and port, or None for no network."""
-    return ','.join(f'{host}={server.host}:{server.port}' for host in hosts) if server else ''
-
-
 def install_redirect(spec):
     """Let the names of `spec` ('host=127.0.0.1:8443,...') resolve to that address and port, and no
     other name at all.
@@ -344,13 +334,17 @@ def install_redirect(spec):
 
 
 @contextlib.contextmanager
-def redirect(server, hosts=HOSTS):
-    """Redirect `hosts` to `server`, trusted, and no others; in children by BLOBTEST_REDIRECT."""
+def redirect(server):
+    """Redirect HOSTS to `server`, trusted, and no others; in children by BLOBTEST_REDIRECT.
+
+    server: with host and port, or None for no network.
+    """
     getaddrinfo = socket.getaddrinfo
-    environment = {'BLOBTEST_REDIRECT': redirect_spec(server, hosts)}  # for children
+    spec = ','.join(f'{host}={server.host}:{server.port}' for host in HOSTS) if server else ''
+    environment = {'BLOBTEST_REDIRECT': spec}  # for children
     if hasattr(server, 'certificate'):
         environment['SSL_CERT_FILE'] = server.certificate
-    install_redirect(environment['BLOBTEST_REDIRECT'])
+    install_redirect(spec)
     try:
         with mock.patch.dict(os.environ, environment):
             yield
