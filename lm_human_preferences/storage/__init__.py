@@ -1,6 +1,6 @@
 """Files, local and remote: atomic writing, a cache; the only room that opens remote paths."""
 
-from lm_human_preferences.storage.blobs import listing, remove, stat, write
+from lm_human_preferences.storage.blobs import listing, remove, write
 from lm_human_preferences.storage.cache import (
     cached_path,
     cached_paths,
@@ -36,7 +36,6 @@ from lm_human_preferences.storage.files import (
 )
 from lm_human_preferences.storage.hub import (
     cached_directory,
-    hub_problem,
     is_pin_of,
     model_path,
     pinned,
