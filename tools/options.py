@@ -7,7 +7,6 @@
 import dataclasses
 import os
 import sys
-import textwrap
 from pathlib import Path
 
 import click
@@ -29,19 +28,17 @@ PAGE = ROOT / 'docs/options.md'
 INTRODUCTION = """\
 # Options
 
-All options of all commands, as `--help` of a command shows them in a terminal. This page is
-generated: `pipenv run python tools/options.py` writes it anew.
+All options, as `--help` of a command shows them. `pipenv run python tools/options.py` writes this
+page anew.
 
-- The defaults are those of the program. Each experiment sets what is *required* and changes some
-  defaults; `--dry_run` prints the settings that it ends up with. The experiments are defined in
-  [`launch.py`](../launch.py).
-- `None` means "not set".
+- The defaults are those of the program. Each experiment of [`launch.py`](../launch.py) sets what is
+  *required* and changes some of them; `--dry_run` prints the settings that it ends up with. `None`
+  means "not set".
 - What is `off` is a group of options: `on` and `off` switch it (`--rewards.adaptive_kl off`), and
   setting one of its options switches it on.
 - Names may be written with `-` for `_`, values with or without `=`: `--ppo.lr 1e-5`,
   `--ppo.lr=1e-5`. A switch alone is `true`, and with `no` before its name `false`:
-  `--noppo.whiten_rewards`.
-- A path may begin with `~`, also in `--save_dir=~/runs`.
+  `--noppo.whiten_rewards`. A path may begin with `~`.
 - `./launch.py resume SAVE_DIR` takes `--mpi` and the options of the command that started the run,
   of which [few may change](files.md#an-interrupted-run).
 """
@@ -79,21 +76,19 @@ NOTES = {  # below a heading
         ' defaults are those of the\nexperiment `chat`.'
     ),
     'Evaluation': '`./launch.py evaluate SAVE_DIR`',
-    'Export': '`./launch.py export MODEL_DIR OUTPUT_DIR`',
-    'Report': '`./launch.py report RUN...`, see [report.md](report.md)',
     'Asking': (
         '`./launch.py ask EXPERIMENT FOLDER`, see [labelling.md](labelling.md). It also takes'
         ' `--labels.type`, `--labels.too_long` and\nthe options `--task.NAME`.'
-    ),
-    'Importing labels': (
-        '`./launch.py import_labels EXPERIMENT FILE OUTPUT`, which also takes those options.'
     ),
     'Labelling': (
         '`./launch.py label FOLDER`. The options `--web.NAME` are those of the'
         ' [page for labellers](#page-for-labellers), but for\n`labellers`: `--labeller` names them.'
     ),
-    'Report on labels': '`./launch.py labels FOLDER`',
-    'Scoring texts': '`./launch.py score RUN FILE`',
+    'Other commands': (
+        '`export MODEL_DIR OUTPUT_DIR`, `report RUN...` ([report.md](report.md)), `labels FOLDER`,'
+        ' `score RUN FILE`, and `import_labels EXPERIMENT FILE OUTPUT`,\nwhich also takes'
+        ' `--labels.type`, `--labels.too_long` and the options `--task.NAME`.'
+    ),
 }
 # Small groups, whose options follow those of a larger table
 JOINED = {'Adapters': 'Policy', 'Adaptive KL': 'Rewards'}
@@ -115,14 +110,17 @@ def tables() -> dict[str, option_help.Fields]:
         **trainings,
         'Sampling': _without(_commands(sample.cli)['sample'].fields, 'task.'),
         'Evaluation': commands['evaluate'].fields,
-        'Export': commands['export'].fields,
-        'Report': commands['report'].fields,
         'Asking': user_settings.settable(labelling_options.AskHParams),
-        'Importing labels': hyperparams.fields(labelling_options.ImportHParams),
         'Labelling': _without(commands['label'].fields, 'web.'),
-        'Report on labels': commands['labels'].fields,
-        'Scoring texts': commands['score'].fields,
+        'Other commands': _of_other_commands(commands),
     }
+
+
+def _of_other_commands(commands: dict[str, Command]) -> option_help.Fields:
+    """The options of commands that have few, by command and option."""
+    fields = {name: commands[name].fields for name in ('export', 'report', 'labels', 'score')}
+    fields['import_labels'] = hyperparams.fields(labelling_options.ImportHParams)
+    return {f'{name} --{key}': field for name in fields for key, field in fields[name].items()}
 
 
 def _without(fields: option_help.Fields, prefix: str) -> option_help.Fields:
@@ -138,9 +136,7 @@ def _commands(group: click.Group) -> dict[str, Command]:
 
 def page() -> str:
     """The whole page as Markdown."""
-    links = ' · '.join(f'[{heading}](#{heading.lower().replace(" ", "-")})' for heading in tables())
-    contents = textwrap.fill(links, 125, break_long_words=False, break_on_hyphens=False)
-    parts = [INTRODUCTION, contents + '\n']
+    parts = [INTRODUCTION]
     for heading, fields in tables().items():
         note = f'{NOTES[heading]}\n\n' if heading in NOTES else ''
         if heading == 'Task':
@@ -167,7 +163,8 @@ def _row(name: str, field: dataclasses.Field) -> str:
     default = option_help.default_text(field)
     shown = 'required' if default is None else f'`{default}`'
     text = field.metadata['help'].replace('|', r'\|')
-    return f'| `--{name}` | {shown} | {text} |'
+    option = name if ' --' in name else f'--{name}'
+    return f'| `{option}` | {shown} | {text} |'
 
 
 if __name__ == '__main__':
