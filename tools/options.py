@@ -55,15 +55,7 @@ NOTES = {  # below a heading
     ),
     'Task': (
         'For `train_policy`, a task option given once also holds for the reward model that is'
-        ' trained first.'
-    ),
-    'Policy': (
-        'Adapters are of both networks; `--lora.NAME` of [reward training](#reward-training) sets'
-        ' other ones for the reward model.'
-    ),
-    'Labels': (
-        'Of `train_reward`. For `train_policy` the names begin with'
-        ' `--rewards.train_new_model.labels.`'
+        ' trained first; `--lora.NAME` sets\nother adapters for it.'
     ),
     'Reward training': (
         'Of `train_reward`. For `train_policy` the names begin with `--rewards.train_new_model.`'
@@ -82,7 +74,7 @@ NOTES = {  # below a heading
     ),
     'Labelling': (
         '`./launch.py label FOLDER`. The options `--web.NAME` are those of the'
-        ' [page for labellers](#page-for-labellers), but for\n`labellers`: `--labeller` names them.'
+        ' [page](#run), `--run.serve.NAME`, but for\n`labellers`: `--labeller` names them.'
     ),
     'Other commands': (
         '`export MODEL_DIR OUTPUT_DIR`, `report RUN...` ([report.md](report.md)), `labels FOLDER`,'
@@ -91,7 +83,14 @@ NOTES = {  # below a heading
     ),
 }
 # Small groups, whose options follow those of a larger table
-JOINED = {'Adapters': 'Policy', 'Adaptive KL': 'Rewards'}
+JOINED = {
+    'Policy': 'Task',
+    'Adapters': 'Task',
+    'Labels': 'Reward training',
+    'Adaptive KL': 'Rewards',
+    'Online labels': 'Rewards',
+    'Page for labellers': 'Run',
+}
 
 
 def tables() -> dict[str, option_help.Fields]:
