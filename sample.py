@@ -33,27 +33,18 @@ from lm_human_preferences.utils.hyperparams import TEXTS, option, own_option
 
 @dataclass
 class SampleHParams(launch.RankHParams):
-    save_dir: str | None = option(
-        None,
-        'run directory of the policy, path or URL: it holds train_policy_hparams.json',
-        path=True,
-    )
-    savescope: str = option(
-        'policy', 'variables to sample from: policy, or ref_policy for the initial model'
-    )
+    save_dir: str | None = option(None, 'run directory of the policy, path or URL', path=True)
+    savescope: str = option('policy', 'policy, or ref_policy for the initial model')
     model: str | None = own_option(
         None,
-        'sample from this model instead, which has no run: a directory, or a name as of'
-        ' --task.policy.initial_model',
+        'sample a model without a run: a directory, or a name as of --task.policy.initial_model',
         path=True,
     )
     prompt: TEXTS = own_option(
-        (), "a query of your own, may be given several times; default: the run's data set"
+        (), "a query of your own, perhaps several times; default: the run's data set"
     )
     queries: str | None = own_option(
-        None,
-        'your own queries in a file, path or URL: a .jsonl with one JSON string a line, or a .csv',
-        path=True,
+        None, 'queries of your own, path or URL of a .jsonl or .csv file', path=True
     )
     per_query: int = own_option(1, 'responses to each query', at_least=1)
     best_of: int = own_option(1, f'each response is {BEST_OF}', at_least=1)
@@ -63,23 +54,18 @@ class SampleHParams(launch.RankHParams):
     batch_size: int = option(4, 'samples at a time', at_least=1)
     nsamples: int = option(
         0,
-        'samples in all, for which queries of your own are repeated; 0: --per_query for each of'
-        ' these, else until interrupted',
+        'samples in all; 0: --per_query for each of your queries, else until interrupted',
         at_least=0,
     )
     output: str | None = own_option(
-        None,
-        'new .jsonl file for the samples: text and tokens of query and response, score, KL',
-        path=True,
+        None, 'new .jsonl file for the samples, with tokens, score and KL', path=True
     )
     rewards: RewardOfRunHParams = field(default_factory=RewardOfRunHParams)
     precision: str = option(
-        'fp32', 'number format of matrix products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS
+        'fp32', 'matrix products in fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS
     )
     console: str = own_option(
-        'summary',
-        'summary: print samples alone; original: the settings, too, as the original did',
-        one_of=CONSOLES,
+        'summary', 'summary: samples alone; original: the settings, too', one_of=CONSOLES
     )
     task: TaskHParams | None = own_option(None, None)
 

@@ -52,7 +52,7 @@ class RankHParams(hyperparams.HParams):
     """Number of ranks of a job, and where they run."""
 
     mpi: int | None = option(
-        None, 'ranks to start; None: one for every visible GPU, or 1 without', at_least=1
+        None, 'ranks to start; None: one for each visible GPU, or 1', at_least=1
     )
     mode: str = option('local', help=None)  # as in the original, which had this one value
 

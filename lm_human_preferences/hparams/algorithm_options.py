@@ -12,9 +12,7 @@ MOST_KL_ERROR = 0.2  # largest relative error of the KL divergence that one step
 @dataclass
 class AdaptiveKLParams(hyperparams.HParams):
     target: float = option(
-        None,
-        'target of the KL divergence from the initial policy, in nats per response',
-        at_least=1e-6,
+        None, 'KL divergence from the initial policy, in nats per response', at_least=1e-6
     )
     horizon: int = option(10000, 'episodes over which kl_coef adapts', at_least=1)
 
@@ -28,22 +26,17 @@ class PpoHParams(hyperparams.HParams):
     lr: float = option(5e-6, 'learning rate of the first step; it falls linearly to 0', at_least=0)
     vf_coef: float = option(0.1, 'weight of the value loss', at_least=0)
     cliprange: float = option(
-        0.2, 'distance of the ratio of probabilities from 1 at which it is clipped', at_least=0
+        0.2, 'change of a probability ratio at which it is clipped', at_least=0
     )
     cliprange_value: float = option(0.2, 'change of a value at which it is clipped', at_least=0)
     gamma: float = option(1, 'discount of later rewards', at_least=0, at_most=1)
     lam: float = option(0.95, 'lambda of generalised advantage estimation', at_least=0, at_most=1)
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
     samples_per_query: int = own_option(
-        1,
-        'responses to each query of a step; of several, the mean of the others is the baseline, in'
-        ' place of the value function',
-        at_least=1,
+        1, 'responses to each query; of several, the mean of the others is the baseline', at_least=1
     )
     micro_batch_size: int | None = own_option(
-        None,
-        'responses that a rank processes at a time, for the same gradients; None: a minibatch',
-        at_least=1,
+        None, 'responses that a rank processes at a time; None: a minibatch', at_least=1
     )
 
     @property

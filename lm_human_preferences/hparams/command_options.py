@@ -15,8 +15,7 @@ BEST_OF = 'the best of this many, by the reward of the run or --judge'
 class ExportHParams(hyperparams.HParams):
     form: str = option(
         'model',
-        'model: all weights, as transformers loads them; adapter: only the adapters of a run with'
-        ' --task.policy.lora, as PEFT loads them',
+        'model: all weights, for transformers; adapter: the adapters of a run, for PEFT',
         one_of=('model', 'adapter'),
     )
 
@@ -25,8 +24,7 @@ class ExportHParams(hyperparams.HParams):
 class RewardOfRunHParams(hyperparams.HParams):
     function: str | None = option(
         None,
-        'function of your own that the run learned from, FILE.py:FUNCTION; it runs only if you name'
-        ' it here',
+        "the run's own reward function, FILE.py:FUNCTION; it runs only if named here",
         path=True,
     )
 
@@ -36,8 +34,7 @@ class EvaluationHParams(hyperparams.HParams):
     rewards: RewardOfRunHParams = field(default_factory=RewardOfRunHParams)
     queries: int | None = option(
         None,
-        'queries from the test part; None: all of them for reviews, else 64, or as many as fit into'
-        ' ten minutes',
+        'test queries; None: all of reviews, else 64, or fewer to take ten minutes',
         at_least=2,
     )
     samples: int | None = option(
@@ -49,7 +46,7 @@ class EvaluationHParams(hyperparams.HParams):
     batch_size: int = option(128, 'responses sampled at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling and, for reviews, of the choice of --queries')
     kl_coef: float | None = option(
-        None, 'KL coefficient of the optimum to compare with; None: the last of the run', above=0
+        None, "KL coefficient of the optimum; None: the run's last", above=0
     )
     judge: str | None = option(
         None,
@@ -58,8 +55,7 @@ class EvaluationHParams(hyperparams.HParams):
     )
     output_dir: str | None = option(
         None,
-        'folder for evaluation.json and evaluation.png, whose names also hold the settings above'
-        ' that are not the defaults; None: SAVE_DIR, or the current folder if SAVE_DIR is remote',
+        'folder for evaluation.json and evaluation.png; None: SAVE_DIR, or here if it is remote',
         path=True,
     )
 
@@ -68,8 +64,7 @@ class EvaluationHParams(hyperparams.HParams):
 class ReportHParams(hyperparams.HParams):
     output: str | None = option(
         None,
-        'write the page to this file; None: report.html in RUN, or here if RUN is remote or there'
-        ' are several',
+        'file of the page; None: report.html in RUN, or here for several or a remote one',
         path=True,
     )
     names: bool = own_option(True, 'name the labellers')

@@ -17,47 +17,34 @@ PUBLIC_URL = re.compile(r'(https?)://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?(/[^
 class AskHParams(hyperparams.HParams):
     count: int = option(64, 'questions to add to those in FOLDER', at_least=1)
     repeated: float = option(
-        0.0, 'share of the questions that several labellers answer', at_least=0, at_most=1
+        0.0, 'fraction of the questions that several labellers answer', at_least=0, at_most=1
     )
     labellers: int = option(5, 'labellers who answer such a question', at_least=2)
     policy: str = option(
         'initial',
-        "source of the samples: the directory of a run of train_policy, or 'initial', the model"
-        ' that the experiment begins with',
+        "source of the samples: a run of train_policy, or 'initial', the initial model",
         path=True,
     )
     against: str | None = option(
-        None,
-        'a second policy, given in the same way: half of the samples of each question are from it,'
-        ' and labellers do not see which; these answers are not used for training',
-        path=True,
+        None, 'a second policy, for half of the samples; these answers train nothing', path=True
     )
     best_of: int = option(1, f'each sample of the policy is {BEST_OF}', at_least=1)
     judge: str | None = option(None, f'choose by another reward: {JUDGE}', path=True)
     rewards: RewardOfRunHParams = field(default_factory=RewardOfRunHParams)
     instructions: str | None = option(
-        None,
-        'text file with instructions for the labellers; None: two sentences that say what to do',
-        path=True,
+        None, 'text file with instructions for the labellers; None: two sentences', path=True
     )
     batch_size: int = option(64, 'queries to sample responses for at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling')
     questions: str | None = option(
-        None,
-        'ask what is in this file of texts, one record a line, instead of sampling: all of it,'
-        ' whatever --count is',
-        path=True,
+        None, 'ask what is in this file of texts, one record a line, instead of sampling', path=True
     )
     gold: str | None = option(
         None,
-        'the same with answers: labellers get these among the others, and the report shows how'
-        ' often each was right; not trained on',
+        'the same with answers, which are known: they show how often each labeller is right',
         path=True,
     )
-    ties: bool = own_option(
-        False,
-        'let labellers prefer none of the samples; a folder keeps the setting that it began with',
-    )
+    ties: bool = own_option(False, 'let labellers prefer none of the samples of a new folder')
 
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check that questions have one source."""
@@ -84,18 +71,14 @@ class AskHParams(hyperparams.HParams):
 @dataclass
 class ScoreHParams(hyperparams.HParams):
     too_long: str = option(
-        'refuse',
-        'treatment of texts that are longer than those that the run was trained on: refuse, cut'
-        ' (the end, but the beginning of a dialogue) or skip (its scores are null)',
-        one_of=TOO_LONG,
+        'refuse', 'texts that are too long: refuse, cut, or skip (scores are null)', one_of=TOO_LONG
     )
 
 
 @dataclass
 class ImportHParams(hyperparams.HParams):
     labeller: str = option(
-        'imported',
-        'in a folder, who gave the answers for which the file names nobody; imported: several',
+        'imported', 'in a folder, who gave answers without a name; imported: several'
     )
     ties: bool = own_option(False, 'let answers in a new folder prefer none of the samples')
 
@@ -104,31 +87,21 @@ class ImportHParams(hyperparams.HParams):
 class SimulateHParams(hyperparams.HParams):
     reward: str = option(
         'mock',
-        'reward by which it answers: mock, the known reward of the film reviews; a reward model, a'
-        ' classifier, or FILE.py:FUNCTION',
+        'reward: mock (known, of reviews), a reward model, classifier, or FILE.py:FUNCTION',
         path=True,
     )
     error: float = option(
-        0.0,
-        'probability of a random answer, of which 1 / N are right by chance, instead of the best',
-        at_least=0,
-        at_most=1,
+        0.0, 'probability of a random answer instead of the best', at_least=0, at_most=1
     )
     seed: int = option(0, 'seed of the errors')
 
 
 @dataclass
 class WebHParams(hyperparams.HParams):
-    port: int = option(
-        8000, 'port that the page is served at; 0: any that is free', at_least=0, at_most=65535
-    )
-    host: str = option(
-        '127.0.0.1', 'address that the page is served at; the default is for this machine alone'
-    )
+    port: int = option(8000, 'port of the page; 0: any that is free', at_least=0, at_most=65535)
+    host: str = option('127.0.0.1', 'address to listen on; the default is for this machine alone')
     public_url: str | None = own_option(
-        None,
-        'address, such as https://HOST/PATH/, at which browsers reach the page behind a proxy,'
-        ' Docker or NAT',
+        None, 'address at which browsers reach the page, such as https://HOST/PATH/'
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
@@ -145,15 +118,9 @@ class WebHParams(hyperparams.HParams):
 
 @dataclass
 class LabelHParams(hyperparams.HParams):
-    labeller: str = option(
-        None, 'your name: letters, digits, _ and -; with --web several: NAME,NAME'
-    )
-    web: WebHParams | None = option(
-        None, 'serve a page for the browser instead, with a link for each labeller'
-    )
-    simulate: SimulateHParams | None = option(
-        None, 'have a reward answer instead of a person, the known one of the film reviews'
-    )
+    labeller: str = option(None, 'your name: letters, digits, _ and -; with --web also NAME,NAME')
+    web: WebHParams | None = option(None, 'serve a page, with a link for each labeller')
+    simulate: SimulateHParams | None = option(None, 'have a reward answer instead of a person')
 
     def validate(self) -> None:
         """Check also that there is a name."""
@@ -174,24 +141,19 @@ class LabelHParams(hyperparams.HParams):
 class ReportHParams(hyperparams.HParams):
     export: str | None = option(
         None,
-        'write the labels used for training to this file: JSON, or one object a line if its'
-        ' name ends in .jsonl',
+        'write the labels for training to this file, as JSON, or as JSON lines if it is a .jsonl',
         path=True,
     )
     export_as: str = option(
         'tokens',
-        'format: tokens (the label file of the original), text (the same with texts) or'
-        ' preferences (prompt, chosen and rejected)',
+        'tokens (as the original), text, or preferences (prompt, chosen and rejected)',
         one_of=('tokens', 'text', 'preferences'),
     )
     output: str | None = option(None, 'write the report to this file, as JSON', path=True)
-    without: str | None = option(
-        None, 'leave out the answers of this labeller, or of several: NAME,NAME'
-    )
+    without: str | None = option(None, 'leave out the answers of these labellers: NAME,NAME')
     reward: str | None = option(
         None,
-        'also show how well the reward model of this run, local or remote, or another reward'
-        ' predicts the answers',
+        'also show how well the reward of this run, or another one, predicts the answers',
         path=True,
     )
 

@@ -66,51 +66,40 @@ class Schedule:
 
 @dataclass
 class ServeHParams(WebHParams):
-    labellers: str = option(
-        'me', 'who answers on the page: NAME, or NAME,NAME, each of whom gets a link'
-    )
+    labellers: str = option('me', 'who answers: NAME,NAME, each of whom gets a link')
 
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
     asked_at_once: ClassVar[int] = 16  # questions in a batch, so that few steps wait for sampling
 
-    labels: int = option(
-        None, 'labels that the reward model has learned from by the end', at_least=1
-    )
+    labels: int = option(None, 'labels learned by the end', at_least=1)
     initial: int | None = option(
         None, 'labels before the first episode; None: a quarter', at_least=1
     )
     retrainings: int = option(
         19,
-        'retrainings of the reward model after the first training, at evenly spaced numbers of'
-        ' labels',
+        'retrainings of the reward model, at evenly spaced numbers of labels',
         at_least=0,
         at_most=1000,
     )
     source: str = option(
         PEOPLE,
-        "who answers: 'people', by ./launch.py label; 'mock', the known reward of reviews; 'test',"
-        ' who prefers small token ids',
+        "who answers: 'people', 'mock' (the known reward of reviews) or 'test'",
         one_of=SOURCES,
     )
     error: float = option(
         0.0,
-        'if source is not people: the probability of a random answer, of which 1 / N are right by'
-        ' chance, instead of the best',
+        'probability of a random answer instead of the best, if not by people',
         at_least=0,
         at_most=1,
     )
     instructions: str | None = option(
-        None,
-        'text file with instructions for the labellers; None: two sentences that say what to do',
-        path=True,
+        None, 'text file with instructions for the labellers; None: two sentences', path=True
     )
     ties: bool = own_option(False, 'let people prefer none of the samples')
     patience: float | None = option(
-        None,
-        'hours to wait for labels before the run is saved and ends; None: as long as it takes',
-        at_least=0,
+        None, 'hours to wait for labels until the run is saved and ends; None: any time', at_least=0
     )
 
     @property

@@ -28,57 +28,42 @@ NEW_MODEL = 'rewards.train_new_model'
 
 @dataclass
 class RewardHParams(hyperparams.HParams):
-    kl_coef: float = option(
-        0.2, 'weight of the KL penalty; if it adapts, its initial value', at_least=0
-    )
-    adaptive_kl: AdaptiveKLParams | None = option(
-        None, 'adapt kl_coef to hold the KL divergence at a target'
-    )
+    kl_coef: float = option(0.2, 'weight of the KL penalty, at first if it adapts', at_least=0)
+    adaptive_kl: AdaptiveKLParams | None = option(None, 'adapt kl_coef to hold the KL at a target')
     relative_kl_coef: bool = own_option(
-        False,
-        "multiply kl_coef by the standard deviation of the first step's scores, so that it suits a"
-        ' reward on any scale',
+        False, "multiply kl_coef by the deviation of the first step's scores, for any scale"
     )
 
     trained_model: str | None = option(
         None,
-        "reward model: path or URL of its directory or run, or a classifier, also ORG/NAME; 'mock':"
-        ' the known one of reviews',
+        "reward model or classifier: path, URL, run or ORG/NAME; 'mock': known, of reviews",
         path=True,
     )
 
-    class_name: str | None = own_option(
-        None,
-        'of a trained_model that is a classifier with several classes: the one whose log odds are'
-        ' the reward',
-    )
+    class_name: str | None = own_option(None, 'class of a classifier whose log odds are the reward')
 
     function: str | None = own_option(
-        None,
-        'function of your own in place of a reward model, FILE.py:FUNCTION, see docs/rewards.md',
-        path=True,
+        None, 'reward function of your own, FILE.py:FUNCTION (docs/rewards.md)', path=True
     )
 
     train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
 
     pessimism: float | None = own_option(
         None,
-        'standard deviations by which a head (features frozen) lowers its scores where its labels'
-        ' tell little; None: 0.5',
+        'deviations by which a head lowers scores where it is unsure; None: 0.5',
         at_least=0,
         at_most=MOST_PESSIMISM,
     )
 
     ensemble: int | None = own_option(
         None,
-        'reward models whose mean is the reward: that many are trained; None: one, or as many as'
-        ' trained_model has',
+        'reward models whose mean is the reward; None: one, or as trained_model has',
         at_least=1,
         at_most=reward_options.MOST_MEMBERS,
     )
 
     online: OnlineHParams | None = own_option(
-        None, 'collect labels while the policy trains, and retrain the reward model as they come in'
+        None, 'collect labels, and retrain the reward model, while the policy trains'
     )
 
     @property
@@ -164,20 +149,13 @@ class RewardHParams(hyperparams.HParams):
 
 @dataclass
 class RunHParams(reward_options.RunHParams):
-    evaluate: bool = own_option(
-        False, 'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir'
-    )
+    evaluate: bool = own_option(False, 'evaluate the policy after training; needs save_dir')
     keep_checkpoints: int = own_option(20, 'checkpoints of the policy that are kept', at_least=2)
     sample_queries: int = own_option(
-        8,
-        'queries that the policy answers ten times while it trains, into SAVE_DIR/samples.jsonl; 0:'
-        ' none',
-        at_least=0,
+        8, 'queries answered ten times during training, into samples.jsonl; 0: none', at_least=0
     )
     serve: ServeHParams | None = own_option(
-        None,
-        'while labels are collected, serve the page on which people answer (./launch.py label'
-        ' --web)',
+        None, 'serve the page for people while labels are collected'
     )
 
     @property

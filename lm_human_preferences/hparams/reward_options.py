@@ -27,41 +27,32 @@ LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 
 @dataclass
 class LabelHParams(hyperparams.HParams):
-    type: str = option(
-        None, 'kind of the labels, such as best_of_4 or scalar_rating; docs/files.md lists all'
-    )
+    type: str = option(None, 'such as best_of_4 or scalar_rating; docs/files.md lists all')
     num_train: int | None = option(
-        None,
-        'labels to train on, those at the beginning of the source, a multiple of batch_size; None:'
-        ' all',
-        at_least=1,
+        None, 'labels to train on, the first ones, a multiple of batch_size; None: all', at_least=1
     )
     source: str = option(
         None,
-        "path or URL of a label file, token ids or texts; folder of labels; 'test': made-up"
-        " labels; 'mock': the known reward's",
+        "file (path or URL) or folder of labels; 'test': made up; 'mock': by the known reward",
         path=True,
     )
     without: str | None = own_option(
-        None, 'if source is a folder: leave out the answers of these labellers, NAME or NAME,NAME'
+        None, 'leave out the answers of these labellers of a folder: NAME,NAME'
     )
     too_long: str = own_option(
         'refuse',
-        'what is done with texts, or ids of another encoding, that are too long: refuse, skip or'
-        ' cut (see labelling.md)',
+        'texts that are too long: refuse, skip or cut (docs/labelling.md)',
         one_of=TOO_LONG,
     )
     held_out: float = own_option(
         0.0,
-        'share of the queries whose labels are kept out of training, to measure accuracy on;'
-        ' num_train counts them, too',
+        'fraction of the queries kept out of training, to measure accuracy on',
         at_least=0,
         at_most=0.9,
     )
     error: float = own_option(
         0.0,
-        "with the source 'mock', the probability of a random answer, of which 1 / N are right by"
-        ' chance, instead of the best',
+        "probability of a random answer instead of the best, of the source 'mock'",
         at_least=0,
         at_most=1,
     )
@@ -101,77 +92,65 @@ class LabelHParams(hyperparams.HParams):
 
 @dataclass
 class RunHParams(hyperparams.HParams):
-    seed: int | None = option(
-        None,
-        'seed of all random numbers; None: a different one each time. A reward model trained with a'
-        ' policy has its own seed',
-    )
+    seed: int | None = option(None, 'seed of all random numbers; None: another each time')
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
     save_interval: int = option(50, 'steps between two checkpoints', at_least=1)
     save_dir: str | None = option(
-        None, 'directory of the run: --save_dir joined with NAME; None: nothing is saved', path=True
+        None, 'directory of the run: --save_dir joined with NAME; None: not saved', path=True
     )
     resume: bool = own_option(
         False,
-        'continue from the latest checkpoint in save_dir, if there is one',
+        'continue from the latest checkpoint, if there is one',
         of_command=True,
         lasting=False,
     )
     console: str = own_option(
         'summary',
-        'terminal output: summary, or original (the lines of the 2019 program)',
+        'summary, or original: the lines of the 2019 program',
         one_of=CONSOLES,
         of_command=True,
         lasting=False,
     )
     allreduce: str = own_option(
         'auto',
-        'library that averages over ranks: horovod, torch; auto: Horovod if it suits the ranks',
+        'library that averages over ranks; auto: horovod if it suits them',
         one_of=ENGINES,
         of_command=True,
     )
     allreduce_timeout: int = own_option(
         ALLREDUCE_TIMEOUT,
-        'seconds that ranks wait for each other; after that, a rank is lost, and all end',
+        'seconds that ranks wait for each other until all end',
         at_least=10,
         at_most=LONGEST_TIMEOUT,
         of_command=True,
     )
     stop_timeout: int = own_option(
         STOP_TIMEOUT,
-        'seconds in which a step has to end after Ctrl-C or SIGTERM, to be saved; a second'
-        ' signal stops at once',
+        'seconds that a step has to end and be saved after Ctrl-C or SIGTERM',
         at_least=1,
         at_most=LONGEST_TIMEOUT,
         of_command=True,
     )
     on_anomaly: str = own_option(
         'warn',
-        'reaction if training goes wrong: warn, or stop (save a checkpoint first)',
+        'if training goes wrong: warn, or stop (and save a checkpoint)',
         one_of=ON_ANOMALY,
         of_command=True,
     )
     precision: str = own_option(
         'fp32',
-        'number format of matrix products: fp32, tf32 (GPUs) or bf16; weights and statistics stay'
-        ' fp32',
+        'matrix products in fp32, tf32 (GPUs) or bf16; weights stay fp32',
         one_of=PRECISIONS,
     )
     deterministic: bool = own_option(
-        True,
-        'on a GPU, compute gradients that repeat to the bit, so that a resumed run goes on exactly;'
-        ' off is a little faster',
+        True, 'repeat gradients to the bit on a GPU; off is a little faster'
     )
     gradient_checkpointing: bool = own_option(
-        False,
-        'less memory, more time: keep only the input of each block, and compute the block again for'
-        ' the backward pass',
+        False, 'keep only the input of each block: less memory, more time'
     )
 
     keep_base: bool = own_option(
-        False,
-        'copy the initial model into the run, whose checkpoints hold only adapters (LoRA)',
-        of_command=True,
+        False, 'copy the initial model into the run (LoRA)', of_command=True
     )
 
     @property
@@ -192,21 +171,16 @@ class HParams(hyperparams.HParams):
 
     features: str = own_option(
         TRAINED,
-        "trained: a network that learns with its head; frozen: a head on the initial model's hidden"
-        ' states (docs/labelling.md)',
+        'trained: a network; frozen: a head on hidden states (docs/labelling.md)',
         one_of=(TRAINED, FROZEN),
     )
     batch_size: int = option(
-        40,
-        'labels per step, over all ranks; the last step has what is left of all labels',
-        at_least=1,
+        40, 'labels per step, over all ranks; the last step may have fewer', at_least=1
     )
-    epochs: int = own_option(
-        1, 'passes over the labels, each in another order; few labels need several', at_least=1
-    )
+    epochs: int = own_option(1, 'passes over the labels, each in another order', at_least=1)
     ensemble: int = own_option(
         1,
-        'reward models to train on the same labels with other seeds; the reward is their mean',
+        'reward models with other seeds, whose mean is the reward',
         at_least=1,
         at_most=MOST_MEMBERS,
         of_command=True,
@@ -214,36 +188,26 @@ class HParams(hyperparams.HParams):
     lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0', at_least=0)
 
     rollout_batch_size: int = option(
-        64, 'responses sampled at a time for normalisation, over all ranks', at_least=1
+        64, 'responses sampled at a time to normalise, over all ranks', at_least=1
     )
     normalize_samples: int = option(
-        0,
-        'sampled responses that the mean and deviation of the reward are estimated from; 0: do not'
-        ' normalise',
-        at_least=0,
+        0, 'responses that rewards are normalised on; 0: do not normalise', at_least=0
     )
     debug_normalize: int = option(
-        0, 'sampled responses to check the normalisation with; 0: no check', at_least=0
+        0, 'responses to check the normalisation with; 0: no check', at_least=0
     )
     normalize_before: bool = option(
-        False,
-        'before training, give the reward the mean and deviation of the labels (comparisons: 0'
-        ' and 1)',
+        False, 'before training, scale the reward to mean and deviation of the labels'
     )
     normalize_after: bool = option(
-        False,
-        'after training, scale the reward to mean 0 and deviation 1 on samples of the initial'
-        ' policy: kl_coef keeps its meaning',
+        False, 'after training, scale the reward to mean 0 and deviation 1'
     )
     micro_batch_size: int | None = own_option(
-        None,
-        'labels that a rank processes at a time; None: a whole step. Saves memory and does not'
-        ' change gradients',
-        at_least=1,
+        None, 'labels that a rank processes at a time; None: a whole step', at_least=1
     )
 
     lora: LoraHParams | None = own_option(
-        None, "the reward model's adapters, where they differ from those of --task.policy.lora"
+        None, "the reward model's adapters, if unlike those of --task.policy.lora"
     )
 
     @property

@@ -15,14 +15,10 @@ class LoraHParams(hyperparams.HParams):
     rank: int = option(8, 'rank of the adapter of a layer', at_least=1)
     alpha: float = option(32, 'adapters are multiplied by alpha / rank', above=0)
     targets: str | None = option(
-        None,
-        'layers with an adapter: NAME,NAME or a pattern of their names; None: all linear layers but'
-        ' the output layer',
+        None, 'layers with an adapter: NAME,NAME or a pattern; None: all but the output layer'
     )
     full: str | None = option(
-        None,
-        'modules that are trained in full, such as wte or embed_tokens: NAME,NAME or a pattern of'
-        ' names; None: none',
+        None, 'modules trained in full, such as wte: NAME,NAME or a pattern; None: none'
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
@@ -36,18 +32,14 @@ class LoraHParams(hyperparams.HParams):
 
 @dataclass
 class PolicyHParams(hyperparams.HParams):
-    temperature: float = option(
-        1.0, 'divides the logits, both in sampling and in log-probabilities', above=0
-    )
+    temperature: float = option(1.0, 'divides the logits everywhere', above=0)
     initial_model: str = option(
         None,
-        'language model to start from: 124M (or gpt2), 355M, 774M, 1558M, test, reviews, a'
-        ' directory, ORG/NAME of the hub',
+        'language model: 124M, 355M, 774M, 1558M, test, reviews, a directory, ORG/NAME',
         path=True,
     )
     lora: LoraHParams | None = own_option(
-        None,
-        'train adapters (LoRA) of policy and reward model on one frozen copy of the initial model',
+        None, 'train adapters (LoRA) on one frozen copy of the initial model'
     )
 
     def problems(self) -> Iterator[tuple[object, str]]:
@@ -60,55 +52,36 @@ class PolicyHParams(hyperparams.HParams):
 
 @dataclass
 class TaskHParams(hyperparams.HParams):
-    query_length: int = option(
-        None, 'tokens of a query: longer texts are cut, shorter ones padded', at_least=1
-    )
+    query_length: int = option(None, 'tokens of a query, which is cut or padded', at_least=1)
     query_dataset: str = option(
         None,
         f'where queries come from: {registry.choices()}, or a .jsonl or .csv file, a path or URL',
         path=True,
     )
     query_seed: int = own_option(
-        0,
-        'seed of the order of the queries to train on, which the original never changed: it is the'
-        ' same for every --run.seed',
-        at_least=0,
+        0, 'seed of the order of the training queries, which --run.seed does not set', at_least=0
     )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')
-    chat: bool = own_option(
-        False,
-        'contexts by the chat template of the model, of queries that are texts or lists of messages'
-        ' (docs/models.md)',
-    )
+    chat: bool = own_option(False, "contexts by the model's chat template (docs/models.md)")
     special_tokens: bool = own_option(
-        False,
-        'read special tokens that queries, their prefix and suffix, and labels spell out, as'
-        ' rendered chat templates do',
+        False, 'read special tokens that texts spell out (docs/models.md)'
     )
     start_text: str | None = option(
-        '.', 'a query starts after the first occurrence of this text (one token); None: at once'
+        '.', 'a query starts after this text (one token); None: at once'
     )
     end_text: str | None = option(
-        None,
-        'a query ends with the last occurrence of this text (one token); None: at query_length',
+        None, 'a query ends with the last such text (one token); None: at query_length'
     )
     response_length: int = option(None, 'tokens of a response', at_least=1)
     truncate_token: int | None = option(
-        None,
-        'a response ends with the first of these tokens at or after truncate_after; None: at'
-        ' response_length',
-        at_least=0,
+        None, 'a response ends with the first one from truncate_after on; None: nowhere', at_least=0
     )
     truncate_text: str | None = own_option(
-        None,
-        'a response ends with the first token that holds this text; goes before truncate_token'
-        ' (docs/models.md)',
+        None, 'the same, if given, for the first token with this text (docs/models.md)'
     )
     stop: bool | None = own_option(
-        None,
-        'sample only up to the truncate token, or else the end of a turn; None: on in a chat'
-        ' (docs/models.md)',
+        None, 'sample only up to the end of a response; None: in a chat (docs/models.md)'
     )
     truncate_after: int = option(0, 'tokens of a response before truncate_token counts', at_least=0)
     penalty_reward_value: float = option(-1, 'score of a response without a truncate_token')
