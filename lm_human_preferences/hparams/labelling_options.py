@@ -106,10 +106,7 @@ class WebHParams(hyperparams.HParams):
 
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check the addresses."""
-        yield (
-            self.host == 'localhost',
-            '{host=} has two addresses, of which another program may have one: give 127.0.0.1',
-        )
+        yield self.host == 'localhost', '{host=} has two addresses: give 127.0.0.1'
         yield (
             self.public_url is not None and not PUBLIC_URL.fullmatch(self.public_url),
             '{public_url=} must be http:// or https://, a host, and perhaps a port and a path',
@@ -131,10 +128,7 @@ class LabelHParams(hyperparams.HParams):
 
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check that the ways to answer go together."""
-        yield (
-            self.web and self.simulate,
-            '{simulate} needs no page: give either {web} or {simulate}',
-        )
+        yield self.web and self.simulate, 'give either {web} or {simulate}'
 
 
 @dataclass
@@ -160,7 +154,5 @@ class ReportHParams(hyperparams.HParams):
     def problems(self) -> Iterator[tuple[object, str]]:
         """Check that a format of labels is given with a file for them, and that it is no table."""
         yield self.export_as != 'tokens' and self.export is None, '{export_as=}: give {export} FILE'
-        yield (
-            self.export is not None and self.export.lower().endswith(('.csv', '.tsv')),
-            '{export=}: labels are written as JSON, so give a name that ends in .json or .jsonl',
-        )
+        is_table = self.export is not None and self.export.lower().endswith(('.csv', '.tsv'))
+        yield is_table, '{export=}: give a name that ends in .json or .jsonl'

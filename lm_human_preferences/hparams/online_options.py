@@ -122,13 +122,9 @@ class OnlineHParams(hyperparams.HParams):
         yield (
             self.retrainings > schedule.labels - schedule.initial,
             f'{{retrainings=}}: only {schedule.labels - schedule.initial} labels come after the'
-            ' first training, so some would learn nothing new; use fewer',
+            ' first training; use fewer',
         )
-        yield (
-            self.error and self.asks_people,
-            '{error=}: {source} is people, who make errors of their own: give {source} mock, or no'
-            ' error',
-        )
+        yield self.error and self.asks_people, '{error=} is for another {source} than people'
 
     def schedule(self, steps: int) -> Schedule:
         """Return the schedule for a policy that trains for `steps` steps."""

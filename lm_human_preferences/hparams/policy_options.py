@@ -100,44 +100,28 @@ class RewardHParams(hyperparams.HParams):
             self.pessimism is not None and has_no_doubt,
             '{pessimism=} is for a head on hidden states: {train_new_model.features} frozen',
         )
-        yield (
-            self.online is not None and new is None,
-            '{online} trains a reward model of its own: it needs {train_new_model} on',
-        )
+        yield self.online and new is None, '{online} needs {train_new_model} on'
         if self.function is not None:
-            yield from self._problems_of_function(self.function)
+            yield trained, '{function} and {trained_model=} are two rewards: give one of them'
+            yield new, '{function} is a reward of its own: give {train_new_model} off'
+            yield self.class_name, '{class_name=}: {function=} has no classes'
+            is_function = _IS_FUNCTION.fullmatch(self.function)
+            yield not is_function, '{function=}: give FILE.py:FUNCTION, as my_reward.py:score'
             return
+        where = '{trained_model} DIRECTORY'
         yield (
             trained is None and new is None,
-            'no reward: give {trained_model} DIRECTORY, {function} FILE.py:FUNCTION, or'
-            ' {train_new_model} on',
+            f'no reward: give {where}, {{function}} FILE.py:FUNCTION, or {{train_new_model}} on',
         )
         yield (
-            self.class_name is not None and trained is None,
-            '{class_name=} names a class of a classifier: give {trained_model} DIRECTORY',
+            self.class_name and trained is None,
+            f'{{class_name=}} is of a classifier: give {where}',
         )
-        yield (
-            trained is not None and _IS_FUNCTION.fullmatch(trained),
-            '{trained_model=} is a function of your own: give it as {function}',
-        )
+        is_function = _IS_FUNCTION.fullmatch(trained or '')
+        yield is_function, '{trained_model=} is a function of your own: give it as {function}'
         yield (
             trained is not None and new is not None and not self._trained_here(),
             '{trained_model=} is not used while a new model is trained: add {train_new_model} off',
-        )
-
-    def _problems_of_function(self, name: str) -> Iterator[tuple[object, str]]:
-        yield (
-            self.trained_model is not None,
-            '{function} and {trained_model=} are two rewards: give one of them',
-        )
-        yield (
-            self.train_new_model is not None,
-            '{function} takes the place of a reward model: give {train_new_model} off',
-        )
-        yield self.class_name is not None, '{class_name=}: {function=} has no classes'
-        yield (
-            not _IS_FUNCTION.fullmatch(name),
-            '{function=}: give the file and the function in it, as my_reward.py:score',
         )
 
     def _trained_here(self) -> bool:
@@ -187,16 +171,13 @@ class HParams(hyperparams.HParams):
         yield problem, f'{problem}, or {{ppo.whiten_rewards}} false'
         yield (
             self.ppo.batch_size == parts and self.task.response_length == 1,
-            '{ppo.nminibatches=} of {ppo.batch_size=} with {task.response_length=}: a minibatch of'
-            ' one token teaches nothing, as its advantage is whitened; use fewer minibatches',
+            '{ppo.nminibatches=} of {ppo.batch_size=} with {task.response_length=}: use fewer, as a'
+            ' minibatch of one token teaches nothing',
         )
         online, new_model = self.rewards.online, self.rewards.train_new_model
         is_asking_people = online is not None and online.asks_people
-        yield (
-            self.run.serve is not None and not is_asking_people,
-            '{run.serve} shows people what to answer: it needs {rewards.online} with the source'
-            ' people',
-        )
+        serves_nobody = self.run.serve is not None and not is_asking_people
+        yield serves_nobody, '{run.serve} needs {rewards.online} with the source people'
         if online is None or new_model is None:
             return
         steps = self.ppo.nupdates
@@ -209,14 +190,10 @@ class HParams(hyperparams.HParams):
         label_type = label_types.get(new_model.labels.type)
         yield (
             online.ties and not label_type.can_tie,
-            f'{{rewards.online.ties}}: labels of the type {label_type.name} have no ties; leave it'
-            ' out',
+            f'{{rewards.online.ties}}: labels of the type {label_type.name} have no ties',
         )
-        yield (
-            is_asking_people and self.run.save_dir is None,
-            '{rewards.online.source=}: a run with --save_dir None has no folder in which they could'
-            ' answer',
-        )
+        is_nowhere = is_asking_people and self.run.save_dir is None
+        yield is_nowhere, '{rewards.online.source=} needs a folder, so not --save_dir None'
 
     def _problems_of_tasks(self) -> Iterator[tuple[object, str]]:
         """Check that a policy and its new reward model have the same task."""
@@ -241,9 +218,8 @@ class HParams(hyperparams.HParams):
         is_used = self.ppo.nupdates > 1 or adaptive.horizon != AdaptiveKLParams.horizon
         yield (
             is_used and adaptive.horizon <= MOST_KL_ERROR * size,
-            '{rewards.adaptive_kl.horizon=} with {ppo.batch_size=} makes {rewards.kl_coef} 0 or'
-            f' less in one step: use a horizon above {floor(MOST_KL_ERROR * size)}, or smaller'
-            ' batches',
+            '{rewards.adaptive_kl.horizon=} with {ppo.batch_size=}: use a horizon above'
+            f' {floor(MOST_KL_ERROR * size)}, or smaller batches',
         )
 
     @property

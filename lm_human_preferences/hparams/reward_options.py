@@ -66,19 +66,12 @@ class LabelHParams(hyperparams.HParams):
             f'{{type=}} compares nothing: the N of {type(label_type).name} must be at least 2',
         )
         is_folder = os.path.isdir(self.source)
-        yield (
-            self.without is not None and not is_folder,
-            '{without=}: {source=} is not a folder of labels, and only a folder records who gave'
-            ' each label',
-        )
+        yield self.without and not is_folder, '{without=} needs a folder, which {source=} is not'
         yield (
             self.too_long != 'refuse' and (is_folder or self.source in ('mock', 'test')),
             '{too_long=}: {source=} holds no texts, but token ids',
         )
-        yield (
-            self.error and not self.are_sampled,
-            "{error=}: {source=} is not 'mock', whose labels alone are made with errors",
-        )
+        yield self.error and not self.are_sampled, "{error=} is for the {source} 'mock'"
 
     @property
     def are_sampled(self) -> bool:
@@ -227,14 +220,12 @@ class HParams(hyperparams.HParams):
                 yield is_given, f'{{{name}}} has no effect with {{features=}}: leave it out'
             yield (
                 self.task.response_length == 1,
-                '{features=} reads hidden states from before each token, which are the same for all'
-                ' responses of one: give --task.response_length 2 or more',
+                '{features=} reads what is before a token: give --task.response_length 2 or more',
             )
         yield (
             (self.normalize_before or self.normalize_after)
             and self.normalize_samples == self.rollout_batch_size == 1,
-            '{normalize_samples=} with {rollout_batch_size=}: a single reward has no deviation; use'
-            ' more samples',
+            '{normalize_samples=} with {rollout_batch_size=}: use more, for a deviation',
         )
         # The number of all labels need not fit batches, and a head is fitted without them.
         if self.labels.num_train is not None and not self.is_head:

@@ -113,6 +113,5 @@ class TaskHParams(hyperparams.HParams):
         """Check that a response can hold a truncate token that counts."""
         yield (
             self.truncates and self.truncate_after >= self.response_length,
-            '{truncate_after=} must be below {response_length=}: otherwise no truncate token counts'
-            ' and every response scores the penalty',
+            '{truncate_after=} must be below {response_length=}: else no truncate token counts',
         )

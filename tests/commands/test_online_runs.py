@@ -344,13 +344,13 @@ MISTAKES = """
 --rewards.online.labels=960 --rewards.online.retrainings=99
     --rewards.online.retrainings 99: two of them would be at one of the 100 steps
 --rewards.online.labels=960 --rewards.train_new_model=off
-    it needs --rewards.train_new_model on
+    --rewards.online needs --rewards.train_new_model on
 --rewards.online.labels=960 --rewards.online.error=0.1
-    --rewards.online.error 0.1: --rewards.online.source is people
+    --rewards.online.error 0.1 is for another --rewards.online.source than people
 --run.serve=on
-    it needs --rewards.online with the source people
+    --run.serve needs --rewards.online with the source people
 --rewards.online.labels=960 --save_dir=None
-    --rewards.online.source people: a run with --save_dir None has no folder
+    --rewards.online.source people needs a folder, so not --save_dir None
 """
 
 
