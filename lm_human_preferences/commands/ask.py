@@ -9,7 +9,7 @@ from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.sampler import Source, warnings_only
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import OptionError, UserError, about_option
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.hparams.labelling_options import AskHParams
 from lm_human_preferences.hparams.reward_options import HParams
@@ -236,12 +236,8 @@ def _load_policy(
 
 def _check_task_of_run(name: str, task: lm_tasks.TaskHParams) -> None:
     """Raise UserError if the task of a run is not the one of the questions."""
-    try:
+    with about_option('--policy or --against'):
         run_task = load_run_hparams(name).task
-    except OptionError as e:
-        raise OptionError('--policy or --against', e.text) from e
-    except UserError as e:
-        raise OptionError('--policy or --against', f'{name} {e}') from e
     there = run_task.to_nested_dict()
     for key, value in task.to_nested_dict().items():
         if key not in MAY_DIFFER and there[key] != value:

@@ -9,7 +9,7 @@ import torch
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.frozen_head.features import blocks_of, n_features, pooled
-from lm_human_preferences.frozen_head.head import Head, load, task_of, unfitted
+from lm_human_preferences.frozen_head.head import Head, task_of, unfitted
 from lm_human_preferences.language.trained_models import TrainedModel, is_saved_by_transformers
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import BASE, POLICY
@@ -39,27 +39,20 @@ class FrozenReward:
         """Score by another head from now on."""
         self.head = head.to(self.reference.device)
 
-    def score_and_spread(
+    def score_and_stats(
         self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rewards and standard deviations (batch[, n]) of `responses (batch[, n], length)`.
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return rewards and deviations (batch[, n]) of `responses (batch[, n], length)`.
 
         states: inputs of `blocks`, if the reference has computed them already.
         """
         features = features_of(self.reference, queries, responses, states)
         scores, spread = self.head(features)
-        return scores - self.pessimism * (spread - self.head.usual), spread
-
-    def score_and_stats(
-        self, queries: torch.Tensor, responses: torch.Tensor, states: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return rewards, and their deviation; see score_and_spread."""
-        scores, spread = self.score_and_spread(queries, responses, states)
-        return scores, {'score_std': spread}
+        return scores - self.pessimism * (spread - self.head.usual), {'score_std': spread}
 
     def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Return rewards (batch[, n]); see score_and_spread."""
-        return self.score_and_spread(queries, responses)[0]
+        """Return rewards (batch[, n]); see score_and_stats."""
+        return self.score_and_stats(queries, responses)[0]
 
     score = get_rewards
 
@@ -96,17 +89,6 @@ def probe_of(reference: Policy) -> torch.Tensor:
     return features_of(reference, tokens[0], tokens[1])[0].cpu()
 
 
-def load_frozen(
-    directory: str, reference: Policy | None = None, pessimism: float = 0.0
-) -> FrozenReward:
-    """Load the reward of a head; UserError unless `reference` has the states it was fitted on.
-
-    reference: initial policy of the run that is rewarded; None: the model it was fitted on.
-    """
-    head, about = load(directory)
-    return checked(directory, head, about, reference, pessimism)
-
-
 def checked(
     directory: str,
     head: Head,
@@ -114,17 +96,21 @@ def checked(
     reference: Policy | None = None,
     pessimism: float = 0.0,
 ) -> FrozenReward:
-    """Return the reward of a head that was loaded from a directory; see load_frozen."""
+    """Return the reward of a head that was loaded from a directory.
+
+    reference: initial policy of the run that is rewarded; None: the model it was fitted on.
+    UserError unless it has the states that the head was fitted on.
+    """
     if reference is None:
         reference = _reference_of(directory, about)
-    fitted_on, here = torch.tensor(about['probe']), probe_of(reference)
-    is_alike = fitted_on.shape == here.shape
-    if is_alike:
+    here = probe_of(reference)
+    difference = torch.inf
+    if len(about['probe']) == len(here):
         deviations = head.scale / len(here) ** 0.5
         # Each feature counts at most 1: in bf16 a large one that hardly varies may differ by more.
-        difference = ((fitted_on - here) / deviations).clamp(-1, 1).square().mean().sqrt()
-        is_alike = bool(difference <= MOST_DIFFERENCE)  # False of NaN
-    if not is_alike:
+        apart = ((torch.tensor(about['probe']) - here) / deviations).clamp(-1, 1)
+        difference = apart.square().mean().sqrt().item()
+    if not difference <= MOST_DIFFERENCE:  # also of NaN
         raise other_model(directory, about, reference.trained_model.name)
     return FrozenReward(head, reference, pessimism)
 

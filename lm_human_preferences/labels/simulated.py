@@ -7,7 +7,6 @@ paper), or by any reward model.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,6 @@ from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.synthetic.known_reward import KnownReward
-from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import ceil_div
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ BATCH = 256  # questions to judge at a time
 
 # Rewards of the samples of each question; questions are {field: token ids}.
 Judge = Callable[[Sequence[dict[str, list[int]]]], Sequence[Sequence[float]]]
-
-
 # Scores (batch,) of queries (batch, length) and responses (batch, length)
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -79,21 +75,11 @@ def check_num_train(settings: HParams) -> int:
     return settings.labels.num_train
 
 
-def check_memory(count: int, settings: HParams) -> None:
-    """Raise UserError if `count` labels do not fit into memory."""
-    schemas = label_types.get(settings.labels.type).schemas(**settings.task.lengths())
-    numbers = sum(math.prod(schema.shape) for schema in schemas.values())
-    option = settings.labels.option_name('num_train')
-    memory.check_fits(option, count, 8 * numbers, memory.available_on_host())
-
-
 def generate_labels(settings: HParams, encoding: Encoding) -> dict[str, torch.Tensor]:
     """Return labels of the source 'test' on random tokens: {field: (num_train, *schema.shape)}."""
     count = settings.labels.num_train
     if count is None:
         count = ceil_div(TEST_LABELS, settings.batch_size) * settings.batch_size
-    else:
-        check_memory(count, settings)
     label_type = label_types.get(settings.labels.type)
     schemas = label_type.question_schemas(**settings.task.lengths())
     generator = torch.Generator().manual_seed(TEST_SEED)
@@ -110,7 +96,6 @@ def simulated_labels(settings: HParams, policy: Policy, comm: Comm) -> dict[str,
     # Every rank checks and builds the reward, so that all of them end with the same error.
     reward = KnownReward(policy.trained_model.encoding, policy.device)
     count = check_num_train(settings)
-    check_memory(count, settings)
     return comm.on_rank_0(lambda: _judged_labels(settings, policy, reward.score, count))
 
 

@@ -11,8 +11,8 @@ from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
-from lm_human_preferences.frozen_head.head import is_head
-from lm_human_preferences.frozen_head.reward import FrozenReward, load_frozen
+from lm_human_preferences.frozen_head.head import is_head, load
+from lm_human_preferences.frozen_head.reward import FrozenReward, checked
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_models import locations
@@ -94,7 +94,7 @@ def load_saved(saved: TrainedModel) -> LearnedReward:
 
 def _load_head(directory: str, encoding: Encoding) -> FrozenReward:
     """Return a head on the model that it was fitted on; UserError where that has other tokens."""
-    reward = load_frozen(directory)
+    reward = checked(directory, *load(directory))
     check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)
     return reward
 

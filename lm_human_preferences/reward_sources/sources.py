@@ -253,7 +253,7 @@ class _OnReference(RewardSource):
     ) -> loading.FrozenRewardModel:
         """Return the head in the run."""
         directory = locations.reward_model_dir(self.place_in(save_dir))
-        return frozen.load_frozen(directory, reference, self.pessimism)
+        return frozen.checked(directory, *head.load(directory), reference, self.pessimism)
 
 
 @dataclasses.dataclass(frozen=True)

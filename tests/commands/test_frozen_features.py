@@ -154,17 +154,17 @@ def test_a_head_is_fitted_again_while_the_policy_trains(run, tmp_path):
     task = f'--task.policy.initial_model {folder}/model --task.query_dataset {folder}/queries.jsonl'
     online = '--rewards.online.labels 24 --rewards.online.initial 16 --rewards.online.retrainings 1'
     done = succeed(
-        f'train_policy chat run --mpi 1 --save_dir {tmp_path} {task} {SIZES} --run.save_interval 3'
+        f'train_policy chat run --mpi 1 --save_dir {tmp_path} {task} {SIZES} --run.save_interval 2'
         f' {NEW}features frozen {NEW}labels.type best_of_2 {online}'
         ' --rewards.online.source test'
-        ' --ppo.total_episodes 256'
+        ' --ppo.total_episodes 192'
     )
     assert 'reward model 2 of 2' in done.stdout
     saved = tmp_path / 'run/policy/checkpoints'
     whole = Bundle(checkpoints.latest(str(saved)))
     expected = {name: np.array(whole[name]) for name in whole if 'time' not in name}
     head = (tmp_path / 'run/reward_model/frozen_head.safetensors').read_bytes()
-    for path in saved.glob('model.ckpt-4.*'):
+    for path in saved.glob('model.ckpt-3.*'):
         path.unlink()
     succeed(f'resume {tmp_path}/run')
     again = Bundle(checkpoints.latest(str(saved)))

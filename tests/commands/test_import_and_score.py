@@ -161,6 +161,7 @@ def test_the_run_of_a_policy_knows_the_lengths_of_texts(tmp_path):
 def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     path, run = write_lines(tmp_path / 't.jsonl', [{'query': 'the film was'}]), reward_model[0]
     assert 'line 1 has nothing to score' in error_of(invoke(f'score {run} {path}'))
+    write_lines(path, [{'query': 'the film was', 'response': 'good'}])
     assert 'neither it nor its reward_model/' in error_of(invoke(f'score {tmp_path} {path}'))
     write_lines(path, [3])
     assert 'is a int, not an object' in error_of(invoke(f'score {run} {path}'))

@@ -286,16 +286,17 @@ def test_the_references_own_pass_gives_the_reward(reference, responses, same):
     states = reference.analyze_responses(*responses, same, reward.blocks)['states']
     reads = []
     reference.states = lambda *args: reads.append(args)
-    found = reward.score_and_spread(*responses, states)
+    found = reward.score_and_stats(*responses, states)
     assert not reads
     del reference.states
-    alone = reward.score_and_spread(*responses)
-    for ours, expected in zip(found, alone, strict=True):
-        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+    alone, stats = reward.score_and_stats(*responses)
+    torch.testing.assert_close(found, (alone, stats), atol=1e-5, rtol=1e-4)
     several = reward.get_rewards(responses[0][::2], responses[1].view(2, 2, -1))
-    torch.testing.assert_close(several.flatten(), alone[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(several.flatten(), alone, atol=1e-5, rtol=1e-4)
     reward.pessimism = 0
-    torch.testing.assert_close(reward.get_rewards(*responses), alone[0] + 0.5 * (alone[1] - 0.3))
+    torch.testing.assert_close(
+        reward.get_rewards(*responses), alone + 0.5 * (stats['score_std'] - 0.3)
+    )
 
 
 def test_states_are_those_of_transformers(reference, responses):

@@ -4,7 +4,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -26,11 +26,13 @@ from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
 from lm_human_preferences.utils.terminal import printable
 
-# Prints {name: score} of a record with its query and its responses {name: text}.
-Printer = Callable[[Mapping[str, float | None], str, Mapping[str, str]], None]
-Question = tuple[list[int], list[list[int]]]  # tokens of a query and of each response
+Pair = tuple[list[int], list[int]]  # tokens of a query and of a response
+# {suffix of a column's name: score, or its standard deviation by a head} of a response
+Scores = dict[str, float | None]
+Named = tuple[str, dict[str, str]]  # query of a record, and its responses by their columns
 BATCH = 64  # responses that are scored at a time
 _RESPONSES = ('response', 'completion', 'sample')  # names of a single one
+_SPREAD = '_std'  # suffix of a standard deviation
 
 
 def score(run: str, file: str, too_long: str) -> None:
@@ -38,9 +40,65 @@ def score(run: str, file: str, too_long: str) -> None:
     found = records.read(file)
     with option_renamed('RUN'), warnings_only():
         scorer = text_scorer(run, chat=True, may_be_code=True)
+    named = [texts_of(record, where) for where, record in found]
+    others = []  # fields besides texts and what `sample` measures, such as an id
+    for (_, record), (_, responses) in zip(found, named, strict=True):
+        others.append(fields.columns(record, (*_RESPONSES, *responses, *OF_SAMPLES)))
     if scorer is not None:
-        _score_texts(scorer, found)
-        return
+        scores, notes = _by_texts(scorer, named, others), []
+    else:
+        scores, notes = _by_tokens(run, found, named, too_long)
+    is_table = sys.stdout.isatty()
+    if is_table:
+        click.echo(_row('score', '', 'query', 'text'))
+    for columns, (query, responses) in zip(others, named, strict=True):
+        row = dict(columns)
+        for name, text in responses.items():
+            of_response = next(scores)
+            row |= {f'{name}{suffix}': value for suffix, value in of_response.items()}
+            if is_table:
+                numbers = [value for value in of_response.values() if value is not None]
+                cell = ' ± '.join(f'{number:.3f}' for number in numbers) or '-'
+                click.echo(_row(cell, 'response' if name == 'score' else name, query, text))
+        if not is_table:
+            click.echo(json.dumps(row))
+    for note in notes:
+        click.echo(f'note: {note}', err=True)
+
+
+def _row(score: str, name: str, query: str, text: str) -> str:
+    """Return a row of the table, as wide as the terminal."""
+    left = max(40, shutil.get_terminal_size((100, 24)).columns - 29)  # for both texts
+    of_query = left // 3
+    shown = f'{_fitted(query, of_query):{of_query}}  {_fitted(text, left - of_query)}'
+    return f'{score:>15} {name:10} {shown}'
+
+
+def _fitted(text: str, width: int) -> str:
+    """Return a text in one line of at most `width` characters, safe to print."""
+    shown = printable(' '.join(text.split()))
+    return shown if len(shown) <= width else f'{shown[: width - 1]}…'
+
+
+def _by_texts(
+    scorer: TextScorer, named: Sequence[Named], columns: Sequence[dict[str, Any]]
+) -> Iterator[Scores]:
+    """Yield the score of each response."""
+    texts = []
+    for (query, responses), others in zip(named, columns, strict=True):
+        texts += [joined(query, text, others) for text in responses.values()]
+    for start in range(0, len(texts), BATCH):
+        for number in scorer.score(texts[start : start + BATCH]).tolist():
+            yield {'': number}
+
+
+def _by_tokens(
+    run: str,
+    found: Sequence[tuple[str, Any]],
+    named: Sequence[Named],
+    too_long: str,
+) -> tuple[Iterator[Scores], list[str]]:
+    """Return the scores of each response, by a model that reads tokens, and notes for the user."""
     saved = saved_model(run)
     task, encoding = _task_of(run), saved.encoding
     tokeniser = Tokeniser(
@@ -51,27 +109,18 @@ def score(run: str, file: str, too_long: str) -> None:
         too_long,
         option='--too_long',
     )
-    named = [texts_of(record, where) for where, record in found]
-    questions = []
-    for (where, record), texts in zip(found, named, strict=True):
-        questions.append(_tokens(record, where, texts, tokeniser, encoding.n_vocab))
+    pairs: list[Pair | None] = []
+    for (where, record), (query, responses) in zip(found, named, strict=True):
+        tokeniser.count_special([query, *responses.values()])
+        try:
+            pairs += _tokens(record, where, (query, responses), tokeniser, encoding.n_vocab)
+        except Skipped:
+            pairs += [None] * len(responses)
     with warnings_only():
         model = load_saved(saved)  # last, as it may be a large download
-    has_spread = isinstance(model, FrozenReward)
-    scores = _scores(model, [tokens for tokens in questions if tokens])
-    show = _printer(has_spread=has_spread)
-    for tokens, (_, record), (query, responses) in zip(questions, found, named, strict=True):
-        columns = {}
-        for name in responses:
-            score, score_std = (None, None) if tokens is None else next(scores)
-            columns[name] = score
-            if has_spread:
-                columns[f'{name}_std'] = score_std
-        columns = _others(record, responses) | columns
-        tokeniser.count_special([query, *responses.values()])
-        show(columns, query, responses)
-    for note in tokeniser.notes():
-        click.echo(f'note: {note}', err=True)
+    scores = _scores(model, [pair for pair in pairs if pair])
+    none: Scores = {'': None, _SPREAD: None} if isinstance(model, FrozenReward) else {'': None}
+    return (next(scores) if pair else none for pair in pairs), tokeniser.notes()
 
 
 def _task_of(run: str) -> TaskHParams:
@@ -84,77 +133,22 @@ def _task_of(run: str) -> TaskHParams:
     raise UserError(f'{run} has no {REWARD.settings}, which says how long texts may be')
 
 
-def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]]) -> None:
-    named = [texts_of(record, where) for where, record in found]
-    texts = []
-    for (_, record), (query, responses) in zip(found, named, strict=True):
-        columns = _others(record, responses)
-        texts += [joined(query, text, columns) for text in responses.values()]
-    scores: list[float] = []
-    for start in range(0, len(texts), BATCH):
-        scores += scorer.score(texts[start : start + BATCH]).tolist()
-    left = iter(scores)
-    show = _printer(has_spread=False)
-    for (_, record), (query, responses) in zip(found, named, strict=True):
-        own = {name: next(left) for name in responses}
-        show(_others(record, responses) | own, query, responses)
-
-
-def _others(record: Mapping[str, Any], responses: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a record besides texts and what `sample` measures, such as an id."""
-    return fields.columns(record, (*_RESPONSES, *responses, *OF_SAMPLES))
-
-
-def _printer(*, has_spread: bool) -> Printer:
-    if not sys.stdout.isatty():
-        return lambda scores, query, responses: click.echo(json.dumps(scores))
-    heads = ['score', 'spread'] if has_spread else ['score']
-    columns = shutil.get_terminal_size((100, 24)).columns
-    left = max(40, columns - 10 * len(heads) - 15)  # for both texts
-    of_query, of_text = left // 3, left - left // 3
-    row = f'{"{:>9} " * len(heads)} {{:10}} {{:{of_query}}}  {{}}'
-
-    def _show(scores: Mapping[str, float | None], query: str, responses: Mapping[str, str]) -> None:
-        for name, text in responses.items():
-            numbers = (scores[name], scores.get(f'{name}_std'))[: len(heads)]
-            cells = ['-' if number is None else f'{number:.3f}' for number in numbers]
-            cells.append('response' if name == 'score' else name)
-            click.echo(row.format(*cells, _fitted(query, of_query), _fitted(text, of_text)))
-
-    click.echo(row.format(*heads, '', 'query', 'text'))
-    return _show
-
-
-def _fitted(text: str, width: int) -> str:
-    """Return a text in one line of at most `width` characters, safe to print."""
-    shown = printable(' '.join(text.split()))
-    return shown if len(shown) <= width else f'{shown[: width - 1]}…'
-
-
 def _tokens(
-    record: Any,
-    where: str,
-    texts: tuple[str, dict[str, str]],
-    tokeniser: Tokeniser,
-    n_vocab: int,
-) -> Question | None:
-    query, responses = texts
+    record: Any, where: str, named: Named, tokeniser: Tokeniser, n_vocab: int
+) -> list[Pair]:
+    """Return the tokens of the query with those of each response; of a sample, its own."""
+    query, responses = named
     # A sample may hold tokens after its end, which no reward has seen.
-    response_tokens, after_end = record.get('response_tokens'), record.get('tokens_after_end')
-    if isinstance(response_tokens, list) and type(after_end) is int and after_end > 0:
-        response_tokens = response_tokens[:-after_end]
-    query_tokens = token_ids.tokens_of(
-        record.get('query_tokens'), query, tokeniser.encoder, n_vocab
-    )
-    try:
-        query_tokens = tokeniser.query(query, where, query_tokens)
-        found = []
-        for text in responses.values():
-            tokens = token_ids.tokens_of(response_tokens, text, tokeniser.encoder, n_vocab)
-            found.append(tokeniser.response(text, where, tokens))
-    except Skipped:
-        return None
-    return query_tokens, found
+    of_response, after_end = record.get('response_tokens'), record.get('tokens_after_end')
+    if isinstance(of_response, list) and type(after_end) is int and after_end > 0:
+        of_response = of_response[:-after_end]
+    known = token_ids.tokens_of(record.get('query_tokens'), query, tokeniser.encoder, n_vocab)
+    query_tokens = tokeniser.query(query, where, known)
+    found = []
+    for text in responses.values():
+        known = token_ids.tokens_of(of_response, text, tokeniser.encoder, n_vocab)
+        found.append((query_tokens, tokeniser.response(text, where, known)))
+    return found
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
@@ -179,19 +173,18 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     return query, responses
 
 
-def _scores(
-    model: LearnedReward, questions: Sequence[Question]
-) -> Iterator[tuple[float, float | None]]:
-    """Yield the score of each response to each query, with its standard deviation by a head."""
-    pairs = [(query, response) for query, responses in questions for response in responses]
+def _scores(model: LearnedReward, pairs: Sequence[Pair]) -> Iterator[Scores]:
+    """Yield the score of each pair, with its standard deviation by a head."""
     for start in range(0, len(pairs), BATCH):
-        queries, responses = zip(*pairs[start : start + BATCH], strict=True)
-        padded = (_padded(queries, model.padding_token), _padded(responses, model.padding_token))
+        batch = zip(*pairs[start : start + BATCH], strict=True)
+        queries, responses = (_padded(each, model.padding_token) for each in batch)
         if isinstance(model, FrozenReward):
-            means, spreads = model.score_and_spread(*padded)
-            yield from zip(means.tolist(), spreads.tolist(), strict=True)
+            means, stats = model.score_and_stats(queries, responses)
+            for number, spread in zip(means.tolist(), stats['score_std'].tolist(), strict=True):
+                yield {'': number, _SPREAD: spread}
         else:
-            yield from ((score, None) for score in model.score(*padded).tolist())
+            for number in model.score(queries, responses).tolist():
+                yield {'': number}
 
 
 def _padded(sequences: Sequence[list[int]], padding_token: int) -> torch.Tensor:
