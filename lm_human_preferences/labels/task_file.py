@@ -5,11 +5,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import label_types, storage
+from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.runs.run_files import TASK
 
 FORMAT = 1
+LENGTHS = {'query_length': COUNT, 'response_length': COUNT}
+SCHEMA = {
+    'format': range(FORMAT, FORMAT + 1),
+    'label_type': str,
+    'encoding': str,
+    'instructions': str,
+    'task': LENGTHS,
+}
 EXPERIMENT = 'experiment'  # field with the experiment of `ask`; folders of other versions lack it
 TIES = 'ties'  # the field that is true where "no preference" is an answer; else it is not there
 SCALE = 'scale'  # the field with the lowest and the highest number that people answer, if any
@@ -19,32 +28,23 @@ def read_task(path: str) -> dict[str, Any]:
     """Read and check the task.json of a folder."""
     file = os.path.join(path, TASK)
     task = storage.read_json(file)
-    if not isinstance(task, dict) or task.get('format') != FORMAT:
-        raise UserError(f'{file} is not of this program, or of a newer version of it')
-    for name in ('label_type', 'encoding', 'instructions'):
-        if not isinstance(task.get(name), str):
-            raise UserError(f'{file} is damaged: it lacks the text {name!r}')
+    if not matches_schema(task, SCHEMA):
+        raise UserError(f'{file} is damaged, or of another version of this program')
     label_type = label_types.find(task['label_type'])
     if label_type is None or label_type.control.choices < 2:
         raise UserError(f'{file} is damaged: unknown label type {task["label_type"]!r:.80}')
-    settings = task.get('task')
-    for name in ('query_length', 'response_length'):
-        if not isinstance(settings, dict) or type(settings.get(name)) is not int:
-            raise UserError(f'{file} is damaged: --task.{name} must be a whole number')
-    ties = task.get(TIES, False)
+    ties, scale = task.get(TIES, False), task.get(SCALE, label_type.scale)
     if type(ties) is not bool or (ties and not label_type.can_tie):
         raise UserError(f'{file} is damaged: {task["label_type"]} cannot have ties {ties!r:.80}')
-    scale = task.get(SCALE, label_type.scale)
-    if scale is not None and not _is_scale(scale, label_type):
+    if scale != label_type.scale and not _is_scale(scale, label_type):
         raise UserError(f'{file} is damaged: {task["label_type"]} cannot have scale {scale!r:.80}')
     return task
 
 
 def _is_scale(value: Any, label_type: LabelType) -> bool:
-    if label_type.scale is None or not isinstance(value, list | tuple) or len(value) != 2:
+    if label_type.scale is None or not matches_schema(value, (int, int)):
         return False
-    are_whole = all(type(number) is int for number in value)
-    return are_whole and tuple(value) == label_type.scale_of(value)
+    return tuple(value) == label_type.scale_of(value)
 
 
 def new_task(
@@ -58,10 +58,8 @@ def new_task(
     asked = label_types.get(label_type)
     if not asked.instructions:
         asked.lacks('answer_of')
-    if instructions is None:
-        instructions = asked.instructions
     record: dict[str, Any] = {'label_type': label_type, 'task': task}
-    record['instructions'] = instructions
+    record['instructions'] = asked.instructions if instructions is None else instructions
     if experiment is not None:
         record[EXPERIMENT] = experiment
     if ties:
@@ -86,17 +84,13 @@ def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]
             f'{path} is a folder without ties, whose labellers had to choose: leave the option ties'
             ' out, or use another folder'
         )
-    for name in ('label_type', 'encoding'):
-        if name in here and there[name] != here[name]:
-            raise UserError(
-                f'{path} is a folder of another task: its {name} is {there[name]!r:.80}, not'
-                f' {here[name]!r:.80}; use another folder'
-            )
+    pairs = {name: (there[name], here[name]) for name in ('label_type', 'encoding') if name in here}
     for name, value in here['task'].items():
-        if name in ('query_dataset', 'policy'):
-            continue
-        if there['task'].get(name) != value:
+        if name not in ('query_dataset', 'policy'):
+            pairs[f'--task.{name}'] = there['task'].get(name), value
+    for name, (other, value) in pairs.items():
+        if other != value:
             raise UserError(
-                f'{path} is a folder of another task: its --task.{name} is'
-                f' {there["task"].get(name)!r:.80}, not {value!r:.80}; use another folder'
+                f'{path} is a folder of another task: its {name} is {other!r:.80}, not'
+                f' {value!r:.80}; use another folder'
             )

@@ -147,8 +147,6 @@ class Collection(Hook):
                 previous=previous,
                 kl_coef=self.trainer.kl_ctl.value,
             )
-            statistics = report.statistics()
-            self.trainer.logger.log(statistics, step, tag_prefix=progress.TAG)
-            self.labels.decisions.record_outcome(report.batch, statistics)
+            self.trainer.logger.log(report.statistics(), step, tag_prefix=progress.TAG)
             models, later = self.schedule.retrainings + 1, self.schedule.next_training(step)
             announce(report.line(models, later))

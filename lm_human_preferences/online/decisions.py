@@ -5,12 +5,10 @@ follows from it, and never changes:
 
     {"asked_again": 2, "step": 12}
     {"model": 5, "step": 130, "wanted": 512, "labels": 530, "answers": {"anna": 3}, "digest": ""}
-    {"trained": 5, "step": 130, "loss": 1.2}
 """
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
@@ -21,7 +19,6 @@ from lm_human_preferences.runs.run_files import USED
 
 MODEL = {'model': COUNT, 'step': COUNT, 'wanted': COUNT, 'labels': COUNT, 'digest': str}
 ASKED_AGAIN = {'asked_again': COUNT, 'step': COUNT}
-TRAINED = {'trained': COUNT, 'step': COUNT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +42,6 @@ class Decisions:
             file, in_use=f'{file} is in use: another training is asking for labels there'
         )
         self.batches: dict[int, Batch] = {}  # {step: labels}
-        self._trained: set[int] = set()  # steps whose outcome is recorded
         self._asked_again: list[tuple[int, int]] = []  # (step, questions)
         reader = json_lines.Reader(file)
         try:
@@ -62,8 +58,6 @@ class Decisions:
             self.batches[batch.step] = batch
         elif matches_schema(record, ASKED_AGAIN):
             self._asked_again.append((record['step'], record['asked_again']))
-        elif matches_schema(record, TRAINED):
-            self._trained.add(record['step'])
         else:
             raise UserError(f'{where} is not a decision of an online run')
 
@@ -85,14 +79,6 @@ class Decisions:
         """Record the labels that a reward model learns from."""
         self._writer.append([dataclasses.asdict(batch)])
         self.batches[batch.step] = batch
-
-    def record_outcome(self, batch: Batch, outcome: Mapping[str, float]) -> None:
-        """Record the outcome of a training, unless it is known from before an interruption."""
-        if batch.step in self._trained:
-            return
-        numbers = {name: value for name, value in outcome.items() if name not in MODEL}
-        self._writer.append([{'trained': batch.model, 'step': batch.step, **numbers}])
-        self._trained.add(batch.step)
 
     def close(self) -> None:
         """Let another training use this folder."""

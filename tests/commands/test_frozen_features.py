@@ -197,14 +197,7 @@ def test_what_only_a_head_has_is_refused():
     assert 'pessimism 1.0 is for a head on hidden states: --rewards.train_new_model.feat' in told
 
 
-@pytest.mark.parametrize(
-    'more',
-    [
-        '--ensemble 2',
-        '--epochs 2',
-        '--task.response_length 1',
-    ],
-)
+@pytest.mark.parametrize('more', ['--epochs 2', '--task.response_length 1'])
 def test_what_a_head_does_not_have_is_refused(more):
     words = f'train_reward test run {more} --features frozen --dry_run'
     assert '--features frozen' in error_of(invoke(words))

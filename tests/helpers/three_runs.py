@@ -90,8 +90,7 @@ def birch(run):
         {'model': 2, 'step': 6, 'wanted': 8, 'labels': 8, 'answers': dict.fromkeys(LABELLERS, 4)},
     ]
     for batch in batches:
-        trained = {'trained': batch['model'], 'step': batch['step'], 'loss': 1.25}
-        write_lines(run / 'labels/used.jsonl', [{**batch, 'digest': 'd' * 64}, trained])
+        write_lines(run / 'labels/used.jsonl', [{**batch, 'digest': 'd' * 64}])
     curves = _curves(12, 64, kl=(0.5, 64.5), score=(0.4, -0.9), kl_coef=(0.15, 0.17))
     write_curves(run / 'tb/ppo', curves)
     write_alarm(run / 'tb/ppo', 12, 'the policy is far from the initial model')

@@ -71,7 +71,6 @@ CHAT = {'task.policy.initial_model': 'org/model', 'task.query_dataset': 'hf://da
         ('descriptiveness', {}, True, 'descriptiveness'),
         ('descriptiveness', {}, False, 'sentiment'),  # their tasks are the same
         ('chat', {**CHAT, 'task.query_length': 32, 'task.policy.lora': 'off'}, True, 'chat'),
-        ('chat', {**CHAT, 'task.query_length': 32}, False, 'chat'),
         ('mock_sentiment', {'task.chat': True}, True, 'mock_sentiment'),
     ],
 )

@@ -13,13 +13,10 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     'scores, best, rank, mean, kl',
     [
-        ([3.0], 0, 1, 3, 0),
         ([1.0, 2.0], 1, 1, 1.5, math.log(2) - 1 / 2),
         ([4.0, 1.0, 2.0, 1.0], 0, 1, 2, math.log(4) - 3 / 4),
         # 2 of 4 share the ranks 1 and 2: log((1 - (2/4)^4) / (2/4))
         ([1.0, 2.0, 2.0, 1.0], 1, 1.5, 1.5, math.log(15 / 8)),
-        # 3 of 4: log((1 - (1/4)^4) / (3/4))
-        ([2.0, 2.0, -2.0, 2.0], 0, 2, 1, math.log(255 / 256 * 4 / 3)),
         ([0.0, 0.0, 0.0, 0.0], 0, 2.5, 0, 0),
         ([NAN, -5.0], 1, 1, NAN, math.log(2) - 1 / 2),
         ([-INF, 1.0], 1, 1, -INF, math.log(2) - 1 / 2),
@@ -42,7 +39,7 @@ def test_a_response_without_an_end_is_never_better_than_one_with_an_end():
     assert found.kl.tolist() == [pytest.approx(math.log(3) - 2 / 3), 0]
 
 
-@pytest.mark.parametrize('probabilities', [[0.3, 0.7], [0.9, 0.1], [0.4, 0.3, 0.2, 0.1]])
+@pytest.mark.parametrize('probabilities', [[0.9, 0.1], [0.4, 0.3, 0.2, 0.1]])
 def test_the_mean_kl_is_that_of_the_best_of_n(probabilities):
     """Rewards that tie, drawn again and again: the exact divergence of the best of 16."""
     n, rho = 16, torch.tensor(probabilities, dtype=torch.float64)

@@ -402,7 +402,7 @@ def test_what_is_no_folder(tmp_path):
             LabelFolder(str(tmp_path))
     damaged = {'format': 1, **TASK, 'task': {'query_length': '3', 'response_length': 4}}
     (tmp_path / 'task.json').write_text(json.dumps(damaged))
-    with pytest.raises(UserError, match=r'--task.query_length must be a whole number'):
+    with pytest.raises(UserError, match=r'task.json is damaged, or of another version'):
         LabelFolder(str(tmp_path))
 
 

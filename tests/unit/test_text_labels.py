@@ -344,18 +344,6 @@ def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
     assert note in notes and notes[0] == f'Num labels found in source: {len(queries)}'
 
 
-@pytest.mark.parametrize(
-    'query', ['user: a\n\nassistant: b\n\nuser: cde', '\n\nHuman: a\n\nAssistant: b\n\nHuman: cde']
-)
-def test_a_dialogue_that_is_too_long_keeps_its_end(query):
-    class Letters:
-        padding_token = 0
-        encode = staticmethod(lambda text: [ord(letter) for letter in text])
-
-    tokens = tokenise.Tokeniser(Letters(), 3, 2, 'cut', '--too_long').query(query, 'here')
-    assert ''.join(map(chr, tokens)) == 'cde'
-
-
 def test_pairs_that_prefer_nothing_are_left_out_and_counted():
     """Also those that are equal only because they were cut."""
     pairs = [('', 'x'), ('\u200b', 'x'), ('x', 'x'), ('abc', 'abd'), ('x', ' '), ('a', 'b')]
@@ -549,3 +537,13 @@ def test_any_record_is_read_or_refused(record, label_type):
     with contextlib.suppress(UserError):
         query, responses = score.texts_of(record, 'here')
         assert isinstance(query, str) and responses
+
+
+def test_a_dialogue_that_is_too_long_keeps_its_end():
+    class Letters:
+        padding_token = 0
+        encode = staticmethod(lambda text: [ord(letter) for letter in text])
+
+    tokeniser = tokenise.Tokeniser(Letters(), 3, 2, 'cut', '--too_long')
+    for query in ('user: a\n\nassistant: b\n\nuser: cde', f'{DIALOGUE[:-11]}cde'):
+        assert tokeniser.query(query, 'here') == [ord(letter) for letter in 'cde']
