@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -17,18 +16,13 @@ from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.labels import label_files, simulated
-from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.held_out import is_held_out, predict, split, subjects_of
 from lm_human_preferences.labels.report.agreement import clustered_interval
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.plan.making import reward_phase
-from lm_human_preferences.policy import Policy
-from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 
 PAIRS = label_types.get('best_of_2')
@@ -126,118 +120,30 @@ def test_split_loses_nothing():
         split(few, hparams(0.25), LETTERS)
 
 
-# ---------------------------------------------------------------- coin flips, each way in
-
-
-def word(rng, letters):
-    return ''.join(rng.choices('abcdefghijklmnopqrstuvwxyz', k=letters))
-
-
-def coin_flips(seed=0):
-    """Yield (query, four responses, the one that a coin preferred), about different queries."""
-    rng = random.Random(seed)
-    for query in dict.fromkeys(word(rng, 3) for _ in range(400)):
-        yield query, [word(rng, 4) for _ in range(4)], rng.randrange(4)
-
-
-def three_pairs_a_question():
-    for query, samples, best in coin_flips():
-        for other in dict.fromkeys(samples):  # in their order, whatever the hash seed
-            if other == samples[best]:
-                continue
-            yield {'prompt': query, 'chosen': samples[best], 'rejected': other}
-
-
-def same_prompt_as_messages():
-    for pair in three_pairs_a_question():
-        messages = [{'role': 'user', 'content': pair['prompt']}]
-        yield {**pair, 'prompt': messages}
-
-
-def write_lines(path, records):
-    path.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
-    return str(path)
-
-
-def learned_by_heart(labels):
-    """Return the rewards of a model that knows its labels, and draws lots where it does not."""
-    wins: dict[Any, float] = {}
-    columns = [labels[field].tolist() for field in ('query', 'sample0', 'sample1', 'best')]
-    for query, first, second, best in zip(*columns, strict=True):
-        for sample, won in ((first, best == 0), (second, best == 1)):
-            of_sample = str(query), str(sample)
-            wins[of_sample] = wins.get(of_sample, 0) + (1 if won else -1)
-    lots = random.Random(0)
-
-    def rewards(queries, responses):
-        rows = []
-        for query, samples in zip(queries.tolist(), responses.tolist(), strict=True):
-            known = [wins.get((str(query), str(sample)), 0) for sample in samples]
-            rows.append([score + 0.01 * lots.random() for score in known])
-        return torch.tensor(rows)
-
-    return rewards
-
-
-def check_interval_holds_a_half(train, held_out):
-    rewards = learned_by_heart(train)
-    found = predict(rewards, held_out, PAIRS, 64, Comm())
-    assert found is not None and found.labels > 100
-    low, high = found.interval()
-    assert low < 0.5 < high and high - low > 0.1, str(found)
-    of_known = predict(rewards, train, PAIRS, 64, Comm())
-    assert of_known is not None and of_known.accuracy > 0.9  # or the test would prove nothing
-
-
-def trainer_of(phase):
-    labels = TrainingLabels(phase, Comm())
-    return train_reward.build_trainer(phase, TrainedModel('test'), Comm(), labels)
-
-
-def of_source(source):
-    settings = {'labels.source': source, 'labels.type': 'best_of_2', 'labels.num_train': None}
-    return resolved('train_reward', 'test', {**settings, 'labels.held_out': 0.25})
-
-
-def test_nobody_predicts_held_out_coin_flips(tmp_path):
-    """Of a folder of two files, whose labels are about the same queries."""
-    for name, records in (('a', three_pairs_a_question()), ('b', same_prompt_as_messages())):
-        file = write_lines(tmp_path / f'{name}.jsonl', records)
+def test_of_a_training_held_out_queries_are_in_no_other_label(tmp_path):
+    """In a folder of two files, whose labels are about the same queries in two forms."""
+    for name in ('text', 'messages'):
+        lines = []
+        for number in range(200):
+            query = f'{number:03}'.translate({48 + digit: 97 + digit for digit in range(10)})
+            prompt = query if name == 'text' else [{'role': 'user', 'content': query}]
+            pair = {'chosen': f'a{name[:3]}', 'rejected': 'b'}
+            lines.append(json.dumps({'prompt': prompt, **pair}))
+        (tmp_path / f'{name}.jsonl').write_text('\n'.join(lines))
+        file = f'{tmp_path}/{name}.jsonl'
         succeed(f'import_labels test {file} {tmp_path}/f --labels.type best_of_2')
-    trainer = trainer_of(reward_phase(of_source(f'{tmp_path}/f')))
-    check_interval_holds_a_half(trainer.labels, trainer.held_out)
-
-
-def test_nobody_predicts_coin_flips_that_are_held_out_online(tmp_path, monkeypatch):
-    hparams = of_source(write_lines(tmp_path / 'a.jsonl', three_pairs_a_question()))
-    labels, *_ = label_files.load_labels(hparams, encodings.Test)
-    policy = Policy(TrainedModel('test'), scope='ref_policy')
-    model = RewardModel(TrainedModel('test'))
-    parts = {'reward_models': [model], 'ref_policy': policy}
-    retrainer = Retrainer(**parts, phase=reward_phase(hparams), comm=Comm(), seed=0)
-    split_into = []
-    monkeypatch.setattr(retrainer, '_train', lambda _, *both: (split_into.append(both), 0.0)[1])
-    retrainer.train(labels, step=0)
-    check_interval_holds_a_half(*split_into[0])
-
-
-def test_nobody_predicts_coin_flips_of_other_labels_about_the_same_queries(tmp_path, monkeypatch):
-    """`labels --reward` of a folder with longer responses and queries than its run learned from."""
-    hparams = of_source(write_lines(tmp_path / 'a.jsonl', three_pairs_a_question()))
-    phase = reward_phase(hparams)
-    learned = trainer_of(phase).labels
-    other = write_lines(tmp_path / 'b.jsonl', same_prompt_as_messages())
-    longer = '--task.query_length 5 --labels.type best_of_2'
-    succeed(f'import_labels test {other} {tmp_path}/f {longer}')
-    monkeypatch.setattr(
-        reward_on_labels, '_reward_for', lambda *_: object.__new__(TrainedRewardModel)
+    settings = {'labels.source': f'{tmp_path}/f', 'labels.type': 'best_of_2'}
+    settings |= {'labels.num_train': None, 'labels.held_out': 0.25}
+    phase = reward_phase(resolved('train_reward', 'test', settings))
+    labels = TrainingLabels(phase, Comm())
+    trainer = train_reward.build_trainer(phase, TrainedModel('test'), Comm(), labels)
+    learned, held_out = (
+        {tuple(query) for query in part['query'].tolist()}
+        for part in (trainer.labels, trainer.held_out)
     )
-    monkeypatch.setattr(reward_on_labels, 'reward_settings_of', lambda run: hparams)
-    _, share, parts = reward_on_labels.splits_of(LabelFolder(f'{tmp_path}/f'), 'run', ())
-    assert share == 0.25
-    for part in parts.values():
-        part['query'] = part['query'][:, :3]
-    check_interval_holds_a_half(learned, parts['held_out'])
+    assert len(trainer.labels['query']) + len(trainer.held_out['query']) == 400
+    assert len(learned) + len(held_out) == 200 and 30 < len(held_out) < 70
+    assert learned.isdisjoint(held_out)
 
 
 def rewards_are_first_tokens(queries, responses):
