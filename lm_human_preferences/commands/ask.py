@@ -79,7 +79,8 @@ def ask(
         sampler = QuestionSampler(policies, task, writer.folder.label_type, at_once)
         source = reward_hparams.labels.source
         queries = Queries.for_task(task, encoding.get_encoder(), PARTS[kind], source)
-        _go_on(queries, writer.folder, PARTS[kind])
+        there = [each for each in writer.folder.questions.values() if each.part == PARTS[kind]]
+        queries.seek(there[-1].texts_read if there else 0)
         set_seed(options.seed + len(writer.folder.questions))
         added = _ask_sampled(writer, sampler, queries, kind, options)
     _report(writer.folder, experiments, added, sampler.equal, sampler.known)
@@ -184,7 +185,7 @@ def check_folder(folder: str) -> None:
     """Raise UserError unless `folder` is a folder of labels, or can become one."""
     if storage.is_remote(folder):
         raise UserError(f'FOLDER {folder} is remote; give a local directory')
-    if os.path.isdir(folder) and os.listdir(folder) and not is_folder(folder):
+    if os.path.isdir(folder) and not is_folder(folder):
         # A killed `ask` may have left these before it had written task.json.
         own = (ANSWERS, QUESTIONS, TASK)
         if not all(name.startswith(own) for name in os.listdir(folder)):
@@ -248,12 +249,11 @@ def _check_task_of_run(name: str, task: lm_tasks.TaskHParams) -> None:
 
 
 def _one_encoding(policies: dict[str, Policy]) -> Encoding:
-    encodings = [policy.trained_model.encoding for policy in policies.values()]
-    first, last = encodings[0], encodings[-1]
-    if first.name != last.name:
+    first, *others = [policy.trained_model.encoding for policy in policies.values()]
+    if others and others[0].name != first.name:
         raise UserError(
             f'{" and ".join(policies)} have different encodings, {first.name!r} and'
-            f' {last.name!r}: they cannot be compared'
+            f' {others[0].name!r}: they cannot be compared'
         )
     return first
 
@@ -262,12 +262,6 @@ def _labellers(options: AskHParams, number: int) -> int:
     """Return how many are to answer the training question of this number, from 0."""
     is_for_several = int((number + 1) * options.repeated) > int(number * options.repeated)
     return options.labellers if is_for_several else 1
-
-
-def _go_on(queries: Queries, folder: LabelFolder, part: str) -> None:
-    read = [each.texts_read for each in folder.questions.values() if each.part == part]
-    if read:
-        queries.seek(read[-1])
 
 
 def _ask_sampled(

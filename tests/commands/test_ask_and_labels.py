@@ -19,7 +19,6 @@ import sample
 from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.commands import sampler
 from lm_human_preferences.commands.advice import training_command
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.label_types import TIE
@@ -151,21 +150,21 @@ def test_ask_names_the_next_command(tmp_path):
 
 
 def test_the_share_holds_over_all_calls(tmp_path):
-    """Ten calls of four questions at .2; gold questions in between do not count."""
+    """Five calls of four questions at .2; gold questions in between do not count."""
     record = '{"query": "abc", "sample0": "a", "sample1": "b", "best": 1}\n'
     (tmp_path / 'gold.jsonl').write_text(record)
     options = '--labels.type best_of_2 --repeated 0.2 --labellers 3'
-    for call in range(10):
+    for call in range(5):
         ask(tmp_path / 'f', f'--count 4 {options}')
-        if call == 4:
+        if call == 2:
             ask(tmp_path / 'f', f'--labels.type best_of_2 --gold {tmp_path}/gold.jsonl')
     wanted = [question.labellers for question in questions_of(tmp_path / 'f')[0]]
-    assert (wanted.count(3), wanted.count(1), wanted.count(EVERYBODY)) == (8, 32, 1)
-    for number, letter in enumerate('defghijklmnopqrst'):
+    assert (wanted.count(3), wanted.count(1), wanted.count(EVERYBODY)) == (4, 16, 1)
+    for letter in 'defghi':
         question = {'query': letter * 3, 'sample0': 'a', 'sample1': 'b'}
-        (tmp_path / f'{number}.jsonl').write_text(json.dumps(question))
-        ask(tmp_path / 'g', f'{options} --questions {tmp_path}/{number}.jsonl')
-    assert [question.labellers for question in questions_of(tmp_path / 'g')[0]].count(3) == 3
+        (tmp_path / 'q.jsonl').write_text(json.dumps(question))
+        ask(tmp_path / 'g', f'{options} --questions {tmp_path}/q.jsonl')
+    assert [question.labellers for question in questions_of(tmp_path / 'g')[0]].count(3) == 1
 
 
 def test_instructions_are_kept(tmp_path):
@@ -184,18 +183,15 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     def error(line):
         return error_of(invoke(f'ask {line}'))
 
-    assert "no experiment 'tests' for ask" in error(f'tests {tmp_path}/f')
     assert '--policy or --against' in error(f'test {tmp_path}/f --policy {tmp_path}/none')
     assert 'name another policy' in error(f'test {tmp_path}/f --against initial')
     assert 'cannot share equally' in error(
         f'test {tmp_path}/f --against {tmp_path}/x --labels.type scalar_rating'
     )
-    assert 'must be at least 2' in error(f'test {tmp_path}/f --labels.type best_of_0')
     assert not (tmp_path / 'f').exists()
     assert 'give a local directory' in error('test az://account/container/f')
     for against in ('run/', f'../{Path.cwd().name}/run'):
         assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against {against}')
-    assert '--count must be at least 1' in error(f'test {tmp_path}/f --count 0')
     told = error(f'test {tmp_path}/f --judge mock')
     assert told.startswith('there is nothing to choose: give --best_of N, or leave out --judge')
     assert error(f'test {tmp_path}/f --best_of 2') == (
@@ -204,7 +200,6 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
     ask(tmp_path / 'f', '--count 1')
-    assert "its label_type is 'best_of_4'" in error(f'test {tmp_path}/f --labels.type best_of_2')
 
 
 def answer(path, name, values):
@@ -458,13 +453,6 @@ def test_training_takes_from_a_folder_what_is_exported_from_it(answered, tmp_pat
             assert values.dtype == from_folder[field].dtype
     exported = json.loads((tmp_path / 'None.json').read_text())
     assert [label['best'] for label in exported] == [1, 2, 0, 1, 2, 3, 1]
-
-
-def test_folders_that_do_not_fit_a_training(answered):
-    with pytest.raises(UserError, match='its --task.query_length is 3, not 5'):
-        label_files.load_labels(hparams_of(answered, **{'task.query_length': 5}), encodings.Test)
-    with pytest.raises(UserError, match="its encoding is 'test', not 'reviews'"):
-        label_files.load_labels(hparams_of(answered), encodings.Reviews)
 
 
 FILES = {  # that the page's commands read

