@@ -78,7 +78,7 @@ def ask(
         at_once = max(1, options.batch_size // options.best_of)
         sampler = QuestionSampler(policies, task, writer.folder.label_type, at_once)
         source = reward_hparams.labels.source
-        queries = Queries.for_task(task, encoding.get_encoder(), PARTS[kind], source)
+        queries = Queries(task, encoding.get_encoder(), PARTS[kind], source)
         there = [each for each in writer.folder.questions.values() if each.part == PARTS[kind]]
         queries.seek(there[-1].texts_read if there else 0)
         set_seed(options.seed + len(writer.folder.questions))

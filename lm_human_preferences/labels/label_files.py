@@ -178,16 +178,14 @@ def _as_tensors(
         for field, schema in schemas.items():
             if field not in label:
                 raise UserError(f'{source}: label {index} has no field {field!r}')
-            value, problem = label[field], None
-            if field == label_type.field:
-                value = label_type.read(value)
-                if value is None:
-                    given = json.dumps(label[field])[:80]
-                    problem = f'must be {label_type.expected}, not {given}'
-            else:
-                problem = _problem_of_tokens(value, schema.shape[0])
-            if problem is not None:
-                raise UserError(f'{source}: label {index}, field {field!r} {problem}')
+            is_answer = field == label_type.field
+            value = label_type.read(label[field]) if is_answer else label[field]
+            if value is None or not (is_answer or _are_tokens(value, schema.shape[0])):
+                expected = label_type.expected if is_answer else f'{schema.shape[0]} tokens'
+                given = json.dumps(label[field])[:80]
+                raise UserError(
+                    f'{source}: label {index}, field {field!r} must be {expected}, not {given}'
+                )
             columns[field].append(TIED if value == TIE else value)
     labels = {}
     for field, schema in schemas.items():
@@ -202,11 +200,9 @@ def _as_tensors(
     return labels
 
 
-def _problem_of_tokens(value: Any, length: int) -> str | None:
-    """Return what is wrong with a value that should be `length` integers; None if it is right."""
-    if isinstance(value, list) and len(value) == length and set(map(type, value)) <= {int}:
-        return None
-    return f'must be {length} tokens, not {json.dumps(value)[:80]}'
+def _are_tokens(value: Any, length: int) -> bool:
+    """Return whether a value of JSON is a list of `length` integers."""
+    return isinstance(value, list) and len(value) == length and set(map(type, value)) <= {int}
 
 
 def _check_tokens(label: str, field: str, tokens: np.ndarray, encoding: Encoding) -> None:

@@ -15,7 +15,6 @@ from lm_human_preferences.online import progress
 from lm_human_preferences.online.retraining import HeadRetrainer, Retrainer
 from lm_human_preferences.online.run_labels import RunLabels
 from lm_human_preferences.reward_models.locations import SCOPE
-from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs.run_files import LABELS, REWARD
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training import memory
@@ -54,11 +53,7 @@ class Collection(Hook):
             directory = self.phase.run.directory
             place = directory and storage.join(directory, REWARD.network)
             return HeadRetrainer(reward=reward, place=place, **common)
-        reward_models = []
-        for scope in trainer.roles.retrained:
-            reward_model = trainer.networks[scope]
-            assert isinstance(reward_model, RewardModel)
-            reward_models.append(reward_model)
+        reward_models: Any = [trainer.networks[scope] for scope in trainer.roles.retrained]
         return Retrainer(reward_models=reward_models, **common)
 
     def __enter__(self) -> Collection:

@@ -11,7 +11,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import question_id
-from lm_human_preferences.labels.folder import TRAIN, Question, QuestionWriter
+from lm_human_preferences.labels.folder import TRAIN, QuestionWriter
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
@@ -34,22 +34,19 @@ class Query:
 
 
 class Queries:
-    """Queries of a task in their order, from any position. sampler: its batches hold one query."""
+    """Queries of a task in their order, from any position.
 
-    def __init__(self, sampler: lm_tasks.QuerySampler) -> None:
-        self._sampler = sampler
-        self._unused: list[Query] = []
-        self._texts_read = 0
+    part, labels: see lm_tasks.make_query_sampler.
+    """
 
-    @classmethod
-    def for_task(
-        cls, task: lm_tasks.TaskHParams, encoder: Encoder, part: str, labels: str | None
-    ) -> Queries:
-        """Return the queries of a split. labels: see lm_tasks.make_query_sampler."""
-        sampler = lm_tasks.make_query_sampler(
+    def __init__(
+        self, task: lm_tasks.TaskHParams, encoder: Encoder, part: str, labels: str | None
+    ) -> None:
+        self._sampler = lm_tasks.make_query_sampler(
             task, encoder=encoder, batch_size=1, mode=part, labels=labels
         )
-        return cls(sampler)
+        self._unused: list[Query] = []
+        self._texts_read = 0
 
     def seek(self, texts_read: int) -> None:
         """Continue after the query for which `texts_read` texts had been read."""
@@ -161,41 +158,33 @@ class QuestionSource:
         self.names = self.sampler.share([POLICY])
         with random_stream(seed, 'queries of questions'):
             labels = phase.source.label_source()
-            self.queries = Queries.for_task(settings.task, policy.encoder, PART, labels)
+            self.queries = Queries(settings.task, policy.encoder, PART, labels)
 
     def ask(self, step: int, count: int) -> int:
         """Ask until there are `count` questions before `step`; return the number of new ones."""
-        there = self._own()
+        # Questions of `./launch.py ask` have no episode.
+        there = [each for each in self.writer.folder.questions.values() if each.episode is not None]
         lacking = count - len(there)
         if lacking <= 0:
             return 0
         episode = step * self.batch_size
         made_again = {question.id for question in there if question.episode == episode}
-        of_this_step = len(made_again)
         before = [question for question in there if question.id not in made_again]
         self.queries.seek(before[-1].texts_read if before else 0)
         with random_stream(self.seed, 'questions', episode):
             seen = self.writer.folder.questions.keys() - made_again
-            new = self._new_questions(seen, of_this_step + lacking)
-        headers = [
-            {
-                'kind': TRAIN,
-                'labellers': 1,
-                'policies': self.names,
-                'part': PART,
-                'texts_read': texts_read,
-                'episode': episode,
-            }
-            for _, texts_read in new
-        ]
-        questions = [tokens for tokens, _ in new]
-        self.writer.add(questions[of_this_step:], headers[of_this_step:])
+            new = self._new_questions(seen, len(made_again) + lacking)
+        header = {
+            'kind': TRAIN,
+            'labellers': 1,
+            'policies': self.names,
+            'part': PART,
+            'episode': episode,
+        }
+        added = new[len(made_again) :]
+        headers = [{**header, 'texts_read': texts_read} for _, texts_read in added]
+        self.writer.add([tokens for tokens, _ in added], headers)
         return lacking
-
-    def _own(self) -> list[Question]:
-        """Return this run's questions; those of `./launch.py ask` have no episode."""
-        questions = self.writer.folder.questions.values()
-        return [question for question in questions if question.episode is not None]
 
     def _new_questions(self, seen: set[str], count: int) -> list[tuple[Tokens, int]]:
         """Return the next `count` questions not in `seen`, each with the number of texts read."""

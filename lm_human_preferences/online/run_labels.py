@@ -132,8 +132,7 @@ class RunLabels:
     def _record(self, labels: Labels, batch: Batch, answers: Sequence[Answer]) -> None:
         """Write into the run's record which labels these are."""
         assert self.phase.retraining is not None
-        directory = self.phase.run.directory
-        if directory is None:
+        if (directory := self.phase.run.directory) is None:
             return
         learned, held_out, _ = split(labels, self.phase.retraining.settings, self.encoder)
         about = {

@@ -11,7 +11,7 @@ import torch
 from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
 
-from lm_human_preferences import label_types, train_policy
+from lm_human_preferences import label_types, lm_tasks, train_policy
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import ServeHParams
@@ -200,8 +200,15 @@ class Sampler:
         return {'tokens': torch.tensor([[text]])}
 
 
-def test_queries_go_on_after_the_last_that_was_asked():
-    alone, again = Queries(Sampler()), Queries(Sampler())
+@pytest.fixture
+def numbered(monkeypatch):
+    """Function that returns queries, each of one token, the number of its text."""
+    monkeypatch.setattr(lm_tasks, 'make_query_sampler', lambda *_, **__: Sampler())
+    return lambda: Queries(None, None, 'train', None)
+
+
+def test_queries_go_on_after_the_last_that_was_asked(numbered):
+    alone, again = numbered(), numbered()
 
     def texts(queries, count):
         return [query.texts_read for query in queries.take(count)]
@@ -232,11 +239,11 @@ def sampler_of(label_type, micro_batch_size):
     return QuestionSampler(policies, task, label_types.get(label_type), micro_batch_size)
 
 
-def test_each_sample_is_of_its_own_policy_and_query():
+def test_each_sample_is_of_its_own_policy_and_query(numbered):
     sampler = sampler_of('best_of_4', 3)
     names = sampler.share(['a', 'b'])
     assert names == ['a', 'a', 'b', 'b']
-    queries = Queries(Sampler()).take(3)
+    queries = numbered().take(3)
     found = list(sampler.new_questions(queries, names, set()))
     assert [query for query, _ in found] == queries
     for query, tokens in found:
@@ -244,9 +251,9 @@ def test_each_sample_is_of_its_own_policy_and_query():
         assert list(tokens.values()) == [[text], [text, 20], [text, 20], [text, 21], [text, 21]]
 
 
-def test_what_is_not_worth_asking_is_left_out_and_counted():
+def test_what_is_not_worth_asking_is_left_out_and_counted(numbered):
     sampler = sampler_of('best_of_2', None)
-    first, second = Queries(Sampler()).take(2)
+    first, second = numbered().take(2)
     assert list(sampler.new_questions([first, second], ['a', 'a'], set())) == []
     seen = set()
     found = list(sampler.new_questions([first, first, second], ['a', 'b'], seen))

@@ -56,9 +56,8 @@ def clustered_interval(successes: Sequence[float], answers: Sequence[int]) -> tu
     """Return the 95 % confidence interval of a share of answers, clustered by query.
 
     successes, answers: of each query. As labellers agree, k answers about it say less than one
-    about each of k queries: it is Wilson's for the answers over the design effect. It is that of
-    the share among these labellers: others may differ, of whom a few tell too little. (0, 1) where
-    queries are too few.
+    about each of k queries: it is Wilson's for the answers over the design effect, of the share
+    among these labellers. (0, 1) where queries are too few.
     """
     effective = effective_answers(successes, answers)
     if effective == 0:
