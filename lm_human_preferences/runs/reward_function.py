@@ -27,12 +27,12 @@ class Source:
     @property
     def path(self) -> str:
         """Path of the file."""
-        return _parts(self.name)[0]
+        return self.name.rpartition(':')[0]
 
     @property
     def function(self) -> str:
         """Name of the function in the file."""
-        return _parts(self.name)[1]
+        return self.name.rpartition(':')[2]
 
     @property
     def digest(self) -> str:
@@ -52,11 +52,15 @@ def read(name: str) -> Source:
 
     Editing the file during the training does not change the evaluation at its end.
     """
-    path, _ = _parts(name)
+    path, _, _ = name.rpartition(':')
+    if not is_one(name):
+        raise UserError(
+            f'reward function {name}: give the file and the function in it, as my_reward.py:score'
+        )
+    if storage.is_remote(path):
+        raise UserError(f'reward function {name}: code is only run from a file on this machine')
     try:
         return Source(name, storage.read_text(path))
-    except storage.NotFound:
-        raise UserError(f'reward function {name}: no such file: {path}') from None
     except storage.StorageError as e:
         raise UserError(f'reward function {name}: {e}') from e
 
@@ -75,15 +79,3 @@ def check_named(run: str, recorded: str, named: str | None) -> None:
     digest = run_record.training(run, run_files.POLICY.command)['digests'].get(NAME)
     if digest not in (None, read(named).digest):
         note(f'note: {named} is not what it was when this run began; see {copy}')
-
-
-def _parts(name: str) -> tuple[str, str]:
-    """Return path and function of FILE.py:FUNCTION; UserError for another name."""
-    path, _, function = name.rpartition(':')
-    if not is_one(name):
-        raise UserError(
-            f'reward function {name}: give the file and the function in it, as my_reward.py:score'
-        )
-    if storage.is_remote(path):
-        raise UserError(f'reward function {name}: code is only run from a file on this machine')
-    return path, function

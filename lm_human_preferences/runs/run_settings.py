@@ -62,45 +62,36 @@ def write(
         hparams = copy.deepcopy(hparams)
         # Not what `use_own_model` may have put in its place
         _set_initial_model(hparams, as_recorded(hparams).task.policy.initial_model)
-    additions = _additions(hparams)
-    settings: dict[str, tuple[Training, dict[str, Any]]] = {hparams.command: (hparams, additions)}
+    trainings: dict[str, Training] = {hparams.command: hparams}
+    settings = {hparams.command: _additions(hparams)}
     if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
         of_reward = {'ensemble': hparams.members}
-        for name, value in additions.items():
+        for name, value in settings[hparams.command].items():
             if name.startswith(f'{NEW_MODEL}.'):
                 of_reward[name.removeprefix(f'{NEW_MODEL}.')] = value
-        settings[run_files.REWARD.command] = (hparams.reward_training, of_reward)
-    found = digests.of_files(_given(hparams))
+        settings[run_files.REWARD.command] = of_reward
+        trainings[run_files.REWARD.command] = hparams.reward_training
+    about = {'experiment': experiment, 'ranks': ranks, 'digests': digests.of_files(_given(hparams))}
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
         code = reward_function.read(hparams.policy.rewards.function)
-        found[reward_function.NAME] = code.digest
+        about['digests'][reward_function.NAME] = code.digest
         storage.write_bytes(os.path.join(directory, run_files.FUNCTION), code.text.encode())
-    entries, originals = {}, {}
-    for command in settings if commands is None else commands:
-        of_command, options = settings[command]
+    entries = {}
+    for command in commands or trainings:
         before = run_record.training(directory, command)['settings'] if resume else {}
-        unknown = {name: before[name] for name in before if not of_command.has(name)}
-        entries[command] = {
-            'experiment': experiment,
-            'ranks': ranks,
-            'settings': {**unknown, **options},
-            'digests': found,
-        }
-        path = os.path.join(directory, run_files.COMMANDS[command].settings)
-        originals[path] = of_command.to_nested_dict(original_only=True, with_unknown=True)
+        unknown = {name: before[name] for name in before if not trainings[command].has(name)}
+        entries[command] = {**about, 'settings': {**unknown, **settings[command]}}
     run_record.write_trainings(directory, entries, resume=resume)
-    for path, content in originals.items():
+    for command in entries:
+        content = trainings[command].to_nested_dict(original_only=True, with_unknown=True)
+        path = os.path.join(directory, run_files.COMMANDS[command].settings)
         storage.write_json(path, content)
 
 
 def _additions(hparams: Training) -> dict[str, Any]:
     """Return the options of this port that a resumed run keeps."""
-    fields = hyperparams.fields(type(hparams))
-    return {
-        name: value
-        for name, value in hparams.additions().items()
-        if fields[name].metadata.get('lasting', True)
-    }
+    fields, found = hyperparams.fields(type(hparams)), hparams.additions()
+    return {name: found[name] for name in found if fields[name].metadata.get('lasting', True)}
 
 
 def use_own_model(hparams: policy_options.HParams) -> None:

@@ -249,7 +249,7 @@ def test_mistakes_of_the_file_are_one_line(write, text, told):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=f'no such file: {tmp_path}/none.py'):
+    with pytest.raises(UserError, match=f'{tmp_path}/none.py: no such file'):
         reward_function.read(f'{tmp_path}/none.py:score')
     with pytest.raises(UserError, match='only run from a file on this machine'):
         reward_function.read('hf://a/b/c.py:score')
@@ -381,6 +381,9 @@ def test_a_run_goes_on_with_the_function_that_is_named_again(write, tmp_path):
     reward_function.read.cache_clear()  # as in another command
     result = succeed(resume)
     assert f'note: {name} is not what it was when this run began; see {run}' in result.stderr
+    (tmp_path / 'my_reward.py').unlink()
+    reward_function.read.cache_clear()
+    assert f'{tmp_path}/my_reward.py: no such file' in error_of(invoke(resume))
 
 
 def test_it_judges_a_run(write, tmp_path, capsys):
@@ -395,7 +398,7 @@ def test_it_judges_a_run(write, tmp_path, capsys):
     assert f'\njudge: {name}\n' in told and 'best of 4 by judge' in told
     (file,) = (tmp_path / 'run').glob('evaluation*.json')
     assert re.fullmatch(run_files.EVALUATION, file.name) and 'my_reward.py-score' in file.name
-    with pytest.raises(UserError, match='^--judge /none.py:f: .* no such file: /none.py'):
+    with pytest.raises(UserError, match='^--judge /none.py:f: .* /none.py: no such file'):
         evaluate.evaluate(f'{tmp_path}/run', judge='/none.py:f')
 
 
