@@ -62,11 +62,12 @@ def command_lines(command: Mapping[str, Any], *, has_names: bool) -> str:
 def _machine(command: Mapping[str, Any]) -> list[Row]:
     machine = [text.format(command[key]) for key, text in MACHINE.items() if command.get(key)]
     versions = [f'{name} {command[name]}' for name in run_record.versions() if command.get(name)]
-    commit = [str(command.get('commit') or NOT_RECORDED)[:12]]
-    if not command.get('commit_is_clean', True):
-        commit.append('changed')
-    rows = {'Machine': machine, 'Versions': versions, 'Commit': commit}
-    return [(name, ', '.join(values) or NOT_RECORDED) for name, values in rows.items()]
+    commit, changed, _ = str(command.get('commit') or NOT_RECORDED).partition('-dirty')
+    return [
+        ('Machine', ', '.join(machine) or NOT_RECORDED),
+        ('Versions', ', '.join(versions) or NOT_RECORDED),
+        ('Commit', f'{commit[:12]}, changed' if changed else commit[:12]),
+    ]
 
 
 def _settings(run: Run, experiments: Experiments, *, has_names: bool) -> Table:

@@ -34,7 +34,8 @@ and each of `commands`
     how               finished, interrupted, or failed: EXCEPTION
     seconds, processor_seconds, peak_gigabytes, peak_gpu_gigabytes
     ranks, launcher, processor, threads, gpu
-    python, lm-human-preferences, torch, transformers, numpy, commit, commit_is_clean
+    python, lm-human-preferences, torch, transformers, numpy
+    commit            of a checkout, with -dirty where files differ from it
     seeds             {folder of a network: seed}
     adapter, base     of an initial model with adapters
 
@@ -160,7 +161,6 @@ def begin(
 
     It may be called again, for other networks. machine: further entries of the command.
     """
-    commit, is_clean = _commit()
     beginning = {
         'id': _THIS_PROCESS,
         'command': typed(sys.argv),
@@ -168,8 +168,7 @@ def begin(
         'launcher': launch_methods.current().launcher,
         **machine,
         **versions(),
-        'commit': commit,
-        'commit_is_clean': is_clean,
+        'commit': _commit(),
         'seeds': {},
     }
     with _changed(directory) as record:
@@ -195,30 +194,29 @@ def ended(directory: str, command: str) -> Iterator[None]:
         how = f'failed: {type(e).__name__}'
         raise
     finally:
+        end = {'ended': _now(), 'how': how, 'seconds': round(time.monotonic() - began, 1)}
         try:
-            _write_end(directory, command, how, time.monotonic() - began)
+            if _under_way(training(directory, command)) is not None:
+                with _changed(directory) as record:
+                    (_under_way(record[command]) or {}).update(end | _resources())
         except UserError as e:
             print(f'note: {e}', file=sys.stderr)
 
 
-def _write_end(directory: str, command: str, how: str, seconds: float) -> None:
-    if _under_way(training(directory, command)) is None:
-        return
+def _resources() -> dict[str, float | None]:
+    """Return the time of processors and the most memory that this process has taken."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
-    end = {
-        'ended': _now(),
-        'how': how,
-        'seconds': round(seconds, 1),
-        'processor_seconds': round(processor_seconds, 1),
+    seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    torch = sys.modules.get('torch')
+    peak_of_gpu = None
+    if torch is not None and torch.cuda.is_initialized():
+        peak_of_gpu = round(torch.cuda.max_memory_allocated() / 2**30, 3)
+    return {
+        'processor_seconds': round(seconds, 1),
         'peak_gigabytes': round(own.ru_maxrss / 2**20, 3),
-        'peak_gpu_gigabytes': _peak_of_gpu(),
+        'peak_gpu_gigabytes': peak_of_gpu,
     }
-    with _changed(directory) as record:
-        begun = _under_way(record[command])
-        assert begun is not None
-        begun.update(end)
 
 
 def _under_way(entry: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -265,10 +263,10 @@ def versions() -> dict[str, str]:
 
 
 @functools.cache
-def _commit() -> tuple[str | None, bool | None]:
-    """Return (commit of this checkout, whether all files are committed); None if unknown."""
+def _commit() -> str | None:
+    """Return the commit of this checkout, with -dirty if files differ from it; None if unknown."""
     if not (_ROOT / '.git').exists():
-        return None, None
+        return None
     try:
         described = subprocess.check_output(
             ['git', 'describe', '--always', '--abbrev=40', '--exclude=*', '--dirty'],
@@ -279,13 +277,5 @@ def _commit() -> tuple[str | None, bool | None]:
             timeout=_GIT_SECONDS,
         )
     except (OSError, subprocess.SubprocessError):
-        return None, None
-    commit = described.strip()
-    return commit.removesuffix('-dirty'), not commit.endswith('-dirty')
-
-
-def _peak_of_gpu() -> float | None:
-    torch = sys.modules.get('torch')
-    if torch is None or not torch.cuda.is_initialized():
         return None
-    return round(torch.cuda.max_memory_allocated() / 2**30, 3)
+    return described.strip()

@@ -42,7 +42,6 @@ MACHINE = {
     'transformers': '5.23.0',
     'numpy': '2.4.6',
     'commit': '3ce96054ce35c6b8d7f7fd5cf5a0bd783dc6b072',
-    'commit_is_clean': True,
 }
 
 

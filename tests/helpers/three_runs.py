@@ -45,9 +45,8 @@ def amber(run):
     times = [f'2026-11-0{day}T08:00:00Z' for day in (2, 3, 4, 5)]
     seeds = {'reward_model': 1, 'policy': 1}
     write_command(run, line, times[0], times[1], 'interrupted', seeds, ranks=2)
-    resumed = {'ranks': 2, 'commit_is_clean': False}
-    write_command(run, './launch.py resume amber', times[1], **resumed)
-    write_command(run, './launch.py resume amber', times[2], times[3], **resumed)
+    write_command(run, './launch.py resume amber', times[1], ranks=2)
+    write_command(run, './launch.py resume amber', times[2], times[3], ranks=2)
     curves = _curves(20, 256, kl=(0.02, 1.97), score=(-0.2, 1.46), kl_coef=(1.5, 1.31))
     for begin, end in ((0, 8), (8, 12), (12, 20)):
         part = {tag: values[begin:end] for tag, values in curves.items()}
