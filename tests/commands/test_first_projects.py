@@ -129,13 +129,6 @@ def test_a_reward_of_ones_own_that_sees_the_table(project, tmp_path, monkeypatch
     run(f'./sample.py sample --save_dir {save_dir} --mpi 1 {rows}')
     lines = [json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()]
     assert [line['id'] for line in lines] == [str(each) for each in range(len(PROMPTS))]
-    (project / 'new.csv').write_text('id;prompt\n7;Others\n')
-    rows = f'--queries new.csv --output new.jsonl {function}'
-    run(f'./sample.py sample --save_dir {save_dir} --mpi 1 {rows}')
-    assert json.loads((project / 'new.jsonl').read_text())['score'] is not None
-    (project / 'prompts.csv').write_text('id;prompt\n1;Other\n')
-    result = invoke(shlex.split(line)[1:])
-    assert 'prompts.csv is not what it was when this run began' in result.stderr
 
 
 def test_your_own_choices(project, tmp_path):

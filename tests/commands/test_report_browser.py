@@ -15,7 +15,7 @@ from page_looks import (
     weak_texts,
 )
 from run_folders import EXPERIMENTS, write_samples
-from three_runs import make_three_runs
+from two_runs import make_two_runs
 
 from lm_human_preferences.report import page
 
@@ -27,10 +27,10 @@ def write_page(runs, path):
 
 
 @pytest.fixture(scope='module')
-def three(tmp_path_factory):
-    """Return the address of a page about three runs."""
+def two(tmp_path_factory):
+    """Return the address of a page about two runs."""
     place = tmp_path_factory.mktemp('runs')
-    write_page([str(run) for run in make_three_runs(place).values()], place / 'page.html')
+    write_page([str(run) for run in make_two_runs(place).values()], place / 'page.html')
     return (place / 'page.html').as_uri()
 
 
@@ -51,25 +51,25 @@ def window(browser):
     assert others == []
 
 
-def test_all_can_be_read_on_every_screen(window, three):
+def test_all_can_be_read_on_every_screen(window, two):
     for width, scheme in ((375, 'light'), (375, 'dark'), (1200, 'light'), (1200, 'dark')):
         window.emulate(width, 900, scheme)
-        window.open(three)
+        window.open(two)
         found = weak_texts(window), sticking_out(window), unreachable(window)
         assert found == ([], [], []), (width, scheme)
 
 
-def test_all_can_be_read_on_paper(window, three):
+def test_all_can_be_read_on_paper(window, two):
     """Also when somebody prints it whose screen is dark. A run takes about four pages."""
-    window.open(three)
+    window.open(two)
     emulate_paper(window, 'dark')
     assert weak_texts(window) == []
     pdf = printed(window)
     assert pdf.startswith(b'%PDF') and len(re.findall(rb'/Type\s*/Page\b', pdf)) <= 15
 
 
-def test_a_keyboard_and_a_screen_reader_come_everywhere(window, three):
-    window.open(three)
+def test_a_keyboard_and_a_screen_reader_come_everywhere(window, two):
+    window.open(two)
     _, hidden = focused(window)
     assert hidden == []
     assert unnamed(window) == []

@@ -10,7 +10,7 @@ from blobserver.fixtures import KEY
 from command_line import error_of, invoke, succeed
 from page_rules import words_of
 from run_folders import write_settings
-from three_runs import LABELLERS, amber, birch, make_three_runs
+from two_runs import LABELLERS, amber, birch, make_two_runs
 
 ROOT = Path(__file__).parents[2]
 ALONE = """
@@ -23,7 +23,7 @@ finally:
 
 
 def test_several_runs_are_on_one_page_without_torch(tmp_path):
-    runs = make_three_runs(tmp_path)
+    runs = make_two_runs(tmp_path)
     output = tmp_path / 'page.html'
     words = ['report', *map(str, runs.values()), '--output', str(output)]
     done = subprocess.run(
@@ -32,7 +32,7 @@ def test_several_runs_are_on_one_page_without_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     told, _, loaded = done.stdout.splitlines()
     assert told == f'The report is in {output}' and loaded == '[]'
-    assert '<title>3 runs: report</title>' in output.read_text()
+    assert '<title>2 runs: report</title>' in output.read_text()
 
 
 def test_the_page_is_in_the_folder_of_the_run_and_need_not_name_labellers(tmp_path):

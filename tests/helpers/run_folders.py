@@ -124,8 +124,6 @@ def write_samples(run, steps):
                 'step': step,
                 'query': query,
                 'response': response,
-                'query_tokens': list(range(len(query.split()))),
-                'response_tokens': list(range(len(response.split()))),
                 'score': score,
                 'kl': kl,
             }

@@ -17,7 +17,7 @@ from run_folders import (
     write_settings,
 )
 from test_label_folder import answer_all
-from three_runs import LABELLERS, birch, make_three_runs
+from two_runs import LABELLERS, birch, make_two_runs
 
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder
@@ -117,11 +117,16 @@ def test_a_text_is_whole_with_its_end_and_its_code(text, shown):
 AMBER = {  # was interrupted, killed, and then came close to the best possible
     'amber': [
         '^mock_sentiment: continue a film review .* · finished .* 5,120 of 5,120',
+        'which it was to learn −8 % of the possible gain −0.20 → −0.61, best 5.10',
         'By the reward that it was trained on 91 % of the possible gain −0.19 → 1.34, be',
-        r'4,096 of 4,096 labels are simulated\. .* Resumed: 2\.',
+        r'64 of 64 labels are simulated\. .* Resumed: 2\.',
     ],
     words.LEARN: ['Held back by KL from the model before, target 2.00 nats'],
-    words.GAIN: [r'After 1\.97 ± 0\.02 1\.34 ± 0\.06 Best possible'],
+    words.GAIN: [
+        'KL, nats reward model known reward Before 0.00 −0.19 −0.20',
+        r'After 1\.97 ± 0\.02 1\.34 ± 0\.06 −0\.61 ± 0\.06 Best possible',
+    ],
+    words.SURE: ['9 of 16 33 to 77 % 25 %'],
     words.SAYS: [r'weak and bad 0 0\.00 moving and superb 0 1\.40 best score'],
     words.MADE: [
         r'train_policy mock_sentiment amber \\ --mpi 2 \\ --ppo\.total',
@@ -142,25 +147,19 @@ BIRCH = {  # learned from two people, and an alarm stopped it
     words.LABELS: ['Learned from 8 .* hedda people 4 0 3 of 4 .* 2.0 ivo people 4 0 3 of 4 .* 5.0'],
     words.MADE: ['Alarm at step 12 the policy is far from the initial model'],
 }
-CEDAR = {  # games its reward
-    'cedar': ['^mock.* which it was to learn −8 % of the possible gain −0.20 → −0.61, best 5.10'],
-    words.GAIN: [r'KL, nats reward model known reward Before 0\.00 −0\.02 −0\.20'],
-    words.SAYS: [r'vast vast vast 3\.94 best score'],
-    words.SURE: ['9 of 16 33 to 77 % 25 %'],
-}
 
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
     """Return {run: sections of its page}, and under 'all' those of the page about all of them."""
-    runs = make_three_runs(tmp_path_factory.mktemp('runs'))
+    runs = make_two_runs(tmp_path_factory.mktemp('runs'))
     texts = {name: page_of(run) for name, run in runs.items()} | {'all': page_of(*runs.values())}
     assert problems(texts['all']) == []
     return {name: sections_of(text) for name, text in texts.items()}
 
 
-@pytest.mark.parametrize('run, said', [('amber', AMBER), ('birch', BIRCH), ('cedar', CEDAR)])
-def test_what_is_said_of_three_runs(pages, run, said):
+@pytest.mark.parametrize('run, said', [('amber', AMBER), ('birch', BIRCH)])
+def test_what_is_said_of_two_runs(pages, run, said):
     for section, patterns in said.items():
         for pattern in patterns:
             assert re.search(pattern, pages[run][section]), pages[run][section]
@@ -181,9 +180,9 @@ def test_a_run_that_has_only_begun(tmp_path):
 
 def test_several_runs_are_compared_and_told_one_by_one(pages):
     said = pages['all']
-    assert 'birch 0.40 → −0.90 8 62 % –' in said[words.GAIN]
-    assert 'ppo.lr 0.002 0.01 0.003' in said[words.MADE]
-    assert {'3 runs', 'amber', 'birch', 'cedar'} <= said.keys()
+    assert 'birch – 0.40 → −0.90 62 % 8' in said[words.GAIN]
+    assert 'ppo.lr 0.002 0.01' in said[words.MADE]
+    assert {'2 runs', 'amber', 'birch'} <= said.keys()
 
 
 @pytest.mark.parametrize('has_names', [True, False])

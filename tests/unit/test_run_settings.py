@@ -178,11 +178,9 @@ def test_the_first_file_holds_what_the_original_knows_and_no_more(tmp_path):
     'text',
     [
         '[]',
-        '{"train_reward": []}',
         '{"train_reward": {"settings": []}}',
         '{"train_reward": {"settings": {"run.precision": 3}}}',
         '{"train_reward": {"commands": [1]}}',
-        '{"train_reward": {"ranks": "2"}}',
     ],
 )
 def test_a_damaged_record_is_named(tmp_path, text):
