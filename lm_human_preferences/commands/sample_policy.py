@@ -25,7 +25,6 @@ from lm_human_preferences.machine import products
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.reward_sources.sources import source_of
 from lm_human_preferences.rewards import ScoringModel
-from lm_human_preferences.runs.run_settings import note_on_queries
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import set_seed
@@ -134,8 +133,6 @@ def _print_query_notes(
     if comm.rank != 0 or is_original:
         return
     for note in lm_tasks.query_notes(source.settings.task, encoder, 'test'):
-        print(note)
-    if source.run is not None and (note := note_on_queries(source.run, source.settings)):
         print(note)
 
 

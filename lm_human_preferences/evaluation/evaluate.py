@@ -24,7 +24,7 @@ from lm_human_preferences.machine.hardware import hardware
 from lm_human_preferences.reward_sources.sources import source_of_run
 from lm_human_preferences.runs import curves, run_record
 from lm_human_preferences.runs.run_files import POLICY
-from lm_human_preferences.runs.run_settings import load_run_hparams, note_on_queries
+from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
@@ -85,8 +85,6 @@ def _results(
     set_seed(options.seed)  # before the queries: some data sets are made up
     encoder = models.policy.encoder
     announce(*lm_tasks.query_notes(task, encoder, 'test'))
-    if note := note_on_queries(directory, hparams):
-        announce(note)
     queries = measure.queries_of(source, encoder, options.queries, options.seed)
     if not measure.can_enumerate(models):
         queries, options = fitted(models, queries, options)

@@ -99,7 +99,7 @@ def _attained(points: Mapping[str, Any]) -> tuple[str, list[str]]:
 def mind(run: Run) -> list[tuple[str, str]]:
     """Return warnings for the reader: (numbers, constant sentence)."""
     labels, results, log = run.trainer.labels, run.evaluation, run.logs[0]
-    queries, seen = run.trainer.label_count('held_out_queries'), results.get('queries_trained_on')
+    queries, seen = labels.get('held_out_queries') or 0, results.get('queries_trained_on')
     kl, ended = run.last('objective/kl'), run.last('responses/ended')
     unended = 0 if ended is None else 1 - ended
     adaptive = None if run.policy is None else run.policy.rewards.adaptive_kl
@@ -139,23 +139,18 @@ def task(run: Run) -> Table:
     settings = run.task
     if settings is None:
         return words.facts_table({'Settings': words.NOT_RECORDED})
-    model, lora = settings.policy.initial_model, settings.policy.lora
+    model = settings.policy.initial_model
     rows = {
         'Text given': f'{short(settings.query_dataset)}, up to {settings.query_length} tokens',
         'Put around it': f'{settings.query_prefix} … {settings.query_suffix}',
         'Response': f'{settings.response_length} tokens',
         'Model before': words.MODELS.get(model, short(model)),
-        'Weights that learned': '',
         'Labellers were told': instructions(run.trainer.folder),
     }
     if settings.end_text:
         rows['Text given'] += f', cut after “{settings.end_text}”'
     if not settings.query_prefix + settings.query_suffix:
         rows['Put around it'] = ''
-    if lora is not None:
-        rows['Weights that learned'] = f'heads, and adapters of rank {lora.rank}'
-    elif run.policy is None and run.reward is not None and run.reward.is_head:
-        rows['Weights that learned'] = 'a head'
     if run.policy is not None:
         rewards = run.policy.rewards
         held = f'coefficient {number(rewards.kl_coef)}'
@@ -252,7 +247,7 @@ def _sample(record: Mapping[str, Any]) -> tuple[str, str]:
 def accuracy(run: Run) -> dict[str, str] | None:
     """Return the last accuracy of a reward model on labels that it had not seen."""
     trainer = run.trainer
-    total, queries = trainer.label_count('held_out'), trainer.label_count('held_out_queries')
+    total, queries = trainer.labels.get('held_out'), trainer.labels.get('held_out_queries')
     for prefix in MEASURED:
         right, correlation = trainer.last(f'{prefix}accuracy'), trainer.last(f'{prefix}agreement')
         if right is not None or correlation is not None:
@@ -284,9 +279,6 @@ def sure(run: Run) -> Table:
     for each in run.comparisons:
         preferred, interval = of_all(each['wins'], each['n']), words.ends(*each['interval'])
         rows.append((f'People prefer it to {short(each["other"])}', preferred, interval, '50 %'))
-    if run.rewards:
-        how = 'exact' if run.evaluation.get('exact') is True else '± in the table'
-        rows.append(('Rewards and KL of the evaluation', how, how, ''))
     unknown = {
         words.UNSEEN: unseen is None and bool(run.trainer.labels),
         'Its distance from the best policy possible': run.policy is not None and not run.rewards,

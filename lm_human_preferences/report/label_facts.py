@@ -8,7 +8,7 @@ from lm_human_preferences.labels.folder import TRAIN, LabelFolder
 from lm_human_preferences.report.run import DAMAGED, Run
 from lm_human_preferences.report.words import EXAMPLES, Table, Text, number, of_all, short
 
-MOST_EXAMPLES, MOST_LABELLERS = 2, 40
+MOST_EXAMPLES = 2
 
 
 def shown_names(run: Run, *, has_names: bool) -> dict[str, str]:
@@ -70,7 +70,7 @@ def instructions(folder: LabelFolder | None) -> str:
 def labellers(run: Run, names: Mapping[str, str]) -> Table:
     """Return a row for each labeller of a run's reward model."""
     rows, folder = [], run.trainer.folder
-    for name, found in list(run.trainer.label_report.get('labellers', {}).items())[:MOST_LABELLERS]:
+    for name, found in run.trainer.label_report.get('labellers', {}).items():
         assert folder is not None
         answers = folder.logs[name].last_answers()
         kind = 'imported' if any(answer.is_imported for answer in answers) else 'people'

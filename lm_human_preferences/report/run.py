@@ -81,11 +81,6 @@ class Run:
         """Results of the evaluation, {reward: {point: numbers}}; the training's reward is first."""
         return self.evaluation.get('rewards', {})
 
-    def label_count(self, name: str) -> int:
-        """Return a number of the entry `labels`; 0 if it is not recorded."""
-        found = self.labels.get(name)
-        return found if type(found) is int else 0
-
     def logged(self, tag: str) -> list[float]:
         """Return the values of a statistic, step by step; [] if no log has it."""
         return next((log.curves[tag] for log in self.logs if tag in log.curves), [])

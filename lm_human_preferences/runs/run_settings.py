@@ -242,15 +242,6 @@ def _given(hparams: Training) -> dict[str, Any]:
     return settings
 
 
-def note_on_queries(save_dir: str, hparams: policy_options.HParams) -> str | None:
-    """Return a note if the queries of a run have changed since it began."""
-    recorded = run_record.training(save_dir, hparams.command)['digests'].get(digests.QUERIES)
-    now = digests.of_files(_given(hparams)).get(digests.QUERIES)
-    if None in (now, recorded) or now == recorded:
-        return None
-    return f'note: {hparams.task.query_dataset} is not what it was when this run began'
-
-
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:
     """Return {setting: value} of commits and drawn seeds; ask: False for commits in the cache."""
     recorded: dict[str, Any] = {}
