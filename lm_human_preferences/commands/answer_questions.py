@@ -2,9 +2,9 @@
 
 import os
 import re
+import textwrap
 import time
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -16,7 +16,7 @@ from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHPar
 from lm_human_preferences.label_types.base import BAD_KEY, TIE_KEY
 from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
-from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller, names_in
+from lm_human_preferences.labels.labeller import Labeller, Refused, names_in
 from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.utils import stop_signals
@@ -51,10 +51,8 @@ def label(
     if simulate is not None:
         _simulate(opened, labeller, **simulate)
         return
-    with Labeller(opened, labeller) as writer:
-        _show_notes(writer)
-        with keys_at_once():
-            Session(writer, Keys()).run()
+    with Labeller(opened, labeller) as writer, keys_at_once():
+        Session(writer, Keys()).run()
 
 
 def serve(folder: str, options: LabelHParams) -> None:
@@ -76,12 +74,7 @@ def serve(folder: str, options: LabelHParams) -> None:
         finally:
             server.close()
     report = shell.typed('./launch.py labels', os.path.abspath(folder))
-    click.echo(f'{server.summary} The report: {report}')
-
-
-def _show_notes(writer: Labeller) -> None:
-    for line in writer.folder.notes():
-        click.echo(line, err=True)
+    click.echo(f'{server.service.summary()} The report: {report}')
 
 
 def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -> None:
@@ -95,7 +88,6 @@ def _simulate(folder: LabelFolder, labeller: str, reward: str, **options: Any) -
     with option_renamed('--simulate.reward'), warnings_only():
         model = load_reward_model(reward, folder.encoding(), chat=chat, may_be_code=True)
     with Labeller(folder, labeller) as writer:
-        _show_notes(writer)
         count = simulated.simulate(writer, simulated.judge_by(model.score), **options)
     click.echo(f'{labeller} (simulated) has given {count} answers')
 
@@ -113,7 +105,7 @@ class Session:
         self.columns = columns(WIDEST)
         self.given = 0
         self.pressed: list[int] = []  # so far, of an answer that takes several keys
-        self.begin = self._shown_at = time.monotonic()
+        self._shown_at = time.monotonic()
         if self.control.first < 0 or self.control.last > HIGHEST_KEY:
             raise UserError(
                 f'{self.folder.path} is answered by the numbers {self.control.first} to'
@@ -220,7 +212,7 @@ class Session:
     def _undo(self) -> Answer | None:
         try:
             answer = self.labeller.undo()
-        except AlreadyUsed as e:
+        except Refused as e:
             click.echo(f'{e}.')
             return None
         if answer is None:
@@ -231,8 +223,7 @@ class Session:
 
     def _show_help(self) -> None:
         for paragraph in self.folder.task['instructions'].splitlines():
-            for line in _wrapped(printable(paragraph.expandtabs()), self.columns):
-                click.echo(line)
+            click.echo(textwrap.fill(printable(paragraph.expandtabs()), self.columns))
         click.echo(f'{self.control.first}-{self.control.last}  {self.control.meaning}')
         for number, meaning in ((TIE_KEY, self.control.tie), (BAD_KEY, self.control.bad)):
             if meaning:
@@ -241,7 +232,7 @@ class Session:
 
     def _show(self, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
         click.echo('=' * self.columns)
-        click.echo(self._progress())
+        click.echo(f'{self.labeller.done()} done, {self.labeller.left()} to go')
         click.echo()
         self._show_text('', tokens['query'])
         for number, index in enumerate(order, start=1):
@@ -260,46 +251,15 @@ class Session:
         numbers = ' '.join(map(str, self.pressed)) or 'nothing'
         click.echo(f'so far: {numbers} (u takes back the last one)')
 
-    def _progress(self) -> str:
-        seconds = time.monotonic() - self.begin
-        rate = f'{60 * self.given / seconds:.0f} a minute' if self.given > 1 else ''
-        left, done = self.labeller.left(), self.labeller.done()
-        return ', '.join(filter(None, [f'{done} done', f'{left} to go', rate]))
-
     def _show_text(self, mark: str, tokens: Sequence[int]) -> None:
         """Show a text, its line ends visible, whatever could change the terminal escaped."""
         text = self.encoder.decode(self.encoder.without_padding(tokens))
         text = '⏎\n'.join(map(printable, text.split('\n')))
         for line in text.split('\n'):
-            for part in _wrapped(line, self.columns - len(mark)):
+            for part in textwrap.wrap(line, self.columns - len(mark)) or ['']:
                 click.echo(mark + part)
                 mark = ' ' * len(mark)
 
 
 class _Leave(Exception):
     """Signal: the labeller leaves."""
-
-
-def _width(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in 'WF' else 1
-
-
-def _wrapped(line: str, columns: int) -> Iterator[str]:
-    """Yield parts of a line that fit in `columns`, broken at a space where there is one."""
-    while True:
-        used = 0
-        end = len(line)
-        for index, character in enumerate(line):
-            used += _width(character)
-            if used > columns:
-                end = index
-                break
-        if end == len(line):
-            yield line
-            return
-        space = line.rfind(' ', 1, end + 1)
-        cut = space + 1 if space > 0 else max(1, end)
-        yield line[:cut].rstrip(' ')
-        line = line[cut:]

@@ -1,8 +1,6 @@
 """Keys that somebody presses at a terminal, or that come through a pipe."""
 
 import contextlib
-import os
-import select
 import sys
 import termios
 import time
@@ -11,8 +9,7 @@ from collections.abc import Iterator
 
 import click
 
-AGAIN_SECONDS = 2.0  # in which a keyboard begins to repeat a key that is held down
-REPEAT_SECONDS = 0.15  # between two repetitions
+REPEAT_SECONDS = 0.5  # in which the same key comes again only if it is held down, or by mistake
 
 
 @contextlib.contextmanager
@@ -35,7 +32,7 @@ class Keys:
     def __init__(self) -> None:
         self.are_pressed = sys.stdin.isatty()
         self._waiting: list[str] = []
-        self._last, self._when = '', 0.0  # key that was returned last
+        self._last, self._when = '', 0.0  # key that came last
 
     def next(self) -> str:
         """Return the next key. KeyboardInterrupt for Ctrl-C, '' for a key with another meaning."""
@@ -43,26 +40,10 @@ class Keys:
             if not self._waiting:
                 self._waiting = self._read()
             key, now = self._waiting.pop(0), time.monotonic()
-            is_again = key == self._last and now - self._when < AGAIN_SECONDS
+            is_held = key == self._last and now - self._when < REPEAT_SECONDS
             self._last, self._when = key, now
-            if not (self.are_pressed and is_again and self._is_held(key)):
+            if not (self.are_pressed and is_held):
                 return key
-            click.echo('A key was held down: it counts once.')
-
-    def _is_held(self, key: str) -> bool:
-        """Return whether the same key comes on and on; takes all of that."""
-        typed = ''.join(self._waiting)
-        others = typed.lstrip(key)
-        count = len(typed) - len(others)
-        while not others and select.select([sys.stdin], [], [], REPEAT_SECONDS)[0]:
-            # Click would discard what was pressed before it reads.
-            typed = os.read(sys.stdin.fileno(), 1024).decode(errors='replace')
-            if not typed:
-                raise EOFError
-            others = typed.lstrip(key)
-            count += len(typed) - len(others)
-        self._waiting = list(others)
-        return count > 0
 
     def _read(self) -> list[str]:
         if not self.are_pressed:

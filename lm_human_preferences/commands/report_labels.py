@@ -38,8 +38,6 @@ def report_labels(
     found = report(opened, names)
     if reward is not None:
         found |= _on_reward_model(opened, reward, names)
-    for note in opened.notes():
-        click.echo(printable(note))
     for line in wording.lines(folder, found):
         click.echo(printable(line))
     if output is not None:

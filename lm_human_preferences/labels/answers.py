@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_human_preferences import storage
+from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
 from lm_human_preferences.labels import json_lines
@@ -54,18 +55,19 @@ def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def shown_order(labeller: str, question: str, count: int, key: bytes = b'') -> tuple[int, ...]:
-    """Return the order in which a labeller sees samples; with a `key` only who has it knows."""
-
-    def rank(index: int) -> bytes:
-        return hashlib.sha256(key + f'{labeller}/{question}/{index}'.encode()).digest()
-
-    return tuple(sorted(range(count), key=rank))
-
-
-def asking_rank(labeller: str, question: str, key: bytes = b'') -> bytes:
-    """Return the sort key of a question for a labeller; key: see shown_order."""
-    return hashlib.sha256(key + f'{labeller}/{question}'.encode()).digest()
+# Attributes of Answer, and their fields in a file
+_FIELDS = {
+    'uuid': 'answer',
+    'question': 'question',
+    'reason': 'skip',
+    'order': 'order',
+    'seconds': 'seconds',
+    'time': 'time',
+    'is_bad': BAD,
+    'is_imported': IMPORTED,
+    'is_simulated': SIMULATED,
+    'given_id': GIVEN_ID,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +77,11 @@ class Answer:
     uuid: str
     labeller: str
     question: str
-    value: Value | None  # in the form of the label type; None for a skip
-    reason: str | None  # reason for a skip
     order: tuple[int, ...]  # order in which the samples were shown
     seconds: float  # that it took; 0 if it was imported
     time: float  # since 1970, see LabelFolder.time_of_next_answer
+    value: Value | None  # in the form of the label type; None for a skip
+    reason: str | None = None  # reason for a skip
     is_bad: bool = False  # whether a tie means that all samples are bad
     is_imported: bool = False  # whether it was given elsewhere
     is_simulated: bool = False  # whether a simulated labeller gave it
@@ -87,74 +89,34 @@ class Answer:
 
     @classmethod
     def of_record(cls, record: dict[str, Any], labeller: str, label_type: LabelType) -> Answer:
-        """Return the answer in a line of a file; a Python error if it is none."""
-        answer = cls(
-            uuid=record['answer'],
-            labeller=labeller,
-            question=record['question'],
-            value=record.get(label_type.field),
-            reason=record.get('skip'),
-            order=tuple(record['order']),
-            seconds=record['seconds'],
-            time=record['time'],
-            is_bad=record.get(BAD, False),
-            is_imported=record.get(IMPORTED, False),
-            is_simulated=record.get(SIMULATED, False),
-            given_id=record.get(GIVEN_ID),
+        """Return the answer in a line of a file; TypeError or ValueError if it is none."""
+        field, value = label_type.field, record.get(label_type.field)
+        is_whole = (
+            matches_schema(record, {'answer': str, 'question': str, 'order': [COUNT]})
+            and sorted(record['order']) == list(range(len(label_type.samples)))
+            and all(is_number(record.get(name)) for name in ('seconds', 'time'))
+            and all(type(record.get(name, False)) is bool for name in (BAD, IMPORTED, SIMULATED))
+            and (value is not None or isinstance(record.get('skip'), str))
         )
-        answer.check(label_type)
-        return answer
-
-    def check(self, label_type: LabelType) -> None:
-        """Raise TypeError or ValueError, which says what is wrong, for an impossible answer."""
-        if not isinstance(self.uuid, str) or not isinstance(self.question, str):
-            raise TypeError('answer and question must be texts')
-        count = len(label_type.samples)
-        if sorted(self.order) != list(range(count)):
-            raise ValueError(f'order must hold 0 to {count - 1}, not {list(self.order)}')
-        for name, number in (('seconds', self.seconds), ('time', self.time)):
-            if not is_number(number):
-                raise TypeError(f'{name} must be a number')
-        for name, flag in self._flags.items():
-            if type(flag) is not bool:
-                raise TypeError(f'{name} must be true or false')
-        check_given_id(self.given_id)
-        if self.value is None:
-            if not isinstance(self.reason, str):
-                raise TypeError(f'it has neither {label_type.field} nor skip')
-        elif not label_type.is_valid(self.value):
-            raise ValueError(
-                f'{label_type.field} must be {label_type.expected}, not {self.value!r:.80}'
-            )
-        if self.is_bad and self.value != TIE:
-            raise ValueError(f'{BAD} must be beside {label_type.field} {TIE!r}')
+        if not is_whole:
+            raise ValueError(f'{field} or skip is missing, or another field is not of its kind')
+        if value is not None and not label_type.is_valid(value):
+            raise ValueError(f'{field} must be {label_type.expected}, not {value!r:.80}')
+        if record.get(BAD) and value != TIE:
+            raise ValueError(f'{BAD} must be beside {field} {TIE!r}')
+        check_given_id(record.get(GIVEN_ID))
+        given = {name: record[field] for name, field in _FIELDS.items() if field in record}
+        given['order'] = tuple(record['order'])
+        return cls(labeller=labeller, value=value, **given)
 
     def record(self, label_type: LabelType) -> dict[str, Any]:
         """Return the line of a file of answers, which `of_record` reads."""
-        said: dict[str, Any] = {'skip': self.reason}
-        if self.value is not None:
-            said = {label_type.field: self.value}
-        record = {
-            'answer': self.uuid,
-            'question': self.question,
-            **said,
-            'order': self.order,
-            'seconds': self.seconds,
-            'time': self.time,
-        }
-        record |= {name: True for name, flag in self._flags.items() if flag}
-        if self.given_id is not None:
-            record[GIVEN_ID] = self.given_id
+        record = {} if self.value is None else {label_type.field: self.value}
+        for name, field in _FIELDS.items():
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                record[field] = value
         return record
-
-    @property
-    def _flags(self) -> dict[str, bool]:
-        return {BAD: self.is_bad, IMPORTED: self.is_imported, SIMULATED: self.is_simulated}
-
-    @property
-    def said(self) -> tuple[str, Value | None, bool, str | None]:
-        """Return question and answer, whenever it was given."""
-        return self.question, self.value, self.is_bad, self.reason
 
     @property
     def age(self) -> tuple[float, str, str]:
@@ -165,8 +127,7 @@ class Answer:
 class AnswerLog:
     """Answers of a labeller, as far as the file has been read.
 
-    givers: {uuid: labeller} of all files, none of which may repeat answers of another. latest:
-    {question: {labeller: answer, or skip, that counts}} of all files.
+    givers: {uuid: labeller} of all files, none of which may repeat answers of another.
     """
 
     def __init__(
@@ -174,10 +135,9 @@ class AnswerLog:
         path: str,
         label_type: LabelType,
         givers: dict[str, str],
-        latest: dict[str, dict[str, Answer]],
         most_lines: int | None = None,
     ) -> None:
-        self.label_type, self.givers, self.latest = label_type, givers, latest
+        self.label_type, self.givers = label_type, givers
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self.reader = json_lines.Reader(path, most_lines)
         self.uuids: dict[str, Answer] = {}  # all ever given
@@ -201,7 +161,7 @@ class AnswerLog:
     def _add(self, record: dict[str, Any], where: str) -> Answer:
         try:
             answer = Answer.of_record(record, self.labeller, self.label_type)
-        except (KeyError, OverflowError, TypeError, ValueError) as e:
+        except (TypeError, ValueError) as e:
             raise UserError(
                 f'{where} is not an answer of the type {self.label_type.name}: {e}'
             ) from e
@@ -216,7 +176,6 @@ class AnswerLog:
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)
-        self.latest.setdefault(answer.question, {})[self.labeller] = answer
         self.last_time = max(self.last_time, answer.time)
         return answer
 
@@ -228,12 +187,9 @@ class AnswerLog:
         answer = self.uuids[uuid]
         if uuid not in self.taken_back:
             self.taken_back.add(uuid)
-            answers = self.by_question[answer.question]
-            answers.remove(answer)
-            if answers:
-                self.latest[answer.question][self.labeller] = answers[-1]
-            else:
-                del self.by_question[answer.question], self.latest[answer.question][self.labeller]
+            self.by_question[answer.question].remove(answer)
+            if not self.by_question[answer.question]:
+                del self.by_question[answer.question]
         return answer
 
     def last(self) -> Answer | None:

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from lm_human_preferences import shell, storage
+from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
@@ -47,6 +48,7 @@ TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
 EVERYBODY = 1_000_000  # value of `labellers` if everybody answers a question
 RETIRED_AFTER = 2  # labellers who skip a question
 _TOKENS = b', "query": '  # where the token ids begin in a line of questions.jsonl
+_QUESTION = {'id': str, 'kind': str, 'labellers': COUNT, 'part': str, 'texts_read': COUNT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,24 +87,18 @@ class LabelFolder:
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
         self.lines = lines  # {labeller: number of lines to read}; None: all
-        if storage.is_remote(path):
-            raise UserError(
-                f'{path} is remote, and a folder of labels is a local directory, to whose files'
-                ' answers are added; copy it to this machine'
-            )
         if not is_folder(path):
             command = shell.typed('./launch.py ask EXPERIMENT', os.path.abspath(path))
             raise UserError(
-                f'{path} is not a folder of labels: it has no {TASK}; {command} makes one'
+                f'{path} is not a folder of labels, which is local and has a {TASK}; {command}'
+                ' makes one'
             )
         self.task = read_task(path)
         self.label_type = label_type_of(self.task)
         self.samples = self.label_type.samples
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
-        # For all files of answers, see AnswerLog.
-        self._givers: dict[str, str] = {}
-        self._latest: dict[str, dict[str, Answer]] = {}
+        self._givers: dict[str, str] = {}  # see AnswerLog
         self.damaged: set[str] = set()  # questions that are not asked
         self.lock = threading.RLock()  # for threads that share it
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
@@ -122,9 +118,7 @@ class LabelFolder:
                 continue
             if name not in self.logs:
                 most_lines = None if lines is None else lines[name]
-                self.logs[name] = AnswerLog(
-                    str(file), self.label_type, self._givers, self._latest, most_lines
-                )
+                self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), str(file))
         self.logs = dict(sorted(self.logs.items()))
         for begin, line in self._reader.new_lines():
@@ -136,13 +130,6 @@ class LabelFolder:
                     f'{path} answers the question {printable(question):.80}, which is not in'
                     f' {self._reader.path}'
                 )
-
-    def notes(self) -> list[str]:
-        """Return a note if others may read the gold answers."""
-        path = self._reader.path
-        if self.count(GOLD) and os.stat(path).st_mode & 0o044:
-            return [f'note: {path} has the gold answers, and others may read it']
-        return []
 
     def tokens(self, question: Question) -> dict[str, list[int]]:
         """Return {field: token ids} of query and samples; UserError if they are damaged."""
@@ -167,8 +154,12 @@ class LabelFolder:
 
     def answers_to(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
         """Return the last answer, or skip, of each labeller to a question."""
-        answers = self._latest.get(question.id, {})
-        return [answers[name] for name in sorted(answers) if name not in without]
+        found = []
+        for name, log in self.logs.items():
+            answer = log.answer_to(question.id)
+            if answer is not None and name not in without:
+                found.append(answer)
+        return found
 
     def is_open_for(self, question: Question, labeller: str) -> bool:
         """Return whether a labeller should be asked a question."""
@@ -230,11 +221,8 @@ class LabelFolder:
         """Return the number of a labeller's lines that a training has used, which must stay."""
         reader = json_lines.Reader(os.path.join(self.path, USED))
         lines = 0
-        for where, record in reader.new_records():
-            used = record.get('answers', {})
-            if not are_line_counts(used):
-                raise UserError(f'{where} is damaged: answers must be whole numbers')
-            lines = max(lines, used.get(labeller, 0))
+        for _, record in reader.new_records():
+            lines = max(lines, record.get('answers', {}).get(labeller, 0))
         return lines
 
     def check_labellers(self, names: Iterable[str]) -> None:
@@ -261,29 +249,26 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
     """Return the question in a line without parsing its tokens, which is 8 times as fast."""
     head, found, _ = line.partition(_TOKENS)
     record = json_lines.parse(head + b'}' if found else line, where)
-    gold, samples = record.get('gold'), len(label_type.samples)
     try:
-        weights = tuple(map(str, record.get('weights', [''] * samples)))
-        if not len(record['policies']) == len(weights) == samples:
-            raise ValueError(f'policies and weights must be those of each of {samples} samples')
-        check_given_id(record.get(GIVEN_ID))
+        gold, samples = record.get('gold'), [str] * len(label_type.samples)
+        weights = record.get('weights', [''] * len(samples))
+        schema = {**_QUESTION, 'policies': tuple(samples)}
+        if not (matches_schema(record, schema) and matches_schema(weights, tuple(samples))):
+            raise ValueError('a field is missing, or not of its kind')
         if gold is not None and not label_type.is_valid(gold):
             raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
-        return Question(
-            id=str(record['id']),
-            kind=str(record['kind']),
-            labellers=int(record['labellers']),
-            policies=tuple(map(str, record['policies'])),
-            weights=weights,
-            part=str(record['part']),
-            texts_read=int(record['texts_read']),
-            episode=int(record['episode']) if 'episode' in record else None,
-            span=(begin, len(line)),
-            gold=gold,
-            given_id=record.get(GIVEN_ID),
-        )
-    except (KeyError, OverflowError, TypeError, ValueError) as e:
+        check_given_id(record.get(GIVEN_ID))
+    except (TypeError, ValueError) as e:
         raise UserError(f'{where} is not a question: {e}') from e
+    return Question(
+        **{name: record[name] for name in _QUESTION},
+        policies=tuple(record['policies']),
+        weights=tuple(weights),
+        episode=record.get('episode'),
+        span=(begin, len(line)),
+        gold=gold,
+        given_id=record.get(GIVEN_ID),
+    )
 
 
 class QuestionWriter(contextlib.AbstractContextManager['QuestionWriter']):

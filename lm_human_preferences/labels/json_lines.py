@@ -1,6 +1,7 @@
 """Append-only files of one JSON object a line; a line that a kill left unfinished is removed."""
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -76,6 +77,7 @@ class Writer:
         is_new = not os.path.exists(path)
         # Where this fails, the lock would last as long as the error's traceback.
         with os_errors_as(self._unwritable), contextlib.ExitStack() as opened:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
                 self.file = opened.enter_context(storage.open_locked(path, 'ab+', opener=opener))
             except BlockingIOError:
@@ -98,21 +100,11 @@ class Writer:
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append all lines or none; they are on the disk on return."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
-        self.check_in_place()
-        with os_errors_as(self._unwritable, '; what it had is saved'):
+        with os_errors_as(self._unwritable):
+            # Else a file that somebody has moved away or replaced would go on to grow.
+            if not os.path.samestat(os.fstat(self.file.fileno()), os.lstat(self.path)):
+                raise OSError(errno.ESTALE, 'it was replaced while this program was using it')
             storage.append(self.file, b''.join(lines), sync=True)
-
-    def check_in_place(self) -> None:
-        """Raise UserError if the path leads to another file by now, or to none."""
-        try:
-            is_there = os.path.samestat(os.fstat(self.file.fileno()), os.lstat(self.path))
-        except OSError:
-            is_there = False
-        if not is_there:
-            raise UserError(
-                f'{self.path} was moved, deleted or replaced while this program was using it, so'
-                ' nothing more is saved: put it back as it was, or start again'
-            )
 
     def close(self) -> None:
         self.file.close()

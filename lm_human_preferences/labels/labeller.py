@@ -1,6 +1,7 @@
 """Labeller at work: questions one after another, each answer on the disk before the next one."""
 
 import contextlib
+import hashlib
 import os
 import time
 import uuid as uuids
@@ -9,12 +10,7 @@ from typing import Any
 
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.label_types import Value
-from lm_human_preferences.labels.answers import (
-    Answer,
-    AnswerLog,
-    asking_rank,
-    shown_order,
-)
+from lm_human_preferences.labels.answers import Answer, AnswerLog
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.json_lines import Writer
 from lm_human_preferences.runs.run_files import ANSWERS, LABELLER
@@ -38,41 +34,27 @@ def names_in(text: str) -> list[str]:
     return names
 
 
-class AlreadyUsed(UserError):
-    """An answer cannot be taken back, because a training has learned from it."""
-
-
-class AlreadyAnswered(UserError):
-    """Error: the labeller has answered this question already."""
+class Refused(UserError):
+    """Error: an answer cannot be given again, or be taken back."""
 
 
 class Labeller(contextlib.AbstractContextManager['Labeller']):
     """One labeller at work: the only writer of their file of answers.
 
-    at_work: what to do if there is another one, for the error. key: of the order on the screen,
-    see answers.shown_order. Threads wait for each other by the folder's lock, so that none sees an
-    answer before it is on the disk.
+    key: of the orders of questions and samples, which nobody else can compute. Threads wait for
+    each other by the folder's lock, so that none sees an answer before it is on the disk.
     """
 
-    def __init__(
-        self,
-        folder: LabelFolder,
-        name: str,
-        key: bytes = b'',
-        at_work: str = 'use another --labeller',
-    ) -> None:
+    def __init__(self, folder: LabelFolder, name: str, key: bytes = b'') -> None:
         check_name(name)
         self.folder, self.name, self._key = folder, name, key
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
-        with contextlib.suppress(OSError):  # which the writer explains
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-        in_use = f'{path} is in use: {name} is labelling already; {at_work}'
-        self._writer = Writer(path, in_use)
-        try:
-            folder.refresh()
-        except BaseException:
-            self.close()
-            raise
+        self._writer = Writer(
+            path,
+            f'{path} is in use: {name} is labelling already; use another --labeller, or try again'
+            ' when they have left',
+        )
+        folder.refresh()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -98,7 +80,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
 
     def rank(self, question: Question) -> bytes:
         """Return the sort key by which questions are asked."""
-        return asking_rank(self.name, question.id, self._key)
+        return self._rank(question.id)
 
     def left(self) -> int:
         """Return how many questions wait for this labeller."""
@@ -111,7 +93,11 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
 
     def order(self, question: Question) -> tuple[int, ...]:
         """Return the samples of a question in the order in which they are shown."""
-        return shown_order(self.name, question.id, len(self.folder.samples), self._key)
+        samples = range(len(self.folder.samples))
+        return tuple(sorted(samples, key=lambda index: self._rank(f'{question.id}/{index}')))
+
+    def _rank(self, name: str) -> bytes:
+        return hashlib.sha256(self._key + f'{self.name}/{name}'.encode()).digest()
 
     def answer(
         self,
@@ -126,8 +112,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
     ) -> Answer:
         """Record an answer, or with value None a skip and its reason; on the disk on return.
 
-        uuid: the same one, given again after an answer that may have been lost, records nothing
-        twice. AlreadyAnswered if it is that of another answer, or the question has an answer.
+        Refused if the uuid is that of another answer, or the labeller has answered the question.
         """
         with self.folder.lock:
             answer = Answer(
@@ -142,11 +127,8 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
                 is_bad=is_bad,
                 is_simulated=simulated,
             )
-            before = self.log.uuids.get(answer.uuid)
-            if before is not None and before.said == answer.said:
-                return before
             if answer.uuid in self.log.givers or self.log.answer_to(question.id) is not None:
-                raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
+                raise Refused(f'{self.name} has answered this question already')
             self._append(answer.record(self.folder.label_type))
             return answer
 
@@ -156,13 +138,13 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
             self._append(*(answer.record(self.folder.label_type) for answer in answers))
 
     def undo(self, uuid: str | None = None) -> Answer | None:
-        """Take back the answer `uuid`, or the last one; AlreadyUsed if it was learned from."""
+        """Take back the answer `uuid`, or the last one; Refused if it was learned from."""
         with self.folder.lock:
             answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
             if answer is None or answer.uuid in self.log.taken_back:
                 return answer
             if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
-                raise AlreadyUsed('this answer stays: the reward model has learned from it')
+                raise Refused('That answer stays: the reward model has learned from it')
             self._append({'undo': answer.uuid, 'time': time.time()})
             return answer
 

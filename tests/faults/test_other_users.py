@@ -9,7 +9,6 @@ from label_folders import make_folder
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.runs import run_dir
 
 NEW = ['train_policy', 'test', 'x', '--mpi=1', '--rewards.train_new_model=off']
@@ -92,7 +91,3 @@ def test_gold_answers_are_for_the_owner_of_a_folder(tmp_path, mask):
     assert questions.stat().st_mode & 0o777 == 0o600
     assert (tmp_path / 'parent/f').stat().st_mode & 0o777 == 0o700
     assert (tmp_path / 'parent').stat().st_mode & 0o777 == 0o777 & ~mask
-    assert LabelFolder(str(tmp_path / 'parent/f')).notes() == []
-    questions.chmod(0o644)  # as earlier versions have made it
-    (note,) = LabelFolder(str(tmp_path / 'parent/f')).notes()
-    assert note == f'note: {questions} has the gold answers, and others may read it'

@@ -236,7 +236,7 @@ def test_nothing_is_imported_while_one_of_the_labellers_is_at_work(answered):
     before = contents(answered)
     with (
         Labeller(LabelFolder(str(answered)), 'bob'),
-        pytest.raises(UserError, match='bob is labelling already; nothing was imported; import'),
+        pytest.raises(UserError, match='bob is labelling already; .* try again when'),
     ):
         bring(answered, records)
     assert contents(answered) == before
@@ -321,9 +321,7 @@ def test_scales_of_imports(name, values, scale):
 def test_a_scale_without_keys_is_not_asked(tmp_path):
     make_folder(tmp_path / 'f', task={'label_type': 'scalar_rating', 'scale': [0, 100]}, samples=1)
     assert 'numbers 0 to 100' in error_of(invoke(f'label {tmp_path}/f --labeller anna'))
-    web = invoke(f'label {tmp_path}/f --labeller anna --web.port 0')
-    assert 'numbers from 0 to 100' in error_of(web)
-    for scale in ([4, 0], 9):
+    for scale in ([0], [4, 0], [0, 1.5], 9):
         task = json.loads((tmp_path / 'f/task.json').read_text())
         (tmp_path / 'f/task.json').write_text(json.dumps({**task, 'scale': scale}))
         with pytest.raises(UserError, match='task.json is damaged: .* cannot have scale'):

@@ -27,39 +27,19 @@ class Assignments:
         self.folder, self.labellers, self.clock = folder, labellers, clock
         self.held: dict[str, tuple[str, float]] = {}  # {labeller: (question, since when)}
 
-    def open_to(self, name: str) -> list[Question]:
-        """Return the questions that a labeller may answer, with those that others hold."""
-        questions = self.folder.questions.values()
-        return [question for question in questions if self.folder.is_open_for(question, name)]
+    def give(self, name: str) -> tuple[Question | None, int]:
+        """Return the question to be answered now, the same one until it is, and how many are left.
 
-    def waiting(self, name: str) -> list[Question]:
-        """Return the questions that a labeller will be asked, with those that others hold.
-
-        Gold questions are left out near the end, so that another question follows each of them:
-        meanwhile each other labeller may answer the one that they hold and take one more.
+        Left are also questions that others hold.
         """
-        open_to = self.open_to(name)
-        others = sum(question.kind != GOLD for question in open_to)
-        has_only_gold = self.folder.count(GOLD) == len(self.folder.questions)
-        if has_only_gold or others >= 2 * len(self.labellers):
-            return open_to
-        held, _ = self.held.get(name, ('', 0.0))
-        return [question for question in open_to if question.kind != GOLD or question.id == held]
-
-    def give(self, name: str) -> Question | None:
-        """Return the question for a labeller to answer now: the same one until they have."""
-        waiting = self.waiting(name)
         own, _ = self.held.get(name, ('', 0.0))
-        times: dict[str, list[float]] = {}  # {question: since when others hold it}
-        for other, (question, since) in self.held.items():
-            if other != name:
-                times.setdefault(question, []).append(since)
+        waiting = self._waiting(name, own)
         free, shared = [], []
         for question in waiting:
             if question.id == own:
-                return question
+                return question, len(waiting)
             room = question.labellers - given(self.folder.answers_to(question))
-            since = times.get(question.id, [])
+            since = [since for held, since in self.held.values() if held == question.id]
             if len(since) < room:
                 free.append(question)
             elif sum(self.clock() - each < HOLD_SECONDS for each in since) < room:
@@ -68,11 +48,25 @@ class Assignments:
         self.held.pop(name, None)
         if found is not None:
             self.hold(name, found.id)
-        return found
+        return found, len(waiting)
 
     def hold(self, name: str, question: str) -> None:
         """Have a labeller hold a question from now on, and no other one."""
         self.held[name] = question, self.clock()
+
+    def _waiting(self, name: str, own: str) -> list[Question]:
+        """Return the questions that a labeller, who holds the question `own`, will be asked.
+
+        Gold questions are left out near the end, so that another question follows each of them:
+        meanwhile each other labeller may answer the one that they hold and take one more.
+        """
+        questions = self.folder.questions.values()
+        open_to = [question for question in questions if self.folder.is_open_for(question, name)]
+        others = sum(question.kind != GOLD for question in open_to)
+        has_only_gold = self.folder.count(GOLD) == len(questions)
+        if has_only_gold or others >= 2 * len(self.labellers):
+            return open_to
+        return [question for question in open_to if question.kind != GOLD or question.id == own]
 
     def _rank(self, name: str, question: Question) -> int:
         """Return the sort key by which questions are given.

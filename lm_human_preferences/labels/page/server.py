@@ -1,8 +1,6 @@
 """Server of the page, in a thread of its own."""
 
-import asyncio
 import contextlib
-import ipaddress
 import secrets
 import socket
 import threading
@@ -17,21 +15,13 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import PUBLIC_URL, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.page.app import make_app, page_and_policy
+from lm_human_preferences.labels.page.app import Page, page_and_headers
 from lm_human_preferences.labels.page.service import LabellingService
 
 ALL_ADDRESSES = ('0.0.0.0', '::')  # any address of this machine
 MOST_CONNECTIONS = 200
 MOST_HEADER_BYTES = 16 * 1024
 GRACE_SECONDS = 3  # seconds for open replies when the server ends
-HEADERS = {  # headers of every reply
-    'Cache-Control': 'no-store',
-    'Cross-Origin-Opener-Policy': 'same-origin',
-    'Cross-Origin-Resource-Policy': 'same-origin',
-    'Referrer-Policy': 'no-referrer',
-    'X-Content-Type-Options': 'nosniff',
-    'X-Frame-Options': 'DENY',
-}
 
 
 class LabelServer(contextlib.AbstractContextManager['LabelServer']):
@@ -39,8 +29,6 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
 
     links: {labeller: address, with a key that only this server accepts}.
     """
-
-    summary = ''  # see LabellingService.summary; once it is closed
 
     def __init__(
         self,
@@ -51,51 +39,53 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
         note: Callable[[str], None] = print,
     ) -> None:
         opened = LabelFolder(folder)
-        self._error: BaseException | None = None
-        self._ended = threading.Event()
         with contextlib.ExitStack() as stack:
             self.service = LabellingService(opened, labellers, note)
             stack.enter_context(contextlib.closing(self.service))
-            self._listener = storage.closed_after_fork(stack.enter_context(_listen(options)))
-            self._start(options, {name: secrets.token_urlsafe(32) for name in labellers})
+            listener = storage.closed_after_fork(stack.enter_context(_listen(options)))
+            self.port: int = listener.getsockname()[1]
+            name = socket.gethostname() if options.host in ALL_ADDRESSES else options.host
+            name = f'[{name}]' if ':' in name else name
+            self.url = (options.public_url or f'http://{name}:{self.port}').rstrip('/')
+            keys = {labeller: secrets.token_urlsafe(32) for labeller in labellers}
+            self.links = {labeller: f'{self.url}/#{key}' for labeller, key in keys.items()}
+            hosts = ['127.0.0.1', name, _public_address(options)[1]]
+            self._server = self._make_server(keys, hosts)
+            self._thread = threading.Thread(
+                target=self._server.run, args=[[listener]], name='label server', daemon=True
+            )
+            self._thread.start()
             self._stack = stack.pop_all()
 
-    def _start(self, options: WebHParams, keys: dict[str, str]) -> None:
-        name = socket.gethostname() if options.host in ALL_ADDRESSES else options.host
-        name = f'[{name}]' if ':' in name else name
-        self.port: int = self._listener.getsockname()[1]
-        self.url = (options.public_url or f'http://{name}:{self.port}').rstrip('/')
-        self.links = {labeller: f'{self.url}/#{key}' for labeller, key in keys.items()}
-        _, public_host, _, path = _public_url(options) or ('', name, '', '')
-        hosts = ['127.0.0.1', name, public_host]
-        html, policy = page_and_policy()
-        app = make_app(
-            html, self.service, keys, hosts, path.rstrip('/'), lambda: self._server.should_exit
+    def _make_server(self, keys: dict[str, str], hosts: Sequence[str]) -> uvicorn.Server:
+        html, headers = page_and_headers()
+        page = Page(html, self.service, keys, lambda: self._server.should_exit)
+        config = uvicorn.Config(
+            page.app(hosts),
+            headers=[*headers.items()],
+            http=FairProtocol,
+            ws='none',
+            lifespan='off',
+            interface='asgi3',
+            log_config=None,
+            log_level='error',
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        self._server = uvicorn.Server(_config(app, policy))
-        self._thread = threading.Thread(target=self._run, name='label server', daemon=True)
-        self._thread.start()
+        return uvicorn.Server(config)
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._server.serve(sockets=[self._listener]))
-        except BaseException as e:
-            self._error = e
-        finally:
-            self._ended.set()
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until the server has ended, for at most `seconds`; re-raises what ended it."""
-        # Not by `join`, after whose interruption Python takes the thread for ended.
-        self._ended.wait(seconds)
-        if self._error is not None:
-            raise self._error
+    def wait(self) -> None:
+        """Wait until the server has ended."""
+        while self._thread.is_alive():  # `join`, interrupted, takes the thread for ended
+            time.sleep(0.1)
 
     def close(self) -> None:
         """Answer what has been asked, and end; what was acknowledged is on the disk."""
         self._server.should_exit = True
         self._thread.join()
-        self.summary = self.summary or self.service.summary()
         self._stack.close()
 
     def __exit__(self, *_: object) -> None:
@@ -119,28 +109,20 @@ class FairProtocol(H11Protocol):
 
 def missing_tls(options: WebHParams) -> str | None:
     """Return a warning if others can reach the host and nothing is encrypted."""
-    scheme, host, _, _ = _public_url(options) or ('http', options.host, '', '')
-    if scheme == 'https' or _is_local(host.strip('[]')):
+    scheme, host = _public_address(options)
+    if scheme == 'https' or host in ('127.0.0.1', '::1', '[::1]'):
         return None
     return (
-        f'warning: no TLS: whoever is between you and {options.public_url or host} can read the'
-        f' links, and answer as anybody; leave {options.option_name("host")} out and use ssh -L,'
-        f' or a proxy with TLS and {options.option_name("public_url")}'
+        f'warning: no TLS: whoever is between you and {host} can read the links, and answer as'
+        f' anybody; leave {options.option_name("host")} out and use ssh -L, or a proxy with TLS and'
+        f' {options.option_name("public_url")}'
     )
 
 
-def _public_url(options: WebHParams) -> tuple[str, ...] | None:
-    """Return scheme, host, port and path of the public address, if there is one."""
+def _public_address(options: WebHParams) -> tuple[str, str]:
+    """Return scheme and host of the public address, or without one of the server's own."""
     match = PUBLIC_URL.fullmatch(options.public_url or '')
-    return match and match.groups('')
-
-
-def _is_local(host: str) -> bool:
-    """Return whether nobody but this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return (match[1], match[2]) if match else ('http', options.host)
 
 
 def _listen(options: WebHParams) -> socket.socket:
@@ -161,21 +143,3 @@ def _listen(options: WebHParams) -> socket.socket:
     # its head, which takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def _config(app: Any, policy: str) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        headers=[*HEADERS.items(), ('Content-Security-Policy', policy)],
-        http=FairProtocol,
-        ws='none',
-        lifespan='off',
-        interface='asgi3',
-        log_config=None,
-        log_level='error',
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )

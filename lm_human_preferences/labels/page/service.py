@@ -1,25 +1,24 @@
-"""Actions of labellers on the page; a refusal is an HTTPException, whose text they see."""
+"""Actions of labellers on the page.
+
+A mistake of theirs is an HTTPException or a Refused, whose text they see; where the disk fails, a
+UserError.
+"""
 
 import contextlib
 import dataclasses
 import hmac
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.label_types import Value
 from lm_human_preferences.labels.answers import REASONS
 from lm_human_preferences.labels.folder import LabelFolder, Question
-from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page.assignments import Assignments
 from lm_human_preferences.language import tokenisers
-
-MOST_STEPS = 9  # highest number of a scale: there is a key for each
-REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
 
 
 class LabellingService:
@@ -33,12 +32,6 @@ class LabellingService:
         self, folder: LabelFolder, labellers: Sequence[str], note: Callable[[str], None] = print
     ) -> None:
         self.folder, self.note = folder, note
-        control = folder.label_type.control
-        if control.template == 'scale' and not 0 <= control.first < control.last <= MOST_STEPS:
-            raise UserError(
-                f'{folder.path} has numbers from {control.first} to {control.last}: people can'
-                f' answer by those from 0 to {MOST_STEPS}'
-            )
         encoder = folder.encoding().get_encoder()
         self.encoder = tokenisers.for_people(encoder, folder.task['task'].get('chat'))
         self.labellers: dict[str, Labeller] = {}
@@ -48,10 +41,7 @@ class LabellingService:
                 labeller = stack.enter_context(Labeller(folder, name, self._key))
                 self.labellers[name] = labeller
             self._stack = stack.pop_all()
-        for line in folder.notes():
-            note(line)
         self.assignments = Assignments(folder, self.labellers)
-        self._refreshed = time.monotonic()
 
     def close(self) -> None:
         self._stack.close()
@@ -66,76 +56,51 @@ class LabellingService:
         }
 
     def question(self, name: str) -> dict[str, Any]:
-        """Return the question for a labeller to answer now, with what others have written."""
+        """Return the question to answer now, after reading on: questions, answers of terminals."""
         with self.folder.lock:
-            if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
-                self._read_on()
+            try:
+                self.folder.refresh()
+            except UserError as e:
+                self.note(f'note: {e}')  # what could be read counts
             return self._next(name)
 
     def answer(
-        self, name: str, question: str, choice: Sequence[int], answer: str, seconds: float
-    ) -> dict[str, Any]:
-        """Record an answer, on the disk on return, and return what comes next; see `_record`."""
-        label_type = self.folder.label_type
-        control = label_type.control
-        is_whole = len(choice) == control.keys and control.accepts(choice)
-        if not is_whole:
-            raise HTTPException(400, 'No such choice.')
-
-        def value_of(asked: Question) -> Value:
-            return label_type.answer_of(choice, self.labellers[name].order(asked))
-
-        is_bad = control.is_bad(choice)
-        return self._record(name, question, answer, seconds, value_of, is_bad=is_bad)
-
-    def skip(
-        self, name: str, question: str, reason: str, answer: str, seconds: float
-    ) -> dict[str, Any]:
-        """Record that a labeller skips a question; see `answer`."""
-        if reason not in REASONS:
-            raise HTTPException(400, 'No such reason.')
-        return self._record(name, question, answer, seconds, lambda asked: None, reason=reason)
-
-    def _record(
         self,
         name: str,
-        token: str,
-        uuid: str,
+        question: str,
+        answer: str,
         seconds: float,
-        value_of: Callable[[Question], Value | None],
-        **said: Any,
+        choice: Sequence[int] = (),
+        reason: str = '',
     ) -> dict[str, Any]:
-        """Record what is said about the question that a labeller holds, once for each uuid.
+        """Record a choice, or a skip and its reason, and return what comes next.
 
-        token: of that question. seconds: that it took, at most as long as they have held it. said:
-        more arguments of Labeller.answer.
+        It is on the disk on return, once for each uuid `answer`. question: the name of the one that
+        the labeller holds. seconds: that it took, at most as long as they have held it.
         """
-        labeller = self.labellers[name]
+        labeller, label_type = self.labellers[name], self.folder.label_type
+        control = label_type.control
+        is_choice = len(choice) == control.keys and control.accepts(choice)
+        if not (reason in REASONS or is_choice) or not seconds >= 0:  # NaN is not
+            raise HTTPException(400, 'There is no such answer.')
         with self.folder.lock:
             id, since = self.assignments.held.get(name, ('', 0.0))
-            if uuid not in labeller.log.uuids:  # else it is only sent again
-                if self._token(id) != token:
+            if answer not in labeller.log.uuids:  # else it is only sent again
+                if self._token(id) != question:
                     raise HTTPException(409, 'That question does not wait for you any more.')
                 asked = self.folder.questions[id]
+                value = None if reason else label_type.answer_of(choice, labeller.order(asked))
                 took = min(seconds, self.assignments.clock() - since)
-                try:
-                    labeller.answer(asked, value_of(asked), took, uuid=uuid, **said)
-                except AlreadyAnswered as e:
-                    raise HTTPException(409, 'You have answered this question already.') from e
-                except UserError as e:
-                    raise self._not_saved(e) from e
+                said = {'reason': reason or None, 'is_bad': control.is_bad(choice)}
+                labeller.answer(asked, value, took, uuid=answer, **said)
             return self._next(name)
+
+    skip = answer  # with a reason in place of a choice
 
     def undo(self, name: str, answer: str) -> dict[str, Any]:
         """Take back an answer or a skip, and return its question, to be answered again."""
         with self.folder.lock:
-            try:
-                undone = self.labellers[name].undo(answer)
-            except AlreadyUsed as e:
-                text = 'That answer stays: the reward model has learned from it already.'
-                raise HTTPException(409, text) from e
-            except UserError as e:
-                raise self._not_saved(e) from e
+            undone = self.labellers[name].undo(answer)
             if undone is None:
                 raise HTTPException(404, 'No such answer.')
             self.assignments.hold(name, undone.question)
@@ -143,18 +108,15 @@ class LabellingService:
 
     def _next(self, name: str) -> dict[str, Any]:
         """Return the question for a labeller and their progress; others replace damaged ones."""
-        shown = None
-        while shown is None and (question := self.assignments.give(name)):
-            shown = self._shown(name, question)
+        question, left = self.assignments.give(name)
+        while question is not None and (shown := self._shown(name, question)) is None:
+            question, left = self.assignments.give(name)
         labeller = self.labellers[name]
-        done, last = labeller.done(), labeller.log.last()
-        open_to = self.assignments.open_to(name)
-        there = len(self.folder.questions.keys() - self.folder.damaged)
+        last = labeller.log.last()
         return {
-            'question': shown,
-            'done': done,
-            'left': len(self.assignments.waiting(name)),
-            'others': max(0, there - len(open_to) - done),  # one that is done may be damaged
+            'question': None if question is None else shown,
+            'done': labeller.done(),
+            'left': left,
             'last': None if last is None else last.uuid,
         }
 
@@ -166,8 +128,7 @@ class LabellingService:
             samples = [self._text(tokens[field]) for field in self.folder.samples]
         except (UserError, LookupError, TypeError, ValueError) as e:
             if isinstance(e.__cause__, OSError):  # the page tries again
-                self.note(f'note: {e}')
-                raise HTTPException(503, 'The questions cannot be read.') from e
+                raise
             self.note(f'note: the question {question.id} is left out: {e}')
             self.folder.damaged.add(question.id)
             return None
@@ -185,29 +146,7 @@ class LabellingService:
     def _text(self, tokens: Sequence[int]) -> str:
         return self.encoder.decode(self.encoder.without_padding(tokens))
 
-    def _read_on(self) -> None:
-        """Read what others have written: new questions, answers given in a terminal."""
-        self._refreshed = time.monotonic()
-        try:
-            self.folder.refresh()
-        except UserError as e:
-            self.note(f'note: {e}')  # what could be read counts
-
-    def _not_saved(self, error: UserError) -> HTTPException:
-        """Return the reply if a line is not on the disk, or not in the file of that name."""
-        self.note(f'note: {error}')
-        cause = error.__cause__
-        reason = cause.strerror if isinstance(cause, OSError) else None
-        return HTTPException(
-            507, f'It could not be saved: {reason or "the file of your answers was moved"}.'
-        )
-
     def summary(self) -> str:
         """Say how many questions each labeller has answered or skipped."""
-        counts = []
-        for name, labeller in self.labellers.items():
-            values = [answer.value for answer in labeller.log.last_answers()]
-            skipped = values.count(None)
-            count = f'{name} {len(values) - skipped}'
-            counts.append(f'{count} ({skipped} skipped)' if skipped else count)
+        counts = [f'{name} {labeller.done()}' for name, labeller in self.labellers.items()]
         return f'Saved: {", ".join(counts)}.'

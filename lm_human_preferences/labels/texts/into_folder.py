@@ -20,8 +20,6 @@ from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, Questio
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 
-AT_WORK = 'nothing was imported; import again when they have left'
-
 
 def as_asked(labels: Sequence[TextLabel], folder: LabelFolder) -> list[TextLabel]:
     """Return labels with the samples in the order in which each question was first asked.
@@ -146,7 +144,7 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
         writers = {}
         # New labellers come last, so that they get no file if somebody is at work.
         for name in sorted(given, key=lambda name: name not in folder.logs):
-            writers[name] = stack.enter_context(Labeller(folder, name, at_work=AT_WORK))
+            writers[name] = stack.enter_context(Labeller(folder, name))
         added = add_questions(labels, writer, UNNAMED)
         lines = [f'{folder.path}: {added} questions added, {len(folder.questions)} in all']
         for name, by_question in given.items():
