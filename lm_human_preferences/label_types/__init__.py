@@ -58,9 +58,6 @@ class PickBest(LabelType):
     def preferred(self, value: int | str) -> int | None:
         return None if isinstance(value, str) else value
 
-    def value_of_choice(self, chosen: int) -> int | None:
-        return chosen if len(self.samples) == 2 else None
-
     def by_rewards(self, rewards: Sequence[float]) -> int:
         return max(range(len(rewards)), key=lambda index: rewards[index])
 
@@ -72,32 +69,16 @@ class PickBest(LabelType):
     ) -> dict[str, torch.Tensor]:
         """Return the cross entropy, in nats; that of a tie is the mean over all samples."""
         import torch
-        from torch.nn import functional as F
 
-        best, is_tie = labels['best'].to(rewards.device), labels['best'] == TIED
-        if is_tie.any():
-            surprises = -rewards.log_softmax(dim=1)
-            of_best = surprises.gather(1, best.clamp(min=0)[:, None])[:, 0]
-            is_tie = is_tie.to(rewards.device)
-            error = torch.where(is_tie, surprises.mean(dim=1), of_best).mean()
-        else:
-            error = F.cross_entropy(rewards, best)
+        best = labels['best'].to(rewards.device)
+        surprises = -rewards.log_softmax(dim=1)
+        of_best = surprises.gather(1, best.clamp(min=0)[:, None])[:, 0]
+        error = torch.where(best == TIED, surprises.mean(dim=1), of_best).mean()
         return {'loss': error, 'error': error}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
         """Return ln N: every response is equally likely to be the best."""
         return math.log(len(self.samples))
-
-    def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the mean over all other samples of the sign of the best one's lead."""
-        others = len(self.samples) - 1
-        is_choice = labels['best'] != TIED
-        if others == 0 or not is_choice.any():
-            return rewards.new_zeros(())
-        if not is_choice.all():
-            rewards, labels = rewards[is_choice], self.without_ties(labels)
-        ahead = (rewards.gather(1, labels['best'][:, None]) - rewards).sign()
-        return ahead.sum() / (others * len(rewards))
 
     def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         is_best = (rewards == rewards.max(dim=1, keepdim=True).values).double()
@@ -165,22 +146,18 @@ class ScalarRating(_Number):
         import torch
         from torch.nn import functional as F
 
+        from lm_human_preferences.utils.core import pearson_r
+
         predicted = rewards[:, 0]
         score = labels['score'].to(predicted.device)
         error = F.mse_loss(predicted, score)
         var, mean = torch.var_mean(score, correction=0)
-        corr = self.agreement(predicted.detach()[:, None], {'score': score})
+        corr = pearson_r(score, predicted.detach()).nan_to_num(0.0)  # 0 where one does not vary
         return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
         """Return the variance of the scores: every response gets their mean."""
         return labels['score'].var(correction=0).item()
-
-    def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the correlation of scores and rewards; 0 where one of them does not vary."""
-        from lm_human_preferences.utils.core import pearson_r
-
-        return pearson_r(labels['score'], rewards[:, 0]).nan_to_num(0.0)
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
         return labels['score']
@@ -250,10 +227,6 @@ class ScalarComparison(_Number):
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
         """Return the mean square of the differences: both responses get the same reward."""
         return labels['difference'].square().mean().item()
-
-    def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the mean of 1 for each difference with the right sign, -1 for the wrong one."""
-        return (2 * self.is_right(rewards, labels) - 1).mean()
 
     def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         difference = rewards[:, 1] - rewards[:, 0]

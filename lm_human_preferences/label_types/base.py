@@ -145,10 +145,6 @@ class LabelType:
             return []
         return [(best, other) for other in range(len(self.samples)) if other != best]
 
-    def value_of_choice(self, chosen: int) -> Value | None:
-        """Return the answer that prefers one of two samples; None if that is not a whole answer."""
-        return None
-
     def moved(self, value: Value, places: Sequence[int]) -> Value:
         """Return an answer after each sample has moved to its place among `places`."""
         if isinstance(value, list):
@@ -264,10 +260,6 @@ class LabelType:
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
         """Return the mean loss over `labels` of the best constant rewards."""
         self.lacks('guessing_loss')
-
-    def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return how often rewards order the samples as labels do: 1 always, 0 chance, -1 never."""
-        self.lacks('agreement')
 
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]

@@ -20,6 +20,7 @@ from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.label_types.base import check_finite
 from lm_human_preferences.labels.report import agreement
 from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.utils.core import pearson_r
 
 Labels = dict[str, torch.Tensor]
 # Rewards (batch, n) of n responses (batch, n, response_length) to queries (batch, query_length).
@@ -143,7 +144,7 @@ class Prediction:
     accuracy: float | None  # fraction with the labeller's answer; None for ratings
     effective: float  # independent labels of the accuracy, see agreement.effective_answers
     chance: float | None
-    agreement: float  # see label_types
+    agreement: float  # the accuracy, or the correlation with ratings
     is_undefined: bool = False  # the correlation, as all rewards or ratings are equal
     is_cross_validated: bool = False  # by heads that learn from each other's labels
     is_learned: bool = False  # whether the model may have learned from these labels
@@ -158,7 +159,7 @@ class Prediction:
         """Return the numbers for TensorBoard."""
         numbers = {'agreement': self.agreement}
         if self.accuracy is not None:
-            numbers['accuracy'] = self.accuracy
+            numbers = {'accuracy': self.accuracy}
         if self.interval() is not None:
             numbers['effective_labels'] = self.effective
         return numbers
@@ -205,10 +206,14 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
         query_of = torch.tensor(_numbered(connected))
     accuracy, effective, is_undefined = None, 0.0, False
     if right is None:
-        for values in (rewards[:, 0], labels[label_type.field]):
-            is_undefined |= bool(values.max() - values.min() <= 1e-6 * values.abs().max())
+        if len(label_type.samples) > 1:
+            label_type.lacks('is_right')
+        rated, values = rewards[:, 0], labels[label_type.field]
+        measured = pearson_r(values, rated).nan_to_num(0.0).item()
+        for each in (rated, values):
+            is_undefined |= bool(each.max() - each.min() <= 1e-6 * each.abs().max())
     else:
-        accuracy = right.double().mean().item()
+        measured = accuracy = right.double().mean().item()
         of_queries = torch.bincount(query_of, weights=right.double())
         effective = agreement.effective_answers(
             of_queries.tolist(), torch.bincount(query_of).tolist()
@@ -219,7 +224,7 @@ def prediction_of(rewards: torch.Tensor, labels: Labels, label_type: LabelType) 
         accuracy=accuracy,
         effective=effective,
         chance=label_type.chance,
-        agreement=0.0 if is_undefined else label_type.agreement(rewards, labels).item(),
+        agreement=0.0 if is_undefined else measured,
         is_undefined=is_undefined,
     )
 

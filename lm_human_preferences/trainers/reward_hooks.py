@@ -75,9 +75,7 @@ class HeldOut(Hook):
         trainer.prediction = prediction
         trainer.logger.log(prediction.statistics(), step - 1, tag_prefix='train_reward/held_out/')
         if ends_epoch:
-            accuracy = prediction.accuracy
-            measured = prediction.agreement if accuracy is None else accuracy
-            trainer.held_out_by_epoch.append(measured)
+            trainer.held_out_by_epoch.append(prediction.agreement)
         if step == trainer.total_steps:
             self._end()
 

@@ -279,21 +279,6 @@ def test_loss_of_guessing(name, labels, expected):
     assert label_types.get(name).guessing_loss(labels) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    'name, labels, rewards, expected',
-    [
-        ('best_of_3', {'best': [1, 0]}, [[0, 2, 1], [1, 2, 0]], 0.5),
-        ('best_of_3', {'best': [1]}, [[0, 0, 0]], 0),
-        ('scalar_compare', {'difference': [1.0, -2.0, 0.0]}, [[0, 5], [1, 3], [0, 1]], 0),
-        ('scalar_rating', {'score': [1.0, 2.0, 3.0]}, [[-2], [-4], [-6]], -1),
-    ],
-)
-def test_agreement(name, labels, rewards, expected):
-    labels = {field: torch.tensor(values) for field, values in labels.items()}
-    found = label_types.get(name).agreement(torch.tensor(rewards, dtype=torch.float32), labels)
-    assert found.item() == pytest.approx(expected, abs=1e-6)
-
-
 def test_two_ranks_have_one_accuracy(monkeypatch, capsys):
     """Both take part in every measurement, or one would wait for the other for ever."""
     give_each_thread_its_own_numpy_random(monkeypatch)

@@ -39,7 +39,7 @@ def test_loss_and_gradient_are_those_of_equal_chances_for_all(samples, chosen):
     torch.testing.assert_close(rewards.grad, (chances - wanted) / 2)
 
 
-def test_ties_are_no_part_of_accuracy_and_agreement():
+def test_ties_are_no_part_of_accuracy():
     label_type = label_types.get('best_of_2')
     labels = {
         'query': torch.zeros(4, 1, dtype=torch.int64),
@@ -53,10 +53,8 @@ def test_ties_are_no_part_of_accuracy_and_agreement():
 
     prediction = predict(first_tokens, labels, label_type, 2, Comm())
     assert (prediction.labels, prediction.accuracy) == (3, pytest.approx(2 / 3))
-    assert prediction.agreement == pytest.approx(1 / 3)
     only = {field: values[3:] for field, values in labels.items()}
     assert predict(first_tokens, only, label_type, 2, Comm()) is None
-    assert label_type.agreement(torch.zeros(1, 2), only).item() == 0
 
 
 def test_in_the_terminal_0_is_a_tie_and_9_is_both_bad(tmp_path):

@@ -115,14 +115,13 @@ def parse(
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
     if is_pair(record):
-        answer = label_type.value_of_choice(0)
-        if answer is None:
+        if label_type.name != 'best_of_2':
             raise UserError(
                 f'{where} says which of two responses is better: give {type_option} best_of_2, not'
                 f' {label_type.name}'
             )
         query, samples = preference(record, where)
-        return TextLabel(query, samples, answer, is_ordered=False, **_given(record, where))
+        return TextLabel(query, samples, 0, is_ordered=False, **_given(record, where))
     if record.keys().isdisjoint(TEXT_FIELDS):
         own = ', '.join(('query', *label_type.samples))
         raise UserError(
