@@ -234,7 +234,7 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
         raise UserError(
             f'--task.query_length {hparams.query_length} + --task.response_length'
             f' {hparams.response_length} + {affixes} tokens of {source} are {total}, more'
-            f' than the {sizes.limit} of --task.policy.initial_model {hparams.policy.initial_model}'
+            f' than the {sizes.n_ctx} of --task.policy.initial_model {hparams.policy.initial_model}'
         )
 
 

@@ -25,8 +25,6 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
     if is_classifier(directory):
         return Classifier(directory, class_name or None, chat=chat)
     if class_name:
-        if not storage.is_remote(directory) and not os.path.exists(directory):
-            raise OptionError('--rewards.trained_model', f'{directory}: no such directory')
         raise OptionError(
             '--rewards.class_name',
             f'{class_name}: {directory} is not a classifier of transformers, which has classes',

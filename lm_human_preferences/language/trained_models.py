@@ -14,7 +14,11 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.adapters import peft_files
 from lm_human_preferences.language.adapters.weights import merged
-from lm_human_preferences.language.causal_lm.library import empty_model
+from lm_human_preferences.language.causal_lm.library import (
+    PretrainedWeights,
+    config_of,
+    empty_model,
+)
 from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.language.gpt2.sizes import (
     HUGGING_FACE_SIZES,
@@ -30,7 +34,7 @@ from lm_human_preferences.language.weights import (
     CHECKPOINT_FILES,
     EMBEDDING,
     CheckpointWeights,
-    SafetensorsWeights,
+    SafetensorsFiles,
     Weights,
     are_here,
     check_size,
@@ -70,11 +74,9 @@ class GPT2:
     def create(self, scalar_heads: Iterable[str]) -> Model:
         return Model(self._sizes, scalar_heads)
 
-    def saved_weights(self, directory: str) -> SafetensorsWeights:
-        return SafetensorsWeights(directory)
-
-    def check_network(self, network: Any, name: str, weights: Weights) -> None:
-        """Do nothing: this program's own network needs no check."""
+    def saved_weights(self, directory: str) -> PretrainedWeights:
+        path = storage.join(directory, CONFIG_FILE)
+        return PretrainedWeights(directory, config_of(storage.read_json(path), path))
 
     def to_transformers(self, network: Any) -> PreTrainedModel:
         """Return a causal language model of transformers with the network's weights."""
@@ -277,7 +279,7 @@ class TrainedModel:
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
-        if self.architecture.is_probed and self.savedir not in _probed:
+        if not isinstance(self.architecture, GPT2) and self.savedir not in _probed:
             self.architecture.check_network(built, self.name, weights)
             _probed.add(self.savedir)
         return missing
@@ -362,7 +364,7 @@ def _has_own_output_layer(directory: str, config: Any) -> bool:
     """Return whether weights that are here untie the output layer, though the config ties it."""
     if not isinstance(config, dict) or not config.get('tie_word_embeddings', True):
         return False
-    return are_here(directory) and SafetensorsWeights(directory).has_own_output_layer()
+    return are_here(directory) and SafetensorsFiles(directory).has_own_output_layer()
 
 
 def known_sizes(name: str) -> HParams | None:

@@ -19,9 +19,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import SIZES
 from lm_human_preferences.training.model_sizes import FLOAT, Sizes
 
-TRANSFORMER = 'transformer.'  # begins our names of GPT-2's parameters, except its heads'
-CAUSAL_LM = 'causal_lm.'  # begins our names of parameters of models of transformers, likewise
-EMBEDDING = f'{TRANSFORMER}wte.weight'  # which every GPT-2 has
+CAUSAL_LM = 'causal_lm.'  # begins our names of parameters of models of transformers
+EMBEDDING = 'transformer.wte.weight'  # our name of that of every GPT-2
 # Files of a checkpoint in one part and without a step in its name, as releases have them.
 CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
@@ -98,8 +97,8 @@ class CheckpointWeights(Weights):
         return sorted(scopes)
 
 
-class SafetensorsWeights(Weights):
-    """Safetensors of a GPT-2 in one file or several; UserError if missing or damaged."""
+class SafetensorsFiles:
+    """Safetensors of a model in one file or several; UserError if missing or damaged."""
 
     def __init__(self, directory: str) -> None:
         files, fetched = [SAFETENSORS], [SAFETENSORS]
@@ -116,35 +115,17 @@ class SafetensorsWeights(Weights):
         if storage.is_remote(directory):
             paths = [storage.join(directory, name) for name in ('config.json', *fetched)]
             self.local_path = os.path.dirname(storage.cached_paths(paths)[0])
-        self.path = directory if len(files) > 1 else storage.join(directory, files[0])
         self._open_files: dict[str, Any] = {}  # by name of the file
         self._file_of: dict[str, str] = {}  # {name of a tensor in the files: name of its file}
         for name in files:
             file = open_safetensors(os.path.join(self.local_path, name))
             self._open_files[name] = file
             self._file_of.update(dict.fromkeys(file.keys(), name))
-        # GPT2Model of transformers leaves out the prefix of names.
-        is_whole = any(name.startswith(TRANSFORMER) for name in self._file_of)
-        self._left_out = '' if is_whole else TRANSFORMER
-
-    def __contains__(self, name: object) -> bool:
-        return self.name_of(str(name)) in self._file_of
 
     def nbytes(self) -> int:
+        """Return the bytes of all tensors in float32, without reading them."""
         slices = (self._open_files[file].get_slice(name) for name, file in self._file_of.items())
         return FLOAT * sum(math.prod(each.get_shape()) for each in slices)
-
-    def name_of(self, name: str) -> str:
-        return name.removeprefix(self._left_out)
-
-    def load(self, name: str, parameter: torch.Tensor) -> None:
-        stored = self.name_of(name)
-        what = f'{storage.join(self._directory, self._file_of[stored])}: {stored}'
-        copy_value(self._value(stored).numpy(), parameter.detach(), what)
-
-    def unread(self, names: Collection[str]) -> list[str]:
-        read = {self.name_of(name) for name in names}
-        return [name for name in self._file_of if name not in read and not _is_of_no_use(name)]
 
     def has_own_output_layer(self) -> bool:
         """Return whether there is an output layer that differs from the embedding of tokens."""
@@ -152,13 +133,10 @@ class SafetensorsWeights(Weights):
         for name in self._file_of:
             layer = name.removesuffix('.weight')
             if EMBEDDING_LAYER.fullmatch(layer) or OUTPUT_LAYER.fullmatch(layer):
-                values.append(self._value(name))
+                file = self._file_of[name]
+                with damage_named(storage.join(self._directory, file)):
+                    values.append(self._open_files[file].get_tensor(name).float())
         return len(values) == 2 and not torch.equal(*values)
-
-    def _value(self, stored: str) -> torch.Tensor:
-        file = self._file_of[stored]
-        with damage_named(storage.join(self._directory, file)):
-            return self._open_files[file].get_tensor(stored).float()
 
 
 @contextmanager
@@ -179,11 +157,6 @@ def open_safetensors(path: str) -> Any:
     with damage_named(path):
         # Refuses a pipe, for which safe_open would wait for ever
         return safe_open(storage.cached_path(path), 'pt')
-
-
-def _is_of_no_use(name: str) -> bool:
-    # An output layer that is not the embedding was noticed before, by has_own_output_layer.
-    return bool(OF_NO_USE.fullmatch(name) or OUTPUT_LAYER.fullmatch(name.removesuffix('.weight')))
 
 
 def are_here(directory: str) -> bool:

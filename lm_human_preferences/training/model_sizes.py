@@ -28,11 +28,6 @@ class Sizes(hyperparams.HParams, ABC):
     learned: int = option(0, 'numbers that a training changes; 0: all', ours=True)
 
     @property
-    def limit(self) -> str:
-        """Text that describes the longest sequence to the user."""
-        return str(self.n_ctx)
-
-    @property
     @abstractmethod
     def kept_numbers(self) -> int:
         """Numbers that a block keeps for the gradient of a token, without attention weights."""

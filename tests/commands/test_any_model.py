@@ -106,7 +106,7 @@ def test_a_run_goes_on_without_the_model_that_it_began_with(trained, tmp_path):
     'family, settings, dry, told',
     [
         ('mpt', {}, '', 'models of the family mpt are not supported: their positions cannot be'),
-        ('mistral', {'sliding_window': 5}, '--dry_run', 'are 7, more than the sliding window of 5'),
+        ('mistral', {'sliding_window': 5}, '--dry_run', 'are 7, more than the 5 of --task.'),
     ],
 )
 def test_what_cannot_be_driven_is_refused_before_a_run_is_there(

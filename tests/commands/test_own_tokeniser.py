@@ -6,13 +6,12 @@ import shutil
 import pytest
 from command_line import error_of, invoke, succeed
 from label_folders import HEADER
-from label_page import press, web_options
+from label_page import press
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import END, write_byte_level, write_words
 
 import sample
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
-from lm_human_preferences.labels.page.server import LabelServer
 from lm_human_preferences.language import chat, tokenisers
 
 PAIRS = [
@@ -182,5 +181,3 @@ def test_labellers_of_a_chat_see_no_marks(tmp_path):
         writer.add([question], [{**HEADER, 'policies': ['initial'] * 2}])
     printed = press(folder, '1')
     assert all(text in printed for text in texts.values()) and END not in printed
-    with LabelServer(folder, ['anna'], web_options(), note=lambda line: None) as server:
-        assert server.service.encoder.decode(question['query']) == texts['query']

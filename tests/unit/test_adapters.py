@@ -271,14 +271,6 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     assert_same(online_result(killed / 'run'), online_result(whole / 'run'))
 
 
-@pytest.mark.parametrize('change', ['rank 4', 'full wte'])
-def test_adapters_of_a_run_that_has_begun_cannot_change(trained, change):
-    words = f'--task.policy.lora.{change}'
-    refused = invoke(f'resume {trained} --ppo.total_episodes 256 {words}')
-    assert refused.exit_code == 2
-    assert f'error: {words.split()[0]} ' in refused.stderr
-
-
 def test_another_base_is_refused_and_the_runs_own_copy_is_taken(model, tmp_path):
     base = shutil.copytree(model, tmp_path / 'model')
     succeed(line(base, tmp_path, '--run.keep_base true'))
@@ -566,10 +558,6 @@ def test_an_adapter_is_no_reward_model(tmp_path):
     (tmp_path / 'texts.jsonl').write_text('{"query": "a", "response": "b"}')
     told = f'{directory} is an adapter, which no reward is read from: merge it'
     assert told in error_of(invoke(f'score {directory} {tmp_path}/texts.jsonl'))
-    words = (
-        f'train_policy test run --mpi 1 --save_dir {tmp_path} --rewards.trained_model {directory}'
-    )
-    assert told in invoke(f'{words} --rewards.train_new_model off --dry_run').stderr
 
 
 A_NAME = 'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'

@@ -111,20 +111,13 @@ def test_a_cap_on_logits_is_noticed_where_they_are_small():
         probe.check_network(network, 'org/name')
 
 
-LONGROPE = {
-    'rope_type': 'longrope',
-    'short_factor': [1.0] * 4,
-    'long_factor': [2.0] * 4,
-    'original_max_position_embeddings': 16,
-}
-
-
-@pytest.mark.parametrize('family', ['llama', 'phi3'])
-def test_a_longer_context_by_longrope_is_not_used(family):
+def test_a_longer_context_by_longrope_is_not_used():
     """Rows of a batch would change each other, and kept keys would not fit."""
-    given = {'original_max_position_embeddings': 16} if family == 'phi3' else {}
-    network = network_of(family, rope_parameters={**LONGROPE, 'rope_theta': 1e4}, **given)
-    assert network.sizes.n_ctx == 16
+    factors = {'short_factor': [1.0] * 4, 'long_factor': [2.0] * 4}
+    longest = {'original_max_position_embeddings': 16}
+    rotation = {'rope_type': 'longrope', 'rope_theta': 1e4, **factors, **longest}
+    assert network_of('llama', rope_parameters=rotation).sizes.n_ctx == 16
+    assert network_of('phi3', rope_parameters=rotation, **longest).sizes.n_ctx == 16
 
 
 @pytest.mark.parametrize(
@@ -170,8 +163,7 @@ def test_responses_that_see_each_other_are_refused(monkeypatch):
         probe.check_network(network, 'org/name')
 
 
-@pytest.mark.parametrize('is_remote', [False, True])
-@pytest.mark.parametrize('family', ['llama', 'gpt2'])
+@pytest.mark.parametrize('family, is_remote', [('llama', True), ('gpt2', False)])
 def test_a_model_in_several_files_is_read(tmp_path, family, is_remote, cache, server, blobs):
     """In the type that they are stored in, and from a store."""
     model = tiny(family).to(torch.bfloat16)
@@ -192,20 +184,20 @@ def test_a_model_in_several_files_is_read(tmp_path, family, is_remote, cache, se
 
 
 @pytest.mark.parametrize(
-    'index, told',
+    'file, told',
     [
-        ({'weight_map': {'a': '../b'}}, 'is damaged: it must map tensors to files in the same'),
-        ({'weight_map': {'a': 'model-2.safetensors'}}, 'model-2.safetensors is damaged or missing'),
+        ('../b', 'is damaged: it must map tensors to files in the same'),
+        ('model-2.safetensors', 'model-2.safetensors is damaged or missing'),
     ],
 )
-def test_a_damaged_index_is_named(tmp_path, index, told):
+def test_a_damaged_index_is_named(tmp_path, file, told):
     save(tiny('llama'), tmp_path)
     storage.write_json(str(tmp_path / 'encoding'), 'test')
     (tmp_path / 'model.safetensors').unlink()
-    storage.write_json(str(tmp_path / 'model.safetensors.index.json'), index)
-    with pytest.raises(UserError) as e:
+    index = str(tmp_path / 'model.safetensors.index.json')
+    storage.write_json(index, {'weight_map': {'a': file}})
+    with pytest.raises(UserError, match=told):
         TrainedModel(str(tmp_path)).build(scope='policy')
-    assert told in str(e.value)
 
 
 def test_tokens_that_the_tokeniser_does_not_know_have_no_logits():

@@ -207,6 +207,16 @@ def test_what_is_written_and_said(tmp_path):
     assert 'is a classifier of transformers already: copy it' in error_of(invoke(again))
 
 
+def test_the_reward_model_in_a_policys_checkpoint(tmp_path):
+    """RUN/reward_model is that one where there is no such directory: --rewards.online."""
+    run = tmp_path / 'run'
+    saved = save_reward_model(run / 'policy')
+    model = classifier_in(exported(run / 'reward_model', tmp_path / 'out'))
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([[3, 1, 4]])).logits.item()
+    assert found == pytest.approx(own_reward(saved)([3, 1, 4]), rel=1e-5)
+
+
 def test_what_cannot_be_a_classifier_is_refused(tmp_path, families):
     save_reward_model(tmp_path / 'run/reward_model', families('codegen'))
     told = error_of(invoke(f'export {tmp_path}/run {tmp_path}/out'))

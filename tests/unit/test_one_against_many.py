@@ -16,9 +16,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 
 # Ranks, and whether they compute in micro-batches.
-RANKS = pytest.mark.parametrize(
-    'size, in_parts', [(2, False), (2, True), (3, True), (4, False)], ids=str
-)
+RANKS = pytest.mark.parametrize('size, in_parts', [(2, False), (3, True)], ids=str)
 BATCH, RTOL = 24, 1e-6
 # Labels in each batch of the reward model: the last ones are too few for an equal share each.
 BATCHES = (24, 24, 5, 1)
@@ -224,8 +222,8 @@ TASK = {
 }
 
 
-@pytest.mark.parametrize('size, expected', [(None, {BATCH}), (5, {5, BATCH % 5})])
-def test_no_more_rows_at_a_time(rows, size, expected):
+def test_no_more_rows_at_a_time(rows):
+    size, expected = 5, {5, BATCH % 5}
     hparams = train_policy.HParams()
     hparams.override_from_dict(
         {

@@ -144,14 +144,7 @@ def add(directory, tensors):
     save_file({**load_file(path), **tensors}, path, {'format': 'pt'})
 
 
-@pytest.mark.parametrize(
-    'family, name',
-    [
-        ('llama', 'model.layers.0.self_attn.q_proj.bias'),
-        ('llama', 'lm_head.bias'),
-        ('gpt2', 'transformer.h.2.ln_1.weight'),
-    ],
-)
+@pytest.mark.parametrize('family, name', [('llama', 'lm_head.bias'), ('gpt2', 'h.2.ln_1.weight')])
 def test_a_tensor_without_a_place_is_named(tmp_path, family, name):
     directory = write(family, tmp_path / 'model')
     add(directory, {name: torch.ones(32)})
@@ -160,20 +153,17 @@ def test_a_tensor_without_a_place_is_named(tmp_path, family, name):
     assert f' has {name} and 0 more tensors that' in str(e.value) and '\n' not in str(e.value)
 
 
-@pytest.mark.parametrize('family', ['gpt2', 'llama'])
-@pytest.mark.parametrize('is_whole', [True, False])
-def test_an_index_of_an_earlier_save_is_not_followed(tmp_path, family, is_whole):
+def test_an_index_of_an_earlier_save_is_not_followed(tmp_path):
     from transformers import AutoModelForCausalLM
 
     directory = tmp_path / 'model'
-    write(family, directory)
+    write('llama', directory)
     model = AutoModelForCausalLM.from_pretrained(directory)
     model.save_pretrained(tmp_path / 'shards', max_shard_size='20KB')
     parts = sorted((tmp_path / 'shards').glob('*safetensors*'))
     assert len(parts) > 2
     for part in parts:
-        if is_whole or part.suffix == '.json':
-            shutil.copy(part, directory)
+        shutil.copy(part, directory)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(-2)
     model.save_pretrained(tmp_path / 'one')
@@ -202,18 +192,12 @@ def test_a_network_that_is_another_model_is_refused(tmp_path, family, monkeypatc
     assert refused.exit_code == 2 and told in refused.stderr
 
 
-@pytest.mark.parametrize(
-    'family, settings',
-    [
-        ('gemma4_text', {'target_modules': ['q_proj', 'embed_tokens']}),  # which scales its rows
-        ('deepseek_v3', {'target_modules': ['o_proj'], 'modules_to_save': ['gate']}),
-    ],
-)
-def test_adapters_of_such_families_are_what_peft_computes(tmp_path, family, settings):
+def test_adapters_of_buffers_are_what_peft_computes(tmp_path):
     import peft  # takes seconds
     from transformers import AutoModelForCausalLM
 
-    directory = write(family, tmp_path / 'model')
+    directory = write('deepseek_v3', tmp_path / 'model')
+    settings = {'target_modules': ['o_proj'], 'modules_to_save': ['gate']}
     config = peft.LoraConfig(r=2, lora_alpha=6, **settings)
     theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(directory), config)
     torch.manual_seed(1)

@@ -17,7 +17,7 @@ from lm_human_preferences.language.network import HEADS
 from lm_human_preferences.language.weights import (
     CAUSAL_LM,
     OF_NO_USE,
-    SafetensorsWeights,
+    SafetensorsFiles,
     Weights,
     copy_value,
 )
@@ -142,7 +142,7 @@ class PretrainedWeights(LibraryWeights):
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
     ) -> None:
         super().__init__(directory)
-        self._files = SafetensorsWeights(directory)
+        self._files = SafetensorsFiles(directory)
         self._config = config
         self._model_class = model_class
         self._unexpected: list[str] = []  # tensors that `model` has no place for

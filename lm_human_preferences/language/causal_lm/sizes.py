@@ -16,13 +16,8 @@ class TransformersSizes(Sizes):
     """Sizes that are saved beside a config.json."""
 
     family: str = option('', "transformers' model_type")
-    is_window: bool = option(False, 'whether attention sees no farther than the longest sequence')
     kept_numbers: int = option(0, 'numbers that a block keeps of a token for the gradient')
     numbers: int = option(0, 'numbers that the network holds')
-
-    @property
-    def limit(self) -> str:
-        return f'sliding window of {self.n_ctx}' if self.is_window else str(self.n_ctx)
 
     def parameters(self) -> int:
         return self.numbers
@@ -31,12 +26,10 @@ class TransformersSizes(Sizes):
 def sizes_of(causal_lm: Any, n_vocab: int) -> TransformersSizes:
     """Return the sizes of a model, also on the device `meta`. n_vocab: tokens of its encoding."""
     config = causal_lm.config
-    length, is_window = longest(config)
     return TransformersSizes(
         family=config.model_type,
         n_vocab=n_vocab,
-        n_ctx=length,
-        is_window=is_window,
+        n_ctx=longest(config),
         n_embd=config.hidden_size,
         n_head=config.num_attention_heads,
         n_layer=len(blocks_of(causal_lm)),
@@ -69,30 +62,14 @@ def blocks_of(causal_lm: Any) -> list[nn.Module]:
     return [causal_lm.base_model]
 
 
-def longest(config: Any) -> tuple[int, bool]:
-    """Return (longest sequence that the model computes correctly, whether a window limits it)."""
-    positions = min(_lengths_of_rotations(config), default=None)
-    window = _least(config, 'sliding_window', 'window_size', 'attention_chunk_size')
-    if window is not None and (positions is None or window < positions):
-        return window, True
-    return positions or UNKNOWN_LENGTH, False
-
-
-def _lengths_of_rotations(config: Any) -> list[int]:
-    """Return the lengths below which rotations agree: LongRoPE's depend on the batch."""
-    lengths = []
-    positions = _least(config, 'max_position_embeddings')
-    if positions is not None:
-        lengths.append(positions)
+def longest(config: Any) -> int:
+    """Return the longest sequence that the model computes correctly."""
+    limits = ['sliding_window', 'window_size', 'attention_chunk_size', 'max_position_embeddings']
+    lengths = [getattr(config, name, None) for name in limits]
     parameters: dict[str, Any] = getattr(config, 'rope_parameters', None) or {}
     by_kind_of_layer = [each for each in parameters.values() if isinstance(each, dict)]
     for rotation in [parameters, *by_kind_of_layer]:
-        if rotation.get('rope_type') == 'longrope':
+        if rotation.get('rope_type') == 'longrope':  # which differs by the longest row of a batch
             lengths.append(rotation['original_max_position_embeddings'])
-    return lengths
-
-
-def _least(config: Any, *names: str) -> int | None:
-    """Return the least of these settings that is positive."""
-    values = [getattr(config, name, None) for name in names]
-    return min((value for value in values if isinstance(value, int) and value > 0), default=None)
+    known = [length for length in lengths if isinstance(length, int) and length > 0]
+    return min(known, default=UNKNOWN_LENGTH)
