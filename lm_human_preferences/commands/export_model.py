@@ -65,10 +65,9 @@ def export(model_dir: str, output_dir: str, form: str = 'model') -> None:
     names = ['ORG/NAME']
     if len(directories) > 1:
         names = [f'ORG/NAME-{number}' for number in range(1, len(directories) + 1)]
-    uploads = [
-        f'hf upload {name} {shlex.quote(directory)}'
-        for name, directory in zip(names, directories, strict=True)
-    ]
+    uploads = []
+    for name, directory in zip(names, directories, strict=True):
+        uploads.append(f'hf upload {name} {shlex.quote(directory)}')
     print(f'Nothing was uploaded; this uploads it: {" && ".join(uploads)}')
 
 

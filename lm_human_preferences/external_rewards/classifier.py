@@ -172,8 +172,6 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
         )
     if name not in names:
         raise UserError(f'{directory} has no class {name!r:.60}, but {listed}')
-    if names.count(name) > 1:
-        raise UserError(f'{directory} has several classes {name!r:.60}: rename all but one')
     if config.problem_type == 'regression':
         raise UserError(f'{directory} has several outputs that are not classes: {listed}')
     return names.index(name)
@@ -239,14 +237,11 @@ def read_tokeniser(directory: str, model: Any) -> Any:
     """Load the tokeniser in a local directory; UserError where it is not the model's."""
     from transformers import AutoTokenizer
 
-    try:
-        with explained(directory):
-            tokeniser = AutoTokenizer.from_pretrained(
-                directory, config=model.config, local_files_only=True, trust_remote_code=False
-            )
-            tokens = tokeniser.get_vocab().values()
-    except UserError as e:
-        raise UserError(f'{directory}: its tokeniser cannot be read: {e}') from e
+    with explained(directory, ': its tokeniser cannot be read'):
+        tokeniser = AutoTokenizer.from_pretrained(
+            directory, config=model.config, local_files_only=True, trust_remote_code=False
+        )
+        tokens = tokeniser.get_vocab().values()
     rows = len(model.get_input_embeddings().weight)
     if not tokens or max(tokens) >= rows:
         raise UserError(

@@ -69,9 +69,6 @@ class FunctionScorer(TextScorer):
             raise
         except BaseException as e:  # as sys.exit(), asyncio and some timeouts raise
             raise self._error(f' raised {self._told(e)}') from e
-        if inspect.iscoroutine(returned):
-            returned.close()
-            raise self._error(' is async: it must return numbers, by asyncio.run for instance')
         try:
             return _scores_and_parts(returned, len(texts))
         except UserError as e:
@@ -109,11 +106,8 @@ class FunctionScorer(TextScorer):
         except BaseException as e:
             raise self._error(f': the file cannot be run: {self._told(e)}') from e
         function = module.__dict__.get(source.function)
-        if function is None:
-            raise self._error(f': the file has no function {source.function}')
         if not callable(function):
-            kind = type(function).__name__
-            raise self._error(f': {source.function} is not a function, but a {kind}')
+            raise self._error(f': the file has no function {source.function}')
         try:
             signature = inspect.signature(function)
             self._parameters = list(signature.parameters.values())
@@ -166,14 +160,11 @@ def _scores_and_parts(returned: Any, count: int) -> tuple[torch.Tensor, dict[str
 
 def _as_scores(returned: Any, count: int) -> torch.Tensor:
     """Convert a function's result to float32 (count,); UserError unless all are finite numbers."""
-    if returned is None:
-        raise UserError('returned None: it must return a number for each response')
     values = _as_array(returned)
     if values.dtype.kind not in 'biuf':
         raise UserError(f'returned {reprlib.repr(returned):.60}, not a number for each response')
     if values.shape != (count,):
-        what = f'{len(values)} numbers' if values.ndim == 1 else f'an array {values.shape}'
-        raise UserError(f'returned {what} for {count} responses: it must return ({count},)')
+        raise UserError(f'returned {values.shape} numbers, but must return ({count},)')
     wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) <= LARGEST))  # NaN, too
     if len(wrong):
         raise UserError(
@@ -187,8 +178,7 @@ def _as_array(returned: Any) -> np.ndarray:
     """Return a list, array or tensor as an array; an empty one of objects if not numbers."""
     try:
         if isinstance(returned, torch.Tensor):
-            returned = returned.detach().cpu()
-            return (returned.double() if returned.is_floating_point() else returned).numpy()
+            return returned.detach().cpu().double().numpy()
         if isinstance(returned, (list, tuple)):
             # Of tensors or arrays on whatever device; numpy makes text of numbers beside text.
             returned = [value.item() if hasattr(value, 'item') else value for value in returned]

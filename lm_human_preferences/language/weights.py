@@ -4,8 +4,7 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -111,52 +110,39 @@ class SafetensorsFiles:
                 )
             files = _files_of_index(storage.join(directory, SAFETENSORS_INDEX))
             fetched = [*files, SAFETENSORS_INDEX]
-        self._directory = self.local_path = directory
+        self.local_path = directory
         if storage.is_remote(directory):
             paths = [storage.join(directory, name) for name in ('config.json', *fetched)]
             self.local_path = os.path.dirname(storage.cached_paths(paths)[0])
-        self._open_files: dict[str, Any] = {}  # by name of the file
-        self._file_of: dict[str, str] = {}  # {name of a tensor in the files: name of its file}
+        self._file_of: dict[str, Any] = {}  # {name of a tensor: its open file}
         for name in files:
             file = open_safetensors(os.path.join(self.local_path, name))
-            self._open_files[name] = file
-            self._file_of.update(dict.fromkeys(file.keys(), name))
+            self._file_of.update(dict.fromkeys(file.keys(), file))
 
     def nbytes(self) -> int:
         """Return the bytes of all tensors in float32, without reading them."""
-        slices = (self._open_files[file].get_slice(name) for name, file in self._file_of.items())
+        slices = (file.get_slice(name) for name, file in self._file_of.items())
         return FLOAT * sum(math.prod(each.get_shape()) for each in slices)
 
     def has_own_output_layer(self) -> bool:
         """Return whether there is an output layer that differs from the embedding of tokens."""
         values = []
-        for name in self._file_of:
+        for name, file in self._file_of.items():
             layer = name.removesuffix('.weight')
             if EMBEDDING_LAYER.fullmatch(layer) or OUTPUT_LAYER.fullmatch(layer):
-                file = self._file_of[name]
-                with damage_named(storage.join(self._directory, file)):
-                    values.append(self._open_files[file].get_tensor(name).float())
+                values.append(file.get_tensor(name).float())
         return len(values) == 2 and not torch.equal(*values)
-
-
-@contextmanager
-def damage_named(path: str) -> Iterator[None]:
-    """Raise errors of reading the safetensors at `path` as UserErrors."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError, storage.StorageError) as e:
-        raise UserError(f'{path} is damaged or missing: {e}') from e
 
 
 def open_safetensors(path: str) -> Any:
     """Open a local or remote file of safetensors; UserError if it is damaged or missing."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with damage_named(path):
+    try:
         # Refuses a pipe, for which safe_open would wait for ever
         return safe_open(storage.cached_path(path), 'pt')
+    except (OSError, SafetensorError, storage.StorageError) as e:
+        raise UserError(f'{path} is damaged or missing: {e}') from e
 
 
 def are_here(directory: str) -> bool:

@@ -127,7 +127,6 @@ def test_a_class_gives_its_log_odds(tmp_path):
     [
         (('bad', 'good'), None, 'has several classes, bad, good: name the one whose log odds are'),
         (('bad', 'good'), 'fine', "has no class 'fine', but bad, good"),
-        (('bad', 'good', 'good'), 'good', "has several classes 'good': rename all but one"),
     ],
 )
 def test_classes_that_are_not_there(tmp_path, names, name, told):

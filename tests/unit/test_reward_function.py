@@ -210,18 +210,13 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
 @pytest.mark.parametrize(
     'body, told',
     [
-        ('return None', 'returned None: it must return a number for each response'),
-        ('return [1]', 'returned 1 numbers for 2 responses: it must return (2,)'),
-        ('return torch.zeros(2, 1)', 'returned an array (2, 1) for 2 responses'),
+        ('return None', 'returned None, not a number for each response'),
+        ('return [1]', 'returned (1,) numbers, but must return (2,)'),
         ("return [1, '2']", "returned [1, '2'], not a number for each response"),
         ('return [1, -1e38]', 'returned -1e+38 for response 1 of 2: a reward must be finite'),
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
-        (
-            'return wait()\nasync def wait():\n return [1, 2]',
-            'is async: it must return numbers, by asyncio.run for instance',
-        ),
     ],
 )
 def test_mistakes_of_a_call_are_one_line(write, body, told):
@@ -236,7 +231,6 @@ def test_mistakes_of_a_call_are_one_line(write, body, told):
     'text, told',
     [
         ('def scores(queries, responses): pass', 'the file has no function score'),
-        ('score = 3', 'score is not a function, but a int'),
         ('def score(text): pass', 'takes (text), but is called with two lists of texts'),
         ('def score(responses, queries): pass', 'queries and responses, in this order'),
         ('def score(:', 'the file cannot be run: SyntaxError: invalid syntax'),
@@ -448,7 +442,7 @@ def test_a_function_may_name_the_parts_of_a_score(write, returned, scores, parts
 @pytest.mark.parametrize('returned', ['{}', '{"short": [1]}'])
 def test_parts_of_a_score_are_numbers_for_each_response(write, returned):
     scorer = scorer_of(write, PARTS.format(more='', columns='', returned=returned))
-    with pytest.raises(UserError, match='must return|also as its part'):
+    with pytest.raises(UserError, match='must return|also as its part|not a number'):
         scorer.score([joined('q', 'a'), joined('q', 'b')])
 
 
