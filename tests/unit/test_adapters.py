@@ -11,8 +11,7 @@ import pytest
 import torch
 from command_line import error_of, invoke, succeed
 from experiments import resolved
-from interrupted import STEP, assert_same
-from interrupted import run as run_in_child
+from interrupted import STEP, assert_same, failing
 from online_runs import WORDS as ONLINE
 from online_runs import online_result
 from ranks import on_ranks
@@ -195,14 +194,11 @@ def test_what_is_trained_in_full_is_float32_and_has_no_adapter(model, names):
         assert torch.equal(parameter, base.parameters[name].float())
         assert f'{name.rpartition(".")[0]}.lora_A' not in network.own_parameters()
     assert set(in_full) == set(base.parameters) - network.shared != set()
-    sizes = TrainedModel(str(model)).sizes()
-    hparams = resolved(
-        'train_policy', 'test', {'task.policy.lora': 'on', 'task.policy.lora.full': names}
-    )
-    sizes = shared.with_learned(
-        sizes, TrainedModel(str(model)).create, policy_phase(hparams).adapters
-    )
-    assert sizes.learned == sum(each.numel() for each in network.own_parameters().values())
+    of_task = {'task.policy.lora': 'on', 'task.policy.lora.full': names}
+    adapters = policy_phase(resolved('train_policy', 'test', of_task)).adapters
+    initial = TrainedModel(str(model))
+    learned = shared.with_learned(initial.sizes(), initial.create, adapters).learned
+    assert learned == sum(each.numel() for each in network.own_parameters().values())
 
 
 @BOTH
@@ -257,18 +253,15 @@ def online_line(model, directory, more):
     )
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
     """Of two reward models that are trained again, on a base of which a part is trained in full."""
     model = make_model(tmp_path / 'model', 'gpt2')
     more = f'--rewards.ensemble 2 --task.policy.lora.full {IN_FULL}'
-    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-    for folder in (whole, killed):
-        folder.mkdir()
-    assert run_in_child(online_line(model, whole, more).split(), whole / 'output') == 0
-    words = online_line(model, killed, more).split()
-    assert run_in_child(words, killed / 'output', kill_at=3, moments=[STEP]) < 0
-    assert run_in_child(['resume', str(killed / 'run')], killed / 'output') == 0
-    assert_same(online_result(killed / 'run'), online_result(whole / 'run'))
+    succeed(online_line(model, tmp_path / 'whole', more))
+    with failing(STEP, 6):
+        assert invoke(online_line(model, tmp_path / 'stopped', more)).exit_code == 2
+    succeed(f'resume {tmp_path}/stopped/run')
+    assert_same(online_result(tmp_path / 'stopped/run'), online_result(tmp_path / 'whole/run'))
 
 
 def test_another_base_is_refused_and_the_runs_own_copy_is_taken(model, tmp_path):
@@ -282,7 +275,6 @@ def test_another_base_is_refused_and_the_runs_own_copy_is_taken(model, tmp_path)
     assert refused.exit_code == 2 and message in refused.stderr
     shutil.rmtree(base)
     assert torch.equal(policy_of(directory), merged)
-    succeed(f'resume {directory} --ppo.total_episodes 256')
     shutil.rmtree(directory / 'base')
     message = error_of(invoke(f'export {directory} {tmp_path}/out'))
     assert f'{directory}/policy holds adapters of {base}, which is not on this machine' in message

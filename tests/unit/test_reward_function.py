@@ -272,7 +272,7 @@ def train(folder, name, *words):
         [
             'train_policy', 'mock_sentiment', name, '--mpi=1', f'--save_dir={folder}',
             '--run.log_interval=1', '--run.console=original', '--run.save_interval=1',
-            '--run.evaluate=off', '--ppo.total_episodes=512', DIRECT, *words,
+            '--run.evaluate=off', '--ppo.batch_size=64', '--ppo.total_episodes=128', DIRECT, *words,
         ]
     )  # fmt: skip
 
@@ -363,7 +363,7 @@ def test_ranks_score_their_own_shares_alike(write):
 def test_a_run_goes_on_with_the_function_that_is_named_again(write, tmp_path):
     """Its own name is not enough, and a line tells of another content of the file."""
     name = write(MOCK)
-    argv = [f'--rewards.function={name}', '--ppo.total_episodes=256']
+    argv = [f'--rewards.function={name}', '--ppo.total_episodes=64']
     assert train(tmp_path, 'run', *argv).exit_code == 0
     run = f'{tmp_path}/run'
     told = error_of(invoke(['resume', run]))  # tests/faults tries the other commands
@@ -382,7 +382,7 @@ def test_a_run_goes_on_with_the_function_that_is_named_again(write, tmp_path):
 
 def test_it_judges_a_run(write, tmp_path, capsys):
     """In a table of its own, beside that of the run's reward, and under a safe name."""
-    known = ['--rewards.trained_model=mock', '--ppo.total_episodes=256']
+    known = ['--rewards.trained_model=mock', '--ppo.total_episodes=64']
     assert train(tmp_path, 'run', *known).exit_code == 0
     name = write('def score(queries, responses):\n return [len(r) for r in responses]')
     results = evaluate.evaluate(f'{tmp_path}/run', judge=name, queries=2, samples=64)
