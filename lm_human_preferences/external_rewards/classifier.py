@@ -18,7 +18,7 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import messages
 from lm_human_preferences.distributed import launch_methods
-from lm_human_preferences.errors import UserError, no_panics
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.external_rewards.texts import LARGEST, Texts, TextScorer
 from lm_human_preferences.language.causal_lm.library import (
     PretrainedWeights,
@@ -26,6 +26,7 @@ from lm_human_preferences.language.causal_lm.library import (
     empty_model,
     explained,
 )
+from lm_human_preferences.language.tokenisers import failing
 from lm_human_preferences.language.weights import SLACK_BYTES
 from lm_human_preferences.training import model_sizes
 from lm_human_preferences.utils.core import default_device
@@ -96,17 +97,13 @@ class Classifier(TextScorer):
         """Return the (token, type) pairs of the texts, cut to the classifier's limit."""
         whole = [self._dialogue(each) if self._chat else each.whole for each in texts]
         # A template contains the special tokens; elsewhere their spellings are text.
-        try:
-            with no_panics():
-                rows = self._tokeniser(
-                    whole,
-                    truncation=True,
-                    add_special_tokens=not self._chat,
-                    split_special_tokens=not self._chat,
-                )
-        except Exception as e:  # tokenizers raises only this
-            reason = ' '.join(str(e).split())
-            raise UserError(f'{self.name}: its tokeniser cannot read a text: {reason:.200}') from e
+        with failing('read', whole, f'{self.name}: its tokeniser'):
+            rows = self._tokeniser(
+                whole,
+                truncation=True,
+                add_special_tokens=not self._chat,
+                split_special_tokens=not self._chat,
+            )
         pairs = []
         all_types = rows.get(TYPES, itertools.repeat(itertools.repeat(0)))
         for text, row, types in zip(whole, rows['input_ids'], all_types):

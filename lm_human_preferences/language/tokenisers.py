@@ -143,13 +143,13 @@ class TokeniserEncoder(Encoder):
 
 
 @contextlib.contextmanager
-def failing(what: str, value: Any) -> Iterator[None]:
+def failing(what: str, value: Any, whose: str = 'the tokeniser of the model') -> Iterator[None]:
     """Raise errors of a tokeniser that encodes or decodes a value as UserErrors."""
     try:
         with no_panics():
             yield
     except Exception as e:  # the library raises no other
-        raise UserError(f'the tokeniser of the model cannot {what} {value!r:.80}: {e}') from e
+        raise UserError(f'{whose} cannot {what} {value!r:.80}: {e}') from e
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

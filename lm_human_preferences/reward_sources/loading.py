@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.datasets.jsonl import Query
-from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward
@@ -66,7 +66,9 @@ def load_learned(
 ) -> LearnedReward:
     """Return the reward models at `name`, a directory or 'test'; see load_reward_model."""
     if name != 'test' and is_head(directory := reward_model_dir(name)):
-        return _load_head(directory, encoding)
+        reward = checked(directory, *load(directory))
+        check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)
+        return reward
     found = [] if name == 'test' or members == 1 else locations.locations_of(name, members)
     if len(found) < 2:
         return TrainedRewardModel(name, encoding, base=base)
@@ -92,13 +94,6 @@ def load_saved(saved: TrainedModel) -> LearnedReward:
     return load_learned(saved.name, saved.encoding)
 
 
-def _load_head(directory: str, encoding: Encoding) -> FrozenReward:
-    """Return a head on the model that it was fitted on; UserError where that has other tokens."""
-    reward = checked(directory, *load(directory))
-    check_encoding(directory, reward.reference.trained_model.encoding.name, encoding)
-    return reward
-
-
 def reward_of_function(
     source: reward_function.Source, encoding: Encoding, task: lm_tasks.TaskHParams
 ) -> TextReward:
@@ -122,12 +117,8 @@ def give_more_columns(reward: ScoringModel, queries: Iterable[tuple[Sequence[int
 
 def load_judge(name: str, encoding: Encoding, task: lm_tasks.TaskHParams) -> FrozenRewardModel:
     """Return the reward called `name`, with which --judge judges responses of `task`."""
-    try:
+    with about_option('--judge'):
         judge = load_reward_model(name, encoding, chat=task.chat, may_be_code=True)
         if isinstance(judge, TextReward):
             _give_columns(judge, task)
         return judge
-    except OptionError as e:
-        raise OptionError('--judge', e.text) from e
-    except UserError as e:
-        raise OptionError('--judge', f'{name}: {e}') from e

@@ -392,7 +392,7 @@ def test_it_judges_a_run(write, tmp_path, capsys):
     assert f'\njudge: {name}\n' in told and 'best of 4 by judge' in told
     (file,) = (tmp_path / 'run').glob('evaluation*.json')
     assert re.fullmatch(run_files.EVALUATION, file.name) and 'my_reward.py-score' in file.name
-    with pytest.raises(UserError, match='^--judge /none.py:f: .* /none.py: no such file'):
+    with pytest.raises(UserError, match='^--judge reward function /none.py:f: .*no such file'):
         evaluate.evaluate(f'{tmp_path}/run', judge='/none.py:f')
 
 
