@@ -17,7 +17,7 @@ from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.runs import run_record, run_settings
 from lm_human_preferences.training import console, loop, precision
-from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.core import ceil_div, default_device
 from lm_human_preferences.utils.logging import (
     announce,
     configure_console,
@@ -112,7 +112,8 @@ def restore(
     write_settings: writes the settings of the whole run into its directory.
     """
     comm = trainer.comm
-    checkpointer.restore(trainer, saves=phase.saves(trainer.total_steps))
+    saves = ceil_div(trainer.total_steps, phase.settings.run.save_interval)
+    checkpointer.restore(trainer, saves)
     comm.barrier()
     if comm.rank == 0:
         record_start(phase, initial_model, comm.size, write_settings, checkpointer.seed)

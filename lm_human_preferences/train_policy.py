@@ -24,7 +24,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import curves, run_dir, run_files, run_settings
 from lm_human_preferences.trainers.policy_hooks import policy_hooks
-from lm_human_preferences.trainers.policy_trainer import STATE, PPOTrainer, Responses
+from lm_human_preferences.trainers.policy_trainer import PPOTrainer, Responses
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.kl_control import AdaptiveKLController as AdaptiveKLController
 from lm_human_preferences.training.kl_control import FixedKLController as FixedKLController
@@ -103,9 +103,8 @@ def _take_steps(
     plan = make_plan(hparams)
     assert plan.policy is not None
     # Check the policy's needs, too, before its reward model trains for hours.
-    sizes = checks.check_start(plan, comm)
+    checks.check_start(plan, comm)
     if comm.rank == 0:
-        plan.check_disk_space(sizes)
         session.show_start(plan, comm)
     bases = Bases()
     with session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
@@ -134,7 +133,6 @@ def _checkpointer(hparams: HParams, comm: Comm) -> Checkpointer:
         run.directory and storage.join(run.directory, run_files.POLICY.unfinished),
         comm,
         resume=run.resume,
-        schema=STATE,
         frozen_scopes=policy_phase(hparams).networks.frozen,
         max_to_keep=run.keep_checkpoints,
         stop_timeout=run.stop_timeout,
@@ -143,16 +141,14 @@ def _checkpointer(hparams: HParams, comm: Comm) -> Checkpointer:
 
 def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool:
     """Return whether steps are left; if not, say so, and list the last checkpoint as the latest."""
-    state = checkpointer.state.get('trainer')
-    if state is None:
-        if comm.rank == 0:
-            _warn_of_lost_steps(hparams)
-        return True
-    if state['step'] < hparams.ppo.nupdates:
+    done = checkpointer.steps_done
+    if checkpointer.prefix is None and comm.rank == 0:
+        _warn_of_lost_steps(hparams)
+    if done < hparams.ppo.nupdates:
         return True
     checkpointer.make_latest()
     if comm.rank == 0:
-        _announce_finished(state['step'], hparams)
+        announce(f'The policy in {hparams.run.save_dir} is finished: {done} steps')
     return False
 
 
@@ -168,13 +164,6 @@ def _evaluate(hparams: HParams, *, has_trained: bool) -> None:
             evaluate.evaluate(str(run.save_dir), directory=run.directory, rewards=rewards)
     finally:  # the policy is saved even if its evaluation cannot be written
         console.announce_policy(hparams)
-
-
-def _announce_finished(done: int, hparams: HParams) -> None:
-    steps = hparams.ppo.nupdates
-    wanted = f'{steps} steps.' if done == steps else f'the {steps} that are asked for.'
-    more = 'of' if done == steps else 'steps, more than'
-    announce(f'The policy in {hparams.run.save_dir} is finished: {done} {more} {wanted}')
 
 
 def _warn_of_lost_steps(hparams: HParams) -> None:

@@ -26,7 +26,7 @@ from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.reward_hooks import reward_hooks
-from lm_human_preferences.trainers.reward_trainer import STATE, RewardModelTrainer
+from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
 from lm_human_preferences.trainers.training_labels import TrainingLabels
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.loop import training_loop
@@ -119,7 +119,6 @@ def _checkpointer(phase: TrainReward, comm: Comm) -> Checkpointer:
         phase.path(phase.files.unfinished) if phase.run.save_dir else None,
         comm,
         resume=phase.run.resume,
-        schema=STATE,
         frozen_scopes=phase.networks.frozen,
         max_to_keep=2,
         stop_timeout=phase.run.stop_timeout,

@@ -15,7 +15,6 @@ import torch
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.distributed.meeting import AllStopped
@@ -24,11 +23,6 @@ from lm_human_preferences.machine import allocator
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, announce
-
-SEEDS = range(-(2**63), 2**63)
-# numpy's own check leaves out the position, range(625).
-PRODUCTS = {'library': str, 'processor': str}
-RANDOM_STATE = {'numpy': (str, range(625), range(2), float), 'torch': str}
 
 
 class Trainer(Protocol):
@@ -54,9 +48,8 @@ def variables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 class Checkpointer(contextlib.AbstractContextManager):
     """Saving and resuming of a trainer. Every rank has a checkpointer, and rank 0 writes.
 
-    directory: local directory; None: nothing is saved. schema: schema of the trainer's
-    `state_dict`. frozen_scopes: scopes of tensors that never change, which are not copied.
-    stop_timeout: seconds for the current step to end after a signal.
+    directory: local directory; None: nothing is saved. frozen_scopes: scopes of tensors that never
+    change, which are not copied. stop_timeout: seconds for the current step to end after a signal.
     """
 
     def __init__(
@@ -65,7 +58,6 @@ class Checkpointer(contextlib.AbstractContextManager):
         comm: Comm,
         *,
         resume: bool,
-        schema: Any = dict,
         frozen_scopes: Iterable[str] = (),
         max_to_keep: int = 20,
         stop_timeout: int = stop_signals.STOP_TIMEOUT,
@@ -78,17 +70,14 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.stop_timeout = stop_timeout
         checkpoint = None
         if resume and directory and comm.rank == 0:
-            state_schema = {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM_STATE]}
-            checkpoint = checkpoints.latest_resumable(directory, state_schema)
+            checkpoint = checkpoints.latest_resumable(directory)
         # Prefix and state of the checkpoint to resume from.
         prefix, state = comm.all_gather_object(checkpoint)[0] or (None, {})
         self.prefix: str | None = prefix
         self.state: dict[str, Any] = state
         self.seed: int | None = None
         # Library of the matrix products, and the processor that the run began on.
-        self.products: dict[str, Any] = {}
-        if matches_schema(self.state.get('products'), PRODUCTS):
-            self.products = self.state['products']
+        self.products: dict[str, Any] = state.get('products', {})
         self.saved_step: int | None = None
         self.writing: concurrent.futures.Future[str] | None = None
         self.host_buffers: dict[str, torch.Tensor] = {}
@@ -109,13 +98,18 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.seed = seed
         set_seed(seed, self.comm.rank)
 
+    @property
+    def steps_done(self) -> int:
+        """Steps of the training that is resumed; 0 for a new one."""
+        return self.state['trainer']['step'] if self.prefix else 0
+
     def restore(self, trainer: Trainer, saves: int) -> None:
         """Restore `trainer` from the checkpoint, if any; UserError without room for `saves`."""
         if self.resume:
-            trainer.logger.purge_from(self.state['trainer']['step'] if self.prefix else 0)
+            trainer.logger.purge_from(self.steps_done)
         if self.prefix:
             trainer.load_state_dict(self.state['trainer'])
-            self.saved_step = self.state['trainer']['step']
+            self.saved_step = self.steps_done
             load(self.prefix, variables_of(trainer))
             self._restore_random_state(self.state['random'], self.comm.size)
             self.comm.barrier()
@@ -124,9 +118,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             if self.prefix:
                 announce(f'Going on from {self.prefix}')
             size = checkpoints.size_of(variables_of(trainer))
-            checkpoints.check_disk_space(
-                checkpoints.Planned(self.directory, saves, size, self.max_to_keep)
-            )
+            checkpoints.check_disk_space(self.directory, saves, size, self.max_to_keep)
 
     def make_latest(self) -> None:
         """List the resumed checkpoint as the latest, if a kill has prevented that."""
@@ -148,13 +140,7 @@ class Checkpointer(contextlib.AbstractContextManager):
                     ' run that it would have been'
                 )
             return
-        try:
-            set_random_state(states[self.comm.rank])
-        except (IndexError, RuntimeError, TypeError, ValueError) as e:
-            raise UserError(
-                f'{self.prefix} holds no state of random generators ({e}): go on from the'
-                ' checkpoint before by deleting its files'
-            ) from e
+        set_random_state(states[self.comm.rank])
 
     def position(self, trainer: Trainer) -> dict[str, Any]:
         """Return what this rank needs besides the tensors to go on from here."""

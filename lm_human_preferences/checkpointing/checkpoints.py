@@ -6,7 +6,6 @@ one with a manifest and no damage. They differ after a save in the middle of a s
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -31,7 +30,6 @@ from lm_human_preferences.checkpointing.names import (
     resumable,
     step_of,
 )
-from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     import torch
 
 SIZE_OF_OTHER_FILES = 1 << 20  # bytes, an upper limit for the files without values
-MANIFEST = {'index_sha256': str, 'sizes': {INDEX: COUNT, DATA: COUNT}, 'state': object}
 
 
 def latest(directory: str) -> str | None:
@@ -61,32 +58,15 @@ def _listed(directory: str) -> list[str]:
     return [name for name in names if os.path.exists(os.path.join(directory, f'{name}{INDEX}'))]
 
 
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """Checkpoints that a training will save: `saves` in all, of `size` bytes."""
-
-    directory: str
-    saves: int
-    size: int
-    max_to_keep: int = 20
-
-    def to_come(self) -> int:
-        """Return how many more checkpoints than now there will be at the same time."""
-        # The new one is written before the oldest is deleted.
-        at_a_time = min(self.saves, self.max_to_keep + 1)
-        return max(0, at_a_time - len(_listed(self.directory)))
-
-
-def check_disk_space(*planned: Planned) -> None:
-    """Raise UserError unless the disk of the first plan has room for all planned checkpoints."""
-    count = sum(each.to_come() for each in planned)
-    need = sum(each.to_come() * each.size for each in planned)
-    directory = storage.existing_part(planned[0].directory)
+def check_disk_space(directory: str, saves: int, size: int, max_to_keep: int) -> None:
+    """Raise UserError without room for the checkpoints, of `size` bytes, of a training."""
+    # The new one is written before the oldest is deleted.
+    count = max(0, min(saves, max_to_keep + 1) - len(_listed(directory)))
     free = storage.free_bytes(directory)
-    if free < need:
+    if free < count * size:
         raise UserError(
             f'--save_dir: {directory} has {free >> 20} MiB free, but {count} checkpoints will take '
-            f'{need >> 20} MiB: make room, or raise --run.save_interval'
+            f'{count * size >> 20} MiB: make room, or raise --run.save_interval'
         )
 
 
@@ -185,7 +165,7 @@ def _delete(directory: str, names: Collection[str]) -> None:
             os.remove(os.path.join(directory, file))
 
 
-def latest_resumable(directory: str, schema: Any = dict) -> tuple[str, Any] | None:
+def latest_resumable(directory: str) -> tuple[str, Any] | None:
     """Return (prefix, state) of the last intact checkpoint; UserError if all are damaged."""
     damaged = False
     for name in resumable(directory):
@@ -193,7 +173,7 @@ def latest_resumable(directory: str, schema: Any = dict) -> tuple[str, Any] | No
         if not os.path.exists(prefix + INDEX):  # the last of its files to appear
             continue
         try:
-            return prefix, _verify(prefix, schema)
+            return prefix, _verify(prefix)
         except UserError as e:
             print(f'WARNING: {prefix} is passed over: {e}')
             damaged = True
@@ -202,11 +182,9 @@ def latest_resumable(directory: str, schema: Any = dict) -> tuple[str, Any] | No
     return None
 
 
-def _verify(prefix: str, schema: Any) -> Any:
+def _verify(prefix: str) -> Any:
     """Return the state of a checkpoint; UserError if any of its files is damaged."""
     state = restore_state(prefix)
-    if not matches_schema(state, schema):
-        raise UserError(f'{prefix}{RESUME} does not hold the state of such a run')
     bundle = tf_bundle.Bundle(prefix)
     for name in bundle:
         _ = bundle[name]  # checks its CRC
@@ -237,7 +215,7 @@ def restore_state(prefix: str) -> Any:
         digest = hashlib.sha256(index.read()).hexdigest()
         size = os.fstat(data.fileno()).st_size
     manifest = _parse_signed(text)
-    if text != _sign(manifest) or not matches_schema(manifest, MANIFEST):
+    if text != _sign(manifest):
         raise tf_bundle.BundleError(f'{path} is damaged: its checksum does not match')
     if manifest['index_sha256'] != digest:
         raise tf_bundle.BundleError(

@@ -25,8 +25,8 @@ def check_settings(settings: Settings, ranks: int) -> None:
         precision.check_available(name, default_device())
 
 
-def check_start(plan: Plan, comm: Comm) -> Sizes:
-    """Return the sizes of networks; UserError if they cannot be had, used, or held in memory."""
+def check_start(plan: Plan, comm: Comm) -> None:
+    """Warn of networks that do not fit in memory; UserError if they cannot be had or used."""
     lm_tasks.check_offline(plan.settings.task, files(plan))
     initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
     sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
@@ -40,7 +40,6 @@ def check_start(plan: Plan, comm: Comm) -> Sizes:
             announce(warning)
     if comm.rank == 0:
         initial_model.check_runs()
-    return sizes
 
 
 def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.plan.phases import FitHead, Training, TrainPolicy, TrainReward
 from lm_human_preferences.runs import run_files
@@ -45,15 +44,6 @@ class Plan:
         """Estimate the memory of each training on one of `ranks`; members take the same."""
         different = [*self.rewards[:1], *self.trainings[len(self.rewards) :]]
         return [phase.memory(sizes, ranks) for phase in different]
-
-    def check_disk_space(self, sizes: Sizes) -> None:
-        """Raise UserError unless there is room for the checkpoints of a policy and its reward."""
-        directory = self.settings.run.directory
-        if directory is None or self.policy is None:
-            return
-        phases = [self.policy, *self.rewards]
-        planned = [phase.planned_checkpoints(directory, sizes) for phase in phases]
-        checkpoints.check_disk_space(*planned)
 
 
 def make_plan(settings: Settings, *, ask: bool = True) -> Plan:

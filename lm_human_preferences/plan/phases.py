@@ -1,9 +1,8 @@
-"""Phases of a command: each says its networks, memory, work, files and checkpoints."""
+"""Phases of a command: each says its networks, memory, work and files."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import TYPE_CHECKING, ClassVar
 
 from lm_human_preferences import label_types, storage
@@ -12,10 +11,10 @@ from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.policy import responses_in_a_row
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
+from lm_human_preferences.training.memory import MemoryEstimate
 from lm_human_preferences.training.model_sizes import Sizes
 from lm_human_preferences.training.networks import REWARD_NETWORKS, Networks
-from lm_human_preferences.utils.core import ceil_div, exact_div
+from lm_human_preferences.utils.core import exact_div
 
 if TYPE_CHECKING:
     from lm_human_preferences.reward_sources.sources import RewardSource
@@ -74,15 +73,6 @@ class TrainReward:
         directory = self.path(self.files.finished)
         return directory is not None and checkpoints.latest(directory) is not None
 
-    def saves(self, total_steps: int) -> int:
-        """Return the number of checkpoints of the whole training, with the finished model's."""
-        return 1 + total_steps // self.settings.run.save_interval
-
-    def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
-        """Return the checkpoint of the finished model in the run's directory."""
-        finished = os.path.join(directory, self.files.finished)
-        return checkpoints.Planned(finished, 1, checkpoint_size(self.networks, sizes))
-
     def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
         """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
         settings, task = self.settings, self.settings.task
@@ -119,9 +109,6 @@ class FitHead(TrainReward):
         place = self.path(self.files.network)
         return place is not None and is_head(place)
 
-    def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
-        return checkpoints.Planned(os.path.join(directory, self.files.network), 0, 0)
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainPolicy:
@@ -152,17 +139,6 @@ class TrainPolicy:
             return {} if lora is None else {'policy': lora}
         return {'policy': lora, 'reward_model': new_model.lora or lora}
 
-    def saves(self, total_steps: int | None = None) -> int:
-        """Return the number of checkpoints that the whole training writes, as it was planned."""
-        return ceil_div(self.settings.ppo.nupdates, self.run.save_interval)
-
-    def planned_checkpoints(self, directory: str, sizes: Sizes) -> checkpoints.Planned:
-        """Return the checkpoints of the training in the run's directory."""
-        unfinished = os.path.join(directory, self.files.unfinished)
-        size = checkpoint_size(self.networks, sizes)
-        keep = self.run.keep_checkpoints
-        return checkpoints.Planned(unfinished, self.saves(), size, keep)
-
     def memory(self, sizes: Sizes, ranks: int) -> MemoryEstimate:
         """Estimate the memory of a step on one of `ranks`, for networks of `sizes`."""
         task, ppo = self.settings.task, self.settings.ppo
@@ -188,10 +164,3 @@ class TrainPolicy:
 
 
 Training = TrainReward | TrainPolicy
-
-
-def checkpoint_size(networks: Networks, sizes: Sizes) -> int:
-    """Return the bytes that a checkpoint of a training takes, for networks of `sizes`."""
-    moments = 2  # of Adam
-    copies = len(networks.scopes) + moments * len(networks.learning)
-    return copies * FLOAT * sizes.own_parameters() + checkpoints.SIZE_OF_OTHER_FILES

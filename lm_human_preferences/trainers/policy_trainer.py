@@ -12,7 +12,6 @@ import torch
 
 from lm_human_preferences import ppo
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.checkpointing.schema import COUNT
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.algorithm_options import PpoHParams
 from lm_human_preferences.policy import Policy
@@ -32,15 +31,6 @@ from lm_human_preferences.utils.logging import ENDED, LENGTH, VALID, Logger
 
 if TYPE_CHECKING:
     from lm_human_preferences.lm_tasks import QuerySampler
-
-# Schema of PPOTrainer.state_dict, see schema.matches_schema
-STATE = {
-    'step': COUNT,
-    'kl_coef': float | int,
-    'optimizer_steps': COUNT,
-    'elapsed': float,
-    'queries': (COUNT, COUNT),
-}
 
 
 class Responses(NamedTuple):

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences import label_types
 from lm_human_preferences.checkpointing.names import VariableNames
-from lm_human_preferences.checkpointing.schema import COUNT
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import label_files
@@ -25,14 +24,6 @@ from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std, weighted_mean
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original
-
-# Schema of RewardModelTrainer.state_dict, see schema.matches_schema
-STATE = {
-    'step': COUNT,
-    'optimizer_steps': COUNT,
-    'order': [COUNT],
-    'queries': (COUNT, COUNT),
-}
 
 
 class LearnedBatch(NamedTuple):

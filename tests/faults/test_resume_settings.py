@@ -90,7 +90,7 @@ def test_a_longer_run(copied, monkeypatch):
     assert numbers(events, 'elapsed/updates') == [*range(1, steps + 1)]
     assert numbers(events, 'elapsed/episodes') == [*range(64, total + 1, 64)]
     assert re.search(rf'^ *{steps}/{steps} +{total} ', result.stdout, re.MULTILINE)
-    assert f'is finished: {steps} of {steps} steps.' in succeed(f'resume {copied}').stdout
+    assert f'is finished: {steps} steps\n' in succeed(f'resume {copied}').stdout
 
 
 def test_settings_of_how_a_run_works(copied, tmp_path, monkeypatch):
@@ -225,9 +225,9 @@ def test_a_finished_run_says_so_and_does_nothing(begun, copied):
     before = times_in(copied.parent)
     again = f'train_policy test run --mpi 1 --save_dir {copied.parent} --run.resume on {SMALL}'
     for words, told in (
-        (f'resume {copied}', '2 of 2 steps.'),
-        (f'{again} --ppo.total_episodes {BEGUN} --task.truncate_token 5', '2 of 2 steps.'),
-        (f'resume {copied} --ppo.total_episodes 64', '2 steps, more than the 1 that are asked'),
+        (f'resume {copied}', '2 steps\n'),
+        (f'{again} --ppo.total_episodes {BEGUN} --task.truncate_token 5', '2 steps\n'),
+        (f'resume {copied} --ppo.total_episodes 64', '2 steps\n'),
     ):
         result = succeed(words)
         assert f'The policy in {copied} is finished: {told}' in result.stdout

@@ -9,25 +9,17 @@ import pytest
 import torch
 from command_line import NEW, caught_jobs, hparams_of, invoke, last_error_of
 from experiments import resolved
-from reward_models import save_reward_model
 from tiny_causal_lms import tiny
 from trainers import LARGE
 
 import lm_human_preferences
 from lm_human_preferences import train_policy, train_reward
-from lm_human_preferences.checkpointing import checkpointer, checkpoints
-from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import model
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
-from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan.making import make_plan, policy_phase, reward_phase
-from lm_human_preferences.plan.phases import checkpoint_size
-from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.trainers.training_labels import TrainingLabels
+from lm_human_preferences.plan.making import policy_phase, reward_phase
 from lm_human_preferences.training import memory, optimizer, precision
-from lm_human_preferences.training.networks import REWARD_NETWORKS
 
 CPU, GPU = torch.device('cpu'), torch.device('cuda')
 
@@ -137,53 +129,6 @@ TEST_TASK = {
     'task.policy.initial_model': 'test',
 }
 TEST_LABELS = {'labels.source': 'test', 'labels.type': 'best_of_4', 'batch_size': 8}
-
-
-@pytest.mark.parametrize('kind', ['policy', 'policy of an ensemble', 'reward model'])
-def test_a_checkpoint_has_the_size_that_was_planned(kind, tmp_path):
-    start = TrainedModel('test')
-    if kind != 'reward model':
-        reward = {'rewards.trained_model': 'test'}
-        if kind == 'policy of an ensemble':
-            for name in ('reward_model', 'reward_model_1', 'reward_model_2'):
-                save_reward_model(tmp_path / name)
-            reward = {'rewards.trained_model': f'{tmp_path}/reward_model', 'rewards.ensemble': 3}
-        hparams = train_policy.HParams()
-        hparams.override_from_dict({**TEST_TASK, **reward})
-        trainer = train_policy.build_trainer(policy_phase(hparams), start, comms.Comm())
-        networks = source_of(hparams).networks
-        trainer.step()
-    else:
-        hparams = train_reward.HParams()
-        hparams.override_from_dict({**TEST_TASK, **TEST_LABELS})
-        phase, comm = reward_phase(hparams), comms.Comm()
-        trainer = train_reward.build_trainer(phase, start, comm, TrainingLabels(phase, comm))
-        networks = REWARD_NETWORKS
-        trainer.prepare()
-        trainer.step()
-    in_a_checkpoint = checkpoints.size_of(checkpointer.variables_of(trainer))
-    expected = checkpoint_size(networks, start.sizes())
-    values, expected_values = (
-        size - checkpoints.SIZE_OF_OTHER_FILES for size in (in_a_checkpoint, expected)
-    )
-    assert expected_values == pytest.approx(values, rel=0.02)
-
-
-def test_room_on_the_disk_is_asked_for_all_that_a_run_writes(tmp_path, monkeypatch):
-    """Two reward models, and 8 checkpoints of the policy: every third of 23 updates."""
-    planned = []
-    monkeypatch.setattr(checkpoints, 'check_disk_space', lambda *each: planned.extend(each))
-    settings = {'ppo.total_episodes': 23 * 32, 'ppo.batch_size': 32, 'run.save_interval': 3}
-    settings |= {'run.save_dir': str(tmp_path), 'rewards.ensemble': 2}
-    hparams = resolved('train_policy', 'test', settings)
-    sizes = TrainedModel('test').sizes()
-    make_plan(hparams).check_disk_space(sizes)
-    policy, *reward_models = planned
-    size = checkpoint_size(source_of(hparams).networks, sizes)
-    assert policy == checkpoints.Planned(f'{tmp_path}/policy/checkpoints', 8, size)
-    size = checkpoint_size(REWARD_NETWORKS, sizes)
-    for name, each in zip(('reward_model', 'reward_model_1'), reward_models, strict=True):
-        assert each == checkpoints.Planned(f'{tmp_path}/{name}/checkpoints', 1, size)
 
 
 GB = 10**9
