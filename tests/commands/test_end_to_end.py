@@ -86,11 +86,10 @@ def test_queries_of_the_reward_models_labels_stand_in_for_lost_books(tmp_path, m
         f'train_reward test reward {books} --labels.source {labels} --labels.type best_of_2 '
         '--labels.num_train 64 --normalize_samples 8'
     )
-    for trained in ('reward', 'reward/reward_model'):
-        succeed(
-            f'train_policy test policy {books} --rewards.train_new_model off'
-            f' --rewards.trained_model {tmp_path}/{trained} --ppo.total_episodes 64 --overwrite'
-        )
+    succeed(
+        f'train_policy test policy {books} --rewards.train_new_model off'
+        f' --rewards.trained_model {tmp_path}/reward --ppo.total_episodes 64'
+    )
     sampled = succeed(f'sample --save_dir {tmp_path}/policy --nsamples 8 --mpi 1', sample.cli)
     queries = {query for query, _ in responses(sampled.stdout)}
     assert queries == {f'{letter}.<unk>' for letter in 'abcde'}
@@ -99,14 +98,15 @@ def test_queries_of_the_reward_models_labels_stand_in_for_lost_books(tmp_path, m
 def test_the_embedded_experiment_and_samples_of_it(tmp_path):
     result = succeed(
         f'train_policy test first --mpi 1 --save_dir {tmp_path} --run.console original'
+        ' --ppo.total_episodes 3200 --run.save_interval 25'
     )
     scores = printed('objective/score', result.stdout)
     assert np.mean(scores[-3:]) > scores[0] + 1
     assert files_under(tmp_path / 'first') == [
         'policy/checkpoints/checkpoint',
-        'policy/checkpoints/model.ckpt-100.data-00000-of-00001',
-        'policy/checkpoints/model.ckpt-100.index',
-        'policy/checkpoints/model.ckpt-100.resume.json',
+        'policy/checkpoints/model.ckpt-25.data-00000-of-00001',
+        'policy/checkpoints/model.ckpt-25.index',
+        'policy/checkpoints/model.ckpt-25.resume.json',
         'policy/checkpoints/model.ckpt-50.data-00000-of-00001',
         'policy/checkpoints/model.ckpt-50.index',
         'policy/checkpoints/model.ckpt-50.resume.json',

@@ -216,7 +216,6 @@ def test_numbers_of_thousands_of_digits(tmp_path):
     'name, value, words',
     [
         ('ours/hparams.json', SIZES | {'n_layer': 10**9}, 'a model of 1000000000 layers'),
-        ('ours/hparams.json', SIZES | {'n_ctx': 1 << 40}, 'and context 1099511627776'),
         ('ours/hparams.json', SIZES | {'n_head': 0}, '--n_head must be at least 1, got 0'),
         ('ours/hparams.json', SIZES | {'n_head': 3}, '--n_embd 4 is not a multiple of --n_head 3'),
         ('ours/hparams.json', SIZES | {'n_ctx': True}, 'sizes must be numbers, not true or false'),
@@ -247,10 +246,8 @@ def test_a_long_text_among_the_labels_does_not_fill_the_memory(tmp_path):
     'labels, words',
     [
         ([{'query': ['a']}], 'has a query that is not a list of token ids'),
-        ([{'query': [True]}], 'is not a list of token ids'),
         ([{'query': [28]}], 'token ids that are not in 0 to 26'),
         ({'query': [1]}, 'labels.json is not a list of labels that each have a query'),
-        ([3], 'labels.json is not a list of labels that each have a query'),
     ],
 )
 def test_queries_of_label_files(tmp_path, monkeypatch, labels, words):
@@ -259,7 +256,7 @@ def test_queries_of_label_files(tmp_path, monkeypatch, labels, words):
     assert words in told(KINDS['queries'].read, tmp_path)
 
 
-@pytest.mark.parametrize('piece', ['中', '\xad', ' '])
+@pytest.mark.parametrize('piece', ['中', ' '])
 def test_byte_pairs_of_characters_that_stand_for_no_byte(tmp_path, monkeypatch, piece):
     monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
     write_byte_pairs(tmp_path)
@@ -276,8 +273,6 @@ def test_byte_pairs_of_characters_that_stand_for_no_byte(tmp_path, monkeypatch, 
     [
         (['first', '--run.seed=0x' + 'f' * 5000], 'at most 64 bits'),
         (['\udcff'], 'NAME'),
-        (['a\x1b[2J'], 'NAME'),
-        (['first', '--labels.source=\udcff'], 'must be text (str)'),
         (['first', '--task.query_prefix="\\ud800"'], 'must be text (str)'),
         (['first', '--batch_size=' + '-' * 9_000 + '1'], 'must be a whole number'),
     ],
@@ -286,9 +281,9 @@ def test_words_of_command_lines(words, expected):
     assert expected in error_of(invoke(['train_reward', 'test', '--dry_run', *words]))
 
 
-@pytest.mark.parametrize('value', ['nan', 'inf', '-inf', '1e308'])
 @pytest.mark.parametrize(
-    'option', ['ppo.lr', 'ppo.cliprange', 'rewards.kl_coef', 'rewards.adaptive_kl.target']
+    'option, value',
+    [('ppo.lr', 'nan'), ('rewards.kl_coef', '-inf'), ('rewards.adaptive_kl.target', '1e308')],
 )
 def test_numbers_that_no_tensor_holds(tmp_path, option, value):
     typed = ['train_policy', 'test', 'first', '--dry_run', f'--{option}', value]

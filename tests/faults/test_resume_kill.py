@@ -25,46 +25,51 @@ def words(directory):
     return [*begun.split(), *WORDS]
 
 
+MORE = [
+    '--run.save_interval=1000',
+    f'{NEW}.run.save_interval=1000',
+    f'--run.stop_timeout={PATIENCE}',  # however busy the machine is
+]
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory):
+    directory = tmp_path_factory.mktemp('alone')
+    assert run([*words(directory), *MORE], directory / 'out') == 0
+    return directory
+
+
 @pytest.mark.parametrize(
     'moment, count, number',
     [(TRAIN_BATCH, 2, signal.SIGTERM), (RECORD_STEP_STATS, 3, signal.SIGINT)],
     ids=['reward', 'policy'],
 )
-def test_asked_to_end(tmp_path, moment, count, number):
+def test_asked_to_end(alone, tmp_path, moment, count, number):
     """The step is saved, and the command that is named goes on as a run left alone."""
-
-    more = ['--run.save_interval=1000', f'{NEW}.run.save_interval=1000']
-    more += [f'--run.stop_timeout={PATIENCE}']  # however busy the machine is
-
-    def argv(name):
-        (tmp_path / name).mkdir(exist_ok=True)
-        return [*words(tmp_path / name), *more]
-
-    assert run(argv('alone'), tmp_path / 'alone/out') == 0
-    output, asked = tmp_path / 'asked/out', argv('asked')
+    output, asked = tmp_path / 'out', [*words(tmp_path), *MORE]
     assert run(asked, output, kill_at=count, moments=[moment], number=number) == 130
     stopping = f'\nStopping: the current step is saved if it finishes within {PATIENCE} s;'
     assert output.read_text().count(stopping) == 1
-    (saved,) = (tmp_path / 'asked').rglob('*.resume.json')
+    (saved,) = tmp_path.rglob('*.resume.json')
     done = output.read_text().count('[ppo_step')
     assert saved.name.startswith(f'model.ckpt-{done}.' if done else 'model.ckpt-')
     step = saved.name.removeprefix('model.ckpt-').partition('.')[0]
     trained = 'policy' if done else 'reward model'
     said, _, command = output.read_text().rstrip().splitlines()[-1].partition('./launch.py ')
     assert said == f'Step {step} of the {trained} is saved; to go on from there: '
-    assert not (tmp_path / 'asked/run/lock').exists()
+    assert not (tmp_path / 'run/lock').exists()
     assert run(shlex.split(command), output) == 0
     assert f'Going on from {saved.parent}/model.ckpt-' in output.read_text()
     more_than_alone = re.compile(
         rf'policy/checkpoints/(checkpoint|{saved.name.split(".resume")[0]}\.\w+)'
     )
 
-    def result(name):
-        found = result_anywhere(tmp_path / name).items()
+    def result(directory):
+        found = result_anywhere(directory).items()
         names = {key: key if isinstance(key, str) else key[0] for key, _ in found}
         return {k: value for k, value in found if not more_than_alone.fullmatch(names[k])}
 
-    assert_same(result('asked'), result('alone'))
+    assert_same(result(tmp_path), result(alone))
 
 
 def begun(directory, engine):
