@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -68,11 +67,9 @@ def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
 
 
 def show_notes(settings: Settings, comm: Comm) -> None:
-    """Print the notes on the settings, and on the processors of all hosts, once for all ranks."""
-    own = checks.notes(settings) if comm.local_rank == 0 else []
-    of_ranks = comm.all_gather_object(own)
+    """Print the notes on the settings, and on the processor of rank 0."""
     if comm.rank == 0:
-        announce(*dict.fromkeys(itertools.chain.from_iterable(of_ranks)))
+        announce(*checks.notes(settings))
 
 
 def show_start(plan: Plan, comm: Comm) -> None:

@@ -18,7 +18,6 @@ from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.core import random_stream
 from lm_human_preferences.utils.option_checks import ceil_div
-from lm_human_preferences.utils.terminal import cut_mark
 
 if TYPE_CHECKING:
     from lm_human_preferences.language.encodings import Encoder
@@ -87,14 +86,14 @@ class TrackedSamples(Hook):
     def _write(self, step: int) -> None:
         with random_stream(self.seed, 'samples', step):
             rollout = self.trainer.generate(self.queries)
-        records = self._records(step, rollout)
-        lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in records]
+        lines = []
+        for record in self._records(step, rollout):
+            lines.append(json.dumps(record, ensure_ascii=False) + '\n')
         try:
             with open(self.path, 'ab', buffering=0, opener=storage.open_nofollow) as file:
                 storage.append(file, ''.join(lines).encode(errors='replace'), sync=False)
         except OSError as e:
             raise UserError(f'{self.path} cannot be written: {e.strerror}') from e
-        self.trainer.logger.log_text('samples', _as_markdown(records), step)
 
     def _records(self, step: int, rollout: Rollout) -> list[dict[str, Any]]:
         kls = (rollout.logprobs.double() - rollout.ref_logprobs.double()).sum(1)
@@ -138,14 +137,3 @@ def _lines_before(text: str, step: int) -> list[str]:
             break
         kept.append(line)
     return kept
-
-
-def _as_markdown(records: list[dict[str, Any]]) -> str:
-    """Format samples for TensorBoard: indented, so that nothing in them is markup."""
-    lines = []
-    for record in records:
-        cut = cut_mark(record.get('tokens_after_end', 0))
-        text = f'{record["query"]} | {record["response"]} {cut}'
-        shown = ' '.join(text.split())
-        lines.append(f'    {shown}   (score {record["score"]:.2f}, KL {record["kl"]:z.2f})')
-    return '\n'.join(lines)

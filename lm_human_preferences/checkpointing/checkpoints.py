@@ -6,12 +6,10 @@ one with a manifest and no damage. They differ after a save in the middle of a s
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,14 +87,8 @@ def save(
     """
     assert re.fullmatch(NAME, name), name
     prefix = os.path.join(directory, name)
-    need = size_of(tensors)
-    free = 'free space unknown'
     try:
         os.makedirs(directory, exist_ok=True)
-        free_bytes = shutil.disk_usage(directory).free
-        free = f'{free_bytes >> 20} MiB are free'
-        if free_bytes < need:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         before = _listed(directory)
         others = [other for other in before if other != name]
         keep = [*others, name][-max_to_keep:]
@@ -109,9 +101,8 @@ def save(
         # Only this program writes resume.json, so an unlisted one is from a killed run.
         _delete(directory, {*resumable(directory), *before} - set(keep))
     except OSError as e:
-        raise UserError(
-            f'cannot save {name} in {directory}: {e.strerror}; it needs {need >> 20} MiB, {free}'
-        ) from e
+        need = f'it needs {size_of(tensors) >> 20} MiB'
+        raise UserError(f'cannot save {name} in {directory}: {e.strerror}; {need}') from e
     return prefix
 
 

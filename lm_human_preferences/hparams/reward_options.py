@@ -237,13 +237,6 @@ class HParams(hyperparams.HParams):
             )
         yield from super().problems()
 
-    def idle_normalization(self) -> list[str]:
-        """Return the options that ask to normalise without samples for it."""
-        if self.normalize_samples:
-            return []
-        names = ('normalize_before', 'normalize_after')
-        return [self.option_name(name) for name in names if getattr(self, name)]
-
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError unless `ranks` ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):

@@ -74,20 +74,5 @@ class HeldOut(Hook):
             return
         trainer.prediction = prediction
         trainer.logger.log(prediction.statistics(), step - 1, tag_prefix='train_reward/held_out/')
-        if ends_epoch:
-            trainer.held_out_by_epoch.append(prediction.agreement)
-        if step == trainer.total_steps:
-            self._end()
-
-    def _end(self) -> None:
-        """Print how well the model predicts, on rank 0."""
-        trainer = self.trainer
-        if trainer.comm.rank != 0:
-            return
-        announce(f'held out: {trainer.prediction}')
-        if trainer.settings.epochs > 1:
-            measured = ', '.join(format(number, '.3f') for number in trainer.held_out_by_epoch)
-            announce(
-                f'held out, after each epoch: {measured}; differences within the interval are'
-                ' chance'
-            )
+        if step == trainer.total_steps and trainer.comm.rank == 0:
+            announce(f'held out: {prediction}')

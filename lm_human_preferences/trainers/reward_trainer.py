@@ -63,7 +63,6 @@ class RewardModelTrainer:
         self.steps_done = 0
         self.is_undone = False  # a failed step cannot be repeated, as its weights have changed
         self.order: np.ndarray | None = None  # indices of labels, one epoch after the other
-        self.held_out_by_epoch: list[float] = []  # accuracy on held-out labels, or agreement
         self.prediction: Prediction | None = None  # the last accuracy on held-out labels
         self.batches: list[LearnedBatch] = []  # batches learned by this process
         self.networks = {'reward_model': self.reward_model, 'ref_policy': self.policy}
@@ -73,10 +72,6 @@ class RewardModelTrainer:
     def prepare(self) -> None:
         """Normalise and draw the order of the labels, unless the training was resumed."""
         if self.order is None:
-            idle = ' and '.join(self.settings.idle_normalization())
-            if idle and self.comm.rank == 0:
-                samples = self.settings.option_name('normalize_samples')
-                announce(f'WARNING: {idle} without effect: {samples} is 0')
             if self.settings.normalize_before:
                 self.normalize(*self.target_mean_std())
             # Every rank draws, but rank 0's order counts: in an epoch each label is learned once.
@@ -245,7 +240,6 @@ class RewardModelTrainer:
             'optimizer_steps': self.optimizer.steps,
             'queries': self.query_sampler.position,
             'order': self.order.tolist(),
-            'held_out_by_epoch': self.held_out_by_epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -253,6 +247,5 @@ class RewardModelTrainer:
         label_files.check_order(state['order'], self.num_train)
         self.steps_done = state['step']
         self.order = np.array(state['order'])
-        self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])

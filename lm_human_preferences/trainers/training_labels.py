@@ -14,7 +14,6 @@ from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs import run_record
-from lm_human_preferences.utils.logging import announce
 
 
 class TrainingLabels:
@@ -75,19 +74,13 @@ class TrainingLabels:
         self._recorded, self.are_recorded = now, True
         # Labels that are sampled anew may differ in their last digits.
         is_sampled = labels.are_sampled and before.get('source') == labels.source
-        if before and not is_sampled and now['digest'] != before.get('digest'):
-            was = f'{before.get("found")} of {before.get("source")}'
-            if is_begun:
-                raise OptionError(
-                    labels.option_name('source'),
-                    f'{labels.source}: these are not the labels that the run was begun with, {was}:'
-                    ' restore them, or begin again with --overwrite',
-                )
-            if self.comm.rank == 0:
-                announce(
-                    'note: the labels have changed since this run was started:'
-                    f' {now["found"]} of {labels.source}, before {was}'
-                )
+        if is_begun and before and not is_sampled and now['digest'] != before.get('digest'):
+            raise OptionError(
+                labels.option_name('source'),
+                f'{labels.source}: these are not the labels that the run was begun with,'
+                f' {before.get("found")} of {before.get("source")}: restore them, or begin again'
+                ' with --overwrite',
+            )
         directory = self.settings.run.directory
         if self.comm.rank == 0 and directory is not None:
             run_record.write_labels(directory, self.phase.command.command, now)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from command_line import invoke, succeed
 from online_runs import lines_of
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm_human_preferences import tracked_samples
 from lm_human_preferences.checkpointing import checkpoints
@@ -63,17 +62,6 @@ def test_training_is_the_same_without(run, tmp_path):
     assert len(names) > 20
     for name in names:
         np.testing.assert_array_equal(with_samples[name], without[name])
-
-
-def test_tensorboard_shows_them_as_text(run):
-    events = EventAccumulator(str(run / 'tb/ppo'), size_guidance={'tensors': 0}).Reload()
-    (tag,) = [tag for tag in events.Tags()['tensors'] if 'samples' in tag]
-    shown = events.Tensors(tag)
-    assert [event.step for event in shown] == [0, 2, 3]
-    text = shown[0].tensor_proto.string_val[0].decode()
-    first = lines_of(run / 'samples.jsonl')[0]
-    assert text.splitlines()[0].startswith(f'    {first["query"]} | {first["response"]}   (score ')
-    assert events.summary_metadata[tag].plugin_data.plugin_name == 'text'
 
 
 def test_what_comes_again_is_dropped(run, tmp_path):

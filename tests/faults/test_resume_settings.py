@@ -323,6 +323,5 @@ def test_a_file_whose_labels_were_replaced(tmp_path):
     label_file(file, best=2)
     told = f'--labels.source {file}: these are not the labels that the run was begun with, 32 of'
     assert last_error_of(invoke(f'resume {tmp_path}/run')).startswith(told)
-    shutil.rmtree(tmp_path / 'run/reward_model/unfinished')  # no step is saved
-    result = succeed(f'resume {tmp_path}/run')
-    assert f'the labels have changed since this run was started: 32 of {file}' in result.output
+    label_file(file, best=1)
+    succeed(f'resume {tmp_path}/run')

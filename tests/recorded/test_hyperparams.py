@@ -201,18 +201,6 @@ def test_on_keeps_the_groups_around_it():
     assert hparams.rewards.adaptive_kl == policy_options.AdaptiveKLParams(target=6.0)
 
 
-def test_on_makes_the_groups_around_it():
-    hparams = policy_options.HParams()
-    hparams.override_from_dict({'rewards.train_new_model.task.policy': 'on'})
-    assert hparams.rewards.train_new_model == reward_options.HParams()
-
-
-def test_on_of_a_group_sets_its_defaults():
-    hparams = policy_hparams(**{'ppo.lr': 3.0})
-    hparams.override_from_dict({'ppo': 'on'})
-    assert hparams.ppo == policy_options.PpoHParams()
-
-
 @pytest.mark.parametrize(
     'method, argument',
     [
@@ -248,7 +236,6 @@ def test_bad_json_file(tmp_path, text, fact):
     [
         ({'task.query_length': None}, TypeError, '--task.query_length must be given: a whole num'),
         ({'ppo.lr': 'a'}, TypeError, "--ppo.lr must be a number (float), got 'a'"),
-        ({'ppo': 'off'}, TypeError, '--ppo must be on or off, got None'),
         ({'ppo.batch_size': 9, 'ppo.nminibatches': 2}, ValueError, '--ppo.batch_size 9 is not a'),
         ({'ppo.batch_size': 16, 'ppo.nminibatches': 4}, AssertionError, '--ppo.batch_size 16 in 4'),
         ({'rewards.trained_model': None}, AssertionError, 'no reward: give --rewards.trained_'),
@@ -292,12 +279,6 @@ NEW = 'rewards.train_new_model'
             {'ppo.batch_size': 512, 'ppo.nminibatches': 4},
             6,
             '--mpi 6 x --ppo.nminibatches 4 = 24: ',
-        ),
-        ({'ppo.batch_size': 2, 'ppo.whiten_rewards': False}, 4, '--mpi 4: use 4'),
-        (
-            {'ppo.batch_size': 64, 'ppo.nminibatches': 2},
-            8,
-            'in 16 minibatches (--mpi 8) is too few',
         ),
         ({f'{NEW}.batch_size': 33, NEW: 'on'}, 2, '--mpi 2: use 32 or 34'),
         ({'ppo.batch_size': 64, 'ppo.samples_per_query': 32}, 4, '--mpi 4 x --ppo.samples_per_qu'),

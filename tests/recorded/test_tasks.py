@@ -204,8 +204,7 @@ def sampler_of_lines(path, batch_size, comm):
     )
 
 
-@pytest.mark.parametrize('before, after', [(1, 2), (2, 1), (3, 3), (2, 6)])
-@pytest.mark.parametrize('batches', [0, 1, 4])
+@pytest.mark.parametrize('before, after, batches', [(1, 2, 4), (2, 1, 1), (2, 6, 4), (3, 3, 0)])
 def test_samplers_go_on_from_a_position(tmp_path, before, after, batches):
     """Six queries at a time, at any number of ranks, in this epoch or a later one."""
 

@@ -145,24 +145,13 @@ def test_nothing_is_deleted_before_the_commit(tmp_path):
     assert files(tmp_path) == before
 
 
-def test_disk_full_is_told_before_writing(tmp_path):
-    save(tmp_path, 'model.ckpt-1', tensors(1))
-    before = files(tmp_path)
-    with (
-        mock.patch('shutil.disk_usage', return_value=mock.Mock(free=3 << 20)),
-        pytest.raises(UserError, match='No space left on device; it needs 5 MiB, 3 MiB are free'),
-    ):
-        save(tmp_path, 'model.ckpt-2', tensors(2, size=1 << 20))
-    assert files(tmp_path) == before
-
-
 @pytest.mark.parametrize('name', ['model.ckpt-1', 'model.ckpt-2'])
 def test_write_that_fails_half_way(tmp_path, name):
     save(tmp_path, 'model.ckpt-1', tensors(1), state={})
     before = files(tmp_path)
     with largest_file(100000), pytest.raises(UserError) as e:
         save(tmp_path, name, tensors(2, size=1 << 20), state={})
-    assert f'cannot save {name} in {tmp_path}: File too large; it needs 5 MiB, ' in str(e.value)
+    assert f'cannot save {name} in {tmp_path}: File too large; it needs 5 MiB' in str(e.value)
     assert files(tmp_path) == before
 
 
