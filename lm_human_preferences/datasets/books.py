@@ -1,5 +1,6 @@
 """Passages of books, the queries of `sentiment` and `descriptiveness`, or from label files."""
 
+import contextlib
 import functools
 import random
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
 ENCODING = 'main'  # of the published labels, which do not name it
+MIRROR = f'{storage.HUB}datasets/vwxyzjn/lm-human-preferences'
+MIRRORED = ('sentiment/offline_5k.json', 'descriptiveness/offline_5k.json')
 
 
 def generator(
@@ -38,7 +41,8 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
     except storage.StorageError as e:
         unavailable = e
     try:
-        queries = _queries(labels)
+        with mirror_named_on_failure(labels):
+            queries = _queries(labels)
     except storage.StorageError as e:
         raise storage.StorageError(
             f'{e}; or name a .jsonl file of texts as --task.query_dataset'
@@ -48,6 +52,20 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
         f' {labels} instead, for training and for tests alike.'
     )
     return queries
+
+
+@contextlib.contextmanager
+def mirror_named_on_failure(path: str) -> Iterator[None]:
+    """Name the mirror of a published label file in the error if it cannot be read."""
+    try:
+        yield
+    except storage.StorageError as e:
+        for name in MIRRORED:
+            if storage.is_remote(path) and path.endswith(f'/lm-human-preferences/labels/{name}'):
+                raise storage.StorageError(
+                    f'{e}; or give its mirror {MIRROR}/{name} as the source of the labels'
+                ) from e
+        raise
 
 
 def _queries(labels: str) -> list[str | list[int]]:

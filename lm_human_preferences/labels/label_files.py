@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences import label_types
+from lm_human_preferences.datasets import books
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
@@ -143,7 +144,7 @@ def tensors_of(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torc
 def _read_file(settings: HParams, encoding: Encoding) -> tuple[list[Any], list[str]]:
     """Return the labels of a file as objects of token ids, unchecked, and notes on texts."""
     path, option = settings.labels.source, settings.labels.option_name('source')
-    with about_option(option):
+    with about_option(option), books.mirror_named_on_failure(path):
         found: Iterable[tuple[str, Any]] = records.read_file(path)
     objects = [record for _, record in found]
     if not objects:

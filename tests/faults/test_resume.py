@@ -146,6 +146,25 @@ def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
     assert start < 10_000
 
 
+@pytest.mark.parametrize('interval, is_lost', [(1, True), (2, False)])
+def test_checkpoints_that_are_gone(interval, is_lost, tmp_path):
+    """Steps that were saved are not taken again in silence; those of a kill may be."""
+    words = (
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 192'
+        f' --run.save_interval {interval} --rewards.train_new_model off --rewards.trained_model'
+        ' test'
+    )
+    succeed(words)
+    shutil.rmtree(tmp_path / 'run/policy/checkpoints')
+    told = f'{tmp_path}/run logged 3 steps of the policy but has no checkpoint: '
+    result = invoke(f'resume {tmp_path}/run')
+    if is_lost:
+        assert last_error_of(result) == f'{told}restore them, or begin again with --overwrite'
+    else:
+        assert f'WARNING: {told}it begins with the first step again' in result.stdout
+        assert 'WARNING' not in succeed(f'resume {tmp_path}/run').stdout
+
+
 def test_what_is_no_run_of_a_policy(copied):
     """Nor, without the policy's settings, what is left of a run of its reward model."""
     refusal = error_of(invoke(f'resume {copied} --normalize_samples 3'))

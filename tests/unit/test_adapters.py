@@ -370,6 +370,9 @@ PEFT = {
     'tokens': (LAYERS, {'trainable_token_indices': [3, 8]}),
     'tokens and head': (f'{LAYERS}|{HEAD}', {'trainable_token_indices': {TABLE: [3, 8]}}),
     'tokens of both': (LAYERS, {'trainable_token_indices': {TABLE: [3], HEAD: [5, 8]}}),
+    'one layer': (['q_proj', 'c_attn'], {'layers_to_transform': [1]}),
+    'all but': ('all-linear', {'exclude_modules': ['down_proj', 'c_proj']}),
+    'pissa': (LAYERS, {'init_lora_weights': 'pissa'}),
     'fan in': (LAYERS, {'fan_in_fan_out': True, 'init_lora_weights': 'orthogonal', 'r': 4}),
     'larger': (LAYERS, {}),  # a vocabulary that has grown
 }

@@ -146,10 +146,26 @@ def wrong_cache(network):
     return forgetful
 
 
-def test_a_cache_that_forgets_is_refused(monkeypatch):
+def without_mask(network):
+    """A token attends to everything before it, whatever it is given."""
+    outputs = network.outputs
+
+    def open_to_all(tokens, positions, rows, *rest):
+        bias = rows.bias
+        everything = torch.ones_like(bias[0]).tril(bias.shape[2] - bias.shape[1])
+        return outputs(tokens, positions, replace(rows, bias=everything.unsqueeze(0)), *rest)
+
+    return open_to_all
+
+
+@pytest.mark.parametrize(
+    'defect, told',
+    [(wrong_cache, 'token by token'), (without_mask, 'their positions cannot be set')],
+)
+def test_a_network_that_computes_otherwise_is_refused(monkeypatch, defect, told):
     network = network_of('llama')
-    monkeypatch.setattr(network, 'outputs', wrong_cache(network))
-    with pytest.raises(UserError, match='token by token'):
+    monkeypatch.setattr(network, 'outputs', defect(network))
+    with pytest.raises(UserError, match=told):
         probe.check_network(network, 'org/name')
 
 
