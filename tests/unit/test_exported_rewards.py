@@ -135,15 +135,6 @@ def test_own_encodings_become_tokenisers(tmp_path, name):
     assert found.pad_token_id == encoding.n_vocab
 
 
-def test_a_tokeniser_that_its_family_reads_in_another_way_is_named(tmp_path):
-    """Qwen's class has rules of its own, whatever the file says."""
-    save(tiny('qwen2', vocab_size=N_VOCAB), tmp_path)
-    write_sentencepiece(tmp_path)
-    told = r"cannot be used: 'The fox.*' comes back from its tokens as .* \(Qwen2Tokenizer: BPE"
-    with pytest.raises(UserError, match=told):
-        TrainedModel(str(tmp_path)).encoding  # noqa: B018
-
-
 def test_there_is_no_chat_template_and_the_padding_has_a_name_of_its_own(tmp_path):
     """A reward model does not see the template of a chat model."""
     from transformers import AutoTokenizer
