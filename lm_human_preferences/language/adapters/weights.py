@@ -47,6 +47,7 @@ class AdaptedWeights(Weights):
 
     @torch.no_grad()
     def load(self, name: str, parameter: torch.Tensor) -> None:
+        """Copy a tensor into `parameter`, merged with its adapter: see Weights."""
         if name in self._own:
             self._own.load(name, parameter)
             return
