@@ -14,7 +14,6 @@ from lm_human_preferences.language.network import Linear, Network
 from lm_human_preferences.training import precision
 
 A, B = 'lora_A', 'lora_B'  # parameters of an adapted layer, as PEFT calls them
-TRANSPOSED = (Projection,)  # layers whose weight is (inputs, outputs)
 
 
 class Adapted(nn.Module):
@@ -27,9 +26,8 @@ class Adapted(nn.Module):
 
     def add_adapter(self, rank: int, scale: float) -> None:
         """Add A and B, uninitialised: see reset."""
-        outputs, inputs = self.weight.shape
-        if isinstance(self, TRANSPOSED):
-            inputs, outputs = self.weight.shape
+        weight = self.weight.T if isinstance(self, Projection) else self.weight
+        outputs, inputs = weight.shape
         device = self.weight.device
         self.lora_A = nn.Parameter(torch.empty(rank, inputs, device=device))
         self.lora_B = nn.Parameter(torch.empty(outputs, rank, device=device))
@@ -146,4 +144,4 @@ def reduce(network: Network) -> None:
 
 def is_transposed(network: nn.Module) -> bool:
     """Return whether the weights of the network's linear layers are (inputs, outputs)."""
-    return any(isinstance(layer, TRANSPOSED) for layer in network.modules())
+    return any(isinstance(layer, Projection) for layer in network.modules())

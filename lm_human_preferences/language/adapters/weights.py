@@ -57,17 +57,13 @@ class AdaptedWeights(Weights):
         options = self._record.options(scope)
         if options is None or f'{layer}.{A}' not in self._own:
             return
-        outputs, inputs = parameter.shape
-        if self._record.transposed:
-            inputs, outputs = parameter.shape
+        weight = parameter.T if self._record.transposed else parameter
+        outputs, inputs = weight.shape
         first = torch.empty(options.rank, inputs)
         second = torch.empty(outputs, options.rank)
         self._own.load(f'{layer}.{A}', first)
         self._own.load(f'{layer}.{B}', second)
-        update = second @ first
-        if self._record.transposed:
-            update = update.T
-        parameter.add_(update, alpha=options.alpha / options.rank)
+        weight.add_(second @ first, alpha=options.alpha / options.rank)
 
     def _of_base(self, name: object) -> str:
         return scoped(self._base_scope, str(name).rpartition('/')[2])
