@@ -74,7 +74,8 @@ def ask(
     precision.configure_for(max(size.n_embd for size in sizes), 'fp32')
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[kind]):
         click.echo(note)
-    with _writer(folder, record, encoding) as writer:
+    record |= {'encoding': encoding.name}
+    with QuestionWriter(folder, record, encoding) as writer:
         at_once = max(1, options.batch_size // options.best_of)
         sampler = QuestionSampler(policies, task, writer.folder.label_type, at_once)
         source = reward_hparams.labels.source
@@ -113,7 +114,8 @@ def _ask_given(
         )
     fields = label_types.get(settings.labels.type).samples
     new = [label for label in given if not are_equal([label.tokens[name] for name in fields])]
-    with _writer(folder, record, encoding) as writer:
+    record |= {'encoding': encoding.name}
+    with QuestionWriter(folder, record, encoding) as writer:
         new = into_folder.as_asked(new, writer.folder)
         kind, source = (TRAIN, os.path.basename(path)) if gold is None else (GOLD, GOLD)
         there = writer.folder.count(TRAIN)
@@ -125,10 +127,6 @@ def _ask_given(
     _report(writer.folder, experiments, added, equal=len(given) - len(new), known=len(new) - added)
     for note in notes:
         click.echo(note)
-
-
-def _writer(folder: str, record: dict[str, Any], encoding: Encoding) -> QuestionWriter:
-    return QuestionWriter(folder, {**record, 'encoding': encoding.name}, encoding)
 
 
 def task_record(
@@ -275,6 +273,12 @@ def _ask_sampled(
     count = options.count
     names = sampler.share(list(sampler.policies))
     weights = {name: policy.digest() for name, policy in sampler.policies.items()}
+    header = {
+        'kind': kind,
+        'policies': names,
+        'weights': [weights[name] for name in names],
+        'part': PARTS[kind],
+    }
     added = idle = 0
     with progress(total=count, comm=Comm(), desc='asking', unit='question') as bar:
         while added < count and idle < IDLE_BATCHES:
@@ -283,16 +287,8 @@ def _ask_sampled(
             there = writer.folder.count(kind)
             questions, headers = [], []
             for query, tokens in sampler.new_questions(batch, names, seen):
-                headers.append(
-                    {
-                        'kind': kind,
-                        'labellers': _labellers(options, there + len(questions)),
-                        'policies': names,
-                        'weights': [weights[name] for name in names],
-                        'part': PARTS[kind],
-                        'texts_read': query.texts_read,
-                    }
-                )
+                people = _labellers(options, there + len(questions))
+                headers.append({**header, 'labellers': people, 'texts_read': query.texts_read})
                 questions.append(tokens)
             writer.add(questions, headers)
             added += len(questions)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import caught_jobs, error_of, invoke, succeed
-from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
 from reward_models import save_reward_model
 from sample_files import label_hparams
@@ -17,7 +16,6 @@ from sample_files import label_hparams
 import launch
 import sample
 from lm_human_preferences.commands import ask as asking
-from lm_human_preferences.commands import sampler
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import LabelHParams
@@ -104,20 +102,6 @@ def test_equal_samples_are_not_asked_and_are_counted(tmp_path):
     words = '--count 5 --task.policy.temperature 1e-8 --labels.type scalar_rating'
     printed = ask(tmp_path / 'r', words)
     assert '5 questions added' in printed
-
-
-def test_a_run_answers_at_its_own_temperature(tmp_path, monkeypatch):
-    run = resolved('train_policy', 'test')
-    run.task.policy.temperature = 0.25
-    (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(run.to_nested_dict()))
-    (tmp_path / 'policy').mkdir()
-    (tmp_path / 'policy' / 'encoding').write_text('"test"')
-    monkeypatch.setattr(sampler, 'Policy', lambda model, **settings: settings['temperature'])
-    monkeypatch.setattr(TrainedModel, 'scopes', lambda model: [])
-    task = resolved('train_reward', 'test').task
-    task.policy.temperature = 0.5
-    assert asking._load_policy(str(tmp_path), task) == 0.25
-    assert asking._load_policy('initial', task) == 0.5
 
 
 def test_queries_to_be_learned_from_are_of_the_training_part(tmp_path, monkeypatch):

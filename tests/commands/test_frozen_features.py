@@ -93,7 +93,7 @@ def test_commands_that_score_know_it(run, tmp_path):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert all(row['score_std'] > 0 for row in rows)
         assert list(rows[0])[-3:] == ['score', 'score_std', 'kl']
-    results = succeed(f'evaluate {folder}/run --queries 2 --samples 64 --judge {folder}/run')
+    results = succeed(f'evaluate {folder}/run --queries 2 --samples 16 --judge {folder}/run')
     assert 'reward model' in results.stdout and 'judge' in results.stdout
     with pytest.raises(UserError, match="is of encoding .*, but the policy of 'test'"):
         loading.load_judge(f'{folder}/run', encodings.Test, TaskHParams())
@@ -114,18 +114,6 @@ def test_an_export_has_lines_that_compute_it(run, tmp_path):
     assert found['deviation'].item() == pytest.approx(expected['score_std'], abs=1e-3)
     again = json.loads(succeed(f'score {tmp_path}/exported {tmp_path}/text.jsonl').stdout)
     assert again['score'] == pytest.approx(expected['score'], abs=1e-3)
-
-
-def test_an_export_has_a_tokeniser_of_our_own_encodings(tmp_path):
-    words = f'--features frozen --labels.num_train 8 --normalize_samples 8 --save_dir {tmp_path}'
-    succeed(f'train_reward mock_sentiment run --mpi 1 {words}')
-    (tmp_path / 'text.jsonl').write_text('{"query": "the film was", "response": "good"}\n')
-    succeed(f'export {tmp_path}/run {tmp_path}/exported')
-    scores = [
-        json.loads(succeed(f'score {tmp_path}/{name} {tmp_path}/text.jsonl').stdout)
-        for name in ('run', 'exported')
-    ]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 def test_a_trained_head_is_given_to_another_policy(run, tmp_path):

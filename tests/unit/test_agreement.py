@@ -17,6 +17,7 @@ from lm_human_preferences.labels.report.agreement import (
     uniform_p_value,
     wilson_interval,
 )
+from lm_human_preferences.utils import student
 
 
 def test_chance_is_over_all_orders_of_the_samples():
@@ -145,3 +146,8 @@ def test_p_value_of_positions():
     assert uniform_p_value([25, 25, 25, 25]) == 1.0
     assert uniform_p_value([9, 1, 5, 5]) is not None  # 5 are expected in each
     assert uniform_p_value([9, 1, 5, 4]) is uniform_p_value([0, 0]) is uniform_p_value([]) is None
+
+
+def test_quantiles_of_students_t_are_those_of_tables():
+    for dof, expected in ((1, 12.7062), (10, 2.2281), (1000, 1.9623)):
+        assert student.quantile(dof) == pytest.approx(expected, abs=5e-5)

@@ -114,18 +114,6 @@ def test_it_leaves_and_goes_on_as_if_it_had_stayed(tmp_path, monkeypatch):
     assert values[0] == values[1]
 
 
-@pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
-def test_scores_and_differences(tmp_path, label_type, samples):
-    folder = make_folder(tmp_path / 'f', 200, samples=samples, task={'label_type': label_type})
-    given = answers_of(tmp_path / 'f', error=0.25)
-    right = 0
-    for question in folder.questions.values():
-        (rewards,) = sums([folder.tokens(question)])
-        expected = rewards[0] if samples == 1 else rewards[1] - rewards[0]
-        right += given[question.id].value == expected
-    assert 130 < right < 170
-
-
 def test_equals_are_a_tie_where_ties_are_answers():
     best_of_4, rng = label_types.get('best_of_4').allow_ties(), random.Random(0)
     answers = [simulated_answer(best_of_4, each, rng) for each in ([0, 2, 2, 1], [1, 1, 2, 1])]

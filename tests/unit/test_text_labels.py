@@ -1,7 +1,6 @@
 """Labels as texts: the formats that are read, what does not fit, and the way back to texts."""
 
 import contextlib
-import copy
 import hashlib
 import io
 import json
@@ -10,9 +9,8 @@ import random
 import re
 
 import pytest
+from fuzzing import changed
 from golden_data import bpe_directory
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sample_files import label_hparams
 from tiny_tokenisers import END, write_byte_level
 
@@ -496,59 +494,31 @@ def test_preferences_are_the_best_with_each_of_the_others():
         list(preferences([], label_types.get('scalar_rating')))
 
 
-VALUES = st.one_of(
-    st.sampled_from([None, True, 0, 2, -1, 0.5, float('nan'), '', 'a', 'left', [], {}, [[]], [{}]]),
-    st.sampled_from([[USER], [USER, GOOD], {'id': 'x/y'}, 'a,b', 10**30]),
-)
+RECORDS = [
+    {'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]},
+    {'chosen': f'{DIALOGUE} a', 'rejected': f'{DIALOGUE} b'},
+    {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'sample': 'd', 'best': 1},
+    {'query': 'a', 'sample': 'b', 'score': 1.5, 'response': 'c'},
+]
 
 
-def places(value):
-    keys = value if isinstance(value, dict) else range(len(value))
-    for key in list(keys):
-        yield value, key
-        if isinstance(value[key], (dict, list)):
-            yield from places(value[key])
-
-
-@st.composite
-def damaged(draw):
-    record = copy.deepcopy(
-        draw(
-            st.sampled_from(
-                [
-                    {'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]},
-                    {'chosen': f'{DIALOGUE} a', 'rejected': f'{DIALOGUE} b'},
-                    {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'sample': 'd', 'best': 1},
-                    {'query': 'a', 'sample': 'b', 'score': 1.5, 'response': 'c'},
-                ]
-            )
-        )
-    )
-    for _ in range(draw(st.integers(1, 2))):
-        container, key = draw(st.sampled_from(list(places(record)) or [(record, 'x')]))
-        if draw(st.booleans()):
-            container[key] = copy.deepcopy(draw(VALUES))
-        else:
-            container.pop(key, None) if isinstance(container, dict) else container.pop(key)
-    return record
-
-
-@given(
-    record=damaged(), label_type=st.sampled_from(['best_of_2', 'scalar_rating', 'scalar_compare'])
-)
-@settings(max_examples=200)
-def test_any_record_is_read_or_refused(record, label_type):
+@pytest.mark.parametrize('label_type', ['best_of_2', 'scalar_rating', 'scalar_compare'])
+def test_any_record_is_read_or_refused(label_type):
     """A refusal is the one line of a user's mistake, and labels have texts for all samples."""
-    with contextlib.suppress(UserError):
-        label = records.parse(record, 'here', label_types.get(label_type))
-        assert isinstance(label.query, str) and label.answer is not None
-        assert len(label.samples) == len(label_types.get(label_type).samples)
-        assert all(isinstance(sample, str) for sample in label.samples)
-        assert label.labeller is None or LABELLER.fullmatch(label.labeller)
-        records.unread(record, label_types.get(label_type))
-    with contextlib.suppress(UserError):
-        query, responses = score.texts_of(record, 'here')
-        assert isinstance(query, str) and responses
+    rng, kind = random.Random(label_type), label_types.get(label_type)
+    for _ in range(1000):
+        record = changed(rng, rng.choice(RECORDS))
+        record = changed(rng, record) if rng.random() < 0.5 else record
+        with contextlib.suppress(UserError):
+            label = records.parse(record, 'here', kind)
+            assert isinstance(label.query, str) and label.answer is not None
+            assert len(label.samples) == len(kind.samples)
+            assert all(isinstance(sample, str) for sample in label.samples)
+            assert label.labeller is None or LABELLER.fullmatch(label.labeller)
+            records.unread(record, kind)
+        with contextlib.suppress(UserError):
+            query, responses = score.texts_of(record, 'here')
+            assert isinstance(query, str) and responses
 
 
 def test_a_dialogue_that_is_too_long_keeps_its_end():
