@@ -16,6 +16,7 @@ from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import queries
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
+from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources import loading
 from lm_human_preferences.runs.run_settings import reward_settings_of
 
@@ -80,7 +81,8 @@ def test_scores(reward_model, tmp_path, monkeypatch, capsys):
     names = [' '.join(found) for found in first]
     assert names == ['score', 'score', 'chosen rejected', 'sample0 sample1 sample2']
     model = loading.load_saved(loading.saved_model(str(reward_model[0])))
-    tokeniser = tokenise.Tokeniser(model.encoder, 5, 3, 'refuse', '--too_long')
+    task = reward_settings_of(str(reward_model[0])).task
+    tokeniser = tokenise.Tokeniser(encodings.Reviews, task, 'refuse', '--too_long')
     label = records.TextLabel(query, ('very good', 'dull', 'great', 'awful indeed', ''), None)
     tokens = tokeniser.question(label, list('abcde'), 'here')
     queries = torch.tensor([tokens['query']])

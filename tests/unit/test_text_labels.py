@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import types
 
 import pytest
 from fuzzing import changed
@@ -18,6 +19,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.records import TextLabel
@@ -358,6 +360,12 @@ def test_pairs_that_prefer_nothing_are_left_out_and_counted():
     ]
 
 
+def tokeniser_of(encoder):
+    encoding, task = types.SimpleNamespace(get_encoder=encoder), TaskHParams()
+    task.query_length, task.response_length = 3, 2
+    return tokenise.Tokeniser(encoding, task, 'cut', '--too_long')
+
+
 def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():
     found = [('here', {'query': '', 'sample0': 'good', 'sample1': 'bad', 'best': 0})]
     for encoding in (encodings.Test, encodings.Reviews):
@@ -368,8 +376,7 @@ def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():
         eot_token, padding_token = 50, 53
         encode = staticmethod(lambda text: [ord(letter) for letter in text])
 
-    tokens = tokenise.Tokeniser(WithEnd(), 3, 2, 'refuse', '--too_long').query('', 'here')
-    assert tokens == [50]
+    assert tokeniser_of(WithEnd).query('', 'here') == [50]
 
 
 @pytest.mark.parametrize('text', ['a banana', '\ud800'])
@@ -526,7 +533,7 @@ def test_a_dialogue_that_is_too_long_keeps_its_end():
         padding_token = 0
         encode = staticmethod(lambda text: [ord(letter) for letter in text])
 
-    tokeniser = tokenise.Tokeniser(Letters(), 3, 2, 'cut', '--too_long')
+    tokeniser = tokeniser_of(Letters)
     for query in ('user: a\n\nassistant: b\n\nuser: cde', f'{DIALOGUE[:-11]}cde'):
         assert tokeniser.query(query, 'here') == [ord(letter) for letter in 'cde']
 

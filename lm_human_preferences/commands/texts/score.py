@@ -20,7 +20,6 @@ from lm_human_preferences.frozen_head.reward import FrozenReward
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
-from lm_human_preferences.language.tokenisers import text_encoder
 from lm_human_preferences.reward_sources.loading import LearnedReward, load_saved, saved_model
 from lm_human_preferences.runs.run_files import REWARD
 from lm_human_preferences.runs.run_settings import reward_settings_of
@@ -100,15 +99,8 @@ def _by_tokens(
 ) -> tuple[Iterator[Scores], list[str]]:
     """Return the scores of each response, by a model that reads tokens, and notes for the user."""
     saved = saved_model(run)
-    task, encoding = _task_of(run), saved.encoding
-    tokeniser = Tokeniser(
-        # As the reward model has learned to read texts
-        text_encoder(encoding.get_encoder(), task.special_tokens),
-        task.query_length,
-        task.response_length,
-        too_long,
-        option='--too_long',
-    )
+    encoding = saved.encoding
+    tokeniser = Tokeniser(encoding, _task_of(run), too_long, option='--too_long')
     pairs: list[Pair | None] = []
     for (where, record), (query, responses) in zip(found, named, strict=True):
         tokeniser.count_special([query, *responses.values()])

@@ -107,7 +107,6 @@ def parse(
     record: Any,
     where: str,
     label_type: LabelType,
-    *,
     needs_answer: bool = True,
     type_option: str = '--labels.type',
 ) -> TextLabel:

@@ -11,10 +11,11 @@ from lm_human_preferences.datasets.fields import is_empty
 from lm_human_preferences.datasets.messages import NotTextError
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.texts import preferences, records
 from lm_human_preferences.labels.texts.records import TextLabel, Tokens
 from lm_human_preferences.language import tokenisers
-from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.terminal import printable
 
 # Lines for the user, by the name of what is counted
@@ -47,13 +48,10 @@ class Tokeniser:
     option: the name of the option too_long, for errors.
     """
 
-    def __init__(
-        self, encoder: Encoder, query_length: int, response_length: int, too_long: str, option: str
-    ) -> None:
-        self.encoder = encoder
-        self.lengths = {'query': query_length, 'response': response_length}
-        self.too_long = too_long
-        self.option = option
+    def __init__(self, encoding: Encoding, task: TaskHParams, too_long: str, option: str) -> None:
+        self.encoder = tokenisers.text_encoder(encoding.get_encoder(), task.special_tokens)
+        self.lengths = {'query': task.query_length, 'response': task.response_length}
+        self.too_long, self.option = too_long, option
         self.counts: collections.Counter[str] = collections.Counter()
         self.unread: collections.Counter[str] = collections.Counter()  # number of records, by field
 
@@ -148,33 +146,21 @@ def tokenise(
     whether a record without an answer is an error. ties: whether an answer may be a tie. UserError
     with the place of a record that is not understood.
     """
-    label_type, task = label_types.get(settings.labels.type), settings.task
+    label_type = label_types.get(settings.labels.type)
     if ties:
         label_type.allow_ties()
-    fields = label_type.samples
-    tokeniser = Tokeniser(
-        tokenisers.text_encoder(encoding.get_encoder(), task.special_tokens),
-        task.query_length,
-        task.response_length,
-        settings.labels.too_long,
-        option=settings.labels.option_name('too_long'),
-    )
+    too_long, type_option = map(settings.labels.option_name, ('too_long', 'type'))
+    tokeniser = Tokeniser(encoding, settings.task, settings.labels.too_long, too_long)
     labels = []
     for where, record in found:
         try:
-            label = records.parse(
-                record,
-                where,
-                label_type,
-                needs_answer=needs_answer,
-                type_option=settings.labels.option_name('type'),
-            )
+            label = records.parse(record, where, label_type, needs_answer, type_option)
         except (NotTextError, preferences.OtherQueryError) as e:
             tokeniser.counts[type(e).__name__] += 1
             continue
         tokeniser.unread.update(records.unread(record, label_type))
         tokeniser.count_special((label.query, *label.samples))
         with contextlib.suppress(Skipped):
-            tokens = tokeniser.question(label, fields, where)
+            tokens = tokeniser.question(label, label_type.samples, where)
             labels.append(dataclasses.replace(label, where=where, tokens=tokens))
     return labels, tokeniser.notes()
