@@ -469,6 +469,8 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
             argv += ['--simulate', 'on']
         if argv[0] in ('train_reward', 'train_policy'):
             argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}']
+        if argv[0] == 'train_reward':
+            argv += ['--normalize_samples', '64']
         if argv[0] == 'train_policy':
             argv += ['--ppo.total_episodes', '128', '--run.evaluate', 'false']
             argv += ['--rewards.train_new_model.normalize_samples', '64']

@@ -19,20 +19,21 @@ Said = dict[str, dict[str, Value]]  # {question: {labeller: answer}}, without sk
 def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the facts of `./launch.py labels` as JSON, without some labellers."""
     folder.check_labellers(without)
-    said: Said = {}
-    # Answers of people who are not known may all be of one person.
-    of_named: Said = {}
+    of_named: Said = {}  # answers of people who are not known may all be of one person
+    disagreements: Said = {}
     answered = retired = 0
     for question in folder.questions.values():
         answers = folder.answers_to(question, without)
         given = {each.labeller: each.value for each in answers if each.value is not None}
         answered += bool(given)
         retired += question.is_retired(folder.answers_to(question))
-        # Gold questions are easier than others: to agree on them says nothing.
-        if question.kind != GOLD:
-            said[question.id] = given
-            named = [name for name in given if not is_unnamed(name)]
-            of_named[question.id] = {name: given[name] for name in named}
+        if question.kind == GOLD:  # easier than others: to agree on them says nothing
+            continue
+        named = [name for name in given if not is_unnamed(name)]
+        of_named[question.id] = {name: given[name] for name in named}
+        first, *others = given.values() or [None]
+        if not all(folder.label_type.matches(value, first) for value in others):
+            disagreements[question.id] = given
     names = [name for name in folder.logs if name not in without]
     return {
         'label_type': folder.label_type.name,
@@ -41,18 +42,8 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         'agreement': _agreement(folder, of_named),
         'labellers': {name: _labeller(folder, name, of_named) for name in names},
         'comparisons': comparisons(folder, folder.counted(VALIDATION, without)),
-        'disagreements': _disagreements(folder, said),
+        'disagreements': disagreements,
     }
-
-
-def _disagreements(folder: LabelFolder, said: Said) -> Said:
-    """Return the answers to questions on which labellers disagree."""
-    found = {}
-    for question, given in said.items():
-        values = list(given.values())
-        if not all(folder.label_type.matches(value, values[0]) for value in values):
-            found[question] = given
-    return found
 
 
 def _agreement(folder: LabelFolder, said: Said) -> dict[str, Any]:
@@ -143,12 +134,13 @@ def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | No
     """Return the numbers of answers to gold questions, and of right ones; None for ratings."""
     if folder.label_type.chance is None:
         return None
-    right = []
+    found = {'answers': 0, 'right': 0}
     for answer in answers:
         gold = folder.questions[answer.question].gold
         if gold is not None:
-            right.append(folder.label_type.matches(answer.value, gold))
-    return {'answers': len(right), 'right': sum(right)}
+            found['answers'] += 1
+            found['right'] += folder.label_type.matches(answer.value, gold)
+    return found
 
 
 def comparisons(folder: LabelFolder, answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -158,7 +150,7 @@ def comparisons(folder: LabelFolder, answers: Sequence[Answer]) -> list[dict[str
         question = folder.questions[answer.question]
         policies = list(zip(question.policies, question.weights, strict=True))
         given[policies[0], policies[-1]].append(answer)
-    compared = set(itertools.chain.from_iterable(given))
+    compared = set(itertools.chain(*given))
     found = []
     for (policy, against), of_pair in given.items():
         names = {'policy': _name(policy, compared), 'against': _name(against, compared)}
