@@ -93,7 +93,7 @@ def test_commands_that_score_know_it(run, tmp_path):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert all(row['score_std'] > 0 for row in rows)
         assert list(rows[0])[-3:] == ['score', 'score_std', 'kl']
-    results = succeed(f'evaluate {folder}/run --queries 2 --samples 16 --judge {folder}/run')
+    results = succeed(f'evaluate {folder}/run --queries 2 --samples 64 --judge {folder}/run')
     assert 'reward model' in results.stdout and 'judge' in results.stdout
     with pytest.raises(UserError, match="is of encoding .*, but the policy of 'test'"):
         loading.load_judge(f'{folder}/run', encodings.Test, TaskHParams())

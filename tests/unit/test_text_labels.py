@@ -400,9 +400,10 @@ def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
 
 
 def test_a_field_that_is_there_twice_is_refused(tmp_path):
-    (tmp_path / 'a.json').write_text('[{"best": 0, "best": 1}]')
-    with pytest.raises(UserError, match="an object has the field 'best' twice"):
-        records.read(str(tmp_path / 'a.json'))
+    for text in ('{"best": 0, "best": 1}\n', '[{"best": 0, "best": 1}]'):
+        (tmp_path / 'a.json').write_text(text)
+        with pytest.raises(UserError, match="an object has the field 'best' twice"):
+            records.read(str(tmp_path / 'a.json'))
 
 
 def test_the_content_says_whether_a_file_or_a_pipe_has_lines(tmp_path, monkeypatch):
