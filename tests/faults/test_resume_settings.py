@@ -239,17 +239,6 @@ def times_in(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob('*') if path.is_file()}
 
 
-def test_a_finished_reward_model_says_so(tmp_path):
-    words = (
-        f'train_reward test run --mpi 1 --save_dir {tmp_path} --labels.num_train 64'
-        ' --normalize_samples 16'
-    )
-    succeed(words)
-    result = succeed(f'resume {tmp_path}/run')
-    assert f'The reward model in {tmp_path}/run/reward_model is finished' in result.stdout
-    assert 'settings:' not in result.stdout
-
-
 def answered_folder(path):
     make_folder(path, 40)
     with Labeller(LabelFolder(str(path)), 'anna') as anna:
@@ -297,6 +286,9 @@ def test_what_a_run_learned_from_is_recorded(tmp_path):
     assert (first['source'], first['found'], first['learned_from']) == (str(folder), 40, 40)
     assert first['answers'] == first['labellers'] == {'anna': 40} and len(first['digest']) == 64
     assert first['simulated'] == 40 and first['held_out'] == first['held_out_queries'] == 0
+    again = succeed(f'resume {tmp_path}/run').stdout
+    assert f'The reward model in {tmp_path}/run/reward_model is finished' in again
+    assert 'settings:' not in again
     make_folder(folder, 8, seed=1)
     with Labeller(LabelFolder(str(folder)), 'anna') as anna:
         simulate(anna, small_tokens)

@@ -320,7 +320,6 @@ def test_a_reward_model_of_another_run_is_told_from_there(tmp_path):
     'settings, by',
     [
         ({'function': '/x/own.py:score'}, 'own.py:score'),
-        ({'trained_model': 'hf://org/name', 'class_name': 'GOOD'}, 'name'),
         ({'trained_model': 'mock'}, 'the known sentiment of words'),
     ],
 )
