@@ -22,7 +22,15 @@ from two_runs import LABELLERS, birch, make_two_runs
 from lm_human_preferences import storage
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.report import charts, facts, foreign_text, label_facts, page, words
+from lm_human_preferences.report import (
+    charts,
+    facts,
+    foreign_text,
+    label_facts,
+    origin,
+    page,
+    words,
+)
 from lm_human_preferences.report.run import read_run
 from lm_human_preferences.report.words import Text, number
 
@@ -200,6 +208,14 @@ def test_labellers_need_not_be_named(tmp_path, has_names):
 
 
 # ---------------------------------------------------------------- facts one by one
+
+
+def test_a_command_can_be_pasted():
+    """Also where a text looks like an option, or a quote is never closed."""
+    line = "./launch.py train_policy x --task.end_text 'a --b' --ppo.lr=0.1 --x 'c"
+    found = origin.command_lines({'command': line}, has_names=False)
+    options = ["--task.end_text 'a --b'", '--ppo.lr=0.1', "--x 'c"]
+    assert found.split(' \\\n    ') == ['./launch.py train_policy x', *options]
 
 
 def test_the_samples_are_the_best_the_least_sure_the_least_likely_and_the_worst(tmp_path):
