@@ -18,8 +18,6 @@ from lm_human_preferences.report.words import Table
 from lm_human_preferences.runs.run_files import REPORT
 from lm_human_preferences.storage import outputs
 
-LONGEST_NAME = 80  # most characters of a run's name
-
 
 def write_report(
     runs: Sequence[str],
@@ -112,4 +110,4 @@ def _names(runs: Sequence[str]) -> list[str]:
     names = [os.path.basename(path) for path in paths]
     if len(set(names)) < len(names):
         names = ['/'.join(path.split('/')[-2:]) for path in paths]
-    return [name[:LONGEST_NAME] for name in names]
+    return names
