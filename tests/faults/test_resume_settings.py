@@ -270,7 +270,7 @@ def test_a_folder_that_has_grown(tmp_path):
         with Labeller(LabelFolder(str(folder)), name) as labeller:
             if name == 'anna':
                 labeller.undo()
-            simulate(labeller, small_tokens, answers=12)
+            simulate(labeller, small_tokens)
     result = succeed(f'resume {tmp_path}/killed/run')
     assert 'Num labels found in source: 40' in result.output
     assert_same(result_anywhere(tmp_path / 'killed'), result_anywhere(tmp_path / 'alone'))
