@@ -166,11 +166,9 @@ def _connected(path: str) -> Iterator[tuple[Blob, Context]]:
         yield blob, _make_client(blob.account, blob.container, os.getpid())
     except FileNotFoundError as e:
         raise blob.error(str(e), NotFound) from e
-    except (OSError, KeyError, RuntimeError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
+    except (OSError, RuntimeError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
         if type(e) is TimeoutError:
             reason = f'no answer within {ANSWER_TIMEOUT} s, is there a network?'
-        elif type(e) is KeyError:
-            reason = 'the answer is not from a blob store (a log-in page of the network?)'
         else:
             message = getattr(e, 'message', str(e))
             reason = re.sub(r'^request failed with exception (\w+\(.*?\): )?', '', message)

@@ -159,10 +159,7 @@ def is_remote(path: str) -> bool:
 def join(path: str, *names: str) -> str:
     """Extend a local or remote path by `names`."""
     if is_remote(path):
-        parent = path.rstrip('/')
-        if parent.endswith(':'):  # without a bucket, the first name would become one
-            parent = f'{parent}//'
-        return '/'.join([parent, *names])
+        return '/'.join([path.rstrip('/'), *names])
     return os.path.join(path, *names)
 
 

@@ -162,6 +162,15 @@ def test_offline(server, cache, monkeypatch):
     assert storage.read_json('gs://lm-human-preferences/labels/a.json') == [2]
 
 
+def test_a_file_that_may_change_is_fetched_again_when_it_has(server, cache, monkeypatch):
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
+    for content in (b'old', b'new'):
+        storage.write('az://private/runs/file', io.BytesIO(content))
+        for _ in range(2):
+            assert contents(storage.cached_path('az://private/runs/file')) == content
+    assert server.count('GET', 'runs/file$') == 2
+
+
 def test_many_files_at_once(server, cache, capsys):
     urls = [f'{BASE}/d/{i:03d}.story' for i in range(40)]
     storage.cached_path(urls[3])
