@@ -81,8 +81,11 @@ def test_ranks_by_mpi(run_on_hosts):
     assert output.count("'test_comm::test_gradients_are_averaged': 2") == 3
 
 
-def test_ranks_without_a_launcher(hosts, tmp_path):
-    """One on each host, which have no names here. By torchrun: test_pods."""
+def test_ranks_without_a_launcher(hosts, tmp_path, monkeypatch):
+    """One on each host, without names, mpi4py and Horovod. By torchrun: test_pods."""
+    blocked = "import sys\nfor name in ('mpi4py', 'horovod'):\n    sys.modules[name] = None\n"
+    (tmp_path / 'sitecustomize.py').write_text(blocked)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
     training = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}']
     command = [sys.executable, TESTS.parent / 'launch.py', *training, *QUICK]
     command += ['--ppo.total_episodes=128']
