@@ -11,7 +11,7 @@ import uuid
 import documentation
 import pytest
 from engines import GRADIENTS, TESTS, available_engines, on_mpi_command
-from launched import CONSOLE, FOREVER, MPIEXEC, eventually, output_of, run_without_launcher
+from launched import CONSOLE, FOREVER, MPIEXEC, Launch, eventually, output_of, torch_variables
 
 from lm_human_preferences.checkpointing import checkpoints
 
@@ -86,12 +86,14 @@ def test_ranks_without_a_launcher(hosts, tmp_path, monkeypatch):
     blocked = "import sys\nfor name in ('mpi4py', 'horovod'):\n    sys.modules[name] = None\n"
     (tmp_path / 'sitecustomize.py').write_text(blocked)
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
-    training = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}']
-    command = [sys.executable, TESTS.parent / 'launch.py', *training, *QUICK]
-    command += ['--ppo.total_episodes=128']
-    commands = [['ip', 'netns', 'exec', host, *command] for host in hosts]
-    outputs = run_without_launcher(commands, ADDRESSES[0], 29400, seconds=200)
-    assert '2 ranks, averaging by torch (gloo)' in ''.join(outputs)
+    words = [*QUICK, '--ppo.total_episodes=128', f'--save_dir={tmp_path}']
+    launches = [
+        Launch(tmp_path / host, *words, started_by=('ip', 'netns', 'exec', host), **variables)
+        for host, variables in zip(hosts, torch_variables(2, ADDRESSES[0], 29400))
+    ]
+    for launch in launches:
+        assert launch.wait(200) == 0, launch.errors()
+    assert '2 ranks, averaging by torch (gloo)' in launches[0].output()
     last = checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
     assert last.endswith('model.ckpt-2')
 

@@ -17,18 +17,13 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE = (
-    300  # seconds for what has to happen at some time, on a machine that has much else to do, too
-)
+# Seconds for what has to happen at some time, on a machine that has much else to do, too.
+PATIENCE = 300
 FAULTS = int(os.environ.get('LMHP_FAULTS', 2))  # how often a test that interrupts at random does so
-ROOT_MAY = {
-    'OMPI_ALLOW_RUN_AS_ROOT': '1',
-    'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
-}  # Open MPI's mpiexec, too
-FOREVER = (
-    '--ppo.total_episodes=64_000_000',
-    '--run.save_interval=1',
-)  # a checkpoint after every step
+# Open MPI's mpiexec, too.
+ROOT_MAY = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
+# A checkpoint after every step.
+FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')
 # A reward model that is trained in a moment, where it is not the point.
 SMALL = (
     '--rewards.train_new_model.labels.num_train=64',
@@ -50,25 +45,6 @@ def torch_variables(size, address, port):
     """Return the variables of each of `size` ranks, as Kubernetes and clouds set them."""
     common = {'WORLD_SIZE': str(size), 'MASTER_ADDR': address, 'MASTER_PORT': str(port)}
     return [{**common, 'RANK': str(rank)} for rank in range(size)]
-
-
-def run_without_launcher(commands, address, port, seconds=PATIENCE):
-    """Return what each rank prints; they meet at the address of the first, and all succeed."""
-    processes = []
-    with contextlib.ExitStack() as stack:
-        for command, variables in zip(commands, torch_variables(len(commands), address, port)):
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, **variables, 'OMP_NUM_THREADS': '1'},
-            )
-            processes.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(commands), '\n'.join(outputs)
-    return outputs
 
 
 def output_of(command, environment=os.environ, seconds=PATIENCE):
