@@ -29,7 +29,7 @@ CONNECT_SECONDS = 5
 # How long a rank that is about to end waits for the store, and for another one's report, which
 # may have to look at the run's files first.
 LAST_WORD_SECONDS = 2
-REPORT_SECONDS = 20
+REPORT_SECONDS = 5
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 _store: Store | None = None  # at which this rank has met the others
