@@ -127,7 +127,7 @@ class Answer:
 class AnswerLog:
     """Answers of a labeller, as far as the file has been read.
 
-    givers: {uuid: labeller} of all files, none of which may repeat answers of another.
+    givers: {uuid: labeller} of all files, none of which may repeat an answer.
     """
 
     def __init__(
@@ -165,14 +165,12 @@ class AnswerLog:
             raise UserError(
                 f'{where} is not an answer of the type {self.label_type.name}: {e}'
             ) from e
-        if answer.uuid in self.uuids:
-            raise UserError(f'{where} repeats the answer {printable(answer.uuid)}')
-        giver = self.givers.setdefault(answer.uuid, self.labeller)
-        if giver != self.labeller:
+        if answer.uuid in self.givers:
             raise UserError(
-                f'{where} repeats an answer of {giver}: one of the two files is a copy; take that'
-                ' out of the folder'
+                f'{where} repeats an answer of {self.givers[answer.uuid]}: one of the two is a'
+                ' copy; take it out of the folder'
             )
+        self.givers[answer.uuid] = self.labeller
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)

@@ -9,14 +9,12 @@ it, but for a gold one. Of a labeller's answers to a question the last one count
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import operator
 import os
 import sys
-import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -100,7 +98,6 @@ class LabelFolder:
         self.logs: dict[str, AnswerLog] = {}
         self._givers: dict[str, str] = {}  # see AnswerLog
         self.damaged: set[str] = set()  # questions that are not asked
-        self.lock = threading.RLock()  # for threads that share it
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
@@ -180,8 +177,13 @@ class LabelFolder:
         return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """Return the answers of a kind of question, the oldest first; see answers_that_count."""
-        self.check_labellers(without)
+        """Return the answers of a kind of question, the oldest first; see answers_that_count.
+
+        UserError for a name in `without` that has no file of answers.
+        """
+        for name in set(without).difference(self.logs):
+            known = ', '.join(self.logs) or 'no answers yet'
+            raise UserError(f'{self.path} has no answers of a labeller {name!r:.80}: {known}')
         found = []
         for question in self.questions.values():
             if question.kind == kind:
@@ -225,12 +227,6 @@ class LabelFolder:
             lines = max(lines, record.get('answers', {}).get(labeller, 0))
         return lines
 
-    def check_labellers(self, names: Iterable[str]) -> None:
-        """Raise UserError for a name that has no file of answers."""
-        for name in set(names).difference(self.logs):
-            known = ', '.join(sorted(self.logs)) or 'no answers yet'
-            raise UserError(f'{self.path} has no answers of a labeller {name!r:.80}: {known}')
-
 
 def are_line_counts(value: object) -> TypeGuard[dict[str, int]]:
     """Return whether `value`, which was read from JSON, is {labeller: number of lines}."""
@@ -271,7 +267,7 @@ def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) 
     )
 
 
-class QuestionWriter(contextlib.AbstractContextManager['QuestionWriter']):
+class QuestionWriter(json_lines.Writer):
     """Exclusive writer of a folder's questions; creates the folder if it does not exist."""
 
     def __init__(self, path: str, task: dict[str, Any], encoding: Encoding | None = None) -> None:
@@ -279,11 +275,8 @@ class QuestionWriter(contextlib.AbstractContextManager['QuestionWriter']):
         with os_errors_as(f'{path} cannot be made'):
             os.makedirs(path, 0o700, exist_ok=True)
             os.makedirs(os.path.join(path, ANSWERS), exist_ok=True)
-        self._writer = json_lines.Writer(
-            file,
-            in_use=f'{file} is in use: another program adds questions; try again when it has ended',
-            opener=storage.open_private,  # it has the gold answers
-        )
+        in_use = f'{file} is in use: another program adds questions; try again when it has ended'
+        super().__init__(file, in_use, opener=storage.open_private)  # it has the gold answers
         try:
             if is_folder(path):
                 check_same_task(path, read_task(path), task)
@@ -297,19 +290,12 @@ class QuestionWriter(contextlib.AbstractContextManager['QuestionWriter']):
             self.close()
             raise
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def add(
         self, questions: Iterable[dict[str, list[int]]], headers: Iterable[Mapping[str, Any]]
     ) -> None:
         """Add new questions {field: token ids} with their other fields; on the disk on return."""
-        lines = [  # the tokens last, for _parse_question
+        self.append(  # the tokens last, for _parse_question
             {'id': question_id(tokens), **header, **tokens}
             for tokens, header in zip(questions, headers, strict=True)
-        ]
-        self._writer.append(lines)
+        )
         self.folder.refresh()
-
-    def close(self) -> None:
-        self._writer.close()

@@ -1,12 +1,11 @@
 """Append-only files of one JSON object a line; a line that a kill left unfinished is removed."""
 
-import contextlib
 import errno
 import json
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError, os_errors_as
@@ -75,17 +74,15 @@ class Writer:
         self.path = path
         self._unwritable = f'{path} cannot be written'
         is_new = not os.path.exists(path)
-        # Where this fails, the lock would last as long as the error's traceback.
-        with os_errors_as(self._unwritable), contextlib.ExitStack() as opened:
+        with os_errors_as(self._unwritable):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
-                self.file = opened.enter_context(storage.open_locked(path, 'ab+', opener=opener))
+                self.file = storage.open_locked(path, 'ab+', opener=opener)
             except BlockingIOError:
                 raise UserError(in_use) from None
             self._drop_torn_line()
             if is_new:
                 storage.sync_directory(os.path.dirname(path))
-            opened.pop_all()
 
     def _drop_torn_line(self) -> None:
         size = os.fstat(self.file.fileno()).st_size
@@ -108,3 +105,9 @@ class Writer:
 
     def close(self) -> None:
         self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

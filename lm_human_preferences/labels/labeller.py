@@ -1,11 +1,10 @@
 """Labeller at work: questions one after another, each answer on the disk before the next one."""
 
-import contextlib
 import hashlib
 import os
 import time
 import uuid as uuids
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lm_human_preferences.errors import OptionError, UserError
@@ -38,29 +37,22 @@ class Refused(UserError):
     """Error: an answer cannot be given again, or be taken back."""
 
 
-class Labeller(contextlib.AbstractContextManager['Labeller']):
+class Labeller(Writer):
     """One labeller at work: the only writer of their file of answers.
 
-    key: of the orders of questions and samples, which nobody else can compute. Threads wait for
-    each other by the folder's lock, so that none sees an answer before it is on the disk.
+    key: of the orders of questions and samples, which nobody else can compute.
     """
 
     def __init__(self, folder: LabelFolder, name: str, key: bytes = b'') -> None:
         check_name(name)
         self.folder, self.name, self._key = folder, name, key
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
-        self._writer = Writer(
+        super().__init__(
             path,
             f'{path} is in use: {name} is labelling already; use another --labeller, or try again'
             ' when they have left',
         )
         folder.refresh()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._writer.close()
 
     @property
     def log(self) -> AnswerLog:
@@ -73,14 +65,14 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
     def upcoming(self) -> Iterator[Question]:
         """Yield the open questions for this labeller, looking for new ones before each."""
         self.folder.refresh()
-        for question in sorted(self.folder.questions.values(), key=self.rank):
+        for question in sorted(self.folder.questions.values(), key=lambda each: self.rank(each.id)):
             if self.folder.is_open_for(question, self.name):
                 yield question
                 self.folder.refresh()
 
-    def rank(self, question: Question) -> bytes:
-        """Return the sort key by which questions are asked."""
-        return self._rank(question.id)
+    def rank(self, name: str) -> bytes:
+        """Return the sort key by which questions, and the samples of one, are shown."""
+        return hashlib.sha256(self._key + f'{self.name}/{name}'.encode()).digest()
 
     def left(self) -> int:
         """Return how many questions wait for this labeller."""
@@ -94,10 +86,7 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
     def order(self, question: Question) -> tuple[int, ...]:
         """Return the samples of a question in the order in which they are shown."""
         samples = range(len(self.folder.samples))
-        return tuple(sorted(samples, key=lambda index: self._rank(f'{question.id}/{index}')))
-
-    def _rank(self, name: str) -> bytes:
-        return hashlib.sha256(self._key + f'{self.name}/{name}'.encode()).digest()
+        return tuple(sorted(samples, key=lambda index: self.rank(f'{question.id}/{index}')))
 
     def answer(
         self,
@@ -114,42 +103,38 @@ class Labeller(contextlib.AbstractContextManager['Labeller']):
 
         Refused if the uuid is that of another answer, or the labeller has answered the question.
         """
-        with self.folder.lock:
-            answer = Answer(
-                uuid=uuid or str(uuids.uuid4()),
-                labeller=self.name,
-                question=question.id,
-                value=value,
-                reason=reason,
-                order=self.order(question),
-                seconds=round(seconds, 3),
-                time=self.folder.time_of_next_answer(),
-                is_bad=is_bad,
-                is_simulated=simulated,
-            )
-            if answer.uuid in self.log.givers or self.log.answer_to(question.id) is not None:
-                raise Refused(f'{self.name} has answered this question already')
-            self._append(answer.record(self.folder.label_type))
-            return answer
+        answer = Answer(
+            uuid=uuid or str(uuids.uuid4()),
+            labeller=self.name,
+            question=question.id,
+            value=value,
+            reason=reason,
+            order=self.order(question),
+            seconds=round(seconds, 3),
+            time=self.folder.time_of_next_answer(),
+            is_bad=is_bad,
+            is_simulated=simulated,
+        )
+        if answer.uuid in self.log.givers or self.log.answer_to(question.id) is not None:
+            raise Refused(f'{self.name} has answered this question already')
+        self.add([answer])
+        return answer
 
-    def add(self, answers: Sequence[Answer]) -> None:
-        """Record answers that were given elsewhere."""
-        if answers:
-            self._append(*(answer.record(self.folder.label_type) for answer in answers))
+    def add(self, answers: Iterable[Answer]) -> None:
+        """Record answers, which may have been given elsewhere; on the disk on return."""
+        self.append(answer.record(self.folder.label_type) for answer in answers)
 
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back the answer `uuid`, or the last one; Refused if it was learned from."""
-        with self.folder.lock:
-            answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
-            if answer is None or answer.uuid in self.log.taken_back:
-                return answer
-            if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
-                raise Refused('That answer stays: the reward model has learned from it')
-            self._append({'undo': answer.uuid, 'time': time.time()})
+        answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
+        if answer is None or answer.uuid in self.log.taken_back:
             return answer
+        if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
+            raise Refused('That answer stays: the reward model has learned from it')
+        self.append([{'undo': answer.uuid, 'time': time.time()}])
+        return answer
 
-    def _append(self, *records: dict[str, Any]) -> None:
-        """Write lines, which the log then reads and checks like those of other programs."""
-        with self.folder.lock:
-            self._writer.append(records)
-            self.log.refresh()
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append lines, which the log then reads and checks like those of other programs."""
+        super().append(records)
+        self.log.refresh()

@@ -15,7 +15,7 @@ class Assignments:
     A labeller holds a question until they answer it. While others have nothing else to do, a
     question that was held for HOLD_SECONDS goes to them, too: the first answer counts. Gold
     questions, which everybody is asked, come among others, not when nothing else is left: they
-    would be known by that. Callers hold the folder's lock.
+    would be known by that. Callers hold a lock.
     """
 
     def __init__(
@@ -73,5 +73,5 @@ class Assignments:
 
         Labellers share all questions but the gold ones, of which each is asked about that part.
         """
-        rank = int.from_bytes(self.labellers[name].rank(question))
+        rank = int.from_bytes(self.labellers[name].rank(question.id))
         return rank // len(self.labellers) if question.kind == GOLD else rank

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hmac
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class LabellingService:
         self.encoder = tokenisers.for_people(encoder, folder.task['task'].get('chat'))
         self.labellers: dict[str, Labeller] = {}
         self._key = secrets.token_bytes(32)
+        self._lock = threading.Lock()  # so that no thread sees an answer before it is on the disk
         with contextlib.ExitStack() as stack:
             for name in labellers:
                 labeller = stack.enter_context(Labeller(folder, name, self._key))
@@ -57,7 +59,7 @@ class LabellingService:
 
     def question(self, name: str) -> dict[str, Any]:
         """Return the question to answer now, after reading on: questions, answers of terminals."""
-        with self.folder.lock:
+        with self._lock:
             try:
                 self.folder.refresh()
             except UserError as e:
@@ -83,7 +85,7 @@ class LabellingService:
         is_choice = len(choice) == control.keys and control.accepts(choice)
         if not (reason in REASONS or is_choice) or not seconds >= 0:  # NaN is not
             raise HTTPException(400, 'There is no such answer.')
-        with self.folder.lock:
+        with self._lock:
             id, since = self.assignments.held.get(name, ('', 0.0))
             if answer not in labeller.log.uuids:  # else it is only sent again
                 if self._token(id) != question:
@@ -99,7 +101,7 @@ class LabellingService:
 
     def undo(self, name: str, answer: str) -> dict[str, Any]:
         """Take back an answer or a skip, and return its question, to be answered again."""
-        with self.folder.lock:
+        with self._lock:
             undone = self.labellers[name].undo(answer)
             if undone is None:
                 raise HTTPException(404, 'No such answer.')
