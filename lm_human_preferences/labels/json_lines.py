@@ -25,12 +25,12 @@ class Reader:
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield (where it begins, a line with its end) for each line since the last call."""
-        with os_errors_as(f'{self.path} cannot be read'):
-            try:
-                file = open(self.path, 'rb', opener=storage.open_nofollow)
-            except FileNotFoundError:
-                return
-        with file:
+        if not os.path.lexists(self.path):
+            return
+        with (
+            os_errors_as(f'{self.path} cannot be read'),
+            open(self.path, 'rb', opener=storage.open_nofollow) as file,
+        ):
             file.seek(self.offset)
             for line in file:
                 if self.lines == self.most_lines or not line.endswith(b'\n'):

@@ -282,7 +282,9 @@ def test_what_a_reward_model_has_learned_is_no_test_of_it(answered, run, tmp_pat
         monkeypatch.setattr(
             run_settings,
             'read_settings',
-            lambda hparams, directory, options=options: setattr(hparams, 'labels', options),
+            lambda hparams, directory, options=options: (
+                setattr(hparams, 'labels', options) or hparams
+            ),
         )
         report, printed = report_of(answered, tmp_path, f'--reward {run}')
         learned = report['reward']['trained_on']

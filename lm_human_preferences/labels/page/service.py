@@ -125,9 +125,8 @@ class LabellingService:
     def _shown(self, name: str, question: Question) -> dict[str, Any] | None:
         """Return a question with its texts in the labeller's order; None if it is damaged."""
         try:
-            tokens = self.folder.tokens(question)
-            query = self._text(tokens['query'])
-            samples = [self._text(tokens[field]) for field in self.folder.samples]
+            tokens = map(self.encoder.without_padding, self.folder.tokens(question).values())
+            query, *samples = map(self.encoder.decode, tokens)
         except (UserError, LookupError, TypeError, ValueError) as e:
             if isinstance(e.__cause__, OSError):  # the page tries again
                 raise
@@ -144,9 +143,6 @@ class LabellingService:
     def _token(self, question: str) -> str:
         """Return the name of a question in the browser."""
         return hmac.digest(self._key, question.encode(), 'sha256').hex()
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        return self.encoder.decode(self.encoder.without_padding(tokens))
 
     def summary(self) -> str:
         """Say how many questions each labeller has answered or skipped."""
