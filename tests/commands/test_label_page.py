@@ -18,7 +18,7 @@ import command_line
 import pytest
 from label_folders import make_folder
 from label_page import answers_of, id_of, served, web_options, write_texts, written
-from launched import REPOSITORY, eventually
+from launched import REPOSITORY
 from page_client import Client, Server
 
 from lm_human_preferences.commands import answer_questions
@@ -91,13 +91,6 @@ def test_only_the_key_of_a_link_opens_the_page(one):
         assert outcome(anna, '/answer', method=method) == 405
 
 
-def test_keys_are_of_one_start_of_the_server(path):
-    with served(path, 'anna') as (page, anna):
-        port, key = page.port, anna.key
-    with served(path, 'anna', port=port) as (page, anna):
-        assert anna.key != key and outcome(anna, Authorization=f'Bearer {key}') == 401
-
-
 PUBLIC = 'https://label.example.org/preferences/'
 
 
@@ -157,8 +150,11 @@ def test_nothing_about_source_or_place_goes_to_the_browser(tmp_path):
         while question := anna.question():
             assert set(question) == {'id', 'query', 'samples'}
             number = question['query'].split()[1]
-            anna.answer(question['id'])
+            status, reply = anna.answer(question['id'], 3, seconds=0.001)
             *_, answer = answers_of(path, 'anna')
+            assert (status, reply['done'], reply['left']) == (200, len(seen) + 1, 5 - len(seen))
+            assert (reply['last'], answer.seconds) == (answer.uuid, 0.001)
+            assert question['samples'][2] == f'{number}, sample {answer.value}'
             assert question['samples'] == [f'{number}, sample {i}' for i in answer.order]
             sent += json.dumps(question)
             assert question['id'] not in (answer.question, *seen)
@@ -186,29 +182,6 @@ def test_nobody_takes_all_connections(one, monkeypatch):
     assert anna.task()['labeller'] == 'anna'
     for client in held:
         client.close()
-
-
-def test_pages_that_wait_are_told_when_the_server_ends(path):
-    with served(path, 'anna') as (page, anna), concurrent.futures.ThreadPoolExecutor() as pool:
-        reply = pool.submit(anna.post, '/ending')
-        eventually(lambda: page._server.server_state.tasks)
-        page.close()
-        assert reply.result() == (200, {})
-
-
-def test_a_choice_is_recorded_as_the_sample_that_was_shown_there(path):
-    with served(path, 'anna') as (_, anna):
-        control = anna.task()['control']
-        assert (control['template'], control['choices'], control['keys']) == ('choose', 4, 1)
-        shown = anna.question()
-        for number in (1, 2, 3, 4):
-            status, reply = anna.answer(shown['id'], number, seconds=0.001)
-            assert (status, reply['done'], reply['left']) == (200, number, 6 - number)
-            answer = answers_of(path, 'anna')[-1]
-            assert shown['samples'][number - 1].endswith(f'sample {answer.value}')
-            assert answer.order.index(answer.value) == number - 1 and answer.seconds == 0.001
-            assert reply['last'] == answer.uuid
-            shown = reply['question']
 
 
 def test_the_same_at_the_same_moment_is_one_answer(path):
@@ -304,12 +277,11 @@ def test_a_file_has_one_writer_and_a_port_one_server(path):
         pass
 
 
-@pytest.mark.parametrize('host', ['::1', '::'])
-def test_other_addresses_of_this_machine(path, host):
+@pytest.mark.parametrize('host, name', [('::1', '[::1]'), ('::', socket.gethostname())])
+def test_other_addresses_of_this_machine(path, host, name):
     if not Path('/proc/net/if_inet6').exists():
         pytest.skip('this machine has no IPv6')
     with served(path, 'anna', host=host) as (page, anna):
-        name = {'::': socket.gethostname(), '::1': '[::1]'}[host]
         assert page.url == f'http://{name}:{page.port}'
         assert anna.answer(anna.question()['id'])[0] == 200
 
