@@ -18,7 +18,6 @@ from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page.app import Page, page_and_headers
 from lm_human_preferences.labels.page.service import LabellingService
 
-ALL_ADDRESSES = ('0.0.0.0', '::')  # any address of this machine
 MOST_CONNECTIONS = 200
 MOST_HEADER_BYTES = 16 * 1024
 GRACE_SECONDS = 3  # seconds for open replies when the server ends
@@ -44,7 +43,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
             stack.enter_context(contextlib.closing(self.service))
             listener = storage.closed_after_fork(stack.enter_context(_listen(options)))
             self.port: int = listener.getsockname()[1]
-            name = socket.gethostname() if options.host in ALL_ADDRESSES else options.host
+            name = socket.gethostname() if options.host in ('0.0.0.0', '::') else options.host
             name = f'[{name}]' if ':' in name else name
             self.url = (options.public_url or f'http://{name}:{self.port}').rstrip('/')
             keys = {labeller: secrets.token_urlsafe(32) for labeller in labellers}

@@ -83,7 +83,8 @@ class LabellingService:
         labeller, label_type = self.labellers[name], self.folder.label_type
         control = label_type.control
         is_choice = len(choice) == control.keys and control.accepts(choice)
-        if not (reason in REASONS or is_choice) or not seconds >= 0:  # NaN is not
+        is_uuid = answer.isascii() and answer.isalnum() and len(answer) <= 64
+        if not (is_uuid and seconds >= 0 and (is_choice or reason in REASONS)):  # NaN is not
             raise HTTPException(400, 'There is no such answer.')
         with self._lock:
             id, since = self.assignments.held.get(name, ('', 0.0))
