@@ -35,8 +35,8 @@ def query_field(record: Mapping[str, Any], where: str) -> str | None:
 
 def columns(record: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
     """Return the fields of a record besides its query, system message and `known` ones."""
-    others = [name for name in record if name not in (*QUERIES, *SYSTEMS, *known)]
-    return {name: record[name] for name in others}
+    read = (*QUERIES, *SYSTEMS, *known)
+    return {name: value for name, value in record.items() if name not in read}
 
 
 def is_empty(value: Any) -> bool:

@@ -149,13 +149,12 @@ def bests_of_n(
     judged: torch.Tensor | None = None,
 ) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """Return (name, reward, KL) of each best of n; the arguments are those of optimum.best_of_n."""
-    names = [f'best_of_{n}' for n in report.BEST_OF]
+    names = map('best_of_{}'.format, report.BEST_OF)
     if exact:
-        return list(
-            zip(names, *optimum.best_of_n(ref_logprobs, scores, *report.BEST_OF, judged=judged))
-        )
+        found = optimum.best_of_n(ref_logprobs, scores, *report.BEST_OF, judged=judged)
+        return list(zip(names, *found, strict=True))
     bests = []
-    for name, n in zip(names, report.BEST_OF):
+    for name, n in zip(names, report.BEST_OF, strict=True):
         bests.append((name, *optimum.sampled_best_of_n(ref_logprobs, scores, n, judged)))
     return bests
 

@@ -1,5 +1,6 @@
 """Measurement of a run's models: all responses to a query where they are few, else samples."""
 
+import collections
 import contextlib
 import io
 import math
@@ -158,7 +159,7 @@ def enumerate_all(models: Models, queries: torch.Tensor) -> Responses:
     policy, reference, judges, task = models
     length = task.response_length
     ref_logprobs, logprobs = [], []
-    scores = {name: [] for name in judges}
+    scores: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
     for query in progress(
         queries.split(1), comm=Comm(), desc='all responses, by both models', unit='query'
     ):
@@ -199,7 +200,7 @@ def sample_many(
     policy, reference, judges, task = models
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in judges.items()}
     log_ratios, of_policy = [], []
-    scores = {name: [] for name in judges}
+    scores: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
     rows = queries.to(policy.device).repeat_interleave(samples, 0)
     parts = rows.split(batch_size)
     same = math.gcd(samples, batch_size)  # neighbours of a part, at least

@@ -184,9 +184,11 @@ def sampled_frontier(
     the minimum over beta of beta (KL + mean log Z), so near the minimum its error is that of beta
     log Z.
     """
-    betas = [float(beta) for beta in betas]
-    errors = [standard_error(beta * moments(ref_logprobs, rewards, beta)[0]) for beta in betas]
-    effective = [effective_samples(ref_logprobs, rewards, beta) for beta in betas]
+    betas = list(map(float, betas))
+    errors, effective = [], []
+    for beta in betas:
+        errors.append(standard_error(beta * moments(ref_logprobs, rewards, beta)[0]))
+        effective.append(effective_samples(ref_logprobs, rewards, beta))
     kls, means = frontier(ref_logprobs, rewards, betas)
     return kls, means, torch.stack(errors), torch.tensor(effective, dtype=torch.float64)
 

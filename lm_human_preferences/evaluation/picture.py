@@ -74,6 +74,7 @@ def _draw_frontier(axes: Axes, results: dict[str, Any], reward: str, up_to: floa
 def _draw_point(axes: Axes, point: str, label: str, values: report.Point, queries: int) -> None:
     """Draw a point with its intervals."""
     marker = MARKERS.get(point, BEST_OF_N)
+    size, order = (13, 4) if point == 'policy' else (7, 3)
     if point.endswith(report.BY_REWARD_MODEL):
         marker = BEST_BY_REWARD_MODEL
     axes.errorbar(
@@ -83,10 +84,10 @@ def _draw_point(axes: Axes, point: str, label: str, values: report.Point, querie
         yerr=report.margin(values, 'reward', queries),
         linestyle='none',
         marker=marker,
-        markersize=13 if point == 'policy' else 7,
+        markersize=size,
         markeredgecolor='black',
         ecolor='black',
         capsize=3,
         label=label,
-        zorder=4 if point == 'policy' else 3,
+        zorder=order,
     )

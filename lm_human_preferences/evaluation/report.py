@@ -178,7 +178,7 @@ def frontier_of(points: Mapping[str, Any]) -> dict[str, list[float]]:
     """
     base, curve = points['base'], points[FRONTIER]
     sizes = curve.get('effective_samples', ())
-    count = sum(1 for _ in itertools.takewhile(lambda size: size >= FEW_SAMPLES, sizes))
+    count = len(list(itertools.takewhile(lambda size: size >= FEW_SAMPLES, sizes)))
     first = {'kl': base['kl'], 'reward': base['reward']}
     if 'standard_errors' in curve and 'standard_errors' in base:
         first['standard_errors'] = base['standard_errors']['reward']

@@ -56,8 +56,9 @@ def splits_of(
 ) -> tuple[loading.FrozenRewardModel, float, dict[str, Labels]]:
     """Return (the reward model of `run`, the fraction it held out, {split: its labels})."""
     model = _reward_for(folder, run)
-    record = reward_settings_of(run) if isinstance(model, LearnedReward) else None
-    fraction = 0.0 if record is None else record.labels.held_out
+    fraction = 0.0
+    if isinstance(model, LearnedReward) and (record := reward_settings_of(run)) is not None:
+        fraction = record.labels.held_out
     learned = label_files.tensors_of(folder, folder.counted(TRAIN, without))
     compared = label_files.tensors_of(folder, folder.counted(VALIDATION, without))
     encoder = folder.encoding().get_encoder()

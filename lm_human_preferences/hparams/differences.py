@@ -43,6 +43,7 @@ def differences(hparams: HParams, usual: HParams) -> dict[str, Any]:
 def task_options(task: TaskHParams, binds: Mapping[str, Any]) -> dict[str, Any]:
     """Return {option: value} of a task that differ from an experiment, which sets `binds`."""
     usual = TaskHParams()
-    of_task = {key: value for key, value in binds.items() if key.startswith('task.')}
-    usual.override_from_dict({key.removeprefix('task.'): of_task[key] for key in of_task})
+    for key, value in binds.items():
+        if key.startswith('task.'):
+            usual.override_from_dict({key.removeprefix('task.'): value})
     return {f'task.{name}': value for name, value in differences(task, usual).items()}

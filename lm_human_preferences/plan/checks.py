@@ -69,12 +69,12 @@ def check_queries(plan: Plan, encoder: Encoder) -> list[str]:
 def notes(settings: Settings) -> list[str]:
     """Return lines for the user on a precision that is slow here, and on a KL without a price."""
     names = dict.fromkeys(_precisions(settings))
-    found = [products.note_on_bf16(name) for name in names]
+    found = list(map(products.note_on_bf16, names))
     rewards = settings.policy and settings.policy.rewards
     if rewards and rewards.adaptive_kl and not rewards.kl_coef:
         kl_coef = rewards.setting('kl_coef')
         found.append(f'note: {kl_coef} stays 0 however it adapts: the KL costs nothing')
-    return [note for note in found if note]
+    return list(filter(None, found))
 
 
 def _precisions(settings: Settings) -> list[str]:

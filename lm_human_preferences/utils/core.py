@@ -54,9 +54,13 @@ def token_ids(ids: TokenIds) -> torch.Tensor:
 
 def set_seed(seed: int | None, rank: int = 0) -> None:
     """Seed numpy and torch for this rank, as the original's set_mpi_seed; None: fresh entropy."""
-    seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
+    if seed is not None:
+        seed += rank * RANK_SEED_STRIDE
     numpy_random.seed(seed and seed % 2**32)  # numpy accepts only 32 bits
-    torch.seed() if seed is None else torch.manual_seed(seed)
+    if seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(seed)
 
 
 set_mpi_seed = set_seed  # the original's name
