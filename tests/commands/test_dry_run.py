@@ -7,7 +7,7 @@ import pytest
 from command_line import invoke, last_error_of, succeed
 from engines import available_engines
 
-from lm_human_preferences import storage, train_reward
+from lm_human_preferences import storage
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.training import memory
 
@@ -150,15 +150,6 @@ def test_queries_to_evaluate_on_are_counted(tmp_path):
     words += f' --rewards.trained_model mock --task.query_dataset {queries}'
     assert 'test part has a single query' in error_of_dry_run(words)
     succeed(f'{words} --run.evaluate off')
-
-
-def test_the_policy_is_checked_before_its_reward_model_is_trained(tmp_path, monkeypatch):
-    """Memory for a batch of episodes is needed only hours later."""
-    begun = lambda *_: pytest.fail('training has begun')  # noqa: E731
-    monkeypatch.setattr(train_reward, 'train_models', begun)
-    command = f'train_policy test first --mpi 1 --save_dir {tmp_path}'
-    found = error_of_dry_run(f'{command} --ppo.batch_size 1_000_000_000_000')
-    assert found.startswith('--ppo.batch_size: what 1000000000000 of them hold')
 
 
 def test_a_run_that_is_there_already(tmp_path):

@@ -31,9 +31,8 @@ from lm_human_preferences.hparams.command_options import EvaluationHParams
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_sources.sources import source_of
-from lm_human_preferences.rewards import TrainedRewardModel, make_score_fn
+from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files
-from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.utils import logging
 
 LN2, LN3 = math.log(2), math.log(3)
@@ -98,27 +97,6 @@ def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):
     assert lines[-1].startswith('-: ') and told in lines[-1]
 
 
-def test_standard_errors_are_the_spread_of_results():
-    torch.manual_seed(0)
-    found = {'frontier': [], 'share': []}
-    for _ in range(80):
-        shape = torch.rand(30, 1).double() + 0.5
-        ref_logprobs = torch.randn(30, 6).double().log_softmax(-1)
-        scores = shape * torch.randn(30, 6).double()
-        logprobs = (ref_logprobs + 1.5 * scores + 0.5 * torch.randn(30, 6)).log_softmax(-1)
-        values = comparison.against_frontier(
-            optimum.kl(logprobs, ref_logprobs),
-            optimum.expected(logprobs, scores),
-            ref_logprobs,
-            scores,
-        )[0]
-        for name, results in found.items():
-            results.append((values[name].mean(), optimum.standard_error(values[name])))
-    for name, results in found.items():
-        means, errors = torch.tensor(results).T
-        assert means.std() == pytest.approx(errors.mean(), rel=0.25), name
-
-
 def of_normal_rewards(kl, queries, samples, cosine, scale):
     """Rewards, times `scale (queries, 1)`, are normal, and so is what a policy raises in vain.
 
@@ -180,42 +158,17 @@ def test_few_samples_do_not_bias_the_share():
         assert abs(found['optimum'][name] - expected) < 3 * error, name
 
 
-def test_a_policy_that_always_says_the_same_has_no_share(monkeypatch):
-    """No sample of the reference beats its answer, which nobody else gives."""
+def test_a_policy_that_mostly_says_the_same_has_no_share():
+    """Nobody has looked for better answers that are as rare."""
+    same, other = [[1, 2]] * 3 + [[3, 4]], [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert measure.repeats_of(torch.tensor([same, other])) == (0.75 + 0.25) / 2
     torch.manual_seed(0)
-
-    class Model:
-        device = 'cpu'
-        model = types.SimpleNamespace(sizes=types.SimpleNamespace(n_vocab=1000))
-
-        def __init__(self, collapsed):
-            self.collapsed = collapsed
-
-        def respond(self, queries, length, same):
-            responses = torch.randint(999, (len(queries), length))
-            if self.collapsed:
-                responses[:] = 999
-            return {'responses': responses, **self.analyze_responses(queries, responses, same)}
-
-        def analyze_responses(self, queries, responses, same):
-            is_same = (responses == 999).all(1, keepdim=True)
-            logprob = torch.where(is_same, 0.0, -30.0) if self.collapsed else torch.tensor(-4.0)
-            return {'logprobs': logprob.expand(responses.shape) + torch.zeros(responses.shape)}
-
-    def score_fn(queries, responses):
-        return responses.double().mean(1), responses, {}
-
-    monkeypatch.setattr(measure.rewards, 'make_score_fn', lambda task, model: score_fn)
-    task = HParams().task
-    task.response_length = 2
-    models = measure.Models(Model(True), Model(False), {'reward model': None}, task)
-    monkeypatch.setattr(measure, 'MOST_RESPONSES', 0)
-    queries = torch.zeros(16, 1, dtype=torch.long)
-    options = {'samples': 64, 'batch_size': 32, 'are_chosen': False}
-    found = measure.measure(models, queries, None, **options)
-    policy = found['rewards']['reward model']['policy']
-    assert policy['reward'] == pytest.approx(999) and policy['kl'] == pytest.approx(8, abs=0.3)
-    assert policy['effective_samples'] == 1 and policy['share'] is policy['frontier'] is None
+    arguments = of_normal_rewards(2, 16, 512, 0.9, torch.ones(16, 1).double())
+    for repeats, has_share in (0.5, True), (0.51, False):
+        points = comparison.compare_samples(*arguments, kl_coef=None, repeats=repeats)
+        found = comparison.summarize(points, with_errors=True)['policy']
+        assert (found['effective_samples'] > 1) == has_share
+        assert (found['share'] is not None) == (found['frontier'] is not None) == has_share
 
 
 @pytest.mark.parametrize('samples, has_share', [(64, False), (1024, True)])
@@ -631,25 +584,6 @@ def test_a_training_that_ends_in_nan_is_said_instead_of_an_evaluation(tmp_path):
     succeed(f'report {tmp_path}/nan')
     page = (tmp_path / 'nan/report.html').read_text()
     assert 'NaN or infinity at the end' in page
-
-
-def test_the_expected_score_is_the_mean_over_all_responses(run):
-    found = evaluated(run, '--queries 2')[1]['rewards']['reward model']
-    hparams = load_run_hparams(str(run))
-    policy, reference, models, _ = measure.load_models(str(run), source_of(hparams))
-    torch.manual_seed(1)
-    queries = measure.queries_of(source_of(hparams), policy.encoder, 2).repeat_interleave(27**2, 0)
-    responses = optimum.all_responses(27, 2).repeat(2, 1)
-    logprobs, ref_logprobs = (
-        model.analyze_responses(queries, responses)['logprobs'].double().sum(1)
-        for model in (policy, reference)
-    )
-    scores = make_score_fn(hparams.task, models['reward model'])(queries, responses)[0].double()
-    assert (logprobs.exp() * scores).sum() / 2 == pytest.approx(found['policy']['reward'], abs=1e-5)
-    of_base = (ref_logprobs.exp() * scores).sum() / 2
-    kl = (logprobs.exp() * (logprobs - ref_logprobs)).sum() / 2
-    assert of_base == pytest.approx(found['base']['reward'], abs=1e-5)
-    assert kl == pytest.approx(found['policy']['kl'], abs=1e-5)
 
 
 def test_samples_tell_what_enumeration_does(run, monkeypatch):

@@ -19,7 +19,6 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
@@ -63,13 +62,6 @@ def test_queries_end_where_the_response_begins():
     assert task.query_length == max(len(query.split()) for query in reviews.queries())
     assert {len(tokens) for tokens in found} == {task.query_length}
     assert {ENCODER.decode(tokens) for tokens in found} == set(reviews.queries())
-
-
-def test_words_that_no_review_has():
-    with pytest.raises(UserError, match="encoding 'reviews' has no word 'xyzzy'"):
-        ENCODER.encode('the xyzzy was good')
-    with pytest.raises(IndexError):
-        ENCODER.decode([ENCODER.padding_token + 1])
 
 
 @pytest.mark.parametrize(
@@ -205,19 +197,12 @@ def train(folder, *words):
     return succeed([*training.split(), f'--save_dir={folder}', *words]).stdout
 
 
-FEW = '--rewards.train_new_model.labels.num_train=256'
-DIRECT = ('--rewards.train_new_model=off', '--rewards.trained_model=mock')
-
-
-@pytest.mark.parametrize(
-    'words',
-    [pytest.param((FEW,), id='labels', marks=pytest.mark.slow), pytest.param(DIRECT, id='direct')],
-)
-def test_a_policy_learns_what_is_liked(tmp_path, words):
-    scores = printed('objective/score', train(tmp_path, *words))
+def test_a_policy_learns_what_is_liked(tmp_path):
+    direct = ('--rewards.train_new_model=off', '--rewards.trained_model=mock')
+    scores = printed('objective/score', train(tmp_path, *direct))
     assert len(scores) == 10 and np.mean(scores[-2:]) > scores[0] + 0.3
     checkpoint = Bundle(checkpoints.latest(f'{tmp_path}/run/policy/checkpoints'))
-    assert any(name.startswith('reward_model/') for name in checkpoint) == (words == (FEW,))
+    assert not any(name.startswith('reward_model/') for name in checkpoint)
     sampled = succeed(f'sample --save_dir {tmp_path}/run --nsamples 8 --mpi 1', sample.cli)
     for query, response in responses(sampled.stdout):
         assert query in reviews.queries() and set(response.split()) <= set(reviews.WORDS)

@@ -1,6 +1,5 @@
 """README and docs/: commands are understood, options and links exist, options.md is current."""
 
-import dataclasses
 import json
 import re
 import shlex
@@ -22,7 +21,6 @@ from lm_human_preferences.cli.arguments import convert
 from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.plan.making import policy_phase
 from lm_human_preferences.runs import run_dir, run_settings
-from lm_human_preferences.utils import hyperparams
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -69,13 +67,6 @@ SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to se
 def test_options_page_is_up_to_date():
     page = tool('options').page().replace(SAVES, '/tmp/save')
     assert PAGES['docs/options.md'] == page, 'write it anew: pipenv run python tools/options.py'
-
-
-def test_a_bar_in_a_help_text_does_not_end_its_cell(monkeypatch):
-    module = tool('options')
-    field = dataclasses.make_dataclass('Options', [('x', str, hyperparams.option('a', 'one|two'))])
-    monkeypatch.setattr(module, 'tables', lambda: {'Options': hyperparams.fields(field)})
-    assert "\n| `--x` | `'a'` | one\\|two |\n" in module.page()
 
 
 def test_readme_is_short_and_its_first_command_installs():

@@ -73,7 +73,7 @@ def test_the_ends_of_the_frontier():
     assert optimum.frontier_at(0.5, ref_logprobs, torch.ones(2, 3)) == (1, 0)
 
 
-@pytest.mark.parametrize('beta', [100, 3, 1, 0.3, 0.05])
+@pytest.mark.parametrize('beta', [100, 1, 0.05])
 def test_the_reward_at_a_kl_is_the_frontiers(beta):
     """Within 1e-9, and the slope of the frontier is beta."""
     ref_logprobs, rewards = drawn()
@@ -185,9 +185,9 @@ def test_samples_of_both_models_by_hand():
     close(policy.exp(), [[5 / 8, 3 / 8]], 1e-7)
 
 
-@pytest.mark.parametrize('kl', [6.0, 10.0])
-def test_samples_of_both_models_reach_a_frontier_that_the_references_do_not(kl):
+def test_samples_of_both_models_reach_a_frontier_that_the_references_do_not():
     """Normal rewards, and a policy on the frontier, which is sqrt(2 KL)."""
+    kl = 10.0
     shift = math.sqrt(2 * kl)
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randn(64, 2048, dtype=torch.float64, generator=generator)
@@ -231,7 +231,7 @@ def test_the_best_of_equal_rewards_has_no_negative_kl():
         assert kl.max() < 1e-12
 
 
-@pytest.mark.parametrize('n', [4, 16, 64])
+@pytest.mark.parametrize('n', [4, 64])
 @pytest.mark.parametrize('kind', ['normal', '0/1'])
 def test_best_of_n_is_right_whatever_the_policy_whose_samples_help(kind, n):
     """Rewards N(0, 1), or 1 with probability .01; those of the policy are N(2.4, 1), or 1."""
