@@ -104,14 +104,11 @@ def _memory(plan: Plan, sizes: Sizes, ranks: int) -> list[str]:
     """Return what is expected, and warnings; UserError if a batch alone does not fit."""
     device = default_device()
     free = memory.free_bytes(device, ranks)
-    estimates = plan.memory(sizes, ranks)
-    for estimate in estimates:
-        estimate.check_batches(free)
-    peak = max(estimate.peak(device) for estimate in estimates)
-    warnings = [estimate.warning(device, free) for estimate in estimates]
+    warnings = checks.memory_warnings(plan, sizes, ranks, free)
+    peak = max(estimate.peak(device) for estimate in plan.memory(sizes, ranks))
     return [
         f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB',
-        *filter(None, warnings),
+        *warnings,
     ]
 
 

@@ -129,31 +129,23 @@ def remarks(results: dict[str, Any], reward: str) -> list[str]:
 
 def _dashes(points: dict[str, tuple[str, Point]]) -> list[str]:
     """Return lines on points without a number for the best there is, or for the share."""
-    unknown, shares, is_vague = [], [], False
-    _, base = points['base']
+    unknown, has_no_share = [], False
     for label, values in points.values():
         if _has_few_samples(values) or values.get('frontier', 0) is None:
             unknown.append(label)
-        elif 'share' in values:
-            shares.append(values['share'])
-            possible = values['frontier'] - base['reward']
-            if values['share'] is None and possible > 1e-5 * abs(values['frontier']):
-                is_vague = True
+        elif values.get('share', 0) is None:
+            has_no_share = True
     lines = []
     if unknown:
         lines.append(
             f'-: too few samples to tell the best there is at the KL of {", ".join(unknown)};'
             ' give more --samples'
         )
-    if is_vague:
+    if has_no_share:
         lines.append(
-            f'-: a share takes {FEWEST_FOR_SHARE} queries or more whose gains do not differ too'
-            ' much; give more --queries'
+            '-: nothing is gained, as all scores are alike or the KL is 0, or --queries are below'
+            f' {FEWEST_FOR_SHARE} or differ too much'
         )
-    elif shares and not any(shares):
-        lines.append('-: nothing is gained, as all responses to a query have the same score')
-    elif None in shares:
-        lines.append('-: nothing is gained at that KL')
     return lines
 
 

@@ -31,15 +31,20 @@ def check_start(plan: Plan, comm: Comm) -> None:
     initial_model = lm_tasks.initial_model(plan.settings.task.policy.initial_model)
     sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
-    device = default_device()
-    free = min(comm.all_gather_object(memory.free_bytes(device, comm.local_size)))
-    for estimate in plan.memory(sizes, comm.size):
-        estimate.check_batches(free)
-        warning = estimate.warning(device, free)
-        if warning is not None and comm.rank == 0:
-            announce(warning)
+    free = min(comm.all_gather_object(memory.free_bytes(default_device(), comm.local_size)))
+    warnings = memory_warnings(plan, sizes, comm.size, free)
     if comm.rank == 0:
+        announce(*warnings)
         initial_model.check_runs()
+
+
+def memory_warnings(plan: Plan, sizes: Sizes, ranks: int, free: int) -> list[str]:
+    """Return warnings of too little memory; UserError if a batch alone does not fit."""
+    estimates = plan.memory(sizes, ranks)
+    for estimate in estimates:
+        estimate.check_batches(free)
+    warnings = [estimate.warning(default_device(), free) for estimate in estimates]
+    return list(filter(None, warnings))
 
 
 def sizes_of(plan: Plan, sizes: Sizes, create: Callable[[Iterable[str]], Network]) -> Sizes:

@@ -71,14 +71,8 @@ def test_against_the_frontier_by_hand():
     assert greedy['share'].item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    'exact, score, kl, told',
-    [
-        (False, -1.0, 0.3, 'as all responses to a query have the same score'),
-        (True, None, 0.0, 'nothing is gained at that KL'),
-    ],
-)
-def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):
+@pytest.mark.parametrize('exact, score, kl', [(False, -1.0, 0.3), (True, None, 0.0)])
+def test_no_share_of_a_gain_that_cannot_be(exact, score, kl):
     """A flat reward, such as the penalty for every response, and a policy that has not moved."""
     torch.manual_seed(0)
     ref_logprobs = torch.randn(4, 90).double().log_softmax(-1)
@@ -94,7 +88,7 @@ def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):
     lines = list(report.table({**results_of(), 'rewards': {'reward model': found}}))
     row = next(line for line in lines if line.startswith('policy'))
     assert row.split()[-1] == '-'
-    assert lines[-1].startswith('-: ') and told in lines[-1]
+    assert lines[-1].startswith('-: nothing is gained')
 
 
 def of_normal_rewards(kl, queries, samples, cosine, scale):
@@ -139,7 +133,7 @@ def test_the_share_of_queries_of_two_kinds_takes_many_of_them(queries, has_share
         assert found['policy']['share'] == pytest.approx(0.707, abs=0.03)
     else:
         assert found['policy']['share'] is None
-        assert 'takes 16 queries or more' in told[-1] and '--queries' in told[-1]
+        assert '--queries are below 16' in told[-1]
     assert told[0].endswith('; ±: 95 % interval') == has_share and '±' in told[0]
     assert ('±' in '\n'.join(told[1:])) == has_share
 
