@@ -58,7 +58,10 @@ def sample_policy(
     is_original = console == 'original'
     stdout = sys.stdout
     with contextlib.redirect_stdout(stdout if is_original else sys.stderr):
-        source = _source(save_dir, savescope, task)
+        if save_dir is not None:
+            source = Source.of_run(save_dir, savescope)
+        else:
+            source = Source.of_task(task or {})
         encoder = _checked_encoder(source, precision, is_original=is_original)
         given = given_queries(prompt, queries)
         of_task = source.settings.task
@@ -91,14 +94,6 @@ def sample_policy(
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
 
 
-def _source(save_dir: str | None, savescope: str, task: Mapping[str, Any] | None) -> Source:
-    """Return the run, or else the task, that has the model."""
-    if save_dir is not None:
-        return Source.of_run(save_dir, savescope)
-    assert task is not None, 'see sample.py'
-    return Source.of_task(task)
-
-
 def _give_columns(
     reward: ScoringModel | None, encoded: Sequence[list[int]], given: Sequence[Query]
 ) -> None:
@@ -112,18 +107,13 @@ def _checked_encoder(source: Source, precision: str, *, is_original: bool) -> En
     """Return the encoder of a model, with precision set and lengths checked."""
     sizes, encoder = source.model.sizes(), source.model.encoding.get_encoder()
     if is_original:
-        _print_settings(source.settings, sizes)
+        print('hparams', source.settings)
+        hyperparams.dump(sizes, name='model_hparams')
     precisions.configure_for(sizes.n_embd, precision)
     if note := products.note_on_bf16(precision):
         print(note)
     lm_tasks.check_lengths(source.settings.task, encoder, sizes)
     return encoder
-
-
-def _print_settings(hparams: HParams, sizes: hyperparams.HParams) -> None:
-    """Print the settings of a run and the sizes of its model as the original did."""
-    print('hparams', hparams)
-    hyperparams.dump(sizes, name='model_hparams')
 
 
 def _print_query_notes(
