@@ -52,20 +52,12 @@ class AskHParams(hyperparams.HParams):
         given = [f'{{{name}}}' for name in sources if getattr(self, name)]
         both = ' and '.join(given[:2])
         yield len(given) > 1, f'{both} ask different questions: give one of them'
-        yield (
-            (self.policy != 'initial' or self.best_of > 1) and (self.questions or self.gold),
-            f'nothing is sampled where {both} says what is asked: leave out {{policy}} and'
-            ' {best_of}',
-        )
-        yield (
-            self.best_of == 1 and (self.judge or self.rewards.function),
-            'there is nothing to choose: give {best_of} N, or leave out {judge} and'
-            ' {rewards.function}',
-        )
-        yield (
-            self.gold and self.repeated,
-            '{repeated=}: every labeller gets the questions of {gold}; leave {repeated} out',
-        )
+        samples = self.policy != 'initial' or self.best_of > 1
+        texts = self.questions or self.gold
+        yield samples and texts, f'{both} needs no samples: leave out {{policy}} and {{best_of}}'
+        chooses = self.judge or self.rewards.function
+        yield chooses and self.best_of == 1, '{judge} and {rewards.function} need {best_of} N'
+        yield self.gold and self.repeated, 'everybody is asked {gold}: leave out {repeated=}'
 
 
 @dataclass

@@ -177,7 +177,7 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     for against in ('run/', f'../{Path.cwd().name}/run'):
         assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against {against}')
     told = error(f'test {tmp_path}/f --judge mock')
-    assert told.startswith('there is nothing to choose: give --best_of N, or leave out --judge')
+    assert told == '--judge and --rewards.function need --best_of N'
     assert error(f'test {tmp_path}/f --best_of 2') == (
         'the model has no reward of its own: give --judge'
     )

@@ -293,6 +293,6 @@ def test_mistakes_of_questions_are_one_line(tmp_path):
     told = error_of(invoke(f'{words} --questions {own} --against {tmp_path}'))
     assert '--questions and --against' in told
     unused = invoke(f'{words} --questions {own} --policy {tmp_path}')
-    assert 'nothing is sampled where --questions says' in error_of(unused)
+    assert '--questions needs no samples: leave out --policy' in error_of(unused)
     unused = invoke(f'{words} --gold {own} --repeated 0.5')
-    assert 'every labeller gets the questions of --gold' in error_of(unused)
+    assert 'everybody is asked --gold: leave out --repeated' in error_of(unused)
