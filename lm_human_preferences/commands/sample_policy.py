@@ -79,11 +79,11 @@ def sample_policy(
         if precision == 'bf16':
             layers.reduce(policy.model)
         if given:
-            rounds = rounds_of(torch.tensor(encoded), per_query, batch_size, comm)
+            in_order = itertools.cycle(torch.tensor(encoded))
         else:
             _print_query_notes(source, encoder, comm, is_original=is_original)
-            rounds = endless_rounds(source.settings, encoder, per_query, batch_size, comm)
-
+            in_order = queries_of_data_set(source.settings, encoder, batch_size, comm)
+        rounds = rounds_of(in_order, per_query, batch_size, comm)
         count = nsamples or len(given) * per_query or None
         sampler = Sampler(policy, of_task, reward, reference)
         for number, sample in enumerate(samples_of(rounds, count, sampler, comm)):
@@ -176,18 +176,19 @@ def encoded_query(name: str, text: str, task: lm_tasks.TaskHParams, encoder: Enc
 
 
 def rounds_of(
-    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.Comm
+    queries: Iterator[torch.Tensor], per_query: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """Yield this rank's batches of queries, each `per_query` times, again and again."""
-    for start in itertools.count(step=batch_size * comm.size):
-        numbers = start + comm.rank + comm.size * torch.arange(batch_size)
-        yield queries[numbers // per_query % len(queries)]
+    """Yield this rank's batches of the queries of all ranks, each `per_query` times."""
+    repeated = itertools.chain.from_iterable(itertools.repeat(each, per_query) for each in queries)
+    while True:
+        this_round = list(itertools.islice(repeated, batch_size * comm.size))
+        yield torch.stack(this_round[comm.rank :: comm.size])
 
 
-def endless_rounds(
-    hparams: HParams, encoder: Encoder, per_query: int, batch_size: int, comm: comms.Comm
+def queries_of_data_set(
+    hparams: HParams, encoder: Encoder, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
-    """Yield (batch_size, query_length), as rounds_of, of the run's data set without end."""
+    """Yield the queries of the run's data set without end, on every rank those of all ranks."""
     query_sampler = lm_tasks.make_query_sampler(
         hparams.task,
         encoder=encoder,
@@ -196,17 +197,10 @@ def endless_rounds(
         mode='test',
         labels=source_of(hparams).label_source(),
     )
-    rows = batch_size * comm.size
-    waiting: list[torch.Tensor] = []
     while True:
-        while len(waiting) < rows:
-            shares = comm.all_gather_object(query_sampler()['tokens'])
-            for in_turn in zip(*shares, strict=True):  # the next query of each rank
-                for query in in_turn:
-                    waiting += [query] * per_query
-        this_round = waiting[:rows]
-        waiting = waiting[rows:]
-        yield torch.stack(this_round[comm.rank :: comm.size])
+        of_ranks = comm.all_gather_object(query_sampler()['tokens'])
+        for in_turn in zip(*of_ranks, strict=True):
+            yield from in_turn
 
 
 def samples_of(

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import signal
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
@@ -219,7 +220,8 @@ def test_prompts_are_gone_through_again_and_again(batch_size, ranks):
         found = []
         comms = [SimpleNamespace(rank=rank, size=ranks) for rank in range(ranks)]
         shares = [
-            rounds_of(torch.tensor([[1], [2]]), per_query, batch_size, comm) for comm in comms
+            rounds_of(cycle(torch.tensor([[1], [2]])), per_query, batch_size, comm)
+            for comm in comms
         ]
         while len(found) < len(expected):
             batches = [next(rounds).flatten().tolist() for rounds in shares]
