@@ -200,7 +200,10 @@ def _texts(rows: torch.Tensor, encoder: Encoder) -> list[str]:
 
 def _numbers(values: torch.Tensor) -> list[float | None]:
     """Return the values for JSON: None instead of NaN and infinities."""
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+    numbers = []
+    for value in values.tolist():
+        numbers.append(value if math.isfinite(value) else None)
+    return numbers
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Files of queries: a string, list of messages or record on each line, or a table; test split."""
 
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -28,8 +29,8 @@ def read_jsonl(path: str) -> list[str]:
 def read_queries(path: str) -> list[Query]:
     """Return the queries of JSON lines or a table; UserError names the first bad line."""
     refuse_parquet(path)
-    rows = storage.read_table(path) if storage.is_table(path) else storage.read_json_lines(path)
-    return [_query(where, value) for where, value in rows]
+    read = storage.read_table if storage.is_table(path) else storage.read_json_lines
+    return list(itertools.starmap(_query, read(path)))
 
 
 def _query(where: str, value: Any) -> Query:
@@ -58,7 +59,9 @@ def _query(where: str, value: Any) -> Query:
 
 def _plain(value: Any, where: str) -> Any:
     """Return a list of messages with texts as contents; any other value as it is."""
-    plain = messages.as_plain(value, where) if isinstance(value, list) else None
+    plain = None
+    if isinstance(value, list):
+        plain = messages.as_plain(value, where)
     return value if plain is None else plain
 
 

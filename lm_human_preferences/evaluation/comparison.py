@@ -45,7 +45,7 @@ def compare(
             values['share'] = of_queries.nan_to_num(share.item())
         return values
 
-    base, score = (optimum.expected(each, scores) for each in (ref_logprobs, logprobs))
+    base, score = optimum.expected(ref_logprobs, scores), optimum.expected(logprobs, scores)
     kl = optimum.kl(logprobs, ref_logprobs)
     points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
     for name, best, best_kl in bests_of_n(ref_logprobs, scores, exact=exact):

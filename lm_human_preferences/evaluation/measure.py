@@ -229,8 +229,10 @@ def sample_many(
 
 def repeats_of(responses: torch.Tensor) -> float:
     """Return the mean share of a query's `responses (queries, samples, length)` that are equal."""
-    most = [of_query.unique(dim=0, return_counts=True)[1].max().item() for of_query in responses]
-    return sum(most) / (len(responses) * responses.shape[1])
+    most = 0
+    for of_query in responses:
+        most += of_query.unique(dim=0, return_counts=True)[1].max().item()
+    return most / (len(responses) * responses.shape[1])
 
 
 def can_enumerate(models: Models) -> bool:

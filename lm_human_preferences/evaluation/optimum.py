@@ -154,7 +154,7 @@ def mixture(log_ratios: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     cancel.
     """
     log_ratios = log_ratios.double()
-    reference, policy = (-softplus(ratios) for ratios in (log_ratios, -log_ratios))
+    reference, policy = -softplus(log_ratios), -softplus(-log_ratios)
     return reference.log_softmax(-1), policy.log_softmax(-1)
 
 

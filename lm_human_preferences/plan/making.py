@@ -26,7 +26,7 @@ class Plan:
     @property
     def trainings(self) -> list[Training]:
         """All trainings, one after another."""
-        return [*self.rewards, *([] if self.policy is None else [self.policy])]
+        return [*self.rewards, *filter(None, [self.policy])]
 
     @property
     def names(self) -> list[str]:

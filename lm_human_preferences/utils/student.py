@@ -21,6 +21,9 @@ def dof_of(values: Sequence[float]) -> int:
     well as that of 2 n / (k - 1) normal ones.
     """
     count, mean = len(values), sum(values) / len(values)
-    squares = [(value - mean) ** 2 for value in values]
-    kurtosis = count * sum(square**2 for square in squares) / max(sum(squares) ** 2, 1e-300)
+    squares = fourths = 0.0
+    for value in values:
+        squares += (value - mean) ** 2
+        fourths += (value - mean) ** 4
+    kurtosis = count * fourths / max(squares**2, 1e-300)
     return max(1, round(min(count, 2 * count / max(kurtosis - 1, 1e-9))) - 1)
