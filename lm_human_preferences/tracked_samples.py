@@ -126,14 +126,9 @@ class TrackedSamples(Hook):
 
 
 def _lines_before(text: str, step: int) -> list[str]:
-    """Return the lines about earlier steps, up to the first that cannot be read."""
+    """Return the lines about earlier steps."""
     kept = []
     for line in io.StringIO(text):  # str.splitlines would also cut at characters in the samples
-        try:
-            is_earlier = json.loads(line)['step'] < step
-        except (ValueError, KeyError, TypeError):
-            break
-        if not is_earlier:
-            break
-        kept.append(line)
+        if json.loads(line)['step'] < step:
+            kept.append(line)
     return kept

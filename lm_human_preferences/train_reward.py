@@ -66,17 +66,13 @@ def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
     """Return the unfinished trainings of reward models; announce the finished ones."""
     left = []
     for phase in plan.rewards:
-        if not phase.run.resume or not _is_finished(phase, comm):
+        # Other hosts may not see what rank 0 sees.
+        if not phase.run.resume or not comm.all_gather_object(phase.is_finished())[0]:
             left.append(phase)
         elif comm.rank == 0:
             announce(f'The reward model in {phase.path(phase.files.network)} is finished')
             shutil.rmtree(str(phase.path(phase.files.unfinished)), ignore_errors=True)
     return left
-
-
-def _is_finished(phase: TrainReward, comm: Comm) -> bool:
-    """Return whether rank 0 sees the finished reward model."""
-    return comm.all_gather_object(phase.is_finished())[0]
 
 
 def train_models(

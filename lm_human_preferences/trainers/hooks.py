@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from tqdm import tqdm
+
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.training.loop import FailedElsewhere, Hook, Trainer
-from lm_human_preferences.utils.logging import announce, progress
+from lm_human_preferences.utils.logging import announce, log_in_summary, progress
 
 
 class ProgressBar(Hook):
@@ -46,6 +49,57 @@ class ProgressBar(Hook):
 
     def __exit__(self, *error: object) -> None:
         self.bar.close()
+
+
+class Table(Hook):
+    """Hook that prints the first and last step, and those between, as lines of a table on rank 0.
+
+    unit: of what a training learns from, such as episodes. amounts: returns how many of them are
+    learned from, and how many will be. columns: {heading: (width, number format)} of statistics;
+    values: returns these from the statistics of the last step.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        unit: str,
+        amounts: Callable[[], tuple[int, int]],
+        columns: Mapping[str, tuple[int, str]],
+        values: Callable[[Mapping[str, float]], list[float]],
+    ) -> None:
+        self.trainer = trainer
+        self.amounts = amounts
+        self.values = values
+        speed = f'{unit}/s'
+        first = {'step': (11, ''), unit: (9, '')}
+        self.columns = {
+            **first,
+            **columns,
+            speed: (max(9, len(speed)), '.0f'),
+            'time left': (9, ''),
+        }
+        self.has_head = False
+        self.before, _ = amounts()
+        self.began = time.monotonic()
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Print a line if it is due."""
+        steps, interval = self.trainer.total_steps, self.trainer.logger.log_interval
+        is_due = step in (1, steps) or step % interval == 0
+        if self.trainer.comm.rank != 0 or not is_due:
+            return
+        done, total = self.amounts()
+        rate = (done - self.before) / max(time.monotonic() - self.began, 1e-9)
+        left = tqdm.format_interval((total - done) / rate)
+        cells = []
+        values = (f'{step}/{steps}', done, *self.values(stats), rate, left)
+        for value, (width, number_format) in zip(values, self.columns.values(), strict=True):
+            cells.append(f'{format(value, number_format):>{width}}')
+        if not self.has_head:
+            heads = (f'{head:>{width}}' for head, (width, _) in self.columns.items())
+            log_in_summary('', ' '.join(heads))
+            self.has_head = True
+        log_in_summary(' '.join(cells))
 
 
 class Checkpoints(Hook):

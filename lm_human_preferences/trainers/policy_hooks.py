@@ -12,9 +12,8 @@ from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.trainers.health import KL, HealthMonitor
-from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
+from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar, Table
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
-from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import (
     ENDED,
@@ -49,7 +48,7 @@ def policy_hooks(
     return [
         Samples(trainer, encoder),
         bar,
-        PolicyTable(trainer, has_spread=bool(trainer.reward_blocks)),
+        policy_table(trainer),
         HealthMonitor(run.on_anomaly, trainer, checkpointer, FINITE, most_kl(phase.settings)),
         Checkpoints(trainer, checkpointer, run.save_interval, resume_hint),
     ]
@@ -107,32 +106,26 @@ class Samples(Hook):
         return self.encoder.decode(tokens).replace('\n', '⏎')
 
 
-class PolicyTable(Hook):
-    """Hook that prints a line of the policy's table when one is due."""
+def policy_table(trainer: PPOTrainer) -> Table:
+    """Return the hook that prints a policy's table, with the spread of a head's scores."""
+    columns = {
+        'score': ('objective/score', 6, '.2f'),
+        'spread': ('objective/score_std', 6, '.2f'),
+        'KL': ('objective/kl', 6, 'z.2f'),
+        'KL coef': ('objective/kl_coef', 7, '.4g'),
+        'loss': ('ppo/loss/total', 7, '.3f'),
+    }
+    if not trainer.reward_blocks:
+        del columns['spread']
 
-    def __init__(self, trainer: PPOTrainer, *, has_spread: bool) -> None:
-        self.trainer = trainer
-        self.speed = console.Speed(trainer.episodes_done)
-        self.table = console.policy_table(has_spread=has_spread)
+    def amounts() -> tuple[int, int]:
+        return trainer.episodes_done, trainer.total_episodes
 
-    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Print the line, on rank 0."""
-        steps = self.trainer.total_steps
-        is_printed = console.is_due(step, steps, self.trainer.logger.log_interval)
-        if self.trainer.comm.rank != 0 or not is_printed:
-            return
-        episodes = self.trainer.episodes_done
-        self.table.add(
-            step=f'{step}/{steps}',
-            episodes=episodes,
-            score=stats['objective/score'],
-            spread=stats.get('objective/score_std', 0.0),
-            KL=stats['objective/kl'],
-            KL_coef=stats['objective/kl_coef'],
-            loss=stats['ppo/loss/total'],
-            episodes_per_second=self.speed.per_second(episodes),
-            time_left=self.speed.time_left(episodes, self.trainer.total_episodes),
-        )
+    def values(stats: Mapping[str, float]) -> list[float]:
+        return [stats[name] for name, _, _ in columns.values()]
+
+    formats = {head: (width, number_format) for head, (_, width, number_format) in columns.items()}
+    return Table(trainer, 'episodes', amounts, formats, values)
 
 
 def most_kl(settings: HParams) -> float:

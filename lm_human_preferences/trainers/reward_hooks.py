@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.plan.phases import TrainReward
 from lm_human_preferences.trainers.health import HealthMonitor
-from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar
+from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar, Table
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
-from lm_human_preferences.training import console
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import announce
 
@@ -21,36 +20,28 @@ def reward_hooks(
     interval = phase.settings.run.save_interval
     return [
         ProgressBar(trainer, name=phase.name, unit='batch', per_step=1, shown=shown),
-        RewardTable(trainer),
+        reward_table(trainer),
         HealthMonitor(phase.run.on_anomaly, trainer, checkpointer, ['loss']),
         HeldOut(trainer),
         Checkpoints(trainer, checkpointer, interval),
     ]
 
 
-class RewardTable(Hook):
-    """Hook that prints the mean loss since its last line when a line is due."""
+def reward_table(trainer: RewardModelTrainer) -> Table:
+    """Return the hook that prints a reward model's table: the mean loss since the last line."""
+    batches = trainer.batches
+    printed = 0  # number of batches that earlier lines have covered
 
-    def __init__(self, trainer: RewardModelTrainer) -> None:
-        self.trainer = trainer
-        self.speed = console.Speed(trainer.labels_done)
-        self.table = console.reward_table()
-        self.printed = 0  # number of batches that earlier lines have covered
+    def amounts() -> tuple[int, int]:
+        return trainer.labels_done, trainer.total_labels
 
-    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Print the line, on rank 0."""
-        trainer, steps = self.trainer, self.trainer.total_steps
-        is_printed = console.is_due(step, steps, trainer.logger.log_interval)
-        if trainer.comm.rank != 0 or not is_printed:
-            return
-        self.table.add(
-            step=f'{step}/{steps}',
-            labels=trainer.labels_done,
-            loss=mean_loss(trainer.batches[self.printed :]),
-            labels_per_second=self.speed.per_second(trainer.labels_done),
-            time_left=self.speed.time_left(trainer.labels_done, trainer.total_labels),
-        )
-        self.printed = len(trainer.batches)
+    def values(stats: Mapping[str, float]) -> list[float]:
+        nonlocal printed
+        loss = mean_loss(batches[printed:])
+        printed = len(batches)
+        return [loss]
+
+    return Table(trainer, 'labels', amounts, {'loss': (8, '.3f')}, values)
 
 
 class HeldOut(Hook):

@@ -3,11 +3,9 @@
 import os
 import shlex
 import textwrap
-import time
 from collections.abc import Mapping
 
 import torch
-from tqdm import tqdm
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
@@ -20,76 +18,6 @@ from lm_human_preferences.utils.logging import announce, console_is, log_in_summ
 from lm_human_preferences.utils.terminal import columns
 
 WIDEST = 100  # columns of a paragraph on a wide terminal
-
-
-class Table:
-    """Table that is printed line by line. columns: {heading: (width, number format)}."""
-
-    def __init__(self, columns: dict[str, tuple[int, str]]) -> None:
-        self.columns = columns
-        self.has_head = False
-
-    def add(self, **values: float | str) -> None:
-        """Print a line: a value for each column."""
-        heads, cells = [], []
-        for head, (width, number_format) in self.columns.items():
-            value = values[head.replace(' ', '_').replace('/s', '_per_second')]
-            text = value if isinstance(value, str) else format(value, number_format)
-            heads.append(f'{head:>{width}}')
-            cells.append(f'{text:>{width}}')
-        if not self.has_head:
-            log_in_summary('', ' '.join(heads))
-            self.has_head = True
-        log_in_summary(' '.join(cells))
-
-
-class Speed:
-    """Speed of a training in this process. done: episodes or labels of earlier processes."""
-
-    def __init__(self, done: int) -> None:
-        self.began, self.before = time.monotonic(), done
-
-    def per_second(self, done: int) -> float:
-        """Return the mean number of episodes or labels a second; done: the number by now."""
-        return (done - self.before) / max(time.monotonic() - self.began, 1e-9)
-
-    def time_left(self, done: int, total: int) -> str:
-        """Return the time left at this speed, as text."""
-        return tqdm.format_interval((total - done) / self.per_second(done))
-
-
-def reward_table() -> Table:
-    """Return the table of a reward model's training."""
-    return Table(
-        {
-            'step': (11, ''),
-            'labels': (9, ''),
-            'loss': (8, '.3f'),
-            'labels/s': (9, '.0f'),
-            'time left': (9, ''),
-        }
-    )
-
-
-def policy_table(*, has_spread: bool) -> Table:
-    """Return the table of a policy's training; has_spread: the reward is a head's."""
-    less = int(has_spread)  # so that it fits in 80 columns as well
-    columns = {'step': (11, ''), 'episodes': (9 - less, ''), 'score': (7 - less, '.2f')}
-    if has_spread:
-        columns['spread'] = (6, '.2f')
-    columns |= {
-        'KL': (6, 'z.2f'),
-        'KL coef': (8 - less, '.4g'),
-        'loss': (7, '.3f'),
-        'episodes/s': (10, '.0f'),
-        'time left': (9, ''),
-    }
-    return Table(columns)
-
-
-def is_due(step: int, last: int, interval: int) -> bool:
-    """Return whether the table has a line for `step`: first, last, or every `interval`-th."""
-    return step in (1, last) or step % interval == 0
 
 
 def dump(hparams: HParams, name: str = 'hparams') -> None:

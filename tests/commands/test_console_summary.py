@@ -11,7 +11,7 @@ from experiments import resolved
 from trainers import rollout_of
 
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.trainers import policy_hooks
+from lm_human_preferences.trainers import hooks, policy_hooks
 from lm_human_preferences.training import console
 from lm_human_preferences.utils import logging
 
@@ -51,20 +51,6 @@ def test_summary(tmp_path):
     assert all(f'{tmp_path}/first' in ' '.join(words) for words in next_commands)
 
 
-def test_rows_fit_a_terminal(capsys):
-    """The longest numbers that may come."""
-    values = dict.fromkeys(['score', 'spread', 'KL', 'loss'], -12.3456)
-    more = {'episodes': 2_000_000, 'KL_coef': 0.012345678, 'episodes_per_second': 12345.6}
-    for has_spread in (False, True):
-        console.policy_table(has_spread=has_spread).add(
-            step='62500/62500', time_left='123:45:59', **values, **more
-        )
-    console.reward_table().add(
-        step='2875/2875', labels=46_000, loss=1.2345, labels_per_second=1234.5, time_left='1:45:59'
-    )
-    assert max(map(len, capsys.readouterr().out.splitlines())) < 80
-
-
 def test_a_policy_has_the_task_of_its_reward_model_and_paths_are_quoted(tmp_path):
     folder = tmp_path / 'a b'
     words = 'train_reward test first --mpi=1 --labels.num_train=64'.split()
@@ -102,19 +88,35 @@ def trainer_of(**more):
     return SimpleNamespace(comm=Comm(), logger=logger, **more)
 
 
+NAMES = ('score', 'score_std', 'kl', 'kl_coef')
+
+
 def test_a_line_of_the_policy_has_its_speed_and_the_time_left(capsys, monkeypatch):
     """After an interruption: 128 episodes in 8 seconds, and 256 are left."""
     logging.configure_console('summary')
     now = [100.0]
-    monkeypatch.setattr(console, 'time', SimpleNamespace(monotonic=lambda: now[0]))
-    trainer = trainer_of(total_steps=4, episodes_done=128, total_episodes=512)
-    table = policy_hooks.PolicyTable(trainer, has_spread=False)
+    monkeypatch.setattr(hooks, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    trainer = trainer_of(total_steps=4, episodes_done=128, total_episodes=512, reward_blocks=())
+    table = policy_hooks.policy_table(trainer)
     now[0] += 8
     trainer.episodes_done = 256
-    names = 'objective/score', 'objective/kl', 'objective/kl_coef', 'ppo/loss/total'
-    table.after_step(2, dict.fromkeys(names, 0.5) | {'objective/kl': -0.001})
+    stats = dict.fromkeys((f'objective/{name}' for name in NAMES), 0.5) | {'ppo/loss/total': 0.5}
+    table.after_step(2, stats | {'objective/kl': -0.001})
     row = capsys.readouterr().out.splitlines()[-1].split()
     assert row[:4] == ['2/4', '256', '0.50', '0.00'] and row[-2:] == ['16', '00:16']
+
+
+def test_rows_fit_a_terminal(capsys):
+    """The longest numbers that may come."""
+    logging.configure_console('summary')
+    trainer = trainer_of(total_steps=62500, episodes_done=0, total_episodes=4e9, reward_blocks=(1,))
+    table = policy_hooks.policy_table(trainer)
+    trainer.episodes_done = 2_000_000
+    table.began -= 161
+    stats = dict.fromkeys((f'objective/{name}' for name in NAMES), -12.3456)
+    table.after_step(62500, stats | {'objective/kl_coef': 0.0123, 'ppo/loss/total': -12.3456})
+    heads, row = capsys.readouterr().out.splitlines()[-2:]
+    assert 'spread' in heads and len(heads) == len(row) < 80
 
 
 @pytest.mark.parametrize('words', ['train_policy test x --dry_run', 'train_reward test x'])

@@ -20,10 +20,8 @@ from hypothesis import strategies as st
 from launched import FAULTS
 from sample_files import (
     LABELS,
-    MERGES,
     SIZES,
     label_hparams,
-    write_byte_pairs,
     write_hugging_face,
     write_model,
 )
@@ -240,45 +238,6 @@ def test_a_long_text_among_the_labels_does_not_fill_the_memory(tmp_path):
     hparams = label_hparams(tmp_path / 'labels.json', **{'labels.type': 'scalar_rating'})
     refusal = told(label_files.load_labels, hparams, encodings.Test)
     assert "label 0, field 'score' must be a number" in refusal
-
-
-@pytest.mark.parametrize(
-    'labels, words',
-    [
-        ([{'query': ['a']}], 'has a query that is not a list of token ids'),
-        ([{'query': [28]}], 'token ids that are not in 0 to 26'),
-        ({'query': [1]}, 'labels.json is not a list of labels that each have a query'),
-    ],
-)
-def test_queries_of_label_files(tmp_path, monkeypatch, labels, words):
-    monkeypatch.setenv('LMHP_OFFLINE', '1')
-    (tmp_path / 'labels.json').write_text(json.dumps(labels))
-    assert words in told(KINDS['queries'].read, tmp_path)
-
-
-@pytest.mark.parametrize('piece', ['中', ' '])
-def test_byte_pairs_of_characters_that_stand_for_no_byte(tmp_path, monkeypatch, piece):
-    monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
-    write_byte_pairs(tmp_path)
-    path = tmp_path / 'encoder.json'
-    tokens = json.loads(path.read_text())
-    tokens[piece] = tokens.pop('Ġthe')
-    path.write_text(json.dumps(tokens))
-    (tmp_path / 'vocab.bpe').write_bytes(MERGES.replace('Ġ the'.encode(), piece.encode()))
-    assert 'do not belong together' in told(KINDS['vocabulary'].read, tmp_path)
-
-
-@pytest.mark.parametrize(
-    'words, expected',
-    [
-        (['first', '--run.seed=0x' + 'f' * 5000], 'at most 64 bits'),
-        (['\udcff'], 'NAME'),
-        (['first', '--task.query_prefix="\\ud800"'], 'must be text (str)'),
-        (['first', '--batch_size=' + '-' * 9_000 + '1'], 'must be a whole number'),
-    ],
-)
-def test_words_of_command_lines(words, expected):
-    assert expected in error_of(invoke(['train_reward', 'test', '--dry_run', *words]))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from experiments import resolved
 from interrupted import STEP, assert_same, failing, result_of
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
-import sample
 from lm_human_preferences import lm_tasks, rewards, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -233,22 +232,6 @@ def test_a_policy_learns_from_the_members_of_a_run(trained, policy):
         torch.testing.assert_close(reward.score(queries, responses), expected.mean(0))
     first = loading.load_reward_model(str(trained / 'reward_model'), encodings.Test)
     assert torch.equal(first.score(queries, responses), expected[0])
-
-
-def columns_of(rows, *names):
-    return (torch.tensor([row[name] for row in rows]) for name in names)
-
-
-def test_samples_have_the_mean_score(trained, policy, tmp_path):
-    """Both those that are drawn afterwards and those that the run has kept."""
-    run, _ = policy
-    words = f'sample --save_dir {run} --mpi 1 --nsamples 4 --output {tmp_path}/out.jsonl'
-    succeed(words, sample.cli)
-    for path in (tmp_path / 'out.jsonl', run / 'samples.jsonl'):
-        rows = online_runs.lines_of(path)
-        tokens = columns_of(rows, 'query_tokens', 'response_tokens')
-        members = member_scores(trained, *tokens)
-        torch.testing.assert_close(*columns_of(rows, 'score'), members.mean(0))
 
 
 def test_each_member_is_exported(trained, policy, tmp_path):
