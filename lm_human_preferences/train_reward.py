@@ -14,15 +14,14 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
-from lm_human_preferences.labels.held_out import Prediction, prediction_of, rewards_of
+from lm_human_preferences.labels.held_out import Prediction, predict
 from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan import checks
 from lm_human_preferences.plan.making import Plan, make_plan
 from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.reward_models import locations
-from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
+from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.reward_hooks import reward_hooks
@@ -214,18 +213,17 @@ def logger_of(phase: TrainReward, comm: Comm) -> Logger:
 def _measure_mean(
     phase: TrainReward, held_out: dict[str, torch.Tensor] | None, step: int, comm: Comm
 ) -> Prediction:
-    """Log and return the accuracy of an ensemble's mean, loading one model at a time."""
+    """Log and return the accuracy of an ensemble's mean, on rank 0."""
+    from lm_human_preferences.reward_sources import loading  # it imports all kinds of rewards
+
     settings, directory = phase.settings, phase.settings.run.directory
     assert directory is not None and held_out is not None
-    label_type = label_types.get(settings.labels.type)
-    labels = label_type.without_ties(held_out)
     encoding = lm_tasks.initial_encoding(settings.task.policy.initial_model)
+    reward = loading.load_learned(directory, encoding, settings.ensemble)
+    label_type = label_types.get(settings.labels.type)
     size = settings.micro_batch_size or settings.batch_size
-    found = []
-    for place in locations.locations_of(directory, settings.ensemble):
-        model = TrainedRewardModel(place.directory, encoding, scope=place.scope)
-        found.append(rewards_of(model.get_rewards, labels, label_type, size))
-    prediction = prediction_of(torch.stack(found).mean(0), labels, label_type)
+    prediction = predict(reward.get_rewards, held_out, label_type, size, Comm())
+    assert prediction is not None, 'the members have predicted them'
     logger = Logger(
         directory,
         run_files.REWARD.network,

@@ -1,21 +1,15 @@
 """Both trainings and sampling by command line, from TensorFlow's files and from ours."""
 
-import contextlib
-import copy
 import json
 import re
 
 import numpy as np
 import pytest
-import torch
 from command_line import error_of, flat, invoke, succeed
 from console import printed, responses
-from experiments import resolved
 from golden_data import found, require, require_bpe
-from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 import sample
-from lm_human_preferences import session, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
@@ -133,39 +127,6 @@ def test_a_run_that_is_not_saved_trains_its_reward_model_all_the_same(tmp_path, 
     result = succeed('train_policy test first --mpi 1 --save_dir None --ppo.total_episodes 64')
     assert '       1/1        64 ' in result.stdout and not list(tmp_path.iterdir())
     assert result.stdout.endswith('\nNothing was saved, because --save_dir is None.\n')
-
-
-def test_hosts_that_do_not_see_the_reward_model_get_it_from_rank_0(tmp_path, monkeypatch):
-    """A run that is not saved keeps it in a temporary directory of rank 0's host."""
-    give_each_thread_its_own_numpy_random(monkeypatch)
-    saved_or_scratch = session.saved_or_scratch
-
-    @contextlib.contextmanager
-    def on_two_hosts(save_dir, comm):
-        with saved_or_scratch(save_dir, comm) as directory:
-            yield directory if comm.rank == 0 else str(tmp_path / 'elsewhere')
-
-    monkeypatch.setattr(session, 'saved_or_scratch', on_two_hosts)
-    weights = {}
-    training_loop = train_policy.training_loop
-
-    def watched(trainer, hooks):
-        parameters = trainer.networks['reward_model'].parameters_by_name()
-        weights[trainer.comm.rank] = [value.clone() for value in parameters.values()]
-        training_loop(trainer, hooks)
-
-    monkeypatch.setattr(train_policy, 'training_loop', watched)
-
-    def work(comm):
-        small = {'ppo.total_episodes': 64, 'rewards.train_new_model.labels.num_train': 32}
-        hparams = resolved('train_policy', 'test', {'run.save_dir': None, **small})
-        given = copy.deepcopy(hparams)
-        train_policy.train(hparams, comm)
-        assert hparams == given
-
-    on_ranks(2, work)
-    assert len(weights[0]) == len(weights[1]) > 20
-    assert all(map(torch.equal, weights[0], weights[1]))
 
 
 @pytest.mark.parametrize(

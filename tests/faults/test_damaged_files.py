@@ -1,6 +1,5 @@
 """Each kind of file, damaged in each way, is refused in one line that names the file."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -143,22 +142,10 @@ def test_the_state_of_another_checkpoint(checkpoint):
     assert str(e.value) == f'{state} does not belong to {index}: one of them is damaged'
 
 
-def swap_two_tokens(folder):
-    path = folder / 'encoder.json'
-    vocabulary = json.loads(path.read_text())
-    vocabulary['th'], vocabulary['the'] = vocabulary['the'], vocabulary['th']
-    path.write_text(json.dumps(vocabulary))
-
-
-def rename_a_merge(folder):
-    path = folder / 'vocab.bpe'
-    path.write_bytes(path.read_bytes().replace(b'th e\n', b'q q\n'))
-
-
-@pytest.mark.parametrize('change', [swap_two_tokens, rename_a_merge])
-def test_a_vocabulary_and_other_merges(tmp_path, change):
+def test_a_vocabulary_and_other_merges(tmp_path):
     write_byte_pairs(tmp_path)
-    change(tmp_path)
+    path = tmp_path / 'vocab.bpe'
+    path.write_bytes(path.read_bytes().replace(b'th e\n', b'q q\n'))
     _, error = outcome(KINDS['merges'], tmp_path)
     assert 'do not belong together' in error and error.isprintable()
     assert 'encoder.json' in error and 'vocab.bpe' in error

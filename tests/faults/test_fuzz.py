@@ -19,9 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launched import FAULTS
 from sample_files import (
-    LABELS,
     SIZES,
-    label_hparams,
     write_hugging_face,
     write_model,
 )
@@ -34,8 +32,7 @@ from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.labels import label_files
-from lm_human_preferences.language import encodings, trained_models
+from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.storage.crc import masked_crc
@@ -229,15 +226,6 @@ def test_parts_of_models(tmp_path, name, value, words):
     (tmp_path / name).write_text(value if isinstance(value, str) else json.dumps(value))
     model = trained_models.TrainedModel(str(tmp_path / name.partition('/')[0]))
     assert words in told(lambda: model.build(scope='policy'))
-
-
-def test_a_long_text_among_the_labels_does_not_fill_the_memory(tmp_path):
-    labels = [{**label, 'score': 'a'} for label in LABELS * 500]
-    labels[7]['score'] = 'x' * 1_000_000
-    (tmp_path / 'labels.json').write_text(json.dumps(labels))
-    hparams = label_hparams(tmp_path / 'labels.json', **{'labels.type': 'scalar_rating'})
-    refusal = told(label_files.load_labels, hparams, encodings.Test)
-    assert "label 0, field 'score' must be a number" in refusal
 
 
 @pytest.mark.parametrize(

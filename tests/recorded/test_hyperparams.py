@@ -16,7 +16,7 @@ from lm_human_preferences import hparams as options
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.hyperparams import fields, group_class, members, option
+from lm_human_preferences.utils.hyperparams import fields, group_class, members
 
 RECORDED = json_if_there('hparams.json', default={'cases': [], 'synthetic_classes': ''})
 TASK = {
@@ -216,22 +216,6 @@ def test_unknown_name(method, argument):
 
 
 @pytest.mark.parametrize(
-    'text, fact',
-    [
-        ('{"ppo": ', ' is not JSON: Expecting value: line 1 column 9 (char 8)'),
-        ('{"ppo": {"batch_size": 0}}', '--task.query_length must be given: a whole number (int)'),
-        ('[1]', "'list' object has no attribute 'items'"),
-    ],
-)
-def test_bad_json_file(tmp_path, text, fact):
-    path = tmp_path / 'hparams.json'
-    path.write_text(text)
-    with pytest.raises(UserError) as caught:
-        policy_options.HParams().override_from_json_file(str(path))
-    assert str(caught.value).startswith(str(path)) and fact in str(caught.value)
-
-
-@pytest.mark.parametrize(
     'settings, error, message',
     [
         ({'task.query_length': None}, TypeError, '--task.query_length must be given: a whole num'),
@@ -291,26 +275,6 @@ def test_batches_that_ranks_cannot_share(settings, ranks, fact):
         hparams.check_ranks(ranks)
     option, value = next(iter(settings.items()))
     assert str(caught.value).startswith(f'--{option} {value} ') and fact in str(caught.value)
-
-
-@dataclass
-class Inner(hyperparams.HParams):
-    flag: bool = option(False, 'a flag')
-
-
-@dataclass
-class Counts(hyperparams.HParams):
-    count: int = option(0, 'a number')
-    inner: Inner = field(default_factory=Inner)
-    group: Inner | None = option(None, 'a group that may be off')
-
-
-def test_dump_goes_where_standard_output_goes(capsys):
-    """Original-defects 36: it was bound when the module was imported."""
-    hyperparams.dump(Counts(count=2), name='counts')
-    assert capsys.readouterr().out == (
-        'counts:\n  count: 2\n  group: None\n  inner:\n    flag: False\n'
-    )
 
 
 def test_repr_as_the_original():

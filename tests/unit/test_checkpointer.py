@@ -104,8 +104,7 @@ def test_before_it_begins_there_is_room_for_all_that_it_will_save(tmp_path, monk
     assert planned == [str(tmp_path), 7, size, 3]
 
 
-@pytest.mark.parametrize('size', [1, 2, 3])
-def test_every_rank_goes_on_from_its_own_random_state(tmp_path, generators, size):
+def test_every_rank_goes_on_from_its_own_random_state(tmp_path, generators):
     def train(comm):
         trainer = CountingTrainer()
         with Checkpointer(str(tmp_path), comm, resume=False) as checkpoints:
@@ -124,9 +123,9 @@ def test_every_rank_goes_on_from_its_own_random_state(tmp_path, generators, size
         assert trainer.loaded == {'step': 3}
         return draw(generators)
 
-    drawn = on_ranks(size, train)
-    assert len({str(numbers) for numbers in drawn}) == size
-    assert on_ranks(size, go_on) == drawn
+    drawn = on_ranks(2, train)
+    assert len({str(numbers) for numbers in drawn}) == 2
+    assert on_ranks(2, go_on) == drawn
 
 
 def test_another_seed_gives_every_rank_another_stream(tmp_path, generators):

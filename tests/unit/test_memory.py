@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from command_line import NEW, caught_jobs, hparams_of, invoke, last_error_of
+from command_line import NEW, invoke, last_error_of
 from experiments import resolved
 from tiny_causal_lms import tiny
 from trainers import LARGE
@@ -256,18 +256,6 @@ def test_what_a_step_works_on():
         batches={'--batch_size': 4, '--rollout_batch_size': 64},
         option='--micro_batch_size',
     )
-
-
-def test_what_both_trainings_of_a_run_share(monkeypatch, tmp_path):
-    started = caught_jobs(monkeypatch)
-    command = f'train_policy test run --save_dir {tmp_path} --run.precision bf16'
-    invoke(f'{command} --run.gradient_checkpointing true')
-    run, new = hparams_of(started).run, hparams_of(started).rewards.train_new_model.run
-    assert run.precision == new.precision == 'bf16'
-    assert run.gradient_checkpointing and new.gradient_checkpointing
-    started.clear()
-    invoke(f'{command} --{NEW}.run.precision fp32')
-    assert hparams_of(started).rewards.train_new_model.run.precision == 'fp32'
 
 
 def test_products_of_many_shapes_are_not_all_kept(monkeypatch):
