@@ -224,14 +224,8 @@ def _measure_mean(
     size = settings.micro_batch_size or settings.batch_size
     prediction = predict(reward.get_rewards, held_out, label_type, size, Comm())
     assert prediction is not None, 'the members have predicted them'
-    logger = Logger(
-        directory,
-        run_files.REWARD.network,
-        log_interval=settings.run.log_interval,
-        comm=comm,
-        tag_prefix='train_reward/held_out_of_mean/',
-    )
-    logger.log(prediction.statistics(), step)
+    logger = Logger(directory, run_files.REWARD.network, log_interval=1, comm=comm)
+    logger.log(prediction.statistics(), step, tag_prefix='train_reward/held_out_of_mean/')
     logger.close()
     announce(f'held out, mean of {settings.ensemble} reward models: {prediction}')
     return prediction
