@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.hardware import hardware
@@ -25,7 +26,6 @@ from lm_human_preferences.utils.logging import (
 )
 
 if TYPE_CHECKING:
-    from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.language.adapters.shared import Bases
     from lm_human_preferences.language.trained_models import TrainedModel
@@ -79,6 +79,21 @@ def show_start(plan: Plan, comm: Comm) -> None:
         log_in_summary(plan.phases_line())
     encoding = lm_tasks.initial_encoding(plan.settings.task.policy.initial_model)
     log_in_summary(*checks.check_queries(plan, encoding.get_encoder()))
+
+
+def checkpointer_of(phase: Training, comm: Comm, max_to_keep: int) -> Checkpointer:
+    """Return the checkpointer of a training, which saves nothing if the command saves nothing."""
+    directory = None
+    if phase.run.save_dir is not None and phase.settings.run.directory is not None:
+        directory = storage.join(phase.settings.run.directory, phase.files.unfinished)
+    return Checkpointer(
+        directory,
+        comm,
+        resume=phase.run.resume,
+        frozen_scopes=phase.networks.frozen,
+        max_to_keep=max_to_keep,
+        stop_timeout=phase.run.stop_timeout,
+    )
 
 
 def prepare(phase: Training, checkpointer: Checkpointer, bases: Bases, comm: Comm) -> TrainedModel:

@@ -5,7 +5,7 @@ import functools
 import os
 from typing import Any
 
-from lm_human_preferences import lm_tasks, rewards, session, storage
+from lm_human_preferences import lm_tasks, rewards, session
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
@@ -87,7 +87,8 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
     """Train a policy in SAVE_DIR/policy: `./launch.py train_policy`. experiment: to be recorded."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
-        with _checkpointer(hparams, comm) as checkpointer:
+        phase = policy_phase(hparams)
+        with session.checkpointer_of(phase, comm, hparams.run.keep_checkpoints) as checkpointer:
             has_steps = _has_steps(hparams, checkpointer, comm)
             if has_steps:
                 _take_steps(hparams, checkpointer, comm, experiment)
@@ -125,18 +126,6 @@ def _take_steps(
         )
         session.restore(trainer, phase, initial_model, checkpointer, write_settings)
     training_loop(trainer, hooks(trainer, phase, checkpointer))
-
-
-def _checkpointer(hparams: HParams, comm: Comm) -> Checkpointer:
-    run = hparams.run
-    return Checkpointer(
-        run.directory and storage.join(run.directory, run_files.POLICY.unfinished),
-        comm,
-        resume=run.resume,
-        frozen_scopes=policy_phase(hparams).networks.frozen,
-        max_to_keep=run.keep_checkpoints,
-        stop_timeout=run.stop_timeout,
-    )
 
 
 def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool:

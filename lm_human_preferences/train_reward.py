@@ -9,7 +9,7 @@ import torch
 
 from lm_human_preferences import label_types, lm_tasks, session
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
+from lm_human_preferences.checkpointing.checkpointer import variables_of
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
@@ -91,7 +91,7 @@ def train_models(
     labels = TrainingLabels(left[0], comm)
     for phase in left:
         explained = memory.explain_oom(phase.settings.option_name('micro_batch_size'))
-        with explained, _checkpointer(phase, comm) as checkpointer:
+        with explained, session.checkpointer_of(phase, comm, max_to_keep=2) as checkpointer:
             labels.go_on()
             initial_model = session.prepare(phase, checkpointer, bases, comm)
             trainer = build_trainer(phase, initial_model, comm, labels)
@@ -107,17 +107,6 @@ def train_models(
     if not phase.is_last or prediction is None or phase.settings.run.directory is None:
         return prediction
     return _measure_mean(phase, labels.held_out, last_step, comm) if comm.rank == 0 else None
-
-
-def _checkpointer(phase: TrainReward, comm: Comm) -> Checkpointer:
-    return Checkpointer(
-        phase.path(phase.files.unfinished) if phase.run.save_dir else None,
-        comm,
-        resume=phase.run.resume,
-        frozen_scopes=phase.networks.frozen,
-        max_to_keep=2,
-        stop_timeout=phase.run.stop_timeout,
-    )
 
 
 def _show_start(phase: TrainReward, plan: Plan, labels: TrainingLabels, comm: Comm) -> None:

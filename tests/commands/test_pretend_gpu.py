@@ -74,13 +74,13 @@ def test_the_known_reward_judges_alike(gpu, monkeypatch):
 
 
 LABELS = '--labels.num_train 64 --normalize_samples 32'
-POLICY = 'train_policy test run --ppo.total_episodes 128'
+POLICY = 'train_policy test run --ppo.batch_size 16 --ppo.total_episodes 32'
 TEST = f'{POLICY} --rewards.train_new_model off --rewards.trained_model test'
 GOING_ON = f'{TEST} --ppo.noptepochs 1 --run.save_interval 1'
 RUNS = {
     'both': f'{POLICY} --ppo.noptepochs 1 ' + LABELS.replace('--', '--rewards.train_new_model.'),
     'tf32 in parts': (
-        f'{TEST} --ppo.batch_size 16 --ppo.total_episodes 16 --ppo.micro_batch_size 4'
+        f'{TEST} --ppo.total_episodes 16 --ppo.noptepochs 2 --ppo.micro_batch_size 4'
         ' --run.gradient_checkpointing true --run.precision tf32 --ppo.whiten_rewards true'
         ' --task.truncate_token 3 --task.query_prefix a --task.query_length 2'
     ),
