@@ -137,7 +137,7 @@ def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool
         return True
     checkpointer.make_latest()
     if comm.rank == 0:
-        announce(f'The policy in {hparams.run.save_dir} is finished: {done} steps')
+        announce(f'The policy in {hparams.run.save_dir} is finished, at step {done}')
     return False
 
 

@@ -100,7 +100,7 @@ def test_a_name_that_the_locale_lacks(tmp_path):
     command = [sys.executable, REPOSITORY / words[0], *words[1:], '--mpi=1']
     subprocess.run(command, env=environment(**ASCII), timeout=PATIENCE, check=True)
     assert (tmp_path / NAME / 'policy').exists()
-    assert 'is finished: 1 of 1 steps.' in succeed(['resume', str(tmp_path / NAME)]).stdout
+    assert 'is finished, at step 1' in succeed(['resume', str(tmp_path / NAME)]).stdout
 
 
 def test_a_training_goes_on_without_its_output(tmp_path):

@@ -90,7 +90,7 @@ def test_a_longer_run(copied, monkeypatch):
     assert numbers(events, 'elapsed/updates') == [*range(1, steps + 1)]
     assert numbers(events, 'elapsed/episodes') == [*range(64, total + 1, 64)]
     assert re.search(rf'^ *{steps}/{steps} +{total} ', result.stdout, re.MULTILINE)
-    assert f'is finished: {steps} steps\n' in succeed(f'resume {copied}').stdout
+    assert f'is finished, at step {steps}\n' in succeed(f'resume {copied}').stdout
 
 
 def test_settings_of_how_a_run_works(copied, tmp_path, monkeypatch):
@@ -224,13 +224,13 @@ def test_a_finished_run_says_so_and_does_nothing(begun, copied):
     path.write_text(path.read_text().replace(str(begun), str(copied.parent)))
     before = times_in(copied.parent)
     again = f'train_policy test run --mpi 1 --save_dir {copied.parent} --run.resume on {SMALL}'
-    for words, told in (
-        (f'resume {copied}', '2 steps\n'),
-        (f'{again} --ppo.total_episodes {BEGUN} --task.truncate_token 5', '2 steps\n'),
-        (f'resume {copied} --ppo.total_episodes 64', '2 steps\n'),
+    for words in (
+        f'resume {copied}',
+        f'{again} --ppo.total_episodes {BEGUN} --task.truncate_token 5',
+        f'resume {copied} --ppo.total_episodes 64',
     ):
         result = succeed(words)
-        assert f'The policy in {copied} is finished: {told}' in result.stdout
+        assert f'The policy in {copied} is finished, at step 2\n' in result.stdout
         assert 'settings:' not in result.stdout and '1/2' not in result.stdout
         assert times_in(copied.parent) == before
 
