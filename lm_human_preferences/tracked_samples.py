@@ -126,9 +126,14 @@ class TrackedSamples(Hook):
 
 
 def _lines_before(text: str, step: int) -> list[str]:
-    """Return the lines about earlier steps."""
+    """Return the lines about earlier steps, up to the first that cannot be read."""
     kept = []
     for line in io.StringIO(text):  # str.splitlines would also cut at characters in the samples
-        if json.loads(line)['step'] < step:
-            kept.append(line)
+        try:
+            is_earlier = json.loads(line)['step'] < step
+        except (ValueError, KeyError, TypeError):
+            break
+        if not is_earlier:
+            break
+        kept.append(line)
     return kept

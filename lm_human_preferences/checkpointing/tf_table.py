@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lm_human_preferences.storage.crc import masked_crc
 
-# Limit in bytes of a file; 1558M with its optimiser needs a fortieth.
+# Limit in bytes of a file and of its decoded entries; 1558M with its optimiser needs a fortieth.
 MAX_SIZE = 1 << 23
+TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
+ENTRY_COST = 64  # bytes that an entry counts for in MAX_SIZE, besides its key
 RESTART_INTERVAL = 16
 
 
@@ -32,11 +34,12 @@ class Table:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._budget = MAX_SIZE
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield its (key, value) pairs. ValueError for damage."""
+        """Yield its (key, value) pairs, once: this uses up the limit. ValueError for damage."""
         if len(self._data) > MAX_SIZE:
-            raise ValueError(f'it takes more than {MAX_SIZE >> 20} MiB')
+            raise ValueError(TOO_LARGE)
         if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):
             raise ValueError('it does not end as the index of a TensorFlow checkpoint')
         footer = self._data[-FOOTER_SIZE:-8]
@@ -53,6 +56,7 @@ class Table:
         end = offset + size
         if end + 5 > len(self._data):
             raise ValueError('a block is beyond the end')
+        self._budget -= size
         (crc,) = struct.unpack_from('<I', self._data, end + 1)
         if masked_crc(self._data[offset : end + 1]) != crc:
             raise ValueError('the checksum of a block does not match')
@@ -77,6 +81,9 @@ class Table:
             size, position = read_varint(block, position)
             if shared > len(key) or position + rest + size > end:
                 raise ValueError('an entry is damaged')
+            self._budget -= shared + rest + ENTRY_COST
+            if self._budget < 0:
+                raise ValueError(TOO_LARGE)
             key = key[:shared] + block[position : position + rest]
             position += rest + size
             yield key, block[position - size : position]

@@ -69,6 +69,7 @@ def test_what_comes_again_is_dropped(run, tmp_path):
     lines = whole.splitlines(keepends=True)
     assert tracked_samples._lines_before(whole, 2) == lines[:8]
     assert tracked_samples._lines_before(whole, 3) == lines[:16]
+    assert tracked_samples._lines_before(whole[:-3], 4) == lines[:-1]
     separated = '{"step": 1, "response": "a\u2028b"}\n'  # U+2028 ends no line of JSON
     assert tracked_samples._lines_before(separated, 2) == [separated]
 

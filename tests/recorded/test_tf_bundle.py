@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import struct
+import time
 import tracemalloc
 from unittest import mock
 
@@ -219,12 +220,6 @@ def test_missing_files(tmp_path, prefix):
         bundle['scalar']
 
 
-def test_a_large_index_is_not_parsed(tmp_path):
-    put(tmp_path / 'x.index', bytes(8 * MIB + 1))
-    with pytest.raises(BundleError, match='it takes more than 8 MiB$'):
-        Bundle(tmp_path / 'x')
-
-
 UNKNOWN = "'v' is neither numbers nor booleans (type {} of types.proto), which is not supported"
 SIZE = "damaged: 'v' has {} bytes, which do not make float32 {}"
 NO_CHECKPOINT = 'damaged or no checkpoint:'
@@ -298,6 +293,40 @@ def one_block(block, compression=0):
     return seal(block, compression) + table_end(varint(0) * 2, varint(0) + varint(len(block)))
 
 
+def two_blocks(inner, handles=1):
+    """A table with the block `inner`, to which `handles` entries of the index lead."""
+    handle = varint(0) + varint(len(inner))
+    block = (bytes([0, 0, len(handle)]) + handle) * handles + struct.pack('<II', 0, 1)
+    return (
+        seal(inner)
+        + seal(block)
+        + table_end(varint(0) * 2, varint(len(inner) + 5) + varint(len(block)))
+    )
+
+
+def growing_keys():
+    """Each key is the one before and a byte: 100 KB that would become 200 MB."""
+    return two_blocks(
+        b''.join(varint(i) + b'\1\0k' for i in range(20000)) + struct.pack('<II', 0, 1)
+    )
+
+
+def many_entries():
+    """Without a key or a value: 600 KB that would become 200,000 pairs."""
+    return two_blocks(200_000 * b'\0\0\0' + struct.pack('<II', 0, 1))
+
+
+def repeated_block():
+    """Many entries of the index lead to one large block, which has no entries itself."""
+    return two_blocks(bytes(MIB - 4) + struct.pack('<I', MIB // 4 - 1), handles=10000)
+
+
+def large_file():
+    return encode_table(
+        [(b'', HEADER)] + [(f'{i:05d}'.encode(), bytes(2000)) for i in range(10000)]
+    )
+
+
 @pytest.mark.parametrize(
     'block, reason',
     [
@@ -310,6 +339,37 @@ def test_damaged_block(tmp_path, block, reason):
     put(tmp_path / 'x.index', one_block(block))
     with pytest.raises(BundleError, match=f'{reason}$'):
         Bundle(tmp_path / 'x')
+
+
+@pytest.mark.parametrize('make', [growing_keys, many_entries, repeated_block, large_file])
+def test_reading_a_crafted_index_is_cheap(tmp_path, monkeypatch, make):
+    monkeypatch.setattr(tf_table, 'MAX_SIZE', 2 * MIB)
+    put(tmp_path / 'x.index', make())
+    start = time.process_time()
+    with pytest.raises(BundleError, match=tf_table.TOO_LARGE), peak_memory() as peak:
+        Bundle(tmp_path / 'x')
+    assert peak() < 64 * MIB and time.process_time() - start < 20
+
+
+@pytest.mark.parametrize(
+    'message',
+    [
+        entry(shape=(), extra=field(2, b'\x12\x00' * MIB)),
+        entry(shape=((1 << 64) - 1,) * 20),
+        b''.join(varint(i << 3) + b'\0' for i in range(1, 20000)),
+    ],
+    ids=['dimensions', 'product', 'fields'],
+)
+def test_a_crafted_entry_is_cheap(tmp_path, message):
+    """A few bytes claim millions of dimensions and shards: none is listed or multiplied."""
+    path = crafted(tmp_path, {'v': message}, header=field(1, 1 << 60))
+    start = time.process_time()
+    with peak_memory() as peak:
+        bundle = Bundle(path)
+        with pytest.raises(BundleError):
+            bundle['v']
+        assert bundle.shard_names() == [f'x.data-00000-of-{1 << 60}']
+    assert peak() < 16 * MIB and time.process_time() - start < 20
 
 
 @pytest.mark.parametrize(
