@@ -420,8 +420,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(saved, suffix
     """A file that ends too early or too late. Every flipped bit: test_damaged_files.py."""
     path = saved / f'model.ckpt-2{suffix}'
     whole = path.read_bytes()
-    longer = () if 'data' in suffix else (whole + b'\0', whole * 2)  # it is read up to its values
-    for damaged in (b'', whole[: len(whole) // 2], whole[:-1], *longer):
+    for damaged in (b'', whole[: len(whole) // 2], whole[:-1], whole + b'\0', whole * 2):
         path.write_bytes(damaged)
         prefix, state = checkpoints.latest_resumable(str(saved))
         assert prefix == str(saved / 'model.ckpt-1') and state['trainer'] == {'step': 1}
