@@ -81,7 +81,9 @@ def answer(run: Run) -> list[tuple[str, str, list[str]]]:
     if unseen is not None:
         found.append((words.UNSEEN, unseen['measured'], [f'right; by chance {unseen["chance"]}']))
     if labels:
-        notes = [f'{number(labels.get("simulated"))} of {number(labels.get("found"))} simulated']
+        notes = []
+        if 'simulated' in labels:
+            notes = [f'{number(labels["simulated"])} of {number(labels.get("found"))} simulated']
         found.append(('Labels learned from', number(labels.get('learned_from')), notes))
     return found
 

@@ -74,7 +74,7 @@ def test_the_page_says_how_well_it_predicts(run, tmp_path):
     succeed(f'report {folder}/run --output {tmp_path}/page.html')
     page = (tmp_path / 'page.html').read_text()
     assert 'a head on the model before, trained on the labels' in page
-    assert re.search(r'labels it had not seen</bdi>\s*<td[^>]*>\d+ of \d+', page)
+    assert re.search(r'labels it had not seen</bdi>\s*<td[^>]*><bdi>\d+ of \d+', page)
 
 
 def test_it_goes_on_as_it_began(run):

@@ -99,7 +99,7 @@ def test_scores(reward_model, tmp_path, monkeypatch, capsys):
     assert succeed(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
     monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     capsys.readouterr()
-    score.score(str(reward_model[0]), '-', 64, 'refuse')
+    score.score(str(reward_model[0]), '-', 'refuse')
     assert capsys.readouterr().out == results[1]
 
 
