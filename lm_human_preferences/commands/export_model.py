@@ -236,7 +236,8 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
     states = checks.states_of(output_dir, context + found, len(context))
     features = pooled(states[list(reward.blocks)], torch.ones(1, len(found), dtype=torch.bool))
     checks.check_numbers(output_dir, head(features)[0], score)
-    _write_generation_config(task.policy.temperature, _ends(task, encoder), output_dir)
+    ends = _ends(task, encoder)
+    _write_generation_config(task.policy.temperature, ends, output_dir)
     parts = [repr(task.query_prefix), 'query', repr(task.query_suffix)]
     of_card = {
         'file': FILE,
@@ -244,6 +245,8 @@ def _export_head(directory: str, output_dir: str, card_of: CardOf, is_adapter: b
         'chat': task.chat,
         'content': ' + '.join(part for part in parts if part != repr('')),
         'responses': RESPONSES,
+        'ends': ends,
+        'length': task.response_length,
     }
     model_card.write(card_of(has_policy=False, is_joined=is_joined, head=of_card), output_dir)
 

@@ -38,7 +38,8 @@ class Use:
     constant: float = 0.0  # part of a reward that the score lacks
     members: int = 1  # reward models of its ensemble
     # Of a head on frozen hidden states: its 'file', its 'blocks', whether it is of a 'chat', the
-    # Python of the 'content' before a response, and the folder with the tokeniser of 'responses'
+    # Python of the 'content' before a response, the folder with the tokeniser of 'responses', the
+    # tokens that are 'ends' of responses, and their 'length'
     head: Mapping[str, Any] | None = None
 
 

@@ -100,7 +100,7 @@ def test_commands_that_score_know_it(run, tmp_path):
 
 
 def test_an_export_has_lines_that_compute_it(run, tmp_path):
-    """Those on its card give the scores of `score`, with their deviations."""
+    """Those on its card give the scores of `score`, with their deviations, and choose by them."""
     folder, _ = run
     (tmp_path / 'text.jsonl').write_text('{"query": "Who is late?", "response": " the fox"}\n')
     expected = json.loads(succeed(f'score {folder}/run {tmp_path}/text.jsonl').stdout)
@@ -112,6 +112,10 @@ def test_an_export_has_lines_that_compute_it(run, tmp_path):
         exec(code.replace(' And a response.', ' the fox'), found)
     assert found['reward'].item() == pytest.approx(expected['score'], abs=1e-3)
     assert found['deviation'].item() == pytest.approx(expected['score_std'], abs=1e-3)
+    assert len(found['responses']) == 16 and found['ends']
+    rewards = [found['reward_of'](found['context'], each)[0].item() for each in found['responses']]
+    assert found['best'] == found['responses'][rewards.index(max(rewards))]
+    assert all(set(found['ends']).isdisjoint(each[:-1]) for each in found['responses'])
     again = json.loads(succeed(f'score {tmp_path}/exported {tmp_path}/text.jsonl').stdout)
     assert again['score'] == pytest.approx(expected['score'], abs=1e-3)
 

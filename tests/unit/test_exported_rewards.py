@@ -92,14 +92,19 @@ def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family, has_co
     assert expected.std() > 0.1
 
 
-def test_a_card_has_lines_that_score(tmp_path, families):
-    saved = save_reward_model(tmp_path / 'reward_model', families('gpt2', n_positions=128))
+def test_a_card_has_lines_that_choose_the_best_of_16(tmp_path, families, capsys):
+    """Responses of another model, of which the scores are checked."""
+    initial = families('gpt2', n_positions=128)
+    saved = save_reward_model(tmp_path / 'reward_model', initial)
     exported(saved.savedir, tmp_path / 'out')
     code = fenced(tmp_path / 'out/README.md', 'python').replace('ORG/NAME', f'{tmp_path}/out')
     found = {}
-    exec(code.replace('reward([', 'score = reward(['), found)
-    expected = own_reward(saved)(saved.encoding.get_encoder().encode('A query. And a response.'))
-    assert found['score'] == pytest.approx(expected, abs=1e-4)
+    capsys.readouterr()
+    exec(code.replace('ORG/POLICY', str(initial)), found)
+    encoder, reward = saved.encoding.get_encoder(), own_reward(saved)
+    rewards = [reward(encoder.encode(text)) for text in found['texts']]
+    assert len(rewards) == 16 and found['scores'] == pytest.approx(rewards, abs=1e-4)
+    assert capsys.readouterr().out == f'{found["texts"][rewards.index(max(rewards))]}\n'
 
 
 @pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
