@@ -201,6 +201,8 @@ def resume_hint(hparams: Training) -> str:
             name = files.network.replace('_', ' ')
             return f'Step {step} of the {name} is saved; to go on from there: {command}'
     finished = sum(run_files.has_reward_model(directory, number) for number in members)
+    if not finished:
+        return f'No step is saved yet; to start again with the same settings: {command}'
     return f'{finished} of {len(members)} reward models are saved; to go on: {command}'
 
 
