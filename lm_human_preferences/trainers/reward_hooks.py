@@ -36,6 +36,7 @@ def reward_table(trainer: RewardModelTrainer) -> Table:
         return trainer.labels_done, trainer.total_labels
 
     def values(stats: Mapping[str, float]) -> list[float]:
+        """Return the mean loss of the batches since the last line."""
         nonlocal printed
         loss = mean_loss(batches[printed:])
         printed = len(batches)
