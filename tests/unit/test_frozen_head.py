@@ -372,9 +372,13 @@ def test_a_head_is_saved_with_what_it_is_of(reference, tmp_path):
         ({'weight': made.weight * math.nan}, of_this, 'weight has something else than finite'),
         ({'known': made.known[:, 1:]}, of_this, 'known has the shape'),
         ({'scale': 0 * made.scale}, of_this, 'scale, doubt or usual has a number that'),
+        ({'doubt': -made.doubt}, of_this, 'scale, doubt or usual has a number that'),
+        ({'usual': -made.usual}, of_this, 'scale, doubt or usual has a number that'),
         ({}, {'initial_model': 'test', 'task': {}}, 'its about has no probe that fits'),
         ({}, {**of_this, 'probe': [[0.5]]}, 'its about has no probe that fits'),
+        ({}, {**of_this, 'task': []}, 'its about has no task that fits'),
         ({}, {**of_this, 'task': {**task, 'policy': 5}}, '--policy must be'),
+        ({}, [], 'its about has no initial_model that fits'),
         ({}, 'text', 'its about has no initial_model that fits'),
     ):
         dataclasses.replace(made, **changes).save(str(tmp_path), of_other)

@@ -1,7 +1,9 @@
 """Held-out labels: choosing them, predicting them, and a training with some."""
 
+import collections
 import json
 import math
+import random
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +122,12 @@ def test_split_loses_nothing():
         split(few, hparams(0.25), LETTERS)
 
 
+def trainer_of(settings):
+    phase = reward_phase(resolved('train_reward', 'test', settings))
+    labels = TrainingLabels(phase, Comm())
+    return train_reward.build_trainer(phase, TrainedModel('test'), Comm(), labels)
+
+
 def test_of_a_training_held_out_queries_are_in_no_other_label(tmp_path):
     """In a folder of two files, whose labels are about the same queries in two forms."""
     for name in ('text', 'messages'):
@@ -134,9 +142,7 @@ def test_of_a_training_held_out_queries_are_in_no_other_label(tmp_path):
         succeed(f'import_labels test {file} {tmp_path}/f --labels.type best_of_2')
     settings = {'labels.source': f'{tmp_path}/f', 'labels.type': 'best_of_2'}
     settings |= {'labels.num_train': None, 'labels.held_out': 0.25}
-    phase = reward_phase(resolved('train_reward', 'test', settings))
-    labels = TrainingLabels(phase, Comm())
-    trainer = train_reward.build_trainer(phase, TrainedModel('test'), Comm(), labels)
+    trainer = trainer_of(settings)
     learned, held_out = (
         {tuple(query) for query in part['query'].tolist()}
         for part in (trainer.labels, trainer.held_out)
@@ -144,6 +150,51 @@ def test_of_a_training_held_out_queries_are_in_no_other_label(tmp_path):
     assert len(trainer.labels['query']) + len(trainer.held_out['query']) == 400
     assert len(learned) + len(held_out) == 200 and 30 < len(held_out) < 70
     assert learned.isdisjoint(held_out)
+
+
+def coin_flips():
+    """Yield pairs about 400 queries, three of four responses each, of which a coin chose one."""
+    rng = random.Random(0)
+
+    def word(length):
+        return ''.join(rng.choices('abcdefghijklmnopqrstuvwxyz', k=length))
+
+    for query in dict.fromkeys(word(3) for _ in range(400)):
+        chosen = word(4)
+        for _ in range(3):
+            yield {'prompt': query, 'chosen': chosen, 'rejected': word(4)}
+
+
+def learned_by_heart(labels):
+    """Return the rewards of a model that knows its labels, and draws lots where it does not."""
+    wins = collections.Counter()
+    columns = [labels[field].tolist() for field in ('query', 'sample0', 'sample1', 'best')]
+    for query, first, second, best in zip(*columns, strict=True):
+        wins[str(query), str(second if best else first)] += 1
+        wins[str(query), str(first if best else second)] -= 1
+    lots = random.Random(0)
+
+    def rewards(queries, responses):
+        rows = []
+        for query, samples in zip(queries.tolist(), responses.tolist(), strict=True):
+            rows.append([wins[str(query), str(each)] + 0.01 * lots.random() for each in samples])
+        return torch.tensor(rows)
+
+    return rewards
+
+
+def test_nobody_predicts_held_out_coin_flips(tmp_path):
+    lines = [json.dumps(pair) for pair in coin_flips()]
+    (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
+    settings = {'labels.source': f'{tmp_path}/a.jsonl', 'labels.type': 'best_of_2'}
+    settings |= {'labels.num_train': None, 'labels.held_out': 0.25}
+    trainer = trainer_of(settings)
+    rewards = learned_by_heart(trainer.labels)
+    found = predict(rewards, trainer.held_out, PAIRS, 64, Comm())
+    low, high = found.interval()
+    assert found.labels > 100 and low < 0.5 < high and high - low > 0.1, str(found)
+    of_known = predict(rewards, trainer.labels, PAIRS, 64, Comm())
+    assert of_known.accuracy > 0.9  # or the test would prove nothing
 
 
 def rewards_are_first_tokens(queries, responses):
