@@ -136,6 +136,12 @@ def test_undo_skip_and_help(window, path):
     assert (answer.order.index(answer.value), skipped.reason) == (3, REASONS[1])
 
 
+KEPT = """
+const body = {answer: uuid(), question: question.id, seconds: 1, choice: [1]};
+sessionStorage.setItem(PENDING, JSON.stringify({path: 'answer', body, labeller: 'bob'}));
+"""
+
+
 def test_two_tabs_are_two_people_whatever_is_loaded_again(window, path):
     write_texts(path, TEXTS)
     with served(path, 'anna', 'bob') as (page, _, _):
@@ -167,6 +173,9 @@ def test_two_tabs_are_two_people_whatever_is_loaded_again(window, path):
         assert all('401' in line for line in window.console())
         window.driver.close()
         window.driver.switch_to.window(anna)
+        window.driver.execute_script(KEPT)  # as after a link of bob's, opened in this tab
+        window.driver.refresh()
+        window.ready()
         window.driver.get('about:blank')
     assert places(path, 'anna') == [0] and places(path, 'bob') == [1, 0]
 
