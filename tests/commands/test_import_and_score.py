@@ -114,6 +114,7 @@ def test_a_terminal_gets_a_table_of_scores(monkeypatch, capsys, reward_model, tm
         ],
     )
     monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
+    monkeypatch.setenv('COLUMNS', '90')
     score.score(str(reward_model[0]), str(file), 'skip')
     head, *rows, long = capsys.readouterr().out.splitlines()
     assert head.split() == ['score', 'query', 'text']
@@ -123,7 +124,7 @@ def test_a_terminal_gets_a_table_of_scores(monkeypatch, capsys, reward_model, tm
         ['rejected', *query.split(), 'awful', 'indeed'],
     ]
     assert all(re.fullmatch(r'-?\d\.\d{3}', row.split()[0]) for row in rows)
-    assert long.split()[0] == '-' and long.endswith('…') and len(long) < 100
+    assert long.split()[0] == '-' and long.endswith('…') and len(long) == 90
     assert score._fitted('a\x1b[31m\nb', 20) == 'a\\x1b[31m b'
 
 
