@@ -12,7 +12,6 @@ import pathlib
 import re
 import shutil
 import stat
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
@@ -119,32 +118,20 @@ def _close_after_fork() -> None:
 os.register_at_fork(after_in_child=_close_after_fork)
 
 
-def open_locked(
-    path: str, mode: str, *, opener: Opener = open_nofollow, seconds: float = 0.0
-) -> io.FileIO:
-    """Open a file, locked until it is closed; BlockingIOError if it is taken for `seconds`.
+def open_locked(path: str, mode: str, *, opener: Opener = open_nofollow) -> io.FileIO:
+    """Open a file, locked until it is closed; BlockingIOError if another process has it.
 
     Forked processes do not inherit the lock. filelock is not used: it needs a second file beside
     each, and follows links.
     """
     file = closed_after_fork(io.FileIO(path, mode, opener=opener))
-    until = time.monotonic() + seconds
     try:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return file
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise
-            except OSError as e:
-                if e.errno not in NO_LOCKS:
-                    raise
-                return file
-            time.sleep(0.05)
-    except BaseException:  # Ctrl-C too: nobody else could close the file
-        file.close()
-        raise
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        if e.errno not in NO_LOCKS:
+            file.close()
+            raise
+    return file
 
 
 @contextlib.contextmanager
