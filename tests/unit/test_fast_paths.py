@@ -17,6 +17,7 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import PRECISIONS
 from lm_human_preferences.language import attention, model
+from lm_human_preferences.language.decoding import Decoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
@@ -105,6 +106,13 @@ def test_several_responses_to_one_query(net, n, share):
     reference = torch.stack([plain(net, row)[-1] for row in rows])
     found = net.last_hidden(queries, responses, PADDING)
     assert_same(net, found.flatten(0, 1), reference)
+
+
+def test_a_context_that_is_too_long_is_refused_before_anything_is_sampled(net):
+    contexts = torch.zeros(1, net.sizes.n_ctx, dtype=torch.int64)
+    Decoding(net, contexts, PADDING, 1)
+    with pytest.raises(ValueError, match="more than the model's context"):
+        Decoding(net, contexts, PADDING, 3)
 
 
 def test_the_cache_is_filled_by_parts(net):
