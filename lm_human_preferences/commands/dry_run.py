@@ -104,8 +104,9 @@ def _memory(plan: Plan, sizes: Sizes, ranks: int) -> list[str]:
     """Return what is expected, and warnings; UserError if a batch alone does not fit."""
     device = default_device()
     free = memory.free_bytes(device, ranks)
-    warnings = checks.memory_warnings(plan, sizes, ranks, free)
-    peak = max(estimate.peak(device) for estimate in plan.memory(sizes, ranks))
+    estimates = plan.memory(sizes, ranks)
+    warnings = checks.memory_warnings(estimates, free)
+    peak = max(estimate.peak(device) for estimate in estimates)
     return [
         f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB',
         *warnings,

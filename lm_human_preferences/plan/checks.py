@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import registry
@@ -32,15 +32,14 @@ def check_start(plan: Plan, comm: Comm) -> None:
     sizes = sizes_of(plan, initial_model.sizes(), initial_model.create)
     lm_tasks.check_task(plan.settings.task, initial_model.encoding, sizes)
     free = min(comm.all_gather_object(memory.free_bytes(default_device(), comm.local_size)))
-    warnings = memory_warnings(plan, sizes, comm.size, free)
+    warnings = memory_warnings(plan.memory(sizes, comm.size), free)
     if comm.rank == 0:
         announce(*warnings)
         initial_model.check_runs()
 
 
-def memory_warnings(plan: Plan, sizes: Sizes, ranks: int, free: int) -> list[str]:
+def memory_warnings(estimates: Sequence[memory.MemoryEstimate], free: int) -> list[str]:
     """Return warnings of too little memory; UserError if a batch alone does not fit."""
-    estimates = plan.memory(sizes, ranks)
     for estimate in estimates:
         estimate.check_batches(free)
     warnings = [estimate.warning(default_device(), free) for estimate in estimates]
