@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs.run_files import FROZEN_HEAD as FILE
+from lm_human_preferences.storage.schema import matches_schema
 
 ABOUT = 'about'  # key in the file's metadata: the head's model and task, as JSON
 # Errors that wrong values in its file cause

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE, LabelType, Value, is_number
 from lm_human_preferences.labels import json_lines
+from lm_human_preferences.storage.schema import COUNT, matches_schema
 from lm_human_preferences.utils.terminal import printable
 
 REASONS = (  # for skipping a question

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from lm_human_preferences import shell, storage
-from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError, os_errors_as
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
@@ -39,6 +38,7 @@ from lm_human_preferences.labels.task_file import FORMAT, check_same_task, label
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.runs.run_files import ANSWERS, LABELLER, QUESTIONS, TASK, USED
+from lm_human_preferences.storage.schema import COUNT, matches_schema
 from lm_human_preferences.utils.terminal import printable
 
 # Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.

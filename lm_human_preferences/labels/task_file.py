@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import label_types, storage
-from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.runs.run_files import TASK
+from lm_human_preferences.storage.schema import COUNT, matches_schema
 
 FORMAT = 1
 LENGTHS = {'query_length': COUNT, 'response_length': COUNT}

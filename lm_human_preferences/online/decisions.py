@@ -11,11 +11,11 @@ import dataclasses
 import os
 from typing import Any
 
-from lm_human_preferences.checkpointing.schema import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.folder import are_line_counts
 from lm_human_preferences.runs.run_files import USED
+from lm_human_preferences.storage.schema import COUNT, matches_schema
 
 MODEL = {'model': COUNT, 'step': COUNT, 'wanted': COUNT, 'labels': COUNT, 'digest': str}
 ASKED_AGAIN = {'asked_again': COUNT, 'step': COUNT}

@@ -18,9 +18,9 @@ from lm_human_preferences.checkpointing.checkpoints import (
     restore_state,
     save,
 )
-from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.storage.schema import matches_schema
 
 DATA, INDEX = '.data-00000-of-00001', '.index'
 

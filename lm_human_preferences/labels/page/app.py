@@ -21,10 +21,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.labeller import Refused
 from lm_human_preferences.labels.page.service import LabellingService
+from lm_human_preferences.storage.schema import matches_schema
 
 MOST_BYTES = 64 * 1024  # largest body of a request
 POLL_SECONDS = 0.1  # seconds between two checks whether the server ends

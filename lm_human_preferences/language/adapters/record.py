@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing.schema import matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.runs.run_files import ADAPTER, BASE
+from lm_human_preferences.storage.schema import matches_schema
 from lm_human_preferences.training.model_sizes import is_model
 from lm_human_preferences.utils.hyperparams import reading
 
