@@ -52,7 +52,11 @@ class Labeller(Writer):
             f'{path} is in use: {name} is labelling already; use another --labeller, or try again'
             ' when they have left',
         )
-        folder.refresh()
+        try:
+            folder.refresh()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def log(self) -> AnswerLog:

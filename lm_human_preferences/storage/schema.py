@@ -18,5 +18,6 @@ def matches_schema(value: Any, schema: Any) -> bool:
         is_list = isinstance(value, list) and len(value) == len(schema)
         return is_list and all(map(matches_schema, value, schema))
     if isinstance(schema, range):
-        return type(value) is int and value in schema  # True is not an integer here
-    return isinstance(value, schema)
+        return type(value) is int and value in schema
+    # True is an integer for Python alone.
+    return isinstance(value, schema) and (schema is bool or not isinstance(value, bool))

@@ -130,10 +130,10 @@ def test_requests_that_are_none_of_ours_are_refused(one):
     assert anna.skip(question, 'no reason of ours')[0] == 400
     assert anna.undo('0' * 32)[0] == 404
     for name, value in (
-        *(('answer', value) for value in (7, '', '\ud800', 'a' * 65)),
+        *(('answer', value) for value in (7, '', '\ud800', 'a' * 65, '0' * 31, 'g' * 32)),
         ('question', None),
         *(('choice', value) for value in ([0], [5], [], [1, 2], [True], ['1'], 1)),
-        *(('seconds', value) for value in (-1, float('nan'), '1', None)),
+        *(('seconds', value) for value in (-1, float('nan'), '1', True, None)),
     ):
         status, reply = anna.post('/answer', **{**GOOD, 'question': question, name: value})
         assert (status, bool(reply['error'])) == (400, True), (name, value)

@@ -7,6 +7,7 @@ UserError.
 import contextlib
 import dataclasses
 import hmac
+import re
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -83,7 +84,7 @@ class LabellingService:
         labeller, label_type = self.labellers[name], self.folder.label_type
         control = label_type.control
         is_choice = len(choice) == control.keys and control.accepts(choice)
-        is_uuid = answer.isascii() and answer.isalnum() and len(answer) <= 64
+        is_uuid = re.fullmatch('[0-9a-f]{32}', answer) is not None
         if not (is_uuid and seconds >= 0 and (is_choice or reason in REASONS)):  # NaN is not
             raise HTTPException(400, 'There is no such answer.')
         with self._lock:
