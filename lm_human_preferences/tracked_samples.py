@@ -17,6 +17,7 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.core import random_stream
+from lm_human_preferences.utils.logging import announce
 from lm_human_preferences.utils.option_checks import ceil_div
 
 if TYPE_CHECKING:
@@ -84,8 +85,12 @@ class TrackedSamples(Hook):
             self._write(step)
 
     def _write(self, step: int) -> None:
-        with random_stream(self.seed, 'samples', step):
-            rollout = self.trainer.generate(self.queries)
+        try:
+            with random_stream(self.seed, 'samples', step):
+                rollout = self.trainer.generate(self.queries)
+        except UserError as e:  # of a reward, which may work again when the training needs it
+            announce(f'WARNING: {self.path} has no samples of step {step}: {e}')
+            return
         lines = []
         for record in self._records(step, rollout):
             lines.append(json.dumps(record, ensure_ascii=False) + '\n')

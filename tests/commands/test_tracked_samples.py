@@ -64,6 +64,27 @@ def test_training_is_the_same_without(run, tmp_path):
         np.testing.assert_array_equal(with_samples[name], without[name])
 
 
+ONCE_DOWN = """
+def score(queries, responses):
+    if len(responses) == 8 and not FAILED:
+        FAILED.append(1)
+        raise ConnectionError('down')
+    return [len(response) for response in responses]
+FAILED = []
+"""
+
+
+def test_a_reward_that_fails_for_them_alone_ends_no_training(tmp_path):
+    (tmp_path / 'own.py').write_text(ONCE_DOWN)
+    given = f'--rewards.function {tmp_path}/own.py:score --ppo.batch_size 16'
+    words = f'train_policy test run --mpi 1 --save_dir {tmp_path} --rewards.train_new_model off'
+    printed = succeed(f'{words} {given} --ppo.total_episodes 48').stdout
+    assert f'WARNING: {tmp_path}/run/samples.jsonl has no samples of step 0: ' in printed
+    assert 'raised ConnectionError: down' in printed
+    samples = lines_of(tmp_path / 'run/samples.jsonl')
+    assert sorted({sample['step'] for sample in samples}) == [1, 2, 3]
+
+
 def test_what_comes_again_is_dropped(run, tmp_path):
     whole = (run / 'samples.jsonl').read_text()
     lines = whole.splitlines(keepends=True)
