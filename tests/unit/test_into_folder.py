@@ -149,6 +149,8 @@ def test_a_line_says_that_a_second_file_has_changed_an_answer(tmp_path):
         said, _ = bring(tmp_path / 'f', records, 'anna')
     assert 'anna has changed the answer to 1 questions: the last one counts' in said[-1]
     assert said[-1] not in bring(tmp_path / 'f', records, 'anna')[0]
+    both = [preference('abc', best, worst) for best, worst in ((GOOD, BAD), (BAD, GOOD))]
+    assert said[-1] in bring(tmp_path / 'one', both, 'anna')[0]  # of one file, too
 
 
 @pytest.fixture

@@ -143,6 +143,7 @@ def test_a_query_may_have_the_names_that_people_use(name):
             {'chosen': {'from': 'gpt', 'value': 'a'}, 'rejected': {'from': 'gpt', 'value': 'b'}},
             'must both be texts, or lists of messages',
         ),
+        ({'chosen': [USER, GOOD], 'rejected': [USER, GOOD, USER]}, 'ends with a turn of the user'),
         ({'prompt': 'a', 'chosen': [{**GOOD, 'role': 'bot'}], 'rejected': [BAD]}, "role 'bot'"),
         # a message of the system would be lost, or a text of the user would be another's turn
         ({**ANSWERS, 'prompt': 'a', 'system': PARTS}, 'the message of the system must be one text'),

@@ -159,15 +159,15 @@ def add_labels(labels: Sequence[TextLabel], writer: QuestionWriter, labeller: st
 
 def _answers(
     labels: Sequence[TextLabel], folder: LabelFolder, labeller: str
-) -> tuple[dict[str, dict[str, Answer]], int]:
-    """Return {labeller: {question: last answer}}, and the number of repeated rows.
+) -> tuple[dict[str, dict[str, list[Answer]]], int]:
+    """Return {labeller: {question: answers, the last one last}}, and the number of repeated rows.
 
     Answers without a name to one question are those of different people; repeated rows count once.
     """
     unnamed: dict[str, list[tuple[str, int | str | None]]] = {}  # (answer, id) of each, by question
     repeated = 0
     now = folder.time_of_next_answer()
-    given: dict[str, dict[str, Answer]] = {}
+    given: dict[str, dict[str, list[Answer]]] = {}
     for number, label in enumerate(labels):
         name, id = label.labeller or labeller, question_id(label.tokens)
         if name == UNNAMED:
@@ -178,7 +178,7 @@ def _answers(
             rows.append(row)
             if len(rows) > 1:
                 name = f'{UNNAMED}-{len(rows)}'
-        given.setdefault(name, {})[id] = Answer(
+        answer = Answer(
             uuid=str(uuids.uuid4()),
             labeller=name,
             question=id,
@@ -192,21 +192,25 @@ def _answers(
             is_imported=True,
             given_id=label.id,
         )
+        given.setdefault(name, {}).setdefault(id, []).append(answer)
     return given, repeated
 
 
-def _add_answers(labeller: Labeller, given: dict[str, Answer]) -> list[str]:
+def _add_answers(labeller: Labeller, given: dict[str, list[Answer]]) -> list[str]:
     """Add the answers that a labeller has not given yet, and return lines about all of them."""
     new, left_out, changed = [], 0, 0
-    for question, answer in given.items():
-        before = labeller.log.answer_to(question)
+    for question, answers in given.items():
+        answer, before = answers[-1], labeller.log.answer_to(question)
+        if before is not None and before.value is not None and not before.is_imported:
+            left_out += 1  # the answer given here may be the later one
+            continue
+        values = [each.value for each in answers]
         if before is None or before.value is None:  # a skip is no answer
             new.append(answer)
-        elif not before.is_imported:
-            left_out += 1  # the answer given here may be the later one
         elif before.value != answer.value:
             new.append(answer)
-            changed += 1
+            values.append(before.value)
+        changed += any(value != answer.value for value in values)
     labeller.add(sorted(new, key=operator.attrgetter('age')))
     name = labeller.name
     lines = [f'{len(new)} answers of {name} added']

@@ -44,6 +44,8 @@ def preference(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, s
     for dialogue in (chosen, rejected):
         if len(dialogue) > 1 and dialogue[shared]['role'] == USER:
             raise OtherQueryError(f'{where}: both dialogues differ first in a turn of the user')
+        if len(dialogue) > 1 and dialogue[-1]['role'] == USER:
+            raise UserError(f'{where}: a dialogue ends with a turn of the user, which is no answer')
     query = _query(record, chosen[:shared], where)
     return query, (response_text(chosen[shared:]), response_text(rejected[shared:]))
 
