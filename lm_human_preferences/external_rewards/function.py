@@ -69,6 +69,9 @@ class FunctionScorer(TextScorer):
             raise
         except BaseException as e:  # as sys.exit(), asyncio and some timeouts raise
             raise self._error(f' raised {self._told(e)}') from e
+        if inspect.iscoroutine(returned):
+            returned.close()
+            raise self._error(' is async: it must return numbers, by asyncio.run for instance')
         try:
             return _scores_and_parts(returned, len(texts))
         except UserError as e:

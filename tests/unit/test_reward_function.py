@@ -217,6 +217,10 @@ def test_processes_that_are_forked_have_nothing_of_the_run(write, tmp_path):
         ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
         ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
         ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
+        (
+            'return wait()\nasync def wait():\n return [1, 2]',
+            'is async: it must return numbers, by asyncio.run for instance',
+        ),
     ],
 )
 def test_mistakes_of_a_call_are_one_line(write, body, told):
