@@ -1,21 +1,22 @@
-"""Setup of both trainings: ranks, pinned settings, and a trainer that may be resumed."""
+"""Run of a training command: its ranks, settings, directory and record."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.machine import processors, products
-from lm_human_preferences.machine.hardware import hardware
+from lm_human_preferences.language.adapters.shared import Bases
+from lm_human_preferences.machine import process, processors, products
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.plan import checks
-from lm_human_preferences.plan.making import policy_phase
-from lm_human_preferences.runs import run_record, run_settings
+from lm_human_preferences.plan.making import make_plan, policy_phase
+from lm_human_preferences.runs import run_dir, run_files, run_record, run_settings
 from lm_human_preferences.training import console, loop, precision
 from lm_human_preferences.utils.core import ceil_div, default_device
 from lm_human_preferences.utils.logging import (
@@ -27,18 +28,130 @@ from lm_human_preferences.utils.logging import (
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.language.adapters.shared import Bases
     from lm_human_preferences.language.trained_models import TrainedModel
     from lm_human_preferences.plan.making import Plan, Settings
     from lm_human_preferences.plan.phases import Training
 
 
-def connect(settings: Settings, comm: Comm | None) -> Comm:
-    """Return `comm`, or that of the ranks that were launched; UserError as check_settings."""
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Run of a training command, whose directory this process has locked.
+
+    settings: of the whole command. experiment: its name, for the record. place: directory of a new
+    reward model. bases: base models that networks with adapters share.
+    """
+
+    settings: Settings
+    comm: Comm
+    experiment: str | None
+    place: str
+    bases: Bases = dataclasses.field(default_factory=Bases)
+
+    def plan(self) -> Plan:
+        """Freeze the settings, the same on all ranks; return the plan that follows from them."""
+        pin(self.settings, self.comm)
+        training = self.settings.reward_training
+        if self.settings.policy is not None and training is not None:
+            training.run.save_dir, training.ensemble = self.place, self.settings.members
+            network = storage.join(self.place, run_files.REWARD.network)
+            self.settings.policy.rewards.trained_model = network
+        return make_plan(self.settings)
+
+    def check_start(self, plan: Plan) -> None:
+        """Check that the phases of `plan` can start, and print what starts on rank 0."""
+        if self.comm.rank == 0:
+            announce(*checks.notes(self.settings))
+        checks.check_start(plan, self.comm)
+        if self.comm.rank != 0:
+            return
+        console.show_start(self.settings, self.comm)
+        if len(plan.names) > 1:
+            log_in_summary(plan.phases_line())
+        encoding = lm_tasks.initial_encoding(self.settings.task.policy.initial_model)
+        log_in_summary(*checks.check_queries(plan, encoding.get_encoder()))
+
+    def checkpointer(self, files: run_files.CommandFiles, max_to_keep: int) -> Checkpointer:
+        """Return the checkpointer of a network; it saves nothing if the run saves nothing."""
+        run = self.settings.run
+        return Checkpointer(
+            run.directory and storage.join(run.directory, files.unfinished),
+            self.comm,
+            resume=run.resume,
+            max_to_keep=max_to_keep,
+            stop_timeout=run.stop_timeout,
+        )
+
+    def prepare(self, phase: Training, checkpointer: Checkpointer) -> TrainedModel:
+        """Set this process up for a training, and seed it; return the initial model."""
+        settings = phase.settings
+        initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
+        sizes = initial_model.sizes()
+        library = agree_on_library(sizes.n_embd, checkpointer, self.comm)
+        precision.configure_for(
+            sizes.n_embd,
+            settings.run.precision,
+            library,
+            deterministic=settings.run.deterministic,
+        )
+        console.dump(sizes, name='model_hparams')
+        network = phase.files.network
+        initial_model = self.bases.under(
+            initial_model, phase.adapters, settings.run, network, self.comm
+        )
+        checkpointer.set_seed(settings.run.seed)  # the same whether a base was read now or before
+        return initial_model
+
+    def restore(
+        self,
+        trainer: loop.Trainer,
+        phase: Training,
+        initial_model: TrainedModel,
+        checkpointer: Checkpointer,
+    ) -> None:
+        """Resume the trainer if there is a checkpoint, and record that the training begins."""
+        saves = ceil_div(trainer.total_steps, phase.settings.run.save_interval)
+        checkpointer.restore(trainer, saves, phase.networks.frozen)
+        self.comm.barrier()
+        self.begin(phase, initial_model, checkpointer.seed)
+
+    def begin(self, phase: Training, initial_model: TrainedModel, seed: int | None) -> None:
+        """Write the records of a training that begins, on rank 0."""
+        run, network = phase.settings.run, phase.files.network
+        if run.directory is None or self.comm.rank != 0:
+            return
+        log_as_original(f'Will save to {run.save_dir}')
+        ranks = self.comm.size
+        run_settings.write(self.settings, run.directory, experiment=self.experiment, ranks=ranks)
+        origin = {'ranks': ranks, **process.hardware(), **initial_model.parts()}
+        run_record.begin(run.directory, phase.command.command, origin, {network: seed})
+        initial_model.write_files(storage.join(run.directory, network))
+
+
+@contextlib.contextmanager
+def opened(settings: Settings, comm: Comm | None, experiment: str | None) -> Iterator[Run]:
+    """Connect the ranks, and yield the run whose directory is locked within the block.
+
+    comm: ranks that are connected already. UserError for settings that suit neither the ranks nor
+    this machine.
+    """
     comm = comm or comms.init_comm(settings.run.allreduce, settings.run.allreduce_timeout)
     configure_console(settings.run.console)
     checks.check_settings(settings, comm.size)
-    return comm
+    with (
+        run_dir.lock_run_dir(settings, comm),
+        _saved_or_scratch(settings.run.save_dir, comm) as place,
+    ):
+        yield Run(settings, comm, experiment, place)
+
+
+@contextlib.contextmanager
+def _saved_or_scratch(save_dir: str | None, comm: Comm) -> Iterator[str]:
+    """Yield SAVE_DIR, or a scratch directory on rank 0 that is deleted after the block."""
+    if save_dir is not None:
+        yield save_dir
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield comm.all_gather_object(scratch)[0]
 
 
 def pin(settings: Settings, comm: Comm) -> None:
@@ -66,89 +179,6 @@ def pins(settings: Settings, *, ask: bool = True) -> dict[str, Any]:
     return found
 
 
-def show_notes(settings: Settings, comm: Comm) -> None:
-    """Print the notes on the settings, and on the processor of rank 0."""
-    if comm.rank == 0:
-        announce(*checks.notes(settings))
-
-
-def show_start(plan: Plan, comm: Comm) -> None:
-    """Print the settings that start, and how texts become queries."""
-    console.show_start(plan.settings, comm)
-    if len(plan.names) > 1:
-        log_in_summary(plan.phases_line())
-    encoding = lm_tasks.initial_encoding(plan.settings.task.policy.initial_model)
-    log_in_summary(*checks.check_queries(plan, encoding.get_encoder()))
-
-
-def checkpointer_of(phase: Training, comm: Comm, max_to_keep: int) -> Checkpointer:
-    """Return the checkpointer of a training, which saves nothing if the command saves nothing."""
-    directory = None
-    if phase.run.save_dir is not None and phase.settings.run.directory is not None:
-        directory = storage.join(phase.settings.run.directory, phase.files.unfinished)
-    return Checkpointer(
-        directory,
-        comm,
-        resume=phase.run.resume,
-        frozen_scopes=phase.networks.frozen,
-        max_to_keep=max_to_keep,
-        stop_timeout=phase.run.stop_timeout,
-    )
-
-
-def prepare(phase: Training, checkpointer: Checkpointer, bases: Bases, comm: Comm) -> TrainedModel:
-    """Set this process up for a training, and seed it; return the initial model."""
-    settings = phase.settings
-    initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
-    width = initial_model.sizes().n_embd
-    library = agree_on_library(width, checkpointer, comm)
-    precision.configure_for(
-        width, settings.run.precision, library, deterministic=settings.run.deterministic
-    )
-    console.dump(initial_model.sizes(), name='model_hparams')
-    network = phase.files.network
-    initial_model = bases.under(initial_model, phase.adapters, settings.run, network, comm)
-    checkpointer.set_seed(settings.run.seed)  # the same whether a base was read now or before
-    return initial_model
-
-
-def restore(
-    trainer: loop.Trainer,
-    phase: Training,
-    initial_model: TrainedModel,
-    checkpointer: Checkpointer,
-    write_settings: Callable[[str], None],
-) -> None:
-    """Resume the trainer if there is a checkpoint, and record that the training begins.
-
-    write_settings: writes the settings of the whole run into its directory.
-    """
-    comm = trainer.comm
-    saves = ceil_div(trainer.total_steps, phase.settings.run.save_interval)
-    checkpointer.restore(trainer, saves)
-    comm.barrier()
-    if comm.rank == 0:
-        record_start(phase, initial_model, comm.size, write_settings, checkpointer.seed)
-
-
-def record_start(
-    phase: Training,
-    initial_model: TrainedModel,
-    ranks: int,
-    write_settings: Callable[[str], None],
-    seed: int | None,
-) -> None:
-    """Write the records of a training that begins, on rank 0; see restore."""
-    run, network = phase.settings.run, phase.files.network
-    if run.directory is None:
-        return
-    log_as_original(f'Will save to {run.save_dir}')
-    write_settings(run.directory)
-    origin = {'ranks': ranks, **hardware(), **initial_model.parts()}
-    run_record.begin(run.directory, phase.command.command, origin, {network: seed})
-    initial_model.write_files(storage.join(run.directory, network))
-
-
 def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Library:
     """Return the library for products of all ranks, from a run's beginning to its end."""
     if default_device().type != 'cpu':
@@ -166,13 +196,3 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
             ' they may be slower, and differ in their last digits'
         )
     return begun['library']
-
-
-@contextlib.contextmanager
-def saved_or_scratch(save_dir: str | None, comm: Comm) -> Iterator[str]:
-    """Yield SAVE_DIR, or a scratch directory on rank 0 that is deleted after the block."""
-    if save_dir is not None:
-        yield save_dir
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        yield comm.all_gather_object(scratch)[0]

@@ -1,7 +1,6 @@
 """Training of a policy by PPO (the original's train_policy.py; paper, section 2.2)."""
 
 import dataclasses
-import functools
 import os
 from typing import Any
 
@@ -14,15 +13,13 @@ from lm_human_preferences.hparams.algorithm_options import PpoHParams as PpoHPar
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.policy_options import RewardHParams as RewardHParams
 from lm_human_preferences.language import tokenisers
-from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan import checks
-from lm_human_preferences.plan.making import Plan, in_directory, make_plan, policy_phase
+from lm_human_preferences.plan.making import Plan
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import make_score_fn
-from lm_human_preferences.runs import curves, run_dir, run_files, run_settings
+from lm_human_preferences.runs import curves, run_files, run_settings
 from lm_human_preferences.trainers.policy_hooks import policy_hooks
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer, Responses
 from lm_human_preferences.training import console, memory
@@ -85,47 +82,29 @@ def learning_settings(settings: HParams, encoder: Encoder, comm: Comm) -> dict[s
 
 def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
     """Train a policy in SAVE_DIR/policy: `./launch.py train_policy`. experiment: to be recorded."""
-    comm = session.connect(hparams, comm)
-    with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
-        phase = policy_phase(hparams)
-        with session.checkpointer_of(phase, comm, hparams.run.keep_checkpoints) as checkpointer:
+    with (
+        session.opened(hparams, comm, experiment) as run,
+        memory.explain_oom('--ppo.micro_batch_size'),
+    ):
+        comm = run.comm
+        with run.checkpointer(run_files.POLICY, hparams.run.keep_checkpoints) as checkpointer:
             has_steps = _has_steps(hparams, checkpointer, comm)
             if has_steps:
-                _take_steps(hparams, checkpointer, comm, experiment)
+                # Settings, which do not change from here on
+                plan = run.plan()
+                assert plan.policy is not None
+                # Check the policy's needs, too, before its reward model trains for hours.
+                run.check_start(plan)
+                if plan.rewards:
+                    _train_rewards(run, plan)
+                console.dump(hparams)
+                phase = dataclasses.replace(plan.policy, source=plan.policy.source.pinned(comm))
+                # Networks and optimizer
+                initial_model = run.prepare(phase, checkpointer)
+                trainer = build_trainer(phase, initial_model, comm)
+                run.restore(trainer, phase, initial_model, checkpointer)
+                training_loop(trainer, hooks(trainer, phase, checkpointer))
         comm.on_rank_0(lambda: _evaluate(hparams, has_trained=has_steps))
-
-
-def _take_steps(
-    hparams: HParams, checkpointer: Checkpointer, comm: Comm, experiment: str | None
-) -> None:
-    """Train the new reward models, if any, and take the remaining steps of the policy."""
-    session.pin(hparams, comm)
-    session.show_notes(hparams, comm)
-    plan = make_plan(hparams)
-    assert plan.policy is not None
-    # Check the policy's needs, too, before its reward model trains for hours.
-    checks.check_start(plan, comm)
-    if comm.rank == 0:
-        session.show_start(plan, comm)
-    bases = Bases()
-    with session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
-        phase = plan.policy
-        if plan.rewards:
-            plan, phase = in_directory(phase, directory)
-            _train_rewards(plan, comm, experiment, bases)
-        console.dump(phase.settings)
-        phase = dataclasses.replace(phase, source=phase.source.pinned(comm))
-        initial_model = session.prepare(phase, checkpointer, bases, comm)
-        trainer = build_trainer(phase, initial_model, comm)
-        write_settings = functools.partial(
-            run_settings.write,
-            phase.settings,
-            experiment=experiment,
-            ranks=comm.size,
-            commands=[run_files.POLICY.command],
-        )
-        session.restore(trainer, phase, initial_model, checkpointer, write_settings)
-    training_loop(trainer, hooks(trainer, phase, checkpointer))
 
 
 def _has_steps(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> bool:
@@ -170,18 +149,15 @@ def _warn_of_lost_steps(hparams: HParams) -> None:
         announce(f'WARNING: {lost}: it begins with the first step again')
 
 
-def _train_rewards(plan: Plan, comm: Comm, experiment: str | None, bases: Bases) -> None:
+def _train_rewards(run: session.Run, plan: Plan) -> None:
     """Train the unfinished reward models of a policy's run."""
     from lm_human_preferences import train_reward  # it imports rooms about labels
 
     console.dump(plan.rewards[0].settings)
-    left = train_reward.unfinished(plan, comm)
+    left = train_reward.unfinished(plan, run.comm)
     if left:
-        write_settings = functools.partial(
-            run_settings.write, plan.settings, experiment=experiment, ranks=comm.size
-        )
-        train_reward.train_models(left, plan, comm, write_settings, bases)
-    comm.barrier()
+        train_reward.train_models(run, left)
+    run.comm.barrier()
 
 
 def hooks(trainer: PPOTrainer, phase: TrainPolicy, checkpointer: Checkpointer) -> list[Hook]:

@@ -1,8 +1,7 @@
 """Training of a reward model from human labels (paper, section 2.1)."""
 
-import functools
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +14,12 @@ from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
 from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
 from lm_human_preferences.labels.held_out import Prediction, predict
-from lm_human_preferences.language.adapters.shared import Bases
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.plan import checks
-from lm_human_preferences.plan.making import Plan, make_plan
+from lm_human_preferences.plan.making import Plan
 from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.runs import run_dir, run_files, run_settings
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.trainers import head_training
 from lm_human_preferences.trainers.reward_hooks import reward_hooks
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer
@@ -42,21 +39,15 @@ def train(
     task_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Train a reward model in SAVE_DIR/reward_model; task_options: see announce_reward_model."""
-    comm = session.connect(hparams, comm)
-    with run_dir.lock_run_dir(hparams, comm):
-        session.pin(hparams, comm)
-        plan = make_plan(hparams)
+    with session.opened(hparams, comm, experiment) as run:
+        plan = run.plan()
         console.dump(hparams)
-        left = unfinished(plan, comm)
+        left = unfinished(plan, run.comm)
         prediction = None
         if left:
-            session.show_notes(hparams, comm)
-            checks.check_start(plan, comm)
-            write_settings = functools.partial(
-                run_settings.write, hparams, experiment=experiment, ranks=comm.size
-            )
-            prediction = train_models(left, plan, comm, write_settings, Bases())
-    if comm.rank == 0:
+            run.check_start(plan)
+            prediction = train_models(run, left)
+    if run.comm.rank == 0:
         save_dir = hparams.run.save_dir
         console.announce_reward_model(save_dir, experiment, task_options or {}, prediction)
 
@@ -74,29 +65,24 @@ def unfinished(plan: Plan, comm: Comm) -> list[TrainReward]:
     return left
 
 
-def train_models(
-    left: Sequence[TrainReward],
-    plan: Plan,
-    comm: Comm,
-    write_settings: Callable[[str], None],
-    bases: Bases,
-) -> Prediction | None:
+def train_models(run: session.Run, left: Sequence[TrainReward]) -> Prediction | None:
     """Train the reward models that are `left`, one after another, or resume the first.
 
-    Only one model at a time has gradients and moments. write_settings: see session.restore.
-    Return the held-out accuracy; None without held-out labels.
+    Only one model at a time has gradients and moments. Return the held-out accuracy; None without
+    held-out labels.
     """
     if isinstance(left[0], FitHead):
-        return head_training.train(left[0], plan, comm, write_settings)
-    labels = TrainingLabels(left[0], comm)
+        return head_training.train(run, left[0])
+    comm, labels = run.comm, TrainingLabels(left[0], run.comm)
     for phase in left:
         explained = memory.explain_oom(phase.settings.option_name('micro_batch_size'))
-        with explained, session.checkpointer_of(phase, comm, max_to_keep=2) as checkpointer:
+        with explained, run.checkpointer(phase.files, max_to_keep=2) as checkpointer:
             labels.go_on()
-            initial_model = session.prepare(phase, checkpointer, bases, comm)
+            initial_model = run.prepare(phase, checkpointer)
             trainer = build_trainer(phase, initial_model, comm, labels)
-            session.restore(trainer, phase, initial_model, checkpointer, write_settings)
-            _show_start(phase, plan, labels, comm)
+            run.restore(trainer, phase, initial_model, checkpointer)
+            if comm.rank == 0:
+                _announce_start(phase, labels)
             labels.record(is_begun=phase.member > 0 or checkpointer.prefix is not None)
             trainer.prepare()
             training_loop(trainer, reward_hooks(trainer, checkpointer, phase))
@@ -109,13 +95,9 @@ def train_models(
     return _measure_mean(phase, labels.held_out, last_step, comm) if comm.rank == 0 else None
 
 
-def _show_start(phase: TrainReward, plan: Plan, labels: TrainingLabels, comm: Comm) -> None:
-    """Print what begins, on rank 0."""
-    if comm.rank != 0:
-        return
+def _announce_start(phase: TrainReward, labels: TrainingLabels) -> None:
+    """Print notes on the labels, once, and which model of an ensemble begins."""
     if not labels.are_recorded:  # the first model of this process begins
-        if plan.policy is None:
-            session.show_start(plan, comm)
         announce(*labels.notes)
     if phase.settings.ensemble > 1:
         announce(f'Reward model {phase.member + 1} of {phase.settings.ensemble}')

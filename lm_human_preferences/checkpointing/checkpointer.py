@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.distributed.meeting import AllStopped
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import allocator
+from lm_human_preferences.machine import process
 from lm_human_preferences.utils import stop_signals
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, announce
@@ -48,8 +48,8 @@ def variables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 class Checkpointer(contextlib.AbstractContextManager):
     """Saving and resuming of a trainer. Every rank has a checkpointer, and rank 0 writes.
 
-    directory: local directory; None: nothing is saved. frozen_scopes: scopes of tensors that never
-    change, which are not copied. stop_timeout: seconds for the current step to end after a signal.
+    directory: local directory; None: nothing is saved. stop_timeout: seconds for the current step
+    to end after a signal.
     """
 
     def __init__(
@@ -58,14 +58,13 @@ class Checkpointer(contextlib.AbstractContextManager):
         comm: Comm,
         *,
         resume: bool,
-        frozen_scopes: Iterable[str] = (),
         max_to_keep: int = 20,
         stop_timeout: int = stop_signals.STOP_TIMEOUT,
     ) -> None:
         self.directory = directory
         self.comm = comm
         self.resume = resume
-        self.frozen_scopes = tuple(f'{scope}/' for scope in frozen_scopes)
+        self.frozen: tuple[str, ...] = ()  # prefixes of tensors that are not copied
         self.max_to_keep = max_to_keep
         self.stop_timeout = stop_timeout
         checkpoint = None
@@ -103,8 +102,12 @@ class Checkpointer(contextlib.AbstractContextManager):
         """Steps of the training that is resumed; 0 for a new one."""
         return self.state['trainer']['step'] if self.prefix else 0
 
-    def restore(self, trainer: Trainer, saves: int) -> None:
-        """Restore `trainer` from the checkpoint, if any; UserError without room for `saves`."""
+    def restore(self, trainer: Trainer, saves: int, frozen_scopes: Sequence[str] = ()) -> None:
+        """Restore `trainer` from the checkpoint, if any; UserError without room for `saves`.
+
+        frozen_scopes: scopes of tensors that never change, which saving does not copy.
+        """
+        self.frozen = tuple(f'{scope}/' for scope in frozen_scopes)
         if self.resume:
             trainer.logger.purge_from(self.steps_done)
         if self.prefix:
@@ -188,11 +191,11 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.save(trainer, resumable=False)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy `tensors` to host memory, except `frozen_scopes`, into buffers that are reused."""
+        """Copy `tensors` to host memory, except frozen ones, into buffers that are reused."""
         if not self.host_buffers:
-            allocator.release_freed_memory()
+            process.release_freed_memory()
         for name, tensor in tensors.items():
-            if name.startswith(self.frozen_scopes):
+            if name.startswith(self.frozen):
                 continue
             if name not in self.host_buffers:
                 self.host_buffers[name] = torch.empty_like(tensor, device='cpu')

@@ -12,7 +12,7 @@ import torch
 from lm_human_preferences.distributed import ALLREDUCE_TIMEOUT, launch_methods
 from lm_human_preferences.distributed.gradients import Gradients
 from lm_human_preferences.distributed.meeting import RankLost
-from lm_human_preferences.machine import threads
+from lm_human_preferences.machine import process
 
 T = TypeVar('T')
 
@@ -103,7 +103,7 @@ def init_comm(allreduce: str = 'auto', seconds: int = ALLREDUCE_TIMEOUT) -> Comm
     seconds: how long ranks wait for each other.
     """
     if launch_methods.current().size == 1:
-        threads.limit_alone()
+        process.limit_alone()
         return Comm()
     # One process does without torch.distributed. By name: that module builds on this one.
     torch_comm = importlib.import_module('lm_human_preferences.distributed.torch_comm')

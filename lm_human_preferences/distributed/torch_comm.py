@@ -18,7 +18,7 @@ from lm_human_preferences.distributed.comm import Comm, T
 from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
 from lm_human_preferences.distributed.meeting import RankLost
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import threads
+from lm_human_preferences.machine import process
 
 STACKS_SECONDS = 5
 
@@ -70,7 +70,7 @@ class TorchComm(Comm):
         if any(gpus for _, gpus, _ in here):
             torch.cuda.set_device(choose_gpu([gpus for _, gpus, _ in here], self.local_rank))
         else:
-            threads.limit_threads([processors for _, _, processors in here], self.local_rank)
+            process.limit_threads([processors for _, _, processors in here], self.local_rank)
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         return OverlappedGradients(parameters, self.size, self._begin_sum)

@@ -20,7 +20,7 @@ from lm_human_preferences.evaluation import measure, picture, report
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.command_options import MOST_SAMPLES
 from lm_human_preferences.hparams.command_options import EvaluationHParams as HParams
-from lm_human_preferences.machine.hardware import hardware
+from lm_human_preferences.machine import process
 from lm_human_preferences.reward_sources.sources import source_of_run
 from lm_human_preferences.runs import curves, run_record
 from lm_human_preferences.runs.run_files import POLICY
@@ -51,7 +51,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         outputs.check_output_dir(output_dir)
     recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if output_dir == directory and not ends_training:
-        run_record.begin(directory, POLICY.command, hardware())
+        run_record.begin(directory, POLICY.command, process.hardware())
         recording = run_record.ended(directory, POLICY.command)
     with recording:
         results = _results(save_dir, directory, hparams, options)

@@ -10,7 +10,7 @@ from lm_human_preferences.utils.hyperparams import HParams, group_class
 
 Experiments = Mapping[str, Mapping[str, Any]]  # {command/experiment: what it sets}
 # What a run itself decides, and the task, which a policy and its new reward model share.
-_NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task.')
+NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task.')
 
 
 def decided(hparams: HParams) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def decided(hparams: HParams) -> dict[str, Any]:
         is_lasting = field.metadata.get('lasting', True)
         if not is_lasting or hyperparams.is_of_another_command(name, field):
             continue
-        if name.startswith(_NOT_DECIDED):
+        if name.startswith(NOT_DECIDED):
             continue
         if group_class(field.type):
             found[name] = 'off' if value is None else 'on'

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
-from lm_human_preferences import storage
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.plan.phases import FitHead, Training, TrainPolicy, TrainReward
 from lm_human_preferences.runs import run_files
@@ -73,15 +71,3 @@ def policy_phase(settings: policy_options.HParams, *, ask: bool = True) -> Train
     if settings.rewards.online is not None and settings.new_reward_model is not None:
         retraining = reward_phase(settings.new_reward_model, settings)
     return TrainPolicy(settings, source_of(settings, ask=ask), retraining)
-
-
-def in_directory(policy: TrainPolicy, directory: str) -> tuple[Plan, TrainPolicy]:
-    """Return the plan, and its policy, of a run whose reward models are trained in `directory`."""
-    settings = copy.deepcopy(policy.settings)
-    assert settings.reward_training is not None
-    settings.reward_training.run.save_dir = directory
-    settings.reward_training.ensemble = settings.rewards.members
-    settings.rewards.trained_model = storage.join(directory, run_files.REWARD.network)
-    plan = make_plan(settings)
-    assert plan.policy is not None
-    return plan, plan.policy

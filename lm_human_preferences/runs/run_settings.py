@@ -45,15 +45,8 @@ MAY_CHANGE = {
 }
 
 
-def write(
-    hparams: Training,
-    directory: str,
-    *,
-    experiment: str | None,
-    ranks: int,
-    commands: Collection[str] | None = None,
-) -> None:
-    """Write the settings of a run that begins or is resumed. commands: trainings, None for all.
+def write(hparams: Training, directory: str, *, experiment: str | None, ranks: int) -> None:
+    """Write the settings of a run that begins or is resumed.
 
     First run.json, then the files of the original: where these are, there is a run.
     """
@@ -77,13 +70,13 @@ def write(
         about['digests'][reward_function.NAME] = code.digest
         storage.write_bytes(os.path.join(directory, run_files.FUNCTION), code.text.encode())
     entries = {}
-    for command in commands or trainings:
+    for command, training in trainings.items():
         before = run_record.training(directory, command)['settings'] if resume else {}
-        unknown = {name: before[name] for name in before if not trainings[command].has(name)}
+        unknown = {name: before[name] for name in before if not training.has(name)}
         entries[command] = {**about, 'settings': {**unknown, **settings[command]}}
     run_record.write_trainings(directory, entries, resume=resume)
-    for command in entries:
-        content = trainings[command].to_nested_dict(original_only=True, with_unknown=True)
+    for command, training in trainings.items():
+        content = training.to_nested_dict(original_only=True, with_unknown=True)
         path = os.path.join(directory, run_files.COMMANDS[command].settings)
         storage.write_json(path, content)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from lm_human_preferences.frozen_head.features import n_features
 from lm_human_preferences.frozen_head.fitting import Fitted, fit_head
 from lm_human_preferences.frozen_head.reward import FrozenReward, features_of, probe_of
 from lm_human_preferences.labels.held_out import Labels, Prediction, predict, subjects_of
-from lm_human_preferences.plan.making import Plan
 from lm_human_preferences.plan.phases import FitHead, TrainReward
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs import run_files
@@ -27,24 +25,16 @@ from lm_human_preferences.utils.logging import Logger, announce, log_in_summary,
 ROWS = 64  # responses in one forward pass
 
 
-def train(
-    phase: FitHead, plan: Plan, comm: Comm, write_settings: Callable[[str], None]
-) -> Prediction | None:
-    """Fit a head in a locked run directory; return its accuracy on held-out labels.
-
-    write_settings: see session.restore.
-    """
-    settings = phase.settings
+def train(run: session.Run, phase: FitHead) -> Prediction | None:
+    """Fit a head in a locked run directory; return its accuracy on held-out labels."""
+    settings, comm = phase.settings, run.comm
     initial_model = lm_tasks.initial_model(settings.task.policy.initial_model)
     precision.configure_for(initial_model.sizes().n_embd, settings.run.precision)
     set_seed(settings.run.seed, comm.rank)
     encoder = initial_model.encoding.get_encoder()
     policy_settings = lm_tasks.policy_settings(settings.task, encoder)
     reference = Policy(initial_model, scope='ref_policy', only_samples=True, **policy_settings)
-    if comm.rank == 0 and plan.policy is None:
-        session.show_start(plan, comm)
-    if comm.rank == 0:
-        session.record_start(phase, initial_model, comm.size, write_settings, settings.run.seed)
+    run.begin(phase, initial_model, settings.run.seed)
     labels = TrainingLabels(phase, comm)
     labels.go_on()
     labels.load(initial_model.encoding)

@@ -10,8 +10,10 @@ import torch
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.hparams.differences import NOT_DECIDED
 from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs.run_settings import OWN_REWARD
 from lm_human_preferences.utils import hyperparams, streams
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
@@ -44,14 +46,16 @@ def show_start(hparams: policy_options.Training, comm: Comm) -> None:
     show_settings(hparams, record)
 
 
-def show_settings(hparams: HParams, record: str | None) -> None:
+def show_settings(hparams: policy_options.Training, record: str | None) -> None:
     """Print the settings that differ from the defaults. record: the files with all settings."""
     groups: dict[str, list[str]] = {}
     unchanged = 0
+    is_trained_here = hparams.policy is not None and hparams.new_reward_model is not None
     for name, field, value in hyperparams.settings(hparams):
-        # A policy and its new reward model have the same task.
-        is_left_out = isinstance(value, HParams) or name.startswith(f'{NEW_MODEL}.task.')
-        if is_left_out or not field.metadata.get('lasting', True):
+        is_own = name == OWN_REWARD and is_trained_here
+        if isinstance(value, HParams) or name.startswith(NOT_DECIDED) or is_own:
+            continue
+        if not field.metadata.get('lasting', True):
             continue
         if hyperparams.is_of_another_command(name, field):
             continue

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import allocator, processors, products, threads
+from lm_human_preferences.machine import process, processors, products
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.utils.core import default_device
 
@@ -45,9 +45,9 @@ def configure_for(
     n_embd: int, precision: str, library: Library | None = None, *, deterministic: bool = True
 ) -> None:
     """Set this process up for a network of this width; library None: the fastest."""
-    threads.limit_alone()
+    process.limit_alone()
     # Threads synchronise after every operation, which takes microseconds in a tiny network.
-    if n_embd <= products.TINY_WIDTH and not threads.is_set_by_user():
+    if n_embd <= products.TINY_WIDTH and not process.threads_are_set():
         torch.set_num_threads(1)
     library = library or products.choose(n_embd)
     configure(precision, default_device(), library, deterministic=deterministic)
@@ -81,7 +81,7 @@ def configure(
             deterministic=deterministic,
         )
         return _kernels
-    allocator.keep_freed_memory()
+    process.keep_freed_memory()
     library = _select(library)
     few_rows = products.prepacked_rows(processors.this_processor(), library)
     _kernels = Kernels(

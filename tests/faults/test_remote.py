@@ -16,7 +16,7 @@ from launched import eventually
 from online_runs import WORDS as ONLINE
 
 import sample
-from lm_human_preferences import storage, train_policy
+from lm_human_preferences import session, storage, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.runs import run_dir, run_lock, run_record, uploads
@@ -386,7 +386,7 @@ def test_a_run_with_which_another_machine_goes_on_is_left_to_it(server, store, m
 
 def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
     begun = []
-    monkeypatch.setattr(train_policy.session, 'show_start', lambda *args: begun.append(args))
+    monkeypatch.setattr(session.Run, 'check_start', lambda *args: begun.append(args))
 
     def error(directory=STORE):
         _azure.access_token_manager._expirations.clear()

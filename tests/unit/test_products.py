@@ -9,10 +9,9 @@ from lm_human_preferences import session
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.language.adapters import shared
 from lm_human_preferences.language.gpt2.sizes import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import processors, products, threads
+from lm_human_preferences.machine import process, processors, products
 from lm_human_preferences.plan.making import reward_phase
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
@@ -203,7 +202,7 @@ def test_a_network_takes_a_thread_or_what_this_host_allows(
         monkeypatch.setenv('OMP_NUM_THREADS', given)
     monkeypatch.setattr(processors, 'cpu_quota', lambda: 3)
     monkeypatch.setattr(processors, 'core_of_each', lambda affinity: {})
-    monkeypatch.setattr(threads.os, 'sched_getaffinity', lambda process: set(range(16)))
+    monkeypatch.setattr(process.os, 'sched_getaffinity', lambda process: set(range(16)))
     counts = [before]
     monkeypatch.setattr(torch, 'get_num_threads', lambda: counts[-1])
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
@@ -230,5 +229,5 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     hparams.task.policy.initial_model = 'test'
     hparams.run.precision = 'bf16'
     hparams.run.deterministic = False
-    session.prepare(reward_phase(hparams), kept(), shared.Bases(), Comm())
+    session.Run(hparams, Comm(), None, '').prepare(reward_phase(hparams), kept())
     assert calls == [(768, 'bf16', 'onednn', {'deterministic': False})]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lm_human_preferences.machine import processors, threads
+from lm_human_preferences.machine import process, processors
 
 V1 = 'cpu/cpu.cfs_'  # as the files of version 1 of cgroups begin
 HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor in range(8)}
@@ -61,5 +61,5 @@ def test_hyperthreads_are_of_one_core(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
     monkeypatch.setattr(processors, 'cpu_quota', lambda: None)
-    threads.limit_threads([[0, 1], [4, 5]], 0)
+    process.limit_threads([[0, 1], [4, 5]], 0)
     assert counts == [1]  # two ranks share both cores

@@ -17,7 +17,7 @@ from lm_human_preferences.hparams.task_options import LoraHParams
 from lm_human_preferences.language.adapters import layers, record
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import allocator
+from lm_human_preferences.machine import process
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import model_sizes
 from lm_human_preferences.training.model_sizes import Sizes
@@ -112,7 +112,7 @@ class SharedBase(TrainedModel):
     def reduce(self) -> None:
         """Keep the linear layers in bfloat16."""
         layers.reduce(self._base)
-        allocator.release_freed_memory()  # half of the weights' bytes
+        process.release_freed_memory()  # half of the weights' bytes
 
 
 class Bases:

@@ -1,0 +1,56 @@
+"""This process: its CPU threads, the memory that the C library keeps, its hardware."""
+
+import ctypes
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from lm_human_preferences.machine import processors
+from lm_human_preferences.utils.core import default_device
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of malloc.h
+
+
+def limit_alone() -> None:
+    """Limit torch's threads to this process's processors, unless OMP_NUM_THREADS is set."""
+    limit_threads([os.sched_getaffinity(0)], local_rank=0)
+
+
+def limit_threads(affinities: Sequence[Collection[int]], local_rank: int) -> None:
+    """Limit torch's threads to this rank's share, unless OMP_NUM_THREADS is set."""
+    if not threads_are_set():
+        cores = processors.core_of_each(set().union(*affinities))
+        share = processors.thread_count(affinities, local_rank, cores, processors.cpu_quota())
+        torch.set_num_threads(min(share, torch.get_num_threads()))
+
+
+def threads_are_set() -> bool:
+    """Return whether the user has set the number of threads."""
+    return 'OMP_NUM_THREADS' in os.environ
+
+
+def keep_freed_memory() -> None:
+    """Keep up to 2 GB of freed memory in this process under glibc: faster than new pages."""
+    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def release_freed_memory() -> None:
+    """Give freed memory back to the system, between phases of different sizes (glibc)."""
+    malloc_trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def hardware() -> dict[str, Any]:
+    """Return processor, threads and GPU for a run's record; the GPU is None on a CPU."""
+    is_gpu = default_device().type == 'cuda'
+    return {
+        'processor': str(processors.this_processor()),
+        'threads': torch.get_num_threads(),
+        'gpu': torch.cuda.get_device_name() if is_gpu else None,
+    }
