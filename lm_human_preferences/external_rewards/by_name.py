@@ -29,8 +29,8 @@ def text_scorer(name: str, *, chat: bool, may_be_code: bool = False) -> TextScor
             '--rewards.class_name',
             f'{class_name}: {directory} is not a classifier of transformers, which has classes',
         )
-    if not storage.is_remote(name) and run_files.has_reward_function(name):
-        copy = os.path.join(name, run_files.FUNCTION)
+    copy = os.path.join(name, run_files.FUNCTION)
+    if not storage.is_remote(name) and os.path.exists(copy):
         raise UserError(
             f'{name} learned from a function, and code runs only where a command names it: give'
             f' FILE.py:FUNCTION in place of the run (it keeps a copy to read, {copy})'

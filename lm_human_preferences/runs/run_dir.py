@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -129,8 +128,7 @@ def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
     from lm_human_preferences.runs import uploads
 
     if not uploads.is_up_to_date(save_dir, directory) and fetch:
-        lock_file, _ = run_lock.acquire(directory)
-        with lock_file:
+        with run_lock.acquire(directory) as lock_file:
             uploads.fetch(save_dir, directory, run_files.written_by(run_files.COMMANDS))
             os.remove(lock_file.name)
     return directory
@@ -155,10 +153,7 @@ def _locked(hparams: Training, directory: str, ranks: int) -> Iterator[None]:
     is_new = not os.path.isdir(directory)
     with stop_signals.handled(stop_signals.interrupt, *stop_signals.TO_STOP):
         try:
-            lock_file, killed = run_lock.acquire(directory)
-            with lock_file:
-                if killed:
-                    print(f'note: {killed}, was writing {directory} and is gone', file=sys.stderr)
+            with run_lock.acquire(directory) as lock_file:
                 run_lock.name_holder(lock_file, ranks)
                 if not hparams.run.resume:
                     refuse_existing(hparams)
@@ -190,8 +185,8 @@ def resume_hint(hparams: Training) -> str:
         return 'Nothing is saved, because --save_dir is None.'
     if not has_begun(hparams):
         return 'Nothing is saved yet; the same command starts again.'
-    command, members = run_settings.resume_command(hparams), range(hparams.members)
-    networks = [REWARD.member_files(number) for number in members]
+    command = run_settings.resume_command(hparams)
+    networks = [REWARD.member_files(number) for number in range(hparams.members)]
     if hparams.command == POLICY.command:
         networks.append(POLICY)
     for files in reversed(networks):
@@ -200,10 +195,7 @@ def resume_hint(hparams: Training) -> str:
             step = names.step_of(saved[0])
             name = files.network.replace('_', ' ')
             return f'Step {step} of the {name} is saved; to go on from there: {command}'
-    finished = sum(run_files.has_reward_model(directory, number) for number in members)
-    if not finished:
-        return f'No step is saved yet; to start again with the same settings: {command}'
-    return f'{finished} of {len(members)} reward models are saved; to go on: {command}'
+    return f'No step is saved yet; to go on with the same settings: {command}'
 
 
 def ranks_of(directory: str | None) -> int | None:

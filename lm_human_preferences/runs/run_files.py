@@ -140,13 +140,3 @@ def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
 def is_of_answers(path: str) -> bool:
     """Return whether a file of a run has the answers of a labeller."""
     return re.search(f'/{LABELS}/{_ANSWERS}$', path) is not None
-
-
-def has_reward_model(directory: str, member: int = 0) -> bool:
-    """Return whether a run in a local directory has a finished reward model of this number."""
-    return os.path.exists(os.path.join(directory, REWARD.member_files(member).finished, names.LIST))
-
-
-def has_reward_function(directory: str) -> bool:
-    """Return whether the run in a local directory learns from a function of the user's."""
-    return os.path.exists(os.path.join(directory, FUNCTION))

@@ -14,8 +14,8 @@ _HOST = socket.gethostname()
 _MAX_LENGTH = 300  # most characters to read, as anybody may have made the file
 
 
-def acquire(directory: str) -> tuple[io.FileIO, str]:
-    """Make and lock a run directory; return (file to close, name of a killed holder or '')."""
+def acquire(directory: str) -> io.FileIO:
+    """Make and lock a run directory; return the file that holds the lock until it is closed."""
     path = os.path.join(directory, LOCK)
     with os_errors_as(f'--save_dir: {path} cannot be written'):
         os.makedirs(directory, exist_ok=True)
@@ -33,7 +33,7 @@ def acquire(directory: str) -> tuple[io.FileIO, str]:
             raise UserError(
                 f'{path}: {holder} is writing this run; if it has ended there, delete this file'
             )
-        return lock, holder
+        return lock
     except BaseException:  # Ctrl-C too: nobody else could close the file
         lock.close()
         raise
@@ -60,8 +60,7 @@ def name_holder(lock: io.FileIO, ranks: int) -> None:
 def check_free(directory: str) -> None:
     """Raise UserError if another process writes the run in `directory`."""
     if os.path.exists(os.path.join(directory, LOCK)):
-        lock, _ = acquire(directory)
-        lock.close()
+        acquire(directory).close()
 
 
 def is_held(directory: str) -> bool:
@@ -80,8 +79,7 @@ def release(directory: str, *, and_directory: bool) -> None:
         return
     # UserError: another job has the run. OSError: the directory is not empty.
     with contextlib.suppress(UserError, OSError):
-        lock, _ = acquire(directory)
-        with lock:
+        with acquire(directory):
             os.remove(path)
         if and_directory:
             os.rmdir(directory)

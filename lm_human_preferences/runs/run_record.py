@@ -267,7 +267,7 @@ def _commit() -> str | None:
     """Return the commit of this checkout, with -dirty if files differ from it; None if unknown."""
     if not (_ROOT / '.git').exists():
         return None
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         described = subprocess.check_output(
             ['git', 'describe', '--always', '--abbrev=40', '--exclude=*', '--dirty'],
             cwd=_ROOT,
@@ -276,6 +276,5 @@ def _commit() -> str | None:
             text=True,
             timeout=_GIT_SECONDS,
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return described.strip()
+        return described.strip()
+    return None

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import os
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
+from lm_human_preferences.datasets import jsonl
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.differences import decided
 from lm_human_preferences.hparams.policy_options import NEW_MODEL, Training
-from lm_human_preferences.runs import digests, reward_function, run_files, run_record
+from lm_human_preferences.runs import reward_function, run_files, run_record
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.streams import note
 
 AnyTraining = TypeVar('AnyTraining', bound=Training)
 INITIAL_MODEL = 'task.policy.initial_model'
-OWN_REWARD = 'rewards.trained_model'  # option with the place of a reward model that the run trains
+OWN_REWARD = 'rewards.trained_model'  # in a run that trains its reward model, its place
+_GIVEN_FILES = ('task.query_dataset', OWN_REWARD)  # options with files that a resumed run reads
+_OF_MODEL = ('.json', '.safetensors')  # endings of a model's files
 LENGTH = 'ppo.total_episodes'
 # These, and run.serve, may change when a run goes on, if the user names them; and the path of a
 # file that has the same content. tests/faults/test_resume_settings.py shows what each then does.
@@ -64,7 +68,7 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
                 of_reward[name.removeprefix(f'{NEW_MODEL}.')] = value
         settings[run_files.REWARD.command] = of_reward
         trainings[run_files.REWARD.command] = hparams.reward_training
-    about = {'experiment': experiment, 'ranks': ranks, 'digests': digests.of_files(_given(hparams))}
+    about = {'experiment': experiment, 'ranks': ranks, 'digests': _digests(hparams)}
     if hparams.policy is not None and hparams.policy.rewards.function is not None:
         code = reward_function.read(hparams.policy.rewards.function)
         about['digests'][reward_function.NAME] = code.digest
@@ -174,7 +178,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     hparams.keep_unknown_of(recorded)
     before, now = decided(recorded), decided(hparams)
     files = run_record.training(directory, hparams.command)['digests']
-    same = digests.of_files(_given(hparams))
+    same = _digests(hparams)
     for option in files.keys() & same.keys():
         if same[option] != files[option]:
             raise UserError(f'{now[option]} is not what it was when this run began: restore it')
@@ -227,12 +231,40 @@ def resume_command(hparams: Training) -> str:
     return shell.typed('./launch.py resume', *words)
 
 
-def _given(hparams: Training) -> dict[str, Any]:
-    """Return the settings of a run, without the path of a reward model that it trains itself."""
+def _digests(hparams: Training) -> dict[str, str]:
+    """Return {option: SHA-256} of local queries and a given classifier, which a resumed run reads.
+
+    Labels and a reward function are recorded where they are read, and the base of adapters beside
+    the adapters. Other weights are in the checkpoints.
+    """
     settings = decided(hparams)
     if hparams.policy is not None and hparams.new_reward_model is not None:
-        del settings[OWN_REWARD]
-    return settings
+        del settings[OWN_REWARD]  # the run trains it
+    found = {}
+    for option in _GIVEN_FILES:
+        path = settings.get(option)
+        if not isinstance(path, str) or not os.path.isabs(path):  # a name or a URL
+            continue
+        digest = hashlib.sha256()
+        files = list(_files_at(path))
+        for name in files:
+            with open(name, 'rb') as file:
+                digest.update(hashlib.file_digest(file, 'sha256').digest())
+        if files:
+            found[option] = digest.hexdigest()
+    return found
+
+
+def _files_at(path: str) -> Iterator[str]:
+    if os.path.isfile(path):
+        yield path
+        test_part = jsonl.file_of_test_part(path)
+        if test_part is not None:
+            yield test_part
+    elif os.path.exists(os.path.join(path, 'config.json')):
+        for name in sorted(os.listdir(path)):
+            if name.endswith(_OF_MODEL):
+                yield os.path.join(path, name)
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, Any]:

@@ -5,7 +5,6 @@ the staging directory does not know, another machine has gone on with the run.
 """
 
 import contextlib
-import hashlib
 import io
 import os
 import re
@@ -48,9 +47,8 @@ def fetch(url: str, directory: str, pattern: re.Pattern[str]) -> None:
     remote = [path for path in storage.listing(url) if pattern.fullmatch(path)]
     with_values = set()
     for path in filter(_is_list, remote):
-        stems = _listed(path, storage.read_text(storage.join(url, path)))
-        resumable = [stem for stem in stems if stem + names.RESUME in remote]
-        with_values.update(stems[-1:], resumable[-1:])
+        # The last one cannot be resumed if an error in the middle of a step has saved it.
+        with_values.update(_listed(path, storage.read_text(storage.join(url, path)))[-2:])
     wanted = []
     for path in remote:
         if not path.endswith(names.DATA) or _stem(path) in with_values:
@@ -73,45 +71,40 @@ def sync(url: str, directory: str, pattern: re.Pattern[str], known: Set[str]) ->
     _check_not_taken_over(url, directory, known)
     remote = storage.listing(url)
     lists = {}
-    kept = set()
+    listed = set()
     for path in filter(_is_list, local_files(directory, pattern)):
         lists[path] = Path(directory, path).read_bytes()
-        kept.update(_listed(path, lists[path].decode()))
+        listed.update(_listed(path, lists[path].decode()))
     # After the lists, as a checkpoint may be saved or deleted at any moment.
     files = []
     for path in local_files(directory, pattern):
-        if not _is_list(path) and _stem(path) in (None, *kept):
+        if not _is_list(path) and _stem(path) in (None, *listed):
             files.append(path)
-    for stem in kept:
+    for stem in listed:
         for path in (stem + names.DATA, stem + names.INDEX):
             if path not in files and path not in remote:
                 raise FileNotFoundError(path)
 
-    changed = []
-    for path in files:
+    def differs(path: str) -> bool:
         local = os.path.join(directory, path)
-        if (os.path.getsize(local), storage.md5(local)) != remote.get(path):
-            changed.append(path)
+        return (os.path.getsize(local), storage.md5(local)) != remote.get(path)
+
+    changed = list(filter(differs, files))
     # A run that was resumed with other settings replaces checkpoints that the lists name.
     if any(_stem(path) is not None and path in remote for path in changed):
         for path in filter(_is_list, list(remote)):
             storage.remove(storage.join(url, path))
             del remote[path]
-    for path in sorted(changed, key=lambda path: _stem(path) is not None):
+    for path in sorted(changed, key=_order):
         with open(os.path.join(directory, path), 'rb') as file:
             storage.write(storage.join(url, path), file)
     _check_not_taken_over(url, directory, known)  # uploading may have taken long
-    for path, text in lists.items():
-        if (len(text), hashlib.md5(text, usedforsecurity=False).hexdigest()) != remote.get(path):
-            storage.write(storage.join(url, path), io.BytesIO(text))
-
-    gone = []
-    for path in remote:
-        is_kept = path in lists or path in files or _stem(path) in kept
-        if pattern.fullmatch(path) and not is_kept:
-            gone.append(path)
-    for path in sorted(gone, key=lambda path: not _is_list(path)):
-        storage.remove(storage.join(url, path))
+    for path in filter(differs, lists):
+        storage.write(storage.join(url, path), io.BytesIO(lists[path]))
+    kept = {*lists, *files}
+    for path in sorted(remote, key=_order, reverse=True):
+        if pattern.fullmatch(path) and path not in kept and _stem(path) not in listed:
+            storage.remove(storage.join(url, path))
 
 
 def _check_not_taken_over(url: str, directory: str, known: Set[str]) -> None:
@@ -122,6 +115,11 @@ def _check_not_taken_over(url: str, directory: str, known: Set[str]) -> None:
 def _is_list(path: str) -> bool:
     """Return whether a file is a list of checkpoints."""
     return os.path.basename(path) == names.LIST
+
+
+def _order(path: str) -> int:
+    """Return 0 for settings, 1 for files of checkpoints, 2 for lists: files of 0 come first."""
+    return 2 if _is_list(path) else int(_stem(path) is not None)
 
 
 def _stem(path: str) -> str | None:
@@ -145,49 +143,48 @@ class Uploader:
         self.pattern = pattern
         self.known = known
         self.error: Exception | None = None  # of the last try; None when all was uploaded
-        self.deadline = 0.0  # time.monotonic() at which tries after `close` end
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
     def _work(self) -> None:
-        while not isinstance(self.error, TakenOver):
-            is_closing = self.closing.wait(SYNC_SECONDS)
+        while not (self.closing.wait(SYNC_SECONDS) or isinstance(self.error, TakenOver)):
             self._try_to_sync()
-            if is_closing:
-                if self.error is None or time.monotonic() > self.deadline:
-                    return
-                time.sleep(SYNC_SECONDS)
 
     def _try_to_sync(self) -> None:
         """Upload; print the first of several errors, but for a file that was deleted meanwhile."""
+        before, self.error = self.error, None
         try:
             sync(self.url, self.directory, self.pattern, self.known)
-            self.error = None
+        except FileNotFoundError as e:
+            self.error = e
         except (UserError, OSError) as e:
-            was_told = not isinstance(self.error, FileNotFoundError | None)
             self.error = e
             if isinstance(e, TakenOver):
                 announce(f'WARNING: uploads end: {e}')
-            elif not (was_told or isinstance(e, FileNotFoundError)):
+            elif before is None or isinstance(before, FileNotFoundError):
                 announce(f'WARNING: uploads are delayed, and tried again: {e}')
 
     def close(self, timeout: float) -> None:
         """Upload the rest; UserError if it cannot be done within `timeout` seconds of tries."""
-        self.deadline = time.monotonic() + timeout
         self.closing.set()
         self.thread.join()
+        deadline = time.monotonic() + timeout
         resume = shell.typed('./launch.py resume', self.url)
-        if isinstance(self.error, TakenOver):
-            raise UserError(
-                f'{self.error}; what this one has made is in {self.directory}: copy it before'
-                f' you type `{resume}`, which replaces it'
-            )
-        if self.error is not None:
-            raise UserError(
-                f'{self.url} is not complete: {self.error}; all of the run is in {self.directory},'
-                f' and `{resume}` here uploads the rest'
-            ) from self.error
+        while not isinstance(self.error, TakenOver):
+            self._try_to_sync()
+            if self.error is None:
+                return
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f'{self.url} is not complete: {self.error}; all of the run is in'
+                    f' {self.directory}, and `{resume}` here uploads the rest'
+                )
+            time.sleep(SYNC_SECONDS)
+        raise UserError(
+            f'{self.error}; what this one has made is in {self.directory}: copy it before you type'
+            f' `{resume}`, which replaces it'
+        )
 
 
 @contextlib.contextmanager

@@ -11,8 +11,13 @@ from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.plan.phases import TrainPolicy
 from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.runs import run_dir
-from lm_human_preferences.trainers.health import KL, HealthMonitor
-from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar, Table
+from lm_human_preferences.trainers.hooks import (
+    KL,
+    Checkpoints,
+    HealthMonitor,
+    ProgressBar,
+    Table,
+)
 from lm_human_preferences.trainers.policy_trainer import PPOTrainer
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import (

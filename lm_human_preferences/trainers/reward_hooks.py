@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.plan.phases import TrainReward
-from lm_human_preferences.trainers.health import HealthMonitor
-from lm_human_preferences.trainers.hooks import Checkpoints, ProgressBar, Table
+from lm_human_preferences.trainers.hooks import Checkpoints, HealthMonitor, ProgressBar, Table
 from lm_human_preferences.trainers.reward_trainer import RewardModelTrainer, mean_loss
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import announce

@@ -34,7 +34,7 @@ def test_while_a_training_starts(tmp_path):
         command = f'{REPOSITORY}/launch.py resume {directory}'
         hints += (  # or before the settings were complete
             f'is saved; to go on from there: {command}',
-            f'No step is saved yet; to start again with the same settings: {command}',
+            f'No step is saved yet; to go on with the same settings: {command}',
         )
     assert training.errors().endswith(hints)
 

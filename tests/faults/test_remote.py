@@ -357,8 +357,7 @@ def test_labels_that_are_collected(store, monkeypatch, tmp_path):
 
 def test_two_at_once_on_a_machine(store):
     """The second is refused."""
-    lock, _ = run_lock.acquire(staged())
-    with lock:
+    with run_lock.acquire(staged()):
         for words in (f'{DIRECT} 64', f'{DIRECT} 64 --overwrite'):
             assert 'a process is writing this run' in error_of(invoke(words)), words
 

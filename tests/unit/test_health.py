@@ -10,7 +10,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.trainers import policy_hooks
-from lm_human_preferences.trainers.health import HealthMonitor
+from lm_human_preferences.trainers.hooks import HealthMonitor
 from lm_human_preferences.utils import logging
 
 HEALTHY = {'ppo/loss/total': 0.3, 'objective/kl': 5.0, 'objective/score': 1.0}
