@@ -144,12 +144,7 @@ class Session:
 
     def _ask(self, question: Question) -> None:
         """Show a question until it is answered, skipped, or left for the one before."""
-        try:
-            tokens = self.folder.tokens(question)
-        except UserError as e:
-            click.echo(f'note: {e}; it is left out', err=True)
-            self.folder.damaged.add(question.id)
-            return
+        tokens = self.folder.tokens(question)
         order = self.labeller.order(question)
         self.pressed = []
         self._show(tokens, order)

@@ -124,7 +124,7 @@ class LabelType:
 
     def read(self, value: Any) -> Value | None:
         """Return the answer in a value of JSON; None if there is none."""
-        if type(value) is float and value.is_integer() and not self.is_numeric:
+        if type(value) is float and value.is_integer():
             value = int(value)  # tables write 0.0 where a column has gaps
         if not self.is_valid(value) or (self.is_numeric and abs(value) > LARGEST):
             return None

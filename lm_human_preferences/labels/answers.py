@@ -147,18 +147,15 @@ class AnswerLog:
         self.taken_back: set[str] = set()
         self.last_time = 0.0  # time of the last answer
 
-    def refresh(self) -> set[str]:
-        """Read what was added, and return the questions that it is about."""
-        found: set[str] = set()
+    def refresh(self) -> None:
+        """Read what was added."""
         for where, record in self.reader.new_records():
             if 'undo' in record:
-                answer = self._take_back(record['undo'], where)
+                self._take_back(record['undo'], where)
             else:
-                answer = self._add(record, where)
-            found.add(answer.question)
-        return found
+                self._add(record, where)
 
-    def _add(self, record: dict[str, Any], where: str) -> Answer:
+    def _add(self, record: dict[str, Any], where: str) -> None:
         try:
             answer = Answer.of_record(record, self.labeller, self.label_type)
         except (TypeError, ValueError) as e:
@@ -175,20 +172,17 @@ class AnswerLog:
         self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)
         self.last_time = max(self.last_time, answer.time)
-        return answer
 
-    def _take_back(self, uuid: Any, where: str) -> Answer:
-        if not isinstance(uuid, str) or uuid not in self.uuids:
+    def _take_back(self, uuid: Any, where: str) -> None:
+        answer = self.uuids.get(uuid) if isinstance(uuid, str) else None
+        if answer is None or uuid in self.taken_back:
             raise UserError(
                 f'{where} takes back the answer {printable(str(uuid)):.80}, which is not there'
             )
-        answer = self.uuids[uuid]
-        if uuid not in self.taken_back:
-            self.taken_back.add(uuid)
-            self.by_question[answer.question].remove(answer)
-            if not self.by_question[answer.question]:
-                del self.by_question[answer.question]
-        return answer
+        self.taken_back.add(answer.uuid)
+        self.by_question[answer.question].remove(answer)
+        if not self.by_question[answer.question]:
+            del self.by_question[answer.question]
 
     def last(self) -> Answer | None:
         """Return the last answer that has not been taken back."""

@@ -97,7 +97,6 @@ class LabelFolder:
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
         self._givers: dict[str, str] = {}  # see AnswerLog
-        self.damaged: set[str] = set()  # questions that are not asked
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
@@ -107,7 +106,6 @@ class LabelFolder:
 
     def refresh(self) -> None:
         """Read what was added; UserError for what cannot be read."""
-        answered: dict[str, str] = {}  # question: file
         # Answers first: then each question that they are about has been written before.
         for file in files_of(os.path.join(self.path, ANSWERS)):
             name, lines = file.stem, self.lines
@@ -116,16 +114,16 @@ class LabelFolder:
             if name not in self.logs:
                 most_lines = None if lines is None else lines[name]
                 self.logs[name] = AnswerLog(str(file), self.label_type, self._givers, most_lines)
-            answered |= dict.fromkeys(self.logs[name].refresh(), str(file))
+            self.logs[name].refresh()
         self.logs = dict(sorted(self.logs.items()))
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where(), self.label_type)
             self.questions[question.id] = question
-        for question, path in answered.items():
-            if question not in self.questions:
+        for log in self.logs.values():
+            for unknown in log.by_question.keys() - self.questions.keys():
                 raise UserError(
-                    f'{path} answers the question {printable(question):.80}, which is not in'
-                    f' {self._reader.path}'
+                    f'{log.reader.path} answers the question {printable(unknown):.80}, which is not'
+                    f' in {self._reader.path}'
                 )
 
     def tokens(self, question: Question) -> dict[str, list[int]]:
@@ -160,8 +158,6 @@ class LabelFolder:
 
     def is_open_for(self, question: Question, labeller: str) -> bool:
         """Return whether a labeller should be asked a question."""
-        if question.id in self.damaged:
-            return False
         answers = self.answers_to(question)
         if any(answer.labeller == labeller for answer in answers):
             return False

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
@@ -85,12 +84,10 @@ class Writer:
                 storage.sync_directory(os.path.dirname(path))
 
     def _drop_torn_line(self) -> None:
-        size = os.fstat(self.file.fileno()).st_size
-        if size == 0:
-            return
-        with mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            end = content.rfind(b'\n') + 1
-        if end < size:
+        self.file.seek(0)
+        content = self.file.read()
+        end = content.rfind(b'\n') + 1
+        if end < len(content):
             self.file.truncate(end)
             os.fsync(self.file.fileno())
 

@@ -30,21 +30,15 @@ def read_task(path: str) -> dict[str, Any]:
     task = storage.read_json(file)
     if not matches_schema(task, SCHEMA):
         raise UserError(f'{file} is damaged, or of another version of this program')
-    label_type = label_types.find(task['label_type'])
+    name, scale = task['label_type'], task.get(SCALE)
+    label_type = label_types.find(name)
     if label_type is None or label_type.control.choices < 2:
-        raise UserError(f'{file} is damaged: unknown label type {task["label_type"]!r:.80}')
-    ties, scale = task.get(TIES, False), task.get(SCALE, label_type.scale)
-    if type(ties) is not bool or (ties and not label_type.can_tie):
-        raise UserError(f'{file} is damaged: {task["label_type"]} cannot have ties {ties!r:.80}')
-    if scale != label_type.scale and not _is_scale(scale, label_type):
-        raise UserError(f'{file} is damaged: {task["label_type"]} cannot have scale {scale!r:.80}')
+        raise UserError(f'{file} is damaged: unknown label type {name!r:.80}')
+    if scale is not None:
+        is_pair = label_type.scale is not None and matches_schema(scale, (int, int))
+        if not is_pair or tuple(scale) != label_type.scale_of(scale):
+            raise UserError(f'{file} is damaged: {name} cannot have scale {scale!r:.80}')
     return task
-
-
-def _is_scale(value: Any, label_type: LabelType) -> bool:
-    if label_type.scale is None or not matches_schema(value, (int, int)):
-        return False
-    return tuple(value) == label_type.scale_of(value)
 
 
 def new_task(
@@ -72,7 +66,7 @@ def new_task(
 def label_type_of(task: Mapping[str, Any]) -> LabelType:
     """Return the label type of a folder. task: content of its task.json."""
     label_type = label_types.get(task['label_type'])
-    if SCALE in task:
+    if task.get(SCALE) is not None:
         label_type.set_scale(*task[SCALE])
     return label_type.allow_ties() if task.get(TIES) else label_type
 

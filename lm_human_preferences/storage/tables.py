@@ -23,12 +23,17 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
     that is not as wide as the header.
     """
     text = read_text(path)
+    first = re.match('sep=([,;\t|])\n', text)  # Excel writes it so, and reads it
+    lines = io.StringIO(text)
+    lines.seek(first.end() if first else 0)
+    begin = 2 if first else 1
     csv.field_size_limit(sys.maxsize)
     found: list[tuple[str, dict[str, str]]] = []
     names: list[str] = []
-    where = f'{path}, line 1'
+    where = f'{path}, line {begin}'
     try:
-        reader = csv.reader(io.StringIO(text), delimiter=_delimiter(text), strict=True)
+        delimiter = first[1] if first else _delimiter(text)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         for row in reader:
             if not names:
                 names = [name.strip() for name in row]
@@ -41,7 +46,7 @@ def read_table(path: str) -> list[tuple[str, dict[str, str]]]:
                         ' a comma, semicolon or line break in them into quotes'
                     )
                 found.append((where, dict(zip(names, row))))
-            where = f'{path}, line {reader.line_num + 1}'
+            where = f'{path}, line {reader.line_num + begin}'
     except csv.Error as e:
         raise StorageError(
             f'{where} is not a row of a table: {e}; does a quotation mark have no end?'

@@ -11,7 +11,7 @@ from full_disks import largest_file
 from label_folders import HEADER, TASK, make_folder, questions
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels import answers, json_lines
+from lm_human_preferences.labels import answers
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller, Refused
 from lm_human_preferences.online import run_labels
@@ -264,15 +264,13 @@ def test_the_last_of_several_imported_answers_counts(tmp_path):
         assert labeller.next_question() == question
 
 
-def test_undo_goes_back_one_by_one_and_asks_again(tmp_path):
-    make_folder(tmp_path / 'f', 3)
-    path = str(tmp_path / 'f')
-    with Labeller(LabelFolder(path), 'anna') as labeller:
+def test_undo_goes_back_one_by_one_and_asks_again(path):
+    with Labeller(make_folder(path, 3), 'anna') as labeller:
         asked = [labeller.next_question()]
         labeller.answer(asked[0], 0, 1)
         asked.append(labeller.next_question())
         labeller.answer(asked[1], None, 1, reason='cannot tell')
-    with Labeller(LabelFolder(path), 'anna') as labeller:  # on another day
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:  # on another day
         assert labeller.undo().question == asked[1].id
         assert labeller.next_question() == asked[1]
         assert labeller.undo().question == asked[0].id
@@ -351,18 +349,17 @@ def test_names_that_are_no_names(path):
 def test_what_is_no_folder(tmp_path):
     with pytest.raises(UserError, match='is not a folder of labels, which is local'):
         LabelFolder(str(tmp_path))
-    for text in ('[]', '{"format": 2}', '{"format": 1}', '{"format": 1, "label_type": 4}'):
-        (tmp_path / 'task.json').write_text(text)
-        with pytest.raises(UserError, match=r'task.json'):
+    for change, told in (
+        ({'format': 2}, 'or of another version'),
+        ({'task': {'query_length': '3', 'response_length': 4}}, 'or of another version'),
+        ({'label_type': 'best_of_1'}, "unknown label type 'best_of_1'"),
+        ({'label_type': 'scalar_rating', 'scale': [4, 0]}, 'cannot have scale'),
+        ({'label_type': 'scalar_rating', 'scale': [0, 'x']}, 'cannot have scale'),
+        ({'scale': [0, 4]}, 'best_of_4 cannot have scale'),
+    ):
+        (tmp_path / 'task.json').write_text(json.dumps({'format': 1, **TASK, **change}))
+        with pytest.raises(UserError, match=f'task.json is damaged.* {told}'):
             LabelFolder(str(tmp_path))
-    for name in ('best_of_1', 'worst_of_4'):
-        (tmp_path / 'task.json').write_text(json.dumps({'format': 1, **TASK, 'label_type': name}))
-        with pytest.raises(UserError, match=f"unknown label type '{name}'"):
-            LabelFolder(str(tmp_path))
-    damaged = {'format': 1, **TASK, 'task': {'query_length': '3', 'response_length': 4}}
-    (tmp_path / 'task.json').write_text(json.dumps(damaged))
-    with pytest.raises(UserError, match=r'task.json is damaged, or of another version'):
-        LabelFolder(str(tmp_path))
 
 
 GOOD = {'answer': 'u', 'best': 1, 'order': [0, 1, 2, 3], 'seconds': 1, 'time': 1}
@@ -373,7 +370,6 @@ GOOD = {'answer': 'u', 'best': 1, 'order': [0, 1, 2, 3], 'seconds': 1, 'time': 1
     [
         ({'best': 4}, 'best must be a whole number from 0 to 3, not 4'),
         ({'best': None}, 'best or skip is missing'),
-        ({'order': [0, 1, 2]}, 'another field is not of its kind'),
         ({'seconds': 10**400}, 'another field is not of its kind'),
         ({'simulated': 'no'}, 'another field is not of its kind'),
         ({'undo': 'x'}, 'takes back the answer x, which is not there'),
@@ -389,7 +385,7 @@ def test_damaged_answers_are_named_by_file_and_line(path, change, message):
     assert 'anna.jsonl' in str(error.value)
 
 
-@pytest.mark.parametrize('text', ['nonsense', '[1]', '{"answer": "u"}', '{' * 100_000])
+@pytest.mark.parametrize('text', ['nonsense', '[1]'])
 def test_lines_that_are_no_answers(tmp_path, text):
     make_folder(tmp_path / 'f', 1)
     (tmp_path / 'f/answers/anna.jsonl').write_text(text + '\n')
@@ -405,7 +401,6 @@ def test_lines_that_are_no_answers(tmp_path, text):
     'header, message',
     [
         ({'gold': 'x'}, 'gold must be a whole number from 0 to 3'),
-        ({'policies': ['initial']}, 'a field is missing, or not of its kind'),
         ({'weights': ['abc']}, 'a field is missing, or not of its kind'),
     ],
 )
@@ -423,12 +418,3 @@ def test_a_link_is_not_written_through(tmp_path):
         assert not (tmp_path / 'elsewhere').exists()
         (tmp_path / 'f/answers/anna.jsonl').unlink(missing_ok=True)
         (tmp_path / 'f/answers/anna.jsonl').symlink_to('anna.jsonl')
-
-
-def test_torn_lines_longer_than_a_block_are_found(tmp_path):
-    path = tmp_path / 'lines'
-    for whole in (b'', b'{"a": 1}\n'):
-        path.write_bytes(whole + b'x' * 200_000)
-        writer = json_lines.Writer(str(path), 'in use')
-        writer.close()
-        assert path.read_bytes() == whole

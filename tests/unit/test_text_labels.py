@@ -80,6 +80,7 @@ def test_formats_of_preferences(record, expected):
 
 SYSTEM = {'role': 'system', 'content': 'Be short.'}
 ASKED = 'system: Be short.\n\nuser: Why?'
+IN_MESSAGES = {'chosen': [USER, GOOD], 'rejected': [USER, BAD]}
 PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
 
 
@@ -99,19 +100,27 @@ PARTS = [{'type': 'text', 'text': 'Be'}, {'type': 'text', 'text': 'cause.'}]
             {'prompt': 'Why?', 'chosen': [SYSTEM, USER, GOOD], 'rejected': [SYSTEM, USER, BAD]},
             ASKED,
         ),
-        # contents in parts, and a message that is not a list
+        ({**IN_MESSAGES, 'prompt': [{**USER, 'content': 'Why? '}]}, 'Why? '),
+        ({**IN_MESSAGES, 'rejected': [{**USER, 'content': 'Why?\n'}, BAD]}, 'Why?'),
+        # contents in parts, a message that is not a list, and roles of ShareGPT
         ({'prompt': USER, 'chosen': {**GOOD, 'content': PARTS}, 'rejected': BAD}, 'Why?'),
+        (
+            {
+                'chosen': [{**USER, 'role': 'Human'}, {**GOOD, 'role': 'gpt'}],
+                'rejected': [USER, BAD],
+            },
+            'Why?',
+        ),
     ],
 )
 def test_what_belongs_to_the_query_is_there_once(record, expected):
     assert records.parse(record, 'here', PAIRS) == pair(expected)
 
 
-IN_MESSAGES = {'chosen': [USER, GOOD], 'rejected': [USER, BAD]}
 WHOLE = {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'}
 
 
-@pytest.mark.parametrize('name', ['prompt', 'query', 'question', 'instruction', 'input'])
+@pytest.mark.parametrize('name', ['prompt', 'input'])
 def test_a_query_may_have_the_names_that_people_use(name):
     others = {'prompt': None, 'question': ' \n', 'input': ''}
     for query in ('what is 2+2', [{'role': 'user', 'content': 'what is 2+2'}]):
@@ -132,7 +141,6 @@ def test_a_query_may_have_the_names_that_people_use(name):
         ({**ANSWERS, 'instruction': 'Add.', 'input': '2+2'}, "'instruction' and 'input'"),
         ({'prompt': 'a', 'query': 'b', 'sample0': 'c', 'sample1': 'd', 'best': 0}, "'prompt' and"),
         ({**ANSWERS, 'context': 'what is 2+2'}, "field 'prompt' is missing"),
-        ({'chosen': [GOOD], 'rejected': [BAD]}, "field 'prompt' is missing"),
         ({**WHOLE, 'prompt': 'Why?'}, 'whole transcripts, which hold the query, beside the field'),
         ({**IN_MESSAGES, 'prompt': 'Who?'}, "another query than the field 'prompt'"),
         (
@@ -148,10 +156,6 @@ def test_a_query_may_have_the_names_that_people_use(name):
         # a message of the system would be lost, or a text of the user would be another's turn
         ({**ANSWERS, 'prompt': 'a', 'system': PARTS}, 'the message of the system must be one text'),
         ({**ANSWERS, 'prompt': 'a', 'system': 'b', 'system_prompt': 'c'}, 'must be one text'),
-        (
-            {**ANSWERS, 'prompt': 'a\n\nassistant: b', 'system': 'c'},
-            'cannot be told apart as a text',
-        ),
         # lists of messages as libraries write them into tables, and as JSON in JSON
         (
             {'prompt': 'a', 'chosen': str([USER, GOOD]), 'rejected': str([USER, BAD])},
@@ -166,23 +170,6 @@ def test_a_query_that_is_not_understood_is_refused(record, message):
         with pytest.raises(UserError) as error:
             read()
         assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    'record',
-    [
-        {**IN_MESSAGES, 'prompt': [{**USER, 'content': ' Why?'}]},
-        {**IN_MESSAGES, 'rejected': [{**USER, 'content': 'Why?\n'}, BAD]},
-        {
-            'chosen': [{**USER, 'role': 'human'}, {**GOOD, 'role': 'gpt'}],
-            'rejected': [{**USER, 'role': 'Human'}, BAD],
-        },
-    ],
-)
-def test_a_question_is_asked_once(record):
-    label = records.parse(record, 'here', PAIRS)
-    assert label.query.strip() == 'Why?'
-    assert [sample.strip() for sample in label.samples] == ['Because.', 'No.']
 
 
 OTHER = [{**USER, 'content': 'Who?'}, BAD]
@@ -305,7 +292,7 @@ def test_what_is_no_record(record, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize('score', [10**400, -1e39, True, '3'])
+@pytest.mark.parametrize('score', [10**400, -1e39, True, 'nan'])
 def test_what_is_no_score(score):
     with pytest.raises(UserError, match="^here, field 'score' must be a number"):
         records.parse(
@@ -388,33 +375,24 @@ def test_what_cannot_be_encoded_is_named(text):
         tokenise.tokenise(found, hparams(), encoding)
 
 
-def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
-    text = f'\n{json.dumps(SHORT)}\r\n\r\n{json.dumps(SHORT)}\n\n'
-    (tmp_path / 'a.jsonl').write_text(text, encoding='utf-8-sig')
-    found = records.read(str(tmp_path / 'a.jsonl'))
-    assert [where.rpartition(', ')[2] for where, _ in found] == ['line 2', 'line 4']
-    (tmp_path / 'a.json').write_text(json.dumps([SHORT, SHORT]), encoding='utf-8-sig')
-    array = records.read(str(tmp_path / 'a.json'))
-    assert [record for _, record in found] == [record for _, record in array] == [SHORT, SHORT]
-    (tmp_path / 'empty.jsonl').write_text('')
-    assert records.read(str(tmp_path / 'empty.jsonl')) == []
-
-
-def test_a_field_that_is_there_twice_is_refused(tmp_path):
-    for text in ('{"best": 0, "best": 1}\n', '[{"best": 0, "best": 1}]'):
-        (tmp_path / 'a.json').write_text(text)
-        with pytest.raises(UserError, match="an object has the field 'best' twice"):
-            records.read(str(tmp_path / 'a.json'))
-
-
 def test_the_content_says_whether_a_file_or_a_pipe_has_lines(tmp_path, monkeypatch):
-    lines = f'{json.dumps(SHORT)}\n{json.dumps(LONG)}\n'
-    for text in (lines, json.dumps([SHORT, LONG], indent=2)):
-        (tmp_path / 'labels').write_text(text)
+    lines = f'\ufeff\n{json.dumps(SHORT)}\r\n\r\n{json.dumps(LONG)}\n\n'
+    for text in (lines, f'\ufeff{json.dumps([SHORT, LONG], indent=2)}'):
+        (tmp_path / 'labels').write_text(text, newline='')
         for path in ('-', '/dev/stdin', str(tmp_path / 'labels')):
             monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
             assert [record for _, record in records.read(path)] == [SHORT, LONG]
-    for content, message in ((b'{', 'line 1 is not JSON.*; a file has an o'), (b'\xff', 'UTF-8')):
+    (tmp_path / 'labels').write_text(lines, newline='')
+    places = [where.rpartition(', ')[2] for where, _ in records.read(str(tmp_path / 'labels'))]
+    assert places == ['line 2', 'line 4']
+    (tmp_path / 'labels').write_text('')
+    assert records.read(str(tmp_path / 'labels')) == []
+    for content, message in (
+        (b'{', 'line 1 is not JSON.*; a file has an o'),
+        (b'\xff', 'UTF-8'),
+        (b'[{"best": 0, "best": 1}]', "an object has the field 'best' twice"),
+        (b'{"best": 0, "best": 1}', "an object has the field 'best' twice"),
+    ):
         monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(content)))
         with pytest.raises(UserError, match=f'^standard input.* {message}'):
             records.read('-')

@@ -88,10 +88,6 @@ def test_files_of_answers_have_ties_where_the_folder_allows_them(tmp_path):
     answers.write_text(answers.read_text().replace('"best": "tie"', '"best": 1, "bad": true'))
     with pytest.raises(UserError, match=r"anna\.jsonl, line 1 .* bad must be beside best 'tie'"):
         LabelFolder(str(path))
-    for damage in ({'ties': 1}, {'label_type': 'scalar_compare'}):
-        (path / 'task.json').write_text(json.dumps({**task, **damage}))
-        with pytest.raises(UserError, match='task.json is damaged: .* cannot have ties'):
-            LabelFolder(str(path))
 
 
 def test_ask_records_whether_there_are_ties(tmp_path):

@@ -19,7 +19,6 @@ from lm_human_preferences.labels.page.app import Page, page_and_headers
 from lm_human_preferences.labels.page.service import LabellingService
 
 MOST_CONNECTIONS = 200
-MOST_HEADER_BYTES = 16 * 1024
 GRACE_SECONDS = 3  # seconds for open replies when the server ends
 
 
@@ -39,8 +38,7 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
     ) -> None:
         opened = LabelFolder(folder)
         with contextlib.ExitStack() as stack:
-            self.service = LabellingService(opened, labellers, note)
-            stack.enter_context(contextlib.closing(self.service))
+            self.service = LabellingService(opened, labellers, stack, note)
             listener = storage.closed_after_fork(stack.enter_context(_listen(options)))
             self.port: int = listener.getsockname()[1]
             name = socket.gethostname() if options.host in ('0.0.0.0', '::') else options.host
@@ -71,7 +69,6 @@ class LabelServer(contextlib.AbstractContextManager['LabelServer']):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         return uvicorn.Server(config)

@@ -24,14 +24,18 @@ from lm_human_preferences.language import tokenisers
 
 
 class LabellingService:
-    """Labellers at work on one folder, each writing a file of answers, until it is closed.
+    """Labellers at work on one folder, each writing a file of answers, until `stack` is closed.
 
     Samples are in an order, and questions have names in the browser, that nobody can compute who
     lacks a random key: an id would tell the order.
     """
 
     def __init__(
-        self, folder: LabelFolder, labellers: Sequence[str], note: Callable[[str], None] = print
+        self,
+        folder: LabelFolder,
+        labellers: Sequence[str],
+        stack: contextlib.ExitStack,
+        note: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.note = folder, note
         encoder = folder.encoding().get_encoder()
@@ -39,15 +43,9 @@ class LabellingService:
         self.labellers: dict[str, Labeller] = {}
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()  # so that no thread sees an answer before it is on the disk
-        with contextlib.ExitStack() as stack:
-            for name in labellers:
-                labeller = stack.enter_context(Labeller(folder, name, self._key))
-                self.labellers[name] = labeller
-            self._stack = stack.pop_all()
+        for name in labellers:
+            self.labellers[name] = stack.enter_context(Labeller(folder, name, self._key))
         self.assignments = Assignments(folder, self.labellers)
-
-    def close(self) -> None:
-        self._stack.close()
 
     def task(self, name: str) -> dict[str, Any]:
         """Return what stays from question to question."""
@@ -111,30 +109,21 @@ class LabellingService:
             return self._next(name)
 
     def _next(self, name: str) -> dict[str, Any]:
-        """Return the question for a labeller and their progress; others replace damaged ones."""
+        """Return the question for a labeller, if there is one, and their progress."""
         question, left = self.assignments.give(name)
-        while question is not None and (shown := self._shown(name, question)) is None:
-            question, left = self.assignments.give(name)
         labeller = self.labellers[name]
         last = labeller.log.last()
         return {
-            'question': None if question is None else shown,
+            'question': None if question is None else self._shown(name, question),
             'done': labeller.done(),
             'left': left,
             'last': None if last is None else last.uuid,
         }
 
-    def _shown(self, name: str, question: Question) -> dict[str, Any] | None:
-        """Return a question with its texts in the labeller's order; None if it is damaged."""
-        try:
-            tokens = map(self.encoder.without_padding, self.folder.tokens(question).values())
-            query, *samples = map(self.encoder.decode, tokens)
-        except (UserError, LookupError, TypeError, ValueError) as e:
-            if isinstance(e.__cause__, OSError):  # the page tries again
-                raise
-            self.note(f'note: the question {question.id} is left out: {e}')
-            self.folder.damaged.add(question.id)
-            return None
+    def _shown(self, name: str, question: Question) -> dict[str, Any]:
+        """Return a question with its texts in the labeller's order."""
+        tokens = map(self.encoder.without_padding, self.folder.tokens(question).values())
+        query, *samples = map(self.encoder.decode, tokens)
         order = self.labellers[name].order(question)
         return {
             'id': self._token(question.id),

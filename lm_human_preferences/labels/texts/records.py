@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lm_human_preferences import label_types, storage
+from lm_human_preferences import storage
 from lm_human_preferences.datasets import fields
 from lm_human_preferences.datasets.fields import QUERIES, SYSTEMS, after_system, text_field
 from lm_human_preferences.errors import UserError
@@ -55,10 +55,9 @@ def read(path: str) -> list[tuple[str, Any]]:
     if path not in STANDARD_INPUT:
         return read_file(path)
     try:
-        text = sys.stdin.buffer.read().decode('utf-8-sig')
+        return _parse_text(sys.stdin.buffer.read().decode('utf-8-sig'), 'standard input')
     except UnicodeDecodeError as e:
         raise UserError(f'standard input is not UTF-8 text: {e.reason}') from e
-    return _parse_text(text, 'standard input')
 
 
 def read_file(path: str) -> list[tuple[str, Any]]:
@@ -66,7 +65,7 @@ def read_file(path: str) -> list[tuple[str, Any]]:
     if path.lower().endswith('.parquet'):
         raise UserError(f'{path} is a .parquet file, which is not read; to convert it: {CONVERT}')
     if storage.is_table(path):
-        return [(where, _with_numbers(row)) for where, row in storage.read_table(path)]
+        return [*storage.read_table(path)]
     return _parse_text(storage.read_text(path), path)
 
 
@@ -78,16 +77,6 @@ def _parse_text(text: str, name: str) -> list[tuple[str, Any]]:
         return storage.parse_json_lines(text, name)
     except storage.StorageError as e:
         raise UserError(f'{e}; a file has an object a line, or one array of objects') from e
-
-
-def _with_numbers(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return a row of a table with its answer as a number; all its cells are texts."""
-    record: dict[str, Any] = dict(row)
-    for field in {each.field for each in label_types.TYPES.values()} & row.keys():
-        with contextlib.suppress(ValueError):
-            number = float(row[field])
-            record[field] = int(number) if number.is_integer() else number
-    return record
 
 
 def is_text(record: Any) -> bool:
@@ -149,7 +138,7 @@ def _parse_label(
     field = label_type.field
     given = record.get(field)
     is_given = field in record and given != ''  # an empty cell of a table is none
-    answer = label_type.read(_number_of_letter(given) if field == 'best' else given)
+    answer = label_type.read(_as_number(given, field == 'best'))
     if not is_given and needs_answer:
         raise UserError(f'{where}, field {field!r} is missing: it is the answer')
     if is_given and answer is None:
@@ -157,14 +146,18 @@ def _parse_label(
         raise UserError(
             f'{where}, field {field!r} must be {label_type.expected}, not {given!r:.80}{fix}'
         )
-    is_bad = answer == TIE and record.get(BAD) is True
+    is_bad = answer == TIE and str(record.get(BAD)).lower() == 'true'  # also of a table
     return TextLabel(query, samples, answer, is_bad=is_bad, **_given(record, where))
 
 
-def _number_of_letter(given: Any) -> Any:
-    """Return the number of a sample for its letter, A for the first; other values as they are."""
-    is_letter = isinstance(given, str) and re.fullmatch('[A-Za-z]', given.strip())
-    return ord(given.strip().upper()) - ord('A') if is_letter else given
+def _as_number(given: Any, may_be_letter: bool) -> Any:
+    """Return the number in a text, as all cells of tables are; A is 0; other values as they are."""
+    if isinstance(given, str) and may_be_letter and re.fullmatch('[A-Za-z]', given.strip()):
+        return ord(given.strip().upper()) - ord('A')
+    with contextlib.suppress(ValueError):
+        if isinstance(given, str):
+            return float(given)
+    return given
 
 
 def _given(record: Mapping[str, Any], where: str) -> dict[str, Any]:
