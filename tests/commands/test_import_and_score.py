@@ -250,7 +250,6 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     def error(more):
         return error_of(invoke(f'labels {tmp_path}/f {more}'))
 
-    assert 'neither it nor its reward_model/' in error(f'--reward {tmp_path}')
     assert error(f'--reward {tmp_path}#good').startswith(f'--reward good: {tmp_path} is no')
     make_folder(tmp_path / 'letters', 2)
     words = f'labels {tmp_path}/letters --reward {reward_model[0]}'

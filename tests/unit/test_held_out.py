@@ -211,16 +211,12 @@ def test_predictions_do_not_depend_on_ranks_and_batches(size):
     }
     for count, accuracy in ((4, 3 / 4), (1, 1.0)):
         some = {field: values[:count] for field, values in labels.items()}
-        for prediction in on_ranks(
+        for found in on_ranks(
             size, lambda comm, some=some: predict(rewards_are_first_tokens, some, PAIRS, 2, comm)
         ):
-            assert prediction is not None
-            assert (prediction.labels, prediction.accuracy, prediction.chance) == (
-                count,
-                accuracy,
-                1 / 2,
-            )
-            assert prediction.queries == min(count, 3)  # the second and the last are connected
+            assert found is not None
+            assert (found.labels, found.accuracy, found.chance) == (count, accuracy, 1 / 2)
+            assert found.queries == min(count, 3)  # the second and the last are connected
     twice = {field: torch.cat([values, values]) for field, values in labels.items()}
     prediction = predict(rewards_are_first_tokens, twice, PAIRS, 2, Comm())
     assert prediction is not None and (prediction.labels, prediction.queries) == (8, 3)
@@ -242,11 +238,14 @@ def test_among_equal_rewards_each_answer_is_as_right(name, rewards, answers, rig
     assert found.tolist() == pytest.approx(right)
 
 
+NO_CORRELATION = 'no correlation with 12 labels: rewards or labels are all the same'
+
+
 @pytest.mark.parametrize(
     'slope, scores, told',
     [
-        (1e-8, range(12), 'no correlation with 12 labels: rewards or labels are all the same'),
-        (1.0, [3] * 12, 'no correlation with 12 labels: rewards or labels are all the same'),
+        (1e-8, range(12), NO_CORRELATION),
+        (1.0, [3] * 12, NO_CORRELATION),
         (1.0, range(12), 'correlation 1.000 with 12 labels'),
     ],
 )
@@ -286,15 +285,9 @@ def test_all_answers_to_one_question_are_together_in_the_interval():
     assert str(prediction).startswith(told) and str(prediction).endswith('; chance is 50.0 %')
 
 
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory):
-    directory = tmp_path_factory.mktemp('held_out')
-    result = succeed(f'{TRAINING} --save_dir {directory}')
-    return directory / 'run', result.stdout
-
-
-def test_a_training_logs_and_prints_its_accuracy(trained):
-    run, printed = trained
+def test_a_training_logs_and_prints_its_accuracy(tmp_path):
+    run = tmp_path / 'run'
+    printed = succeed(f'{TRAINING} --save_dir {tmp_path}').stdout
     (training_on,) = re.findall(r'Held out: \d+ of 160 labels; training on (\d+)', printed)
     steps = math.ceil(int(training_on) / 32)
     curve = events_of(run / 'tb/reward_model')['train_reward/held_out/accuracy']

@@ -73,10 +73,10 @@ BEST = 'must be a whole number from 0 to 1'
     'change, told',
     [
         ({'query': [0, 1]}, "label 1, field 'query' must be 3 tokens, not [0, 1]"),
+        ({'query': '[0, 1, 2]'}, 'label 1, field \'query\' must be 3 tokens, not "[0, 1, 2]"'),
         ({'sample0': [0, 1.5]}, "label 1, field 'sample0' must be 2 tokens, not [0, 1.5]"),
         ({'sample0': [0, 10**30]}, "field 'sample0' holds numbers out of range"),
         ({'sample0': [0, 28]}, f"label 1, field 'sample0' {IDS}, not 28"),
-        ({'query': [0, -1, 2]}, f"label 1, field 'query' {IDS}, not -1"),
         ({'query': [27, 27, 27]}, "label 1, field 'query' is padding only"),
         ({'best': 2}, f"label 1, field 'best' {BEST}, not 2"),
         ({'score': math.nan}, "label 1, field 'score' must be a number, not NaN"),
@@ -176,9 +176,3 @@ def test_generated_labels_like_small_token_ids(label_type):
     else:
         gain = (labels['sample0'] - labels['sample1']).sum(1).float()
         assert torch.corrcoef(torch.stack([labels['difference'], gain]))[0, 1] > 0.99
-
-
-@pytest.mark.parametrize('query', ['"[0, 1, 2]"', '[[0, 1, 2]]'])
-def test_only_a_list_is_a_list_of_tokens(load, query):
-    with pytest.raises(UserError, match="label 1, field 'query' must be"):
-        load(json.dumps([label(), label(query='QUERY')]).replace('"QUERY"', query))
