@@ -224,7 +224,7 @@ policy_experiments = {
 
 EXPERIMENTS = {'train_policy': policy_experiments, 'train_reward': reward_experiments}
 TRAIN = {'train_policy': JobName.TRAIN_POLICY, 'train_reward': JobName.TRAIN_REWARD}
-TRAININGS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.HParams}
+TRAININGS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.CommandHParams}
 
 
 def resume(settings: dict[str, Any], save_dir: str) -> None:
@@ -258,7 +258,7 @@ def options_of_resume() -> dict[str, dataclasses.Field]:
     """Return the options of both trainings, but for those that `resume` itself decides."""
     options = {
         'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
-        **user_settings.settable(reward_options.HParams),
+        **user_settings.settable(reward_options.CommandHParams),
         **user_settings.settable(policy_options.HParams),
     }
     for name in ('run.save_dir', 'run.resume', 'rewards.train_new_model.run.save_dir'):
@@ -295,7 +295,7 @@ cli = Program(
         launch.experiment_command(
             'train_reward',
             JobName.TRAIN_REWARD,
-            reward_options.HParams,
+            reward_options.CommandHParams,
             reward_experiments,
             example='./launch.py train_reward mock_sentiment my-reward --mpi 1',
             help='Train a reward model on human labels.',

@@ -52,7 +52,7 @@ class Run:
         pin(self.settings, self.comm)
         training = self.settings.reward_training
         if self.settings.policy is not None and training is not None:
-            training.run.save_dir, training.ensemble = self.place, self.settings.members
+            training.run.save_dir = self.place
             network = storage.join(self.place, run_files.REWARD.network)
             self.settings.policy.rewards.trained_model = network
         return make_plan(self.settings)
@@ -96,7 +96,12 @@ class Run:
         console.dump(sizes, name='model_hparams')
         network = phase.files.network
         initial_model = self.bases.under(
-            initial_model, phase.adapters, settings.run, network, self.comm
+            initial_model,
+            phase.adapters,
+            settings.run,
+            network,
+            self.comm,
+            keep_base=phase.run.keep_base,
         )
         checkpointer.set_seed(settings.run.seed)  # the same whether a base was read now or before
         return initial_model

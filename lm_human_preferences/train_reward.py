@@ -10,9 +10,9 @@ from lm_human_preferences import label_types, lm_tasks, session
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import variables_of
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.reward_options import CommandHParams as HParams
+from lm_human_preferences.hparams.reward_options import CommandRunHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams as LabelHParams
-from lm_human_preferences.hparams.reward_options import RunHParams as RunHParams
 from lm_human_preferences.labels.held_out import Prediction, predict
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plan.making import Plan
@@ -30,6 +30,8 @@ from lm_human_preferences.training.networks import REWARD_NETWORKS
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import exact_div, set_seed
 from lm_human_preferences.utils.logging import Logger, announce
+
+RunHParams = CommandRunHParams  # the original's name
 
 
 def train(
@@ -99,8 +101,8 @@ def _announce_start(phase: TrainReward, labels: TrainingLabels) -> None:
     """Print notes on the labels, once, and which model of an ensemble begins."""
     if not labels.are_recorded:  # the first model of this process begins
         announce(*labels.notes)
-    if phase.settings.ensemble > 1:
-        announce(f'Reward model {phase.member + 1} of {phase.settings.ensemble}')
+    if phase.members > 1:
+        announce(f'Reward model {phase.member + 1} of {phase.members}')
 
 
 def _save_finished(phase: TrainReward, trainer: RewardModelTrainer) -> None:
@@ -190,7 +192,7 @@ def _measure_mean(
     settings, directory = phase.settings, phase.settings.run.directory
     assert directory is not None and held_out is not None
     encoding = lm_tasks.initial_encoding(settings.task.policy.initial_model)
-    reward = loading.load_learned(directory, encoding, settings.ensemble)
+    reward = loading.load_learned(directory, encoding, phase.members)
     label_type = label_types.get(settings.labels.type)
     size = settings.micro_batch_size or settings.batch_size
     prediction = predict(reward.get_rewards, held_out, label_type, size, Comm())
@@ -198,5 +200,5 @@ def _measure_mean(
     logger = Logger(directory, run_files.REWARD.network, log_interval=1, comm=comm)
     logger.log(prediction.statistics(), step, tag_prefix='train_reward/held_out_of_mean/')
     logger.close()
-    announce(f'held out, mean of {settings.ensemble} reward models: {prediction}')
+    announce(f'held out, mean of {phase.members} reward models: {prediction}')
     return prediction

@@ -113,7 +113,7 @@ def _experiment_command(
         options = hparam_class()
         own = {key: settings.pop(key) for key in fields.keys() & settings.keys()}
         user_settings.override(options, own)
-        hparams = reward_options.HParams()
+        hparams = reward_options.CommandHParams()
         hparams.override_from_dict(binds)
         if name == 'ask':
             settings = {**_asked_type(exp, options, values[-1]), **settings}

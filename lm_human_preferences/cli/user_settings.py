@@ -27,7 +27,6 @@ def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
         key: field
         for key, field in hyperparams.fields(hparam_class).items()
         if not group_class(field.type) or types.NoneType in members(field.type)
-        if not hyperparams.is_of_another_command(key, field)
     }
 
 

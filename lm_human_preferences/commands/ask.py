@@ -12,7 +12,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.hparams.labelling_options import AskHParams
-from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.reward_options import CommandHParams as HParams
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
     GOLD,

@@ -9,7 +9,8 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import HParams, group_class
 
 Experiments = Mapping[str, Mapping[str, Any]]  # {command/experiment: what it sets}
-# What a run itself decides, and the task, which a policy and its new reward model share.
+OF_ONE_START = ('run.resume', 'run.console')  # options that a resumed run does not keep
+# What a run itself decides, and the task, which a policy and its new reward model share
 NOT_DECIDED = ('run.save_dir', f'{NEW_MODEL}.run.save_dir', f'{NEW_MODEL}.task.')
 
 
@@ -17,10 +18,7 @@ def decided(hparams: HParams) -> dict[str, Any]:
     """Return {option: value} of all settings that a user decides; groups are 'on' or 'off'."""
     found = {}
     for name, field, value in hyperparams.settings(hparams):
-        is_lasting = field.metadata.get('lasting', True)
-        if not is_lasting or hyperparams.is_of_another_command(name, field):
-            continue
-        if name.startswith(NOT_DECIDED):
+        if name.startswith((*OF_ONE_START, *NOT_DECIDED)):
             continue
         if group_class(field.type):
             found[name] = 'off' if value is None else 'on'

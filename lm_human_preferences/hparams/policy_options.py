@@ -132,7 +132,7 @@ class RewardHParams(hyperparams.HParams):
 
 
 @dataclass
-class RunHParams(reward_options.RunHParams):
+class RunHParams(reward_options.CommandRunHParams):
     evaluate: bool = own_option(False, 'evaluate the policy after training; needs save_dir')
     keep_checkpoints: int = own_option(20, 'checkpoints of the policy that are kept', at_least=2)
     sample_queries: int = own_option(
@@ -248,7 +248,7 @@ class HParams(hyperparams.HParams):
         model = self.new_reward_model
         if model is None or (self.rewards.online and not model.is_head):
             return [self.command]  # checkpoints of the policy hold online reward models
-        return [*model.commands, self.command]
+        return [reward_options.CommandHParams.command, self.command]
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError unless `ranks` ranks can share the batches and whiten their parts."""
@@ -277,4 +277,4 @@ class HParams(hyperparams.HParams):
         return None
 
 
-Training = HParams | reward_options.HParams  # settings of a command that trains
+Training = HParams | reward_options.CommandHParams  # settings of a command that trains

@@ -85,50 +85,13 @@ class LabelHParams(hyperparams.HParams):
 
 @dataclass
 class RunHParams(hyperparams.HParams):
+    """Options of the training of one network."""
+
     seed: int | None = option(None, 'seed of all random numbers; None: another each time')
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
     save_interval: int = option(50, 'steps between two checkpoints', at_least=1)
     save_dir: str | None = option(
         None, 'directory of the run: --save_dir joined with NAME; None: not saved', path=True
-    )
-    resume: bool = own_option(
-        False,
-        'continue from the latest checkpoint, if there is one',
-        of_command=True,
-        lasting=False,
-    )
-    console: str = own_option(
-        'summary',
-        'summary, or original: the lines of the 2019 program',
-        one_of=CONSOLES,
-        of_command=True,
-        lasting=False,
-    )
-    allreduce: str = own_option(
-        'auto',
-        'library that averages over ranks; auto: horovod if it suits them',
-        one_of=ENGINES,
-        of_command=True,
-    )
-    allreduce_timeout: int = own_option(
-        ALLREDUCE_TIMEOUT,
-        'seconds that ranks wait for each other until all end',
-        at_least=10,
-        at_most=LONGEST_TIMEOUT,
-        of_command=True,
-    )
-    stop_timeout: int = own_option(
-        STOP_TIMEOUT,
-        'seconds that a step has to end and be saved after Ctrl-C or SIGTERM',
-        at_least=1,
-        at_most=LONGEST_TIMEOUT,
-        of_command=True,
-    )
-    on_anomaly: str = own_option(
-        'warn',
-        'if training goes wrong: warn, or stop (and save a checkpoint)',
-        one_of=ON_ANOMALY,
-        of_command=True,
     )
     precision: str = own_option(
         'fp32',
@@ -142,10 +105,6 @@ class RunHParams(hyperparams.HParams):
         False, 'keep only the input of each block: less memory, more time'
     )
 
-    keep_base: bool = own_option(
-        False, 'copy the initial model into the run (LoRA)', of_command=True
-    )
-
     @property
     def directory(self) -> str | None:
         """Directory that the run writes: save_dir, or its staging directory; None if not saved."""
@@ -153,9 +112,37 @@ class RunHParams(hyperparams.HParams):
 
 
 @dataclass
+class CommandRunHParams(RunHParams):
+    """Options of a whole command, which a reward model trained by `train_policy` does not have."""
+
+    resume: bool = own_option(False, 'continue from the latest checkpoint, if there is one')
+    console: str = own_option(
+        'summary', 'summary, or original: the lines of the 2019 program', one_of=CONSOLES
+    )
+    allreduce: str = own_option(
+        'auto', 'library that averages over ranks; auto: horovod if it suits them', one_of=ENGINES
+    )
+    allreduce_timeout: int = own_option(
+        ALLREDUCE_TIMEOUT,
+        'seconds that ranks wait for each other until all end',
+        at_least=10,
+        at_most=LONGEST_TIMEOUT,
+    )
+    stop_timeout: int = own_option(
+        STOP_TIMEOUT,
+        'seconds that a step has to end and be saved after Ctrl-C or SIGTERM',
+        at_least=1,
+        at_most=LONGEST_TIMEOUT,
+    )
+    on_anomaly: str = own_option(
+        'warn', 'if training goes wrong: warn, or stop (and save a checkpoint)', one_of=ON_ANOMALY
+    )
+    keep_base: bool = own_option(False, 'copy the initial model into the run (LoRA)')
+
+
+@dataclass
 class HParams(hyperparams.HParams):
-    command: ClassVar[str] = 'train_reward'
-    policy: ClassVar[None] = None  # settings of the policy that this command trains
+    """Settings of the training of a reward model, by `train_reward` or within `train_policy`."""
 
     run: RunHParams = field(default_factory=RunHParams)
 
@@ -171,13 +158,6 @@ class HParams(hyperparams.HParams):
         40, 'labels per step, over all ranks; the last step may have fewer', at_least=1
     )
     epochs: int = own_option(1, 'passes over the labels, each in another order', at_least=1)
-    ensemble: int = own_option(
-        1,
-        'reward models with other seeds, whose mean is the reward',
-        at_least=1,
-        at_most=MOST_MEMBERS,
-        of_command=True,
-    )
     lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0', at_least=0)
 
     rollout_batch_size: int = option(
@@ -215,8 +195,7 @@ class HParams(hyperparams.HParams):
             '{lora} has no effect without --task.policy.lora on',
         )
         if self.is_head:
-            given = {'ensemble': self.ensemble > 1, 'epochs': self.epochs > 1, 'lora': self.lora}
-            for name, is_given in given.items():
+            for name, is_given in {'epochs': self.epochs > 1, 'lora': self.lora}.items():
                 yield is_given, f'{{{name}}} has no effect with {{features=}}: leave it out'
             yield (
                 self.task.response_length == 1,
@@ -235,20 +214,43 @@ class HParams(hyperparams.HParams):
                 {self.option_name('batch_size'): self.batch_size},
                 otherwise=', or None for all labels',
             )
-        yield from super().problems()
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError unless `ranks` ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):
             check_multiple(getattr(self, name), self.option_name(name), {'--mpi': ranks})
 
+
+@dataclass
+class CommandHParams(HParams):
+    """Settings of `train_reward`."""
+
+    command: ClassVar[str] = 'train_reward'
+    policy: ClassVar[None] = None  # settings of the policy that this command trains
+
+    run: CommandRunHParams = field(default_factory=CommandRunHParams)
+    ensemble: int = own_option(
+        1,
+        'reward models with other seeds, whose mean is the reward',
+        at_least=1,
+        at_most=MOST_MEMBERS,
+    )
+
+    def problems(self) -> Iterator[tuple[object, str]]:
+        """Check also that a head is alone."""
+        yield from super().problems()
+        yield (
+            self.is_head and self.ensemble > 1,
+            '{ensemble} has no effect with {features=}: leave it out',
+        )
+
     @property
-    def new_reward_model(self) -> 'HParams':
+    def new_reward_model(self) -> HParams:
         """Settings of the reward model that this command trains."""
         return self
 
     @property
-    def reward_training(self) -> 'HParams':
+    def reward_training(self) -> HParams:
         """Settings of the reward training that this command begins with."""
         return self
 

@@ -10,7 +10,7 @@ from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import MemoryEstimate
 from lm_human_preferences.training.model_sizes import Sizes
 
-Settings = policy_options.HParams | reward_options.HParams
+Settings = policy_options.HParams | reward_options.CommandHParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
     rewards: list[TrainReward] = []
     if settings.reward_training is not None:
         first = reward_phase(settings.reward_training, settings)
-        rewards = [dataclasses.replace(first, member=each) for each in range(settings.members)]
+        for member in range(settings.members):
+            rewards.append(dataclasses.replace(first, member=member, members=settings.members))
     if settings.policy is None:
         return Plan(settings, tuple(rewards))
     return Plan(settings, tuple(rewards), policy_phase(settings.policy, ask=ask))
@@ -57,7 +58,9 @@ def make_plan(settings: Settings, *, ask: bool = True) -> Plan:
 
 def reward_phase(settings: reward_options.HParams, command: Settings | None = None) -> TrainReward:
     """Return the training of a reward model, alone or as a part of a `command`."""
-    command = command or settings
+    if command is None:
+        assert isinstance(settings, reward_options.CommandHParams)
+        command = settings
     kind = FitHead if settings.is_head else TrainReward
     return kind(settings, command.run, run_files.COMMANDS[command.command])
 

@@ -32,9 +32,10 @@ class TrainReward:
     """
 
     settings: reward_options.HParams
-    run: reward_options.RunHParams
+    run: reward_options.CommandRunHParams
     command: run_files.CommandFiles
     member: int = 0
+    members: int = 1  # reward models that the command trains one after another
 
     networks: ClassVar[Networks] = REWARD_NETWORKS
 
@@ -45,7 +46,7 @@ class TrainReward:
     @property
     def is_last(self) -> bool:
         """True for the last model of an ensemble, after which their mean is measured."""
-        return 0 < self.member == self.settings.ensemble - 1
+        return 0 < self.member == self.members - 1
 
     @property
     def files(self) -> run_files.CommandFiles:

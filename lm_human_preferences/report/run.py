@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
-from lm_human_preferences.hparams.reward_options import COLLECTED
-from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
+from lm_human_preferences.hparams.reward_options import COLLECTED, HParams
+from lm_human_preferences.hparams.reward_options import CommandHParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import VALIDATION, LabelFolder, is_folder, parse_names
 from lm_human_preferences.labels.report import label_report
@@ -33,7 +33,7 @@ class Run:
 
     directory: str  # path or URL
     policy: PolicyHParams | None
-    reward: RewardHParams | None  # settings of its reward model's training
+    reward: HParams | None  # settings of its reward model's training
     experiment: str | None
     commands: list[dict[str, Any]]  # see runs.run_record, like the two below
     digests: dict[str, str]
@@ -48,7 +48,8 @@ class Run:
 
     @property
     def settings(self) -> PolicyHParams | RewardHParams | None:
-        return self.policy or self.reward
+        reward = self.reward if isinstance(self.reward, RewardHParams) else None
+        return self.policy or reward
 
     @property
     def task(self) -> TaskHParams | None:
@@ -120,7 +121,7 @@ def _read(directory: str, files: run_files.CommandFiles) -> Run:
     if files is POLICY:
         policy = tried(POLICY.settings, None, read_settings, PolicyHParams(), directory)
         events = [POLICY.events, REWARD.events]
-    reward = tried(REWARD.settings, None, read_settings, RewardHParams(), directory)
+    reward: HParams | None = tried(REWARD.settings, None, read_settings, RewardHParams(), directory)
     if policy is not None and reward is None:
         reward = policy.new_reward_model
     record = tried(run_files.RECORD, {}, run_record.read, directory)

@@ -15,7 +15,7 @@ from lm_human_preferences.checkpointing import names
 from lm_human_preferences.datasets import jsonl
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.hparams.differences import decided
+from lm_human_preferences.hparams.differences import OF_ONE_START, decided
 from lm_human_preferences.hparams.policy_options import NEW_MODEL, Training
 from lm_human_preferences.runs import reward_function, run_files, run_record
 from lm_human_preferences.utils import hyperparams
@@ -59,7 +59,7 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
         hparams = copy.deepcopy(hparams)
         # Not what `use_own_model` may have put in its place
         _set_initial_model(hparams, as_recorded(hparams).task.policy.initial_model)
-    trainings: dict[str, Training] = {hparams.command: hparams}
+    trainings: dict[str, hyperparams.HParams] = {hparams.command: hparams}
     settings = {hparams.command: _additions(hparams)}
     if hparams.policy is not None and hparams.reward_training is not None:  # in the same run
         of_reward = {'ensemble': hparams.members}
@@ -87,8 +87,8 @@ def write(hparams: Training, directory: str, *, experiment: str | None, ranks: i
 
 def _additions(hparams: Training) -> dict[str, Any]:
     """Return the options of this port that a resumed run keeps."""
-    fields, found = hyperparams.fields(type(hparams)), hparams.additions()
-    return {name: found[name] for name in found if fields[name].metadata.get('lasting', True)}
+    found = hparams.additions()
+    return {name: found[name] for name in found if name not in OF_ONE_START}
 
 
 def use_own_model(hparams: policy_options.HParams) -> None:
@@ -151,7 +151,7 @@ def reward_settings_of(run: str) -> reward_options.HParams | None:
     """
     for directory in (run.rstrip('/'), os.path.dirname(run.rstrip('/'))):
         with contextlib.suppress(storage.NotFound):
-            return read_settings(reward_options.HParams(), directory)
+            return read_settings(reward_options.CommandHParams(), directory)
         if storage.exists(storage.join(directory, run_files.POLICY.settings)):
             of_policy = load_run_hparams(directory)
             return of_policy.new_reward_model or reward_options.HParams(task=of_policy.task)

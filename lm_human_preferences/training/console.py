@@ -10,7 +10,7 @@ import torch
 from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.hparams.differences import NOT_DECIDED
+from lm_human_preferences.hparams.differences import NOT_DECIDED, OF_ONE_START
 from lm_human_preferences.hparams.policy_options import NEW_MODEL
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.runs.run_settings import OWN_REWARD
@@ -53,11 +53,7 @@ def show_settings(hparams: policy_options.Training, record: str | None) -> None:
     is_trained_here = hparams.policy is not None and hparams.new_reward_model is not None
     for name, field, value in hyperparams.settings(hparams):
         is_own = name == OWN_REWARD and is_trained_here
-        if isinstance(value, HParams) or name.startswith(NOT_DECIDED) or is_own:
-            continue
-        if not field.metadata.get('lasting', True):
-            continue
-        if hyperparams.is_of_another_command(name, field):
+        if isinstance(value, HParams) or name.startswith((*OF_ONE_START, *NOT_DECIDED)) or is_own:
             continue
         if value == field.default or (value is None and hyperparams.group_class(field.type)):
             unchanged += 1

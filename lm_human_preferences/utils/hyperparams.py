@@ -44,8 +44,6 @@ class Marks(TypedDict, total=False):
     above: float
     at_most: float
     one_of: Collection[str]
-    lasting: bool
-    of_command: bool
     path: bool
 
 
@@ -60,9 +58,7 @@ def option(
 
     help: None for an option that is understood but shown nowhere. at_least, at_most: inclusive
     limits. above: an exclusive one. ours: unknown to the original, so left out of files that it
-    reads. lasting: False for an option that a resumed run does not keep. of_command: True for an
-    option of a whole command, which the training of a reward model within `train_policy` lacks.
-    path: True if a typed value may begin with ~ for a home directory.
+    reads. path: True if a typed value may begin with ~ for a home directory.
     """
     metadata = {'help': help, 'ours': ours, **marks}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
@@ -228,7 +224,7 @@ class HParams:
             if group_class(f.type):
                 found[name] = 'off' if value is None else 'on'
                 of_ours += (f'{name}.',)
-            elif not is_of_another_command(name, f):
+            else:
                 found[name] = value
         return found
 
@@ -311,12 +307,6 @@ def fields(cls: type[HParams]) -> dict[str, dataclasses.Field]:
             for key, field in fields(group).items():
                 by_name[f'{f.name}.{key}'] = field
     return by_name
-
-
-def is_of_another_command(name: str, field: dataclasses.Field) -> bool:
-    """Return whether a field belongs to a whole command, not to a training within it."""
-    is_own = '.' not in name or name.startswith('run.')
-    return field.metadata.get('of_command', False) and not is_own
 
 
 def members(ty: Any) -> tuple[Any, ...]:

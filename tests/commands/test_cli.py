@@ -290,7 +290,7 @@ def test_run_save_dir_is_overruled_and_says_so(started):
     assert result.stderr.startswith('note: --run.save_dir has no effect: ')
 
 
-def train(trials, words='sweep nm --save_dir /q', hparam_class=reward_options.HParams):
+def train(trials, words='sweep nm --save_dir /q', hparam_class=reward_options.CommandHParams):
     command = jobs.experiment_command(
         'train', 'module:train', hparam_class, {'sweep': trials}, help='Train.'
     )
@@ -299,7 +299,7 @@ def train(trials, words='sweep nm --save_dir /q', hparam_class=reward_options.HP
 
 def test_a_field_that_a_fork_has_added_is_an_option(started):
     @dataclasses.dataclass
-    class HParams(reward_options.HParams):
+    class HParams(reward_options.CommandHParams):
         task_id: str | None = None
 
     test = launch.reward_experiments['test']

@@ -162,7 +162,7 @@ def test_base_model_is_made_once_and_always_the_same():
 
 
 def labels_of(kind, seed=0):
-    hparams = reward_options.HParams()
+    hparams = reward_options.CommandHParams()
     hparams.override_from_nested_dict(resolved('train_reward', 'mock_sentiment').to_nested_dict())
     hparams.labels.type, hparams.labels.num_train = kind, 64
     torch.manual_seed(seed)

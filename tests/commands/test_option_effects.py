@@ -9,7 +9,7 @@ from launched import REPOSITORY
 from lm_human_preferences.cli.user_settings import settable
 from lm_human_preferences.hparams import policy_options, reward_options
 
-OPTIONS = settable(reward_options.HParams) | settable(policy_options.HParams)
+OPTIONS = settable(reward_options.CommandHParams) | settable(policy_options.HParams)
 # What code calls settings, or a group of them, where it is not their own name.
 USUAL_NAMES = {'hparams', 'settings', 'options', 'self', 'adaptive', 'policy', 'new_reward_model'}
 CHECKS = {'problems', 'validate', 'check_ranks'}  # do not heed what they refuse

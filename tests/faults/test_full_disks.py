@@ -57,7 +57,7 @@ def test_a_folder_of_labels(tmp_path, monkeypatch):
 
 def test_the_lock_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'write', refuse(errno.ENOSPC))
-    hparams = reward_options.HParams()
+    hparams = reward_options.CommandHParams()
     hparams.run.save_dir = str(tmp_path / 'run')
     with (
         pytest.raises(UserError, match='--save_dir: .*/lock cannot be written: No space left'),

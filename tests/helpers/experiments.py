@@ -14,7 +14,7 @@ _RECORDED = json_if_there(
 )
 RECORDED = json.loads(json.dumps(_RECORDED).replace('/tmp/save', SAVES))
 EXPERIMENTS = {'train_reward': launch.reward_experiments, 'train_policy': launch.policy_experiments}
-CLASSES = {'train_reward': reward_options.HParams, 'train_policy': policy_options.HParams}
+CLASSES = {'train_reward': reward_options.CommandHParams, 'train_policy': policy_options.HParams}
 # What the original's experiments meant by the field rewards.whiten, which it has not.
 WHITEN = 'ppo.whiten_rewards'
 

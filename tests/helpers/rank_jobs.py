@@ -78,7 +78,7 @@ JOBS = (work, fail, alone, talk, draw)
 
 def command(name):
     engine = os.environ.get('ENGINE', 'torch')
-    run = reward_options.RunHParams(allreduce_timeout=TIMEOUT, allreduce=engine)
+    run = reward_options.CommandRunHParams(allreduce_timeout=TIMEOUT, allreduce=engine)
     arguments = {'hparams': types.SimpleNamespace(run=run)}
     return program.Command(
         name,

@@ -16,7 +16,7 @@ EXPERIMENTS = {
     for command in ('train_policy', 'train_reward')
     for name in ('sentiment', 'tldr', 'test', 'mock_sentiment', 'chat')
 }
-HPARAMS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.HParams}
+HPARAMS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.CommandHParams}
 EVALUATION = {
     'exact': True,
     'responses': 9,

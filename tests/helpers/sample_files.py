@@ -31,7 +31,7 @@ MERGES = '#version: 0.2\nt h\nĠ th\nth e\nĠ the\n'.encode()
 
 def label_hparams(path, **changes):
     """Settings of a reward training on the labels at `path`, of the shape of LABELS by default."""
-    hparams = reward_options.HParams()
+    hparams = reward_options.CommandHParams()
     hparams.override_from_dict(
         {
             'labels.source': str(path),

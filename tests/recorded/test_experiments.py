@@ -58,7 +58,8 @@ def test_names(command):
 def test_policy_and_reward_model_share_a_task(name):
     hparams = resolved('train_policy', name)
     assert hparams.task == hparams.rewards.train_new_model.task
-    assert hparams.rewards.train_new_model == resolved('train_reward', name)
+    alone = resolved('train_reward', name).to_nested_dict()
+    assert hparams.rewards.train_new_model.to_nested_dict() == alone
 
 
 class Names(dict):

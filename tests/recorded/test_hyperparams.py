@@ -38,7 +38,7 @@ def _classes():
     exec(RECORDED['synthetic_classes'].replace('class ', '@dataclass\nclass '), scope)
     return {
         'train_policy.HParams': policy_options.HParams,
-        'train_reward.HParams': reward_options.HParams,
+        'train_reward.HParams': reward_options.CommandHParams,
         'Synthetic': scope.get('Synthetic'),
     }
 
@@ -166,7 +166,7 @@ def test_recorded(case):
 )
 def test_saved_by_the_original(path):
     """Original-defects 13: what a run saved validates, with both ways to a reward model in it."""
-    hparams = (policy_options if 'policy' in path else reward_options).HParams()
+    hparams = CLASSES['train_policy.HParams' if 'policy' in path else 'train_reward.HParams']()
     hparams.override_from_json_file(str(ROOT / path))
     hparams.validate()
     text = (ROOT / path).read_text(encoding='utf-8')
@@ -179,7 +179,7 @@ def test_dump_as_recorded(path, capsys):
     printed = ROOT / f'{directory}_inputs' / 'stdout.txt'
     if not printed.exists():
         pytest.skip(f'{printed} is not in the golden set')
-    hparams = (policy_options if 'policy' in path else reward_options).HParams()
+    hparams = CLASSES['train_policy.HParams' if 'policy' in path else 'train_reward.HParams']()
     hparams.override_from_json_file(str(ROOT / path))
     hyperparams.dump(hparams)
     assert capsys.readouterr().out in printed.read_text(encoding='utf-8')
@@ -282,7 +282,7 @@ def test_repr_as_the_original():
     assert repr(run) == 'RunHParams(seed=1, log_interval=10, save_interval=50, save_dir=None)'
 
 
-@pytest.mark.parametrize('cls', [policy_options.HParams, reward_options.HParams])
+@pytest.mark.parametrize('cls', [policy_options.HParams, reward_options.CommandHParams])
 def test_every_leaf_has_a_line_of_help(cls):
     for key, known in fields(cls).items():
         if not group_class(known.type) or known.default is None:

@@ -107,7 +107,7 @@ def test_the_first_member_is_what_one_model_would_be(trained, tmp_path):
 
 def test_the_mean_is_measured_by_the_labels_held_out(tmp_path):
     result = succeed(f'{TRAINING} --ensemble 3 --labels.held_out 0.3 --save_dir {tmp_path}')
-    hparams = reward_options.HParams()
+    hparams = reward_options.CommandHParams()
     run_settings.read_settings(hparams, f'{tmp_path}/run')
     initial = lm_tasks.initial_model('test')
     set_seed(hparams.run.seed, 0)
@@ -320,7 +320,7 @@ def test_a_run_whose_members_are_damaged(trained, tmp_path):
 
 
 def test_seeds_of_members_are_far_apart():
-    settings = reward_options.HParams(ensemble=3)
+    settings = reward_options.CommandHParams(ensemble=3)
     settings.run.seed = 7
     seeds = [phase.seed for phase in make_plan(settings).rewards]
     assert seeds == [7, 1_000_010, 2_000_013]

@@ -225,7 +225,7 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     monkeypatch.setattr(
         precision, 'configure_for', lambda *call, **more: calls.append((*call, more))
     )
-    hparams = reward_options.HParams()
+    hparams = reward_options.CommandHParams()
     hparams.task.policy.initial_model = 'test'
     hparams.run.precision = 'bf16'
     hparams.run.deterministic = False

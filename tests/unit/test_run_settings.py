@@ -22,8 +22,6 @@ def changed(hparams, *, but=()):
     for name, field in fields.items():
         if hyperparams.group_class(field.type) or name in but:
             continue
-        if hyperparams.is_of_another_command(name, field):
-            continue
         group = hparams
         *path, leaf = name.split('.')
         for part in path:
@@ -187,7 +185,7 @@ def test_a_damaged_record_is_named(tmp_path, text):
     write(tmp_path, resolved('train_reward', 'test'))
     (tmp_path / 'run.json').write_text(text)
     with pytest.raises(UserError, match=r'run.json'):
-        run_settings.read_settings(reward_options.HParams(), str(tmp_path))
+        run_settings.read_settings(reward_options.CommandHParams(), str(tmp_path))
 
 
 def test_a_record_that_is_gone_is_missed(tmp_path):

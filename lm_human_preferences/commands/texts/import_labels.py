@@ -10,7 +10,7 @@ from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.differences import Experiments
 from lm_human_preferences.hparams.labelling_options import ImportHParams
-from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.reward_options import CommandHParams as HParams
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.answers import ID
 from lm_human_preferences.labels.folder import QuestionWriter, is_folder

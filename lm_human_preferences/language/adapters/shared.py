@@ -122,7 +122,14 @@ class Bases:
         self._read: dict[Any, SharedBase] = {}
 
     def under(
-        self, model: TrainedModel, adapters: Adapters, run: RunHParams, network: str, comm: Comm
+        self,
+        model: TrainedModel,
+        adapters: Adapters,
+        run: RunHParams,
+        network: str,
+        comm: Comm,
+        *,
+        keep_base: bool = False,
     ) -> TrainedModel:
         """Return `model`, as a SharedBase if there are adapters.
 
@@ -130,11 +137,11 @@ class Bases:
         """
         if not adapters:
             return model
-        key = model.savedir, run.precision, run.keep_base
+        key = model.savedir, run.precision
         shared = (self._read.get(key) or SharedBase(model, comm)).with_adapters(adapters)
         if run.directory is not None:
             shared.check_record(os.path.join(run.directory, network))
-        if run.directory is not None and run.keep_base and comm.rank == 0:
+        if run.directory is not None and keep_base and comm.rank == 0:
             shared.keep(os.path.join(run.directory, run_files.BASE))
         if run.precision == 'bf16' and key not in self._read:
             shared.reduce()
